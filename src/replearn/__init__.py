@@ -1,0 +1,33 @@
+"""Replacement Learning: train a network with every K-th block replaced by a light operator."""
+
+from . import models, operators
+from .anatomy import Anatomy, Part, anatomy
+from .checkpoint import load, save
+from .deployment import deploy
+from .errors import ReplearnError
+from .optimizing import param_groups
+from .planning import plan
+from .plans import Plan, Target
+from .stacks import Stack, find_stacks
+from .surgery import replace_
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Anatomy",
+    "Part",
+    "Plan",
+    "ReplearnError",
+    "Stack",
+    "Target",
+    "anatomy",
+    "deploy",
+    "find_stacks",
+    "load",
+    "models",
+    "operators",
+    "param_groups",
+    "plan",
+    "replace_",
+    "save",
+]

@@ -1,0 +1,75 @@
+"""Attention + MLP: the attention form, then the MLP branch, as in a block.
+
+    g(X) = g_mlp(g_attention(X))
+
+The paper's "full" form in its parameter ablation. The attention form is the projection or the
+head-wise one. Learnable: as the attention form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from torch import Tensor, nn
+
+from ..anatomy import Anatomy
+from ..errors import ReplearnError
+from .base import Operator, Site
+from .head_wise import HeadWise
+from .mlp import MLP
+from .options import MixingOptions, Need
+from .projection import Projection
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMLP(MixingOptions):
+    """The attention form followed by the MLP form (the paper's full design)."""
+
+    name = "attention_mlp"
+    kinds = ("transformer",)
+
+    attention: Literal["projection", "head_wise"] = "projection"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("attention", Literal["projection", "head_wise"])
+
+    def halves(self) -> tuple[Projection | HeadWise, MLP]:
+        """The options of the two forms, with everything they share."""
+        shared = {field.name: getattr(self, field.name) for field in fields(MLP)}
+        mixing = {field.name: getattr(self, field.name) for field in fields(Projection)}
+        attention = Projection(**mixing) if self.attention == "projection" else HeadWise(**mixing)
+        return attention, MLP(**shared)
+
+    def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
+        attention, mlp = self.halves()
+        return attention.needs(anatomy) + mlp.needs(anatomy)
+
+    @property
+    def module(self) -> type[Operator]:
+        return AttentionMLPOperator
+
+
+class AttentionMLPOperator(Operator):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        if not isinstance(site.options, AttentionMLP):
+            raise ReplearnError(f"AttentionMLPOperator needs options of AttentionMLP, not {site.options!r}.")
+        attention, mlp = site.options.halves()
+        self.attention = build_half(site, attention)
+        self.mlp = build_half(site, mlp)
+
+    def compute(self, x: Tensor) -> Tensor:
+        return self.mlp.compute(self.attention.compute(x))
+
+    def reset_parameters(self) -> None:
+        self.attention.reset_parameters()
+        self.mlp.reset_parameters()
+
+    def plain(self) -> nn.Module:
+        return nn.Sequential(self.attention.plain(), self.mlp.plain())
+
+
+def build_half(site: Site, options: Projection | HeadWise | MLP) -> Operator:
+    return options.module(replace(site, target=replace(site.target, operator=options)))

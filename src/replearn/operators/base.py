@@ -1,0 +1,281 @@
+"""What every computing layer does: take what the block took, read the neighbours, give it back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..anatomy import resolve
+from ..errors import ReplearnError
+from .correction import Correction, correction_of
+from .options import MixingOptions, Options, ReadingOptions
+from .synthesis import Source, per_row, row_norms, unit_rows
+
+if TYPE_CHECKING:
+    from ..plans import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Where an operator is built: the target's data, its block, and the two neighbours.
+
+    `device` is `meta` while planning, so that counting parameters costs nothing.
+    """
+
+    target: Target
+    block: nn.Module
+    previous: nn.Module
+    next: nn.Module
+    device: torch.device
+
+    @property
+    def options(self) -> Options:
+        return self.target.operator
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the block's weights."""
+        floating = (p.dtype for p in self.block.parameters() if p.dtype.is_floating_point)
+        return next(floating, torch.float32)
+
+    def part(self, role: str) -> Any:
+        """The removed block's own part: its shape and settings are followed, its weights are not."""
+        return resolve(self.block, self.target.anatomy.parts[role].path)
+
+    def sources(self, role: str) -> dict[str, Source]:
+        """The sources of a role by side, previous first."""
+        options = self.options
+        held = options.stop_gradient if isinstance(options, ReadingOptions) else True
+        blocks = {"previous": self.previous, "next": self.next}
+        return {
+            side: Source.of(blocks[side], read.part, held)
+            for side in ("previous", "next")
+            for read in self.target.reads
+            if read.role == role and read.side == side
+        }
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """The shape, as (out, in, ...), of the removed block's weight in this role."""
+        part = self.target.anatomy.parts[role]
+        shape = tuple(self.part(role).weight.shape)
+        shape = shape[::-1] if part.transposed else shape
+        return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
+
+
+class Operator(nn.Module, ABC):
+    """A computing layer g_r: stands where a block stood and reads its weights from the neighbours.
+
+    Subclasses say what is computed (`compute`), how it looks as plain modules (`plain`), and how
+    their coefficients start (`reset_parameters`). They are final.
+    """
+
+    target: Target
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.target = site.target
+        self._input = site.target.anatomy.input
+        self._as_tuple = site.target.anatomy.returns == "tuple"
+        # Hugging Face models read such labels off their layers (attention_type, layer_idx)
+        self._labels = labels_of(site.block)
+        for name, value in self._labels.items():
+            setattr(self, name, value)
+
+    @abstractmethod
+    def compute(self, x: Tensor) -> Tensor:
+        """The operator's formula, residual included."""
+
+    @abstractmethod
+    def plain(self) -> nn.Module:
+        """The same map on one tensor, in eval mode, as ordinary modules that own their weights."""
+
+    def reset_parameters(self) -> None:
+        """Set coefficients and corrections to their starting values, read off the neighbours."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs[self._input]
+        y = self.compute(x)
+        return (y,) if self._as_tuple else y
+
+    def fuse(self) -> nn.Module:
+        """The deployed form, callable as the block was; timm's `reparameterize_model` calls this."""
+        from ..plain import as_block
+
+        with torch.no_grad():
+            module = as_block(self.plain(), self.target.anatomy)
+        for name, value in self._labels.items():
+            if not hasattr(module, name):
+                setattr(module, name, value)
+        return module.eval()
+
+    def extra_repr(self) -> str:
+        return f"{self.target.operator.label()}, position {self.target.position} of {self.target.stack}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Operator:
+        """Move as every module moves, but keep the coefficients in float32 or better."""
+        kept = {id(parameter) for parameter in self.coefficients()}
+        kept |= {id(p.grad) for p in self.coefficients() if p.grad is not None}
+
+        def convert(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if id(tensor) in kept and moved.dtype.is_floating_point and moved.dtype.itemsize < 4:
+                return tensor.to(moved.device)
+            return moved
+
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def coefficients(self) -> list[nn.Parameter]:
+        """The parameters that take no weight decay and stay in float32: a and b."""
+        return [p for name in ("a", "b") if (p := getattr(self, name, None)) is not None]
+
+
+class ReadingOperator(Operator):
+    """An operator with weights synthesized from sources, each with its correction."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        options = site.options
+        if not isinstance(options, ReadingOptions):
+            raise ReplearnError(f"{type(self).__name__} needs options that read sources, not {options!r}.")
+        self._sources: dict[str, dict[str, Source]] = {}
+        self.corrections = nn.ModuleDict()
+
+    def use(self, site: Site, role: str, like: str | None = None) -> None:
+        """Read this role's weight, shaped like the block's part of that role, with its correction."""
+        self._sources[role] = site.sources(role)
+        shape = site.shape(like or role)
+        correction = correction_of(site.options, shape, site, where=f"{site.target.name}, {role}")
+        if correction is not None:
+            self.corrections[role] = correction
+
+    def use_bias(self, site: Site, role: str) -> None:
+        """The role's bias has a correction of its own wherever the weight has one."""
+        correction = correction_of(site.options, site.shape(role)[:1], site, where=site.target.name)
+        if correction is not None:
+            self.corrections[f"{role}_bias"] = correction
+
+    def weights(self, role: str) -> dict[str, Tensor]:
+        return {side: source.weight() for side, source in self._sources[role].items()}
+
+    def biases(self, role: str) -> dict[str, Tensor]:
+        found = {side: source.bias() for side, source in self._sources[role].items()}
+        return {side: bias for side, bias in found.items() if bias is not None}
+
+    def corrected(self, role: str, terms: Sequence[Tensor]) -> Tensor:
+        """The sum of the terms and of this role's correction."""
+        made = self.corrected_or_none(role, terms)
+        if made is None:
+            raise ReplearnError(f"{self.target.name}: there is nothing to synthesize {role} from.")
+        return made
+
+    def corrected_or_none(self, role: str, terms: Sequence[Tensor]) -> Tensor | None:
+        total: Tensor | None = None
+        for term in terms:
+            total = term if total is None else total + term
+        if role in self.corrections:
+            delta = self._correction(role).weight()
+            total = delta if total is None else total + delta
+        return total
+
+    def read_one(self, role: str) -> Tensor:
+        """A weight that is read from one side and used as it is."""
+        return self.corrected(role, list(self.weights(role).values()))
+
+    def mean_bias(self, role: str) -> Tensor | None:
+        biases = list(self.biases(role).values())
+        return self.corrected_or_none(f"{role}_bias", [bias / len(biases) for bias in biases])
+
+    def reset_parameters(self) -> None:
+        for role in self.corrections:
+            self._correction(role).reset_parameters()
+
+    def _correction(self, role: str) -> Correction:
+        correction = self.corrections[role]
+        if not isinstance(correction, Correction):
+            raise TypeError(f"corrections[{role!r}] is a {type(correction).__name__}")
+        return correction
+
+
+class MixingOperator(ReadingOperator):
+    """An operator whose coefficients a and b weigh the previous and the next source."""
+
+    a: nn.Parameter | None
+    b: nn.Parameter | None
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        if not isinstance(site.options, MixingOptions):
+            raise ReplearnError(f"{type(self).__name__} needs options with coefficients, not {site.options!r}.")
+        self._options = site.options
+
+    def make_coefficients(self, site: Site, sides: tuple[str, ...], count: int) -> None:
+        """One coefficient vector per side that is read, or one for both if they are shared."""
+        dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
+        names = ["a"] if self._shared(sides) else [{"previous": "a", "next": "b"}[side] for side in sides]
+        for name in ("a", "b"):
+            parameter = nn.Parameter(torch.zeros(count, device=site.device, dtype=dtype))
+            self.register_parameter(name, parameter if name in names else None)
+
+    def _shared(self, sides: tuple[str, ...]) -> bool:
+        return self._options.coefficients == "shared" and len(sides) == 2
+
+    def coefficient(self, side: str) -> Tensor:
+        shared = self._options.coefficients == "shared" and self.b is None and self.a is not None
+        parameter = self.a if side == "previous" or shared else self.b
+        if parameter is None:
+            raise ReplearnError(f"{self.target.name} has no coefficient for its {side} source.")
+        return parameter
+
+    def mixed_rows(self, role: str) -> Tensor:
+        """a_c norm(prev)_c + b_c norm(next)_c, and the correction."""
+        terms = [
+            per_row(self.coefficient(side), weight) * unit_rows(weight)
+            for side, weight in self.weights(role).items()
+        ]
+        return self.corrected(role, terms)
+
+    @torch.no_grad()
+    def start_rows(self, role: str) -> None:
+        """Start `mixed_rows`: a row's own length reproduces its source."""
+        self.start_coefficients({side: row_norms(weight).flatten() for side, weight in self.weights(role).items()})
+
+    @torch.no_grad()
+    def start_coefficients(self, scales: dict[str, Tensor]) -> None:
+        """Fill a and b so that the weight starts as asked; `scales` reproduce each source alone."""
+        start, num = self._options.start, len(scales)
+        if not num:
+            return
+
+        def value(side: str) -> Tensor:
+            if start == "mean":
+                return scales[side] / num
+            if start == "previous" or start == "next":
+                return scales[side] * float(side == start)
+            return torch.full_like(scales[side], 0.0 if start == "zero" else float(start))
+
+        if self._shared(tuple(scales)):
+            self.coefficient("previous").copy_((value("previous") + value("next")) / 2)
+            return
+        for side in scales:
+            self.coefficient(side).copy_(value(side))
+
+
+def labels_of(block: nn.Module) -> dict[str, str | int | bool]:
+    """The plain public settings of a block that do not collide with a module's own names."""
+    taken = vars(nn.Module()).keys() | dir(nn.Module)
+    return {
+        name: value
+        for name, value in vars(block).items()
+        if isinstance(value, (str, int, bool)) and not name.startswith("_") and name not in taken
+    }
+
+
+def one_source(site: Site, role: str) -> Source:
+    """The single source of a role that is read from one side."""
+    return next(iter(site.sources(role).values()))

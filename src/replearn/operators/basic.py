@@ -1,0 +1,64 @@
+"""BasicBlock: one synthesized 3x3 convolution in place of two.
+
+    W_c  = a_c norm(prev.conv2)_c + b_c norm(next.conv1)_c       (eq:basic_kernel_synthesis)
+    g(x) = relu(x + BN(W * x))                                   (eq:basic_forward)
+
+Learnable: a, b and the BatchNorm, 4C. Half of the block's FLOPs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..anatomy import Anatomy
+from ..plain import residual
+from .base import MixingOperator, Operator, Site
+from .layers import Convolution, fresh_norm, own_activation
+from .options import MixingOptions, Need
+from .synthesis import full_precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basic(MixingOptions):
+    """One synthesized convolution with BatchNorm in place of a BasicBlock (the paper's)."""
+
+    name = "basic"
+    kinds = ("basic",)
+    default_for = "basic"
+
+    def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
+        return (Need("kernel", previous="conv2", next="conv1", like="conv2"),)
+
+    @property
+    def module(self) -> type[Operator]:
+        return BasicOperator
+
+
+class BasicOperator(MixingOperator):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._dtype = site.dtype
+        self.use(site, "kernel", like="conv2")
+        self.make_coefficients(site, tuple(self._sources["kernel"]), site.shape("conv2")[0])
+        self.conv = Convolution(site.part("conv2"), site.device)
+        self.norm = fresh_norm(site.part("norm"), site.device)
+        self.activation = own_activation(site.part("activation"))
+
+    def kernel(self) -> Tensor:
+        return self.mixed_rows("kernel")
+
+    def compute(self, x: Tensor) -> Tensor:
+        with full_precision(x.device):
+            kernel = self.kernel()
+        return self.activation(x + self.norm(self.conv(x, kernel)))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.start_rows("kernel")
+
+    def plain(self) -> nn.Module:
+        return residual(self.conv.plain(self.kernel(), self._dtype, self.norm), self.activation)

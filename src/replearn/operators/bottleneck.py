@@ -1,0 +1,86 @@
+"""Bottleneck: a bottleneck of borrowed 1x1 convolutions around a synthesized 3x3 one.
+
+    W_c  = a_c norm(prev.conv2)_c + b_c norm(next.conv2)_c       (eq:bottleneck_mid_synthesis)
+    z1   = relu(prev.conv1 * x)
+    z2   = relu(W * z1)
+    g(x) = relu(x + BN(next.conv3 * z2))                         (eq:bottleneck_forward)
+
+Learnable: a, b per middle channel and the BatchNorm, 2B + 2C. Groups and dilation follow the
+removed block. As many FLOPs as the block itself: it saves parameters and optimizer state, hardly
+any time. `ReducedBottleneck` is the form that halves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..anatomy import Anatomy
+from ..plain import as_module, residual
+from .base import MixingOperator, Operator, Site
+from .layers import Convolution, fresh_norm, own_activation
+from .options import MixingOptions, Need
+from .synthesis import full_precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottleneck(MixingOptions):
+    """Borrowed reduction and expansion around a synthesized convolution (the paper's)."""
+
+    name = "bottleneck"
+    kinds = ("bottleneck",)
+    default_for = "bottleneck"
+
+    def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
+        return (
+            Need("reduce", previous="conv1", next="conv1", like="conv1", mix=False, prefer="previous"),
+            Need("middle", previous="conv2", next="conv2", like="conv2"),
+            Need("expand", previous="conv3", next="conv3", like="conv3", mix=False, prefer="next"),
+        )
+
+    @property
+    def module(self) -> type[Operator]:
+        return BottleneckOperator
+
+
+class BottleneckOperator(MixingOperator):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._dtype = site.dtype
+        self.use(site, "reduce", like="conv1")
+        self.use(site, "middle", like="conv2")
+        self.use(site, "expand", like="conv3")
+        self.make_coefficients(site, tuple(self._sources["middle"]), site.shape("conv2")[0])
+        self.conv1 = Convolution(site.part("conv1"), site.device)
+        self.conv2 = Convolution(site.part("conv2"), site.device)
+        self.conv3 = Convolution(site.part("conv3"), site.device)
+        self.norm = fresh_norm(site.part("norm"), site.device)
+        self.activation = own_activation(site.part("activation"))
+
+    def kernels(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.read_one("reduce"), self.mixed_rows("middle"), self.read_one("expand")
+
+    def compute(self, x: Tensor) -> Tensor:
+        with full_precision(x.device):
+            reduce, middle, expand = self.kernels()
+        z1 = self.activation(self.conv1(x, reduce))
+        z2 = self.activation(self.conv2(z1, middle))
+        return self.activation(x + self.norm(self.conv3(z2, expand)))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.start_rows("middle")
+
+    def plain(self) -> nn.Module:
+        reduce, middle, expand = self.kernels()
+        branch = nn.Sequential(
+            self.conv1.plain(reduce, self._dtype),
+            as_module(self.activation),
+            self.conv2.plain(middle, self._dtype),
+            as_module(self.activation),
+            self.conv3.plain(expand, self._dtype, self.norm),
+        )
+        return residual(branch, self.activation)

@@ -1,0 +1,76 @@
+"""Corrections: a learned D that is added to a synthesized weight, and starts at zero."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ReplearnError
+from .options import Options, ReadingOptions
+from .synthesis import wide
+
+if TYPE_CHECKING:
+    from .base import Site
+
+
+class Correction(nn.Module, ABC):
+    """A learned tensor that is added to a weight."""
+
+    @abstractmethod
+    def weight(self) -> Tensor:
+        """D, in float32 or better."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Set D to zero, ready to be trained."""
+
+
+class FullCorrection(Correction):
+    """D as a tensor of the weight's own shape."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.delta)
+
+    def weight(self) -> Tensor:
+        return wide(self.delta)
+
+
+class LowRankCorrection(Correction):
+    """D = left @ right, of the given rank, over the weight flattened to (out, everything else)."""
+
+    def __init__(self, shape: tuple[int, ...], rank: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._shape = shape
+        columns = math.prod(shape[1:])
+        self.left = nn.Parameter(torch.zeros(shape[0], rank, device=device, dtype=dtype))
+        self.right = nn.Parameter(torch.zeros(rank, columns, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.left)
+        nn.init.normal_(self.right, std=self.right.shape[1] ** -0.5)
+
+    def weight(self) -> Tensor:
+        return (wide(self.left) @ wide(self.right)).view(self._shape)
+
+
+def correction_of(options: Options, shape: tuple[int, ...], site: Site, where: str) -> Correction | None:
+    """The correction that the options ask for, or None; vectors are always corrected in full."""
+    if not isinstance(options, ReadingOptions) or options.correction == "none":
+        return None
+    if options.correction == "full" or len(shape) == 1:
+        return FullCorrection(shape, site.device, site.dtype)
+    largest = min(shape[0], math.prod(shape[1:]))
+    if options.rank > largest:
+        raise ReplearnError(
+            f"{where}: a correction of rank {options.rank} does not fit a weight of shape {tuple(shape)}; "
+            f"its rank is at most {largest}. Write rank={largest} or less, or correction='full'."
+        )
+    return LowRankCorrection(shape, options.rank, site.device, site.dtype)

@@ -1,0 +1,97 @@
+"""Head-wise: the projection with normalised rows and one coefficient per head.
+
+    W_{:,C_h} = a_h norm(prev.proj)_{:,C_h} + b_h norm(next.proj)_{:,C_h}   (eq:vit_headwise_synthesis)
+    bias      = (prev.bias + next.bias) / 2                                 (eq:vit_bias_average)
+    g(X)      = X + d^-1/2 LN_prev1(X) W^T + bias                           (eq:vit_head_forward)
+
+Learnable: 2H. Rows are normalised whole, before the columns are scaled. The printed deploy
+equation scales the bias by d^-1/2 too; the forward does not, and the forward is what is deployed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ..anatomy import Anatomy
+from ..errors import ReplearnError
+from ..plain import residual
+from .base import MixingOperator, Operator, Site, one_source
+from .layers import BorrowedNorm, plain_linear
+from .options import MixingOptions, Need
+from .projection import require_square
+from .synthesis import as_computed, full_precision, per_head, row_norms, unit_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadWise(MixingOptions):
+    """A projection with one pair of coefficients per attention head (the paper's larger ViT form)."""
+
+    name = "head_wise"
+    kinds = ("transformer",)
+
+    def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
+        if not self.sides:
+            raise ReplearnError(
+                "HeadWise reads a neighbour's LayerNorm, so sources can't be 'none'. "
+                "Use Projection(sources='none', correction='full') for a map that reads nothing."
+            )
+        return (
+            Need("proj", previous="proj", next="proj", like="proj"),
+            Need("norm1", previous="norm1", next="norm1", like="norm1", mix=False),
+        )
+
+    @property
+    def module(self) -> type[Operator]:
+        return HeadWiseOperator
+
+
+class HeadWiseOperator(MixingOperator):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        require_square(site)
+        self._dtype = site.dtype
+        width, heads = site.shape("proj")[1], site.target.anatomy.num_heads
+        if heads < 1 or width % heads:
+            raise ReplearnError(
+                f"{site.target.name}: {width} columns can't be split among {heads} heads. "
+                "Use operators.Projection()."
+            )
+        self._scale = width**-0.5
+        self.use(site, "proj")
+        self.use_bias(site, "proj")
+        self.make_coefficients(site, tuple(self._sources["proj"]), heads)
+        self.norm1 = BorrowedNorm(one_source(site, "norm1"), site.device)
+
+    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """The weight with d^-1/2 in it, and the bias without."""
+        terms = [
+            per_head(self.coefficient(side), weight) * unit_rows(weight)
+            for side, weight in self.weights("proj").items()
+        ]
+        return self._scale * self.corrected("proj", terms), self.mean_bias("proj")
+
+    def compute(self, x: Tensor) -> Tensor:
+        with full_precision(x.device):
+            weight, bias = self.weight_and_bias()
+        normed = self.norm1(x)
+        return x + linear(normed, as_computed(weight, normed), None if bias is None else as_computed(bias, normed))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start each head at the least-squares fit of its own source."""
+        super().reset_parameters()
+        scales = {}
+        for side, weight in self.weights("proj").items():
+            lengths = row_norms(weight)
+            heads = self.coefficient(side).shape[0]
+            unit = unit_rows(weight).view(weight.shape[0], heads, -1)
+            energy = unit.square().sum(dim=2)
+            scales[side] = (energy * lengths).sum(dim=0) / energy.sum(dim=0).clamp_min(1e-30)
+        self.start_coefficients(scales)
+
+    def plain(self) -> nn.Module:
+        return residual(nn.Sequential(self.norm1.plain(), plain_linear(*self.weight_and_bias(), self._dtype)))

@@ -1,0 +1,118 @@
+"""The layers an operator is built of: code borrowed from a block, weights from elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..anatomy import resolve
+from ..errors import ReplearnError
+from .shell import shell_of, without_hooks
+from .synthesis import Source, as_computed, gathered
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def fresh_norm(norm: Any, device: torch.device) -> nn.Module:
+    """A new normalisation layer with the settings of the block's, and none of its values.
+
+    Frozen BatchNorm, which detectors use for pretrained backbones, becomes a trained one: the
+    operator's statistics are known to nobody yet.
+    """
+    if type(norm).__name__.startswith("FrozenBatchNorm"):
+        fresh: nn.Module = nn.BatchNorm2d(int(norm.weight.numel()), eps=float(norm.eps))
+        return fresh.to(device=device, dtype=norm.weight.dtype)
+    fresh = without_hooks(copy.deepcopy(norm)).to(device)
+    for layer in fresh.modules():
+        if device.type != "meta" and callable(reset := getattr(layer, "reset_parameters", None)):
+            reset()
+    return fresh.requires_grad_(True)
+
+
+def own_activation(activation: Activation) -> Activation:
+    """The block's activation: a copy if it is a module, itself if it is a function."""
+    if isinstance(activation, nn.Module):
+        return without_hooks(copy.deepcopy(activation)).requires_grad_(True)
+    return activation
+
+
+class Convolution(nn.Module):
+    """The removed block's convolution (stride, padding, dilation, groups) with a given kernel."""
+
+    def __init__(self, layer: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.shell = shell_of(layer, device=device)
+
+    def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        kernel = as_computed(kernel, x)
+        if type(self.shell) is nn.Conv2d:  # the plain case without the cost of functional_call
+            made: Tensor = self.shell._conv_forward(x, kernel, None)
+        else:
+            made = functional_call(self.shell, {"weight": kernel}, (x,))
+        return made
+
+    def plain(self, kernel: Tensor, dtype: torch.dtype, norm: nn.Module | None = None) -> nn.Module:
+        """The convolution with this kernel, followed by a norm that is folded in where it can be."""
+        if norm is None or isinstance(norm, nn.Identity):
+            return shell_of(self.shell, fill={"weight": kernel.to(dtype)})
+        if type(self.shell) is not nn.Conv2d or not foldable(norm):
+            return nn.Sequential(self.plain(kernel, dtype), copy.deepcopy(norm))
+        scale, shift = norm_as_affine(norm, kernel.dtype)
+        folded = {"weight": kernel * scale.view(-1, 1, 1, 1), "bias": shift}
+        return shell_of(self.shell, fill={name: tensor.to(dtype) for name, tensor in folded.items()})
+
+
+def foldable(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None
+
+
+def norm_as_affine(norm: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scale and shift of a BatchNorm in eval mode (eq:deploy_bn_folding)."""
+    mean, variance = norm.running_mean.to(dtype), norm.running_var.to(dtype)
+    scale = (variance + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.to(dtype)
+    shift = -mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias.to(dtype)
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Linear:
+    """An nn.Linear that owns a copy of this weight and bias."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.to(dtype, copy=True))
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.to(dtype, copy=True))
+    return linear
+
+
+class BorrowedNorm(nn.Module):
+    """A neighbour's normalisation layer, run with the neighbour's weights under stop-gradient.
+
+    The layer's code is kept as a shell without parameters; they are read at every call, so
+    that nothing appears twice in the state dict and hooks on the neighbour do not fire here.
+    """
+
+    def __init__(self, source: Source, device: torch.device) -> None:
+        super().__init__()
+        layer = source.look_up()
+        if not isinstance(layer, nn.Module):
+            raise ReplearnError(f"Expected a normalisation layer at {'.'.join(source.path)}.")
+        self._source = source
+        self._names = tuple(name for name, _ in layer.named_parameters())
+        self.shell = shell_of(layer, device=device)
+
+    def _read(self) -> dict[str, Tensor]:
+        layer = self._source.look_up()
+        return {name: gathered(resolve(layer, name), self._source.stop_gradient) for name in self._names}
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = functional_call(self.shell, self._read(), (x,))
+        return result
+
+    def plain(self) -> nn.Module:
+        return shell_of(self.shell, fill={name: tensor.clone() for name, tensor in self._read().items()})

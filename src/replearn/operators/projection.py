@@ -1,0 +1,78 @@
+"""Projection: a token-wise linear map mixed from the neighbours' attention output projections.
+
+    W    = a prev.proj + b next.proj, and the bias likewise      (eq:vit_projection_synthesis)
+    g(X) = X + X W^T + bias                                      (eq:vit_basic_forward)
+
+Learnable: 2 scalars, or 1 if they are shared. No normalisation, no LayerNorm. About 1/13 of a
+ViT block's FLOPs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ..anatomy import Anatomy
+from ..errors import ReplearnError
+from ..plain import residual
+from .base import MixingOperator, Operator, Site
+from .layers import plain_linear
+from .options import MixingOptions, Need
+from .synthesis import as_computed, full_precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection(MixingOptions):
+    """A linear map mixed from the neighbours' output projections (the paper's basic ViT form)."""
+
+    name = "projection"
+    kinds = ("transformer",)
+    default_for = "transformer"
+
+    def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
+        return (Need("proj", previous="proj", next="proj", like="proj"),)
+
+    @property
+    def module(self) -> type[Operator]:
+        return ProjectionOperator
+
+
+class ProjectionOperator(MixingOperator):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        require_square(site)
+        self._dtype = site.dtype
+        self.use(site, "proj")
+        self.use_bias(site, "proj")
+        self.make_coefficients(site, tuple(self._sources["proj"]), 1)
+
+    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        weights = [self.coefficient(side) * weight for side, weight in self.weights("proj").items()]
+        biases = [self.coefficient(side) * bias for side, bias in self.biases("proj").items()]
+        return self.corrected("proj", weights), self.corrected_or_none("proj_bias", biases)
+
+    def compute(self, x: Tensor) -> Tensor:
+        with full_precision(x.device):
+            weight, bias = self.weight_and_bias()
+        return x + linear(x, as_computed(weight, x), None if bias is None else as_computed(bias, x))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.start_coefficients({side: torch.ones_like(self.coefficient(side)) for side in self._sources["proj"]})
+
+    def plain(self) -> nn.Module:
+        return residual(plain_linear(*self.weight_and_bias(), self._dtype))
+
+
+def require_square(site: Site) -> None:
+    """A token of width d must come out with width d."""
+    shape = site.shape("proj")
+    if shape[0] != shape[1]:
+        raise ReplearnError(
+            f"{site.target.name}: its attention output projection is {shape[0]}x{shape[1]}, not square, so it "
+            "can't be applied to the tokens. Use operators.WholeBlock() or operators.MLP() for this model."
+        )

@@ -1,0 +1,150 @@
+"""Whole block: the block's own code, with every parameter synthesized. For any block class at all.
+
+    theta_p = a_p prev.theta_p + b_p next.theta_p    for every parameter p
+    g(x)    = block(x; theta)
+
+Learnable: 2 per parameter tensor. It saves parameters, gradients and optimizer state, not forward
+time. Buffers that are constants of the code (index tables, masks) are the block's own; running
+statistics are new and start as the mean of the neighbours'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from ..anatomy import Anatomy, resolve
+from ..errors import ReplearnError
+from .base import MixingOperator, Operator, Site
+from .correction import correction_of
+from .options import MixingOptions, Need
+from .shell import shell_of
+from .synthesis import full_precision, mean_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeBlock(MixingOptions):
+    """The block's own code with every parameter mixed from the neighbours' (any block class)."""
+
+    name = "whole_block"
+    kinds = ("basic", "bottleneck", "transformer", "any")
+    default_for = "any"
+
+    def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
+        if not self.sides:
+            raise ReplearnError("WholeBlock is nothing but its sources, so they can't be 'none'.")
+        return (Need("*", previous="*", next="*", like="*"),)
+
+    @property
+    def module(self) -> type[Operator]:
+        return WholeBlockOperator
+
+
+class WholeBlockOperator(MixingOperator):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        if any(isinstance(layer, nn.RNNBase) for layer in site.block.modules()):
+            raise ReplearnError(
+                f"{site.target.name} contains an {nn.RNNBase.__name__} layer (RNN, LSTM or GRU), whose weights "
+                "can't be synthesized: it keeps flat copies of them. Keep this block, or use operators.Removal()."
+            )
+        named = dict(site.block.named_parameters(remove_duplicate=False))
+        self._names = tuple(named)
+        self._dtypes = tuple(parameter.dtype for parameter in named.values())
+        for name, parameter in named.items():
+            self._sources[name] = site.sources(name)
+            correction = correction_of(
+                site.options, tuple(parameter.shape), site, where=f"{site.target.name}, {name}"
+            )
+            if correction is not None:
+                self.corrections[self._key(name)] = correction
+        sides = tuple(s for s in ("previous", "next") if any(s in found for found in self._sources.values()))
+        self.make_coefficients(site, sides, len(named))
+        self.run = _ForwardOnly(shell_of(site.block, device=site.device))
+        if site.device.type != "meta":
+            start_statistics(self.run.block, site)
+
+    @staticmethod
+    def _key(name: str) -> str:
+        return name.replace(".", "/")  # a module's name may not contain dots
+
+    def parameters_of_block(self) -> dict[str, Tensor]:
+        """Every parameter of the block, synthesized, in its own dtype."""
+        made = {}
+        for index, (name, dtype) in enumerate(zip(self._names, self._dtypes, strict=True)):
+            terms = [self.coefficient(side)[index] * weight for side, weight in self.weights(name).items()]
+            made[name] = self.corrected(self._key(name), terms).to(dtype)
+        return made
+
+    def compute(self, x: Tensor) -> Tensor:
+        result: Tensor = self.forward(x)
+        return result
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.training and getattr(self.run.block, "gradient_checkpointing", False):
+            # a Hugging Face block would checkpoint inside, and recompute without its parameters
+            return checkpoint(self._call, *args, use_reentrant=False, **kwargs)
+        return self._call(*args, **kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        with full_precision(first_tensor(args, kwargs).device):
+            made = {f"block.{name}": tensor for name, tensor in self.parameters_of_block().items()}
+        return functional_call(self.run, made, args, kwargs)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        sides = [side for side in ("previous", "next") if any(side in s for s in self._sources.values())]
+        counts = [max(1, len(found)) for found in self._sources.values()]
+        scales = {side: torch.ones_like(self.coefficient(side)) for side in sides}
+        self.start_coefficients(scales)
+        if self._options.start == "mean":  # a parameter that fits one side only is that side's
+            for index, count in enumerate(counts):
+                for side in sides:
+                    self.coefficient(side)[index] = 1 / count
+
+    def plain(self) -> nn.Module:
+        made = self.parameters_of_block()
+        return shell_of(self.run.block, fill={name: tensor.clone() for name, tensor in made.items()})
+
+    def fuse(self) -> nn.Module:
+        with torch.no_grad():
+            return self.plain().eval()
+
+
+class _ForwardOnly(nn.Module):
+    """Runs a block's `forward`, past whatever its class does in `__call__`."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.block.forward(*args, **kwargs)
+
+
+def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value
+    raise ReplearnError("A replaced block was called without a tensor.")
+
+
+@torch.no_grad()
+def start_statistics(shell: nn.Module, site: Site) -> None:
+    """Running statistics start as the mean of the neighbours', never as the removed block's."""
+    for path, layer in shell.named_modules():
+        if not isinstance(layer, nn.modules.batchnorm._NormBase):
+            continue
+        layer.reset_running_stats()
+        for name in ("running_mean", "running_var"):
+            own = getattr(layer, name)
+            found = [resolve(block, path) for block in (site.previous, site.next)]
+            values = [getattr(other, name) for other in found]
+            if own is not None and all(value is not None and value.shape == own.shape for value in values):
+                own.copy_(mean_of(values))

@@ -1,0 +1,126 @@
+"""Room three: exchange blocks for operators, exactly as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from .errors import ReplearnError
+from .operators.base import Operator
+from .planning import build_operator, shape_of
+from .plans import Plan, Target
+from .stacks import class_path
+from .whole import refuse_wrapped
+
+PLAN = "_replearn_plan"  # where a replaced model carries its plan
+
+
+def replace_(model: nn.Module, plan: Plan) -> nn.Module:
+    """Replace the planned blocks in place, and return the same model; make the optimizer after this.
+
+    Raises ReplearnError, with the model unchanged, if the plan was not made for such a model, if it
+    was replaced before, or if it is wrapped, sharded or compiled.
+    """
+    if not isinstance(plan, Plan):
+        raise ReplearnError(
+            f"replace_ takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model)."
+        )
+    refuse_wrapped(model)
+    check_fit(model, plan)
+    # everything is built before anything is touched, so a failure leaves the model as it was
+    built = [(target, build_operator(model, target, device_of(model, target))) for target in plan.targets]
+    for _, operator in built:
+        if all(parameter.device.type != "meta" for parameter in operator.parameters()):
+            operator.reset_parameters()
+    for target, operator in built:
+        operator.train(model.get_submodule(target.name).training)
+        set_submodule(model, target.name, operator)
+    setattr(model, PLAN, plan)
+    return model
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan that a replaced model carries."""
+    found = getattr(model, PLAN, None)
+    if isinstance(found, Plan):
+        return found
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, PLAN, None), Plan):
+            raise ReplearnError(
+                f"{type(model).__name__} was not replaced itself, but its submodule {name} was: pass that one "
+                f"(model.{name})."
+            )
+    raise ReplearnError(f"{type(model).__name__} was not replaced: call replearn.replace_(model, plan) first.")
+
+
+def operators_of(model: nn.Module) -> Iterator[tuple[str, Operator]]:
+    """Every operator in the model with its name; the parts of a composed operator are not listed."""
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if isinstance(module, Operator) and not name.startswith(inside or ("\0",)):
+            inside = (*inside, f"{name}.")
+            yield name, module
+
+
+def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, key = name.rpartition(".")
+    model.get_submodule(parent)._modules[key] = module
+
+
+@contextmanager
+def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Put the planned blocks back if what follows fails."""
+    blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
+    try:
+        yield
+    except BaseException:
+        for name, block in blocks.items():
+            set_submodule(model, name, block)
+        if hasattr(model, PLAN):
+            delattr(model, PLAN)
+        raise
+
+
+def device_of(model: nn.Module, target: Target) -> torch.device:
+    parameters = [
+        *model.get_submodule(target.name).parameters(),
+        *model.get_submodule(target.previous).parameters(),
+    ]
+    return parameters[0].device if parameters else torch.device("cpu")
+
+
+def check_fit(model: nn.Module, plan: Plan) -> None:
+    """Is this a model that the plan was made for? ReplearnError names the first thing that differs."""
+    if not plan.targets:
+        raise ReplearnError("This plan has no targets.")
+    for target in plan.targets:
+        for name in (target.name, target.previous, target.next):
+            try:
+                model.get_submodule(name)
+            except AttributeError as error:
+                raise ReplearnError(
+                    f"The plan does not fit this {type(model).__name__}: it has no module {name!r}. The plan was "
+                    f"made for a {plan.model} with {plan.num_blocks} blocks."
+                ) from error
+        block = model.get_submodule(target.name)
+        if class_path(block) != target.block_type:
+            raise ReplearnError(
+                f"The plan does not fit: {target.name} is a {class_path(block)}, and the plan was made for a "
+                f"{target.block_type}."
+            )
+        for read in target.reads:
+            source = target.previous if read.side == "previous" else target.next
+            if shape_of(model.get_submodule(source), read.part) is None:
+                raise ReplearnError(
+                    f"The plan does not fit: {source} has no {read.part.path}, which {target.name} reads."
+                )
+        built = build_operator(model, target, torch.device("meta"))
+        num = sum(parameter.numel() for parameter in built.parameters())
+        if num != target.parameters_after:
+            raise ReplearnError(
+                f"The plan does not fit: the operator for {target.name} would have {num:,} parameters, and the "
+                f"plan says {target.parameters_after:,}. The model's widths differ from those it was made for."
+            )

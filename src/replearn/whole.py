@@ -1,0 +1,53 @@
+"""Refuse models that can't be operated on: wrapped, sharded, compiled, or replaced already."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .errors import ReplearnError
+from .operators.base import Operator
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Raise ReplearnError for anything but an ordinary, unreplaced module."""
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    for name, module in model.named_modules():
+        where = f"its submodule {name}" if name else "it"
+        if isinstance(module, Operator):
+            raise ReplearnError(
+                f"{type(model).__name__} is replaced already ({name} is an operator). Start from a fresh model; "
+                "to change a plan, plan again on that."
+            )
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is wrapped in {type(module).__name__}. Call "
+                "plan and replace_ on the plain model first, then wrap the result."
+            )
+        if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is compiled, and would go on running its "
+                "old graph. Call plan and replace_ on the plain model (model._orig_mod), then compile the result."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is a TorchScript module, whose blocks can't be "
+                "exchanged. Start from the Python model."
+            )
+        if _sharded(module):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is sharded (FSDP or tensor parallel). Call "
+                "plan and replace_ on the plain model first, then fully_shard every block, operators included."
+            )
+
+
+def _sharded(module: nn.Module) -> bool:
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(module, (FSDPModule, FullyShardedDataParallel)):
+        return True
+    return any(isinstance(parameter, DTensor) for parameter in module._parameters.values())
