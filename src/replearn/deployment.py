@@ -49,8 +49,8 @@ def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
     for index, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.shape != other.shape:
             raise ReplearnError(
-                f"The deployed model differs from the model: output {index} has the shape {tuple(other.shape)}, not "
-                f"{tuple(one.shape)}."
+                f"The deployed model differs from the model: output {index} has the shape {tuple(other.shape)}, "
+                f"not {tuple(one.shape)}."
             )
         if not one.dtype.is_floating_point or not one.numel():
             continue

@@ -10,9 +10,9 @@ from torch import nn
 
 from .errors import ReplearnError
 from .operators.base import Operator
-from .planning import build_operator, shape_of
 from .plans import Plan, Target
 from .stacks import class_path
+from .targets import build_operator, shape_of
 from .whole import refuse_wrapped
 
 PLAN = "_replearn_plan"  # where a replaced model carries its plan

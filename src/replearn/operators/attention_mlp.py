@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from ..anatomy import Anatomy
 from ..errors import ReplearnError
-from .base import Operator, Site
+from .base import Operator
 from .head_wise import HeadWise
 from .mlp import MLP
 from .options import MixingOptions, Need
 from .projection import Projection
+from .site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,67 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import resolve
 from ..errors import ReplearnError
 from .correction import Correction, correction_of
-from .options import MixingOptions, Options, ReadingOptions
+from .options import MixingOptions, ReadingOptions
+from .site import Site
 from .synthesis import Source, per_row, row_norms, unit_rows
 
 if TYPE_CHECKING:
     from ..plans import Target
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """Where an operator is built: the target's data, its block, and the two neighbours.
-
-    `device` is `meta` while planning, so that counting parameters costs nothing.
-    """
-
-    target: Target
-    block: nn.Module
-    previous: nn.Module
-    next: nn.Module
-    device: torch.device
-
-    @property
-    def options(self) -> Options:
-        return self.target.operator
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the block's weights."""
-        floating = (p.dtype for p in self.block.parameters() if p.dtype.is_floating_point)
-        return next(floating, torch.float32)
-
-    def part(self, role: str) -> Any:
-        """The removed block's own part: its shape and settings are followed, its weights are not."""
-        return resolve(self.block, self.target.anatomy.parts[role].path)
-
-    def sources(self, role: str) -> dict[str, Source]:
-        """The sources of a role by side, previous first."""
-        options = self.options
-        held = options.stop_gradient if isinstance(options, ReadingOptions) else True
-        blocks = {"previous": self.previous, "next": self.next}
-        return {
-            side: Source.of(blocks[side], read.part, held)
-            for side in ("previous", "next")
-            for read in self.target.reads
-            if read.role == role and read.side == side
-        }
-
-    def shape(self, role: str) -> tuple[int, ...]:
-        """The shape, as (out, in, ...), of the removed block's weight in this role."""
-        part = self.target.anatomy.parts[role]
-        shape = tuple(self.part(role).weight.shape)
-        shape = shape[::-1] if part.transposed else shape
-        return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
 
 
 class Operator(nn.Module, ABC):
@@ -274,8 +226,3 @@ def labels_of(block: nn.Module) -> dict[str, str | int | bool]:
         for name, value in vars(block).items()
         if isinstance(value, (str, int, bool)) and not name.startswith("_") and name not in taken
     }
-
-
-def one_source(site: Site, role: str) -> Source:
-    """The single source of a role that is read from one side."""
-    return next(iter(site.sources(role).values()))

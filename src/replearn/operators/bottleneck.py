@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from ..anatomy import Anatomy
 from ..plain import as_module, residual
-from .base import MixingOperator, Operator, Site
+from .base import MixingOperator, Operator
 from .layers import Convolution, fresh_norm, own_activation
 from .options import MixingOptions, Need
+from .site import Site
 from .synthesis import full_precision
 
 

@@ -14,7 +14,7 @@ from .options import Options, ReadingOptions
 from .synthesis import wide
 
 if TYPE_CHECKING:
-    from .base import Site
+    from .site import Site
 
 
 class Correction(nn.Module, ABC):

@@ -19,10 +19,11 @@ from torch.nn.functional import linear
 from ..anatomy import Anatomy
 from ..errors import ReplearnError
 from ..plain import residual
-from .base import MixingOperator, Operator, Site, one_source
+from .base import MixingOperator, Operator
 from .layers import BorrowedNorm, plain_linear
 from .options import MixingOptions, Need
 from .projection import require_square
+from .site import Site, one_source
 from .synthesis import as_computed, full_precision, per_head, row_norms, unit_rows
 
 

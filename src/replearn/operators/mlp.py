@@ -16,9 +16,10 @@ from torch.nn.functional import linear
 from ..anatomy import Anatomy
 from ..errors import ReplearnError
 from ..plain import as_module, gated_mlp, residual
-from .base import Operator, ReadingOperator, Site, one_source
+from .base import Operator, ReadingOperator
 from .layers import BorrowedNorm, own_activation, plain_linear
 from .options import Need, ReadingOptions
+from .site import Site, one_source
 from .synthesis import as_computed, full_precision, unit_rows
 
 

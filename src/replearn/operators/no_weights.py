@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from ..anatomy import Anatomy
 from ..plain import affine
-from .base import Operator, Site
+from .base import Operator
 from .options import Need, Options
+from .site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,10 @@ from torch.nn.functional import linear
 from ..anatomy import Anatomy
 from ..errors import ReplearnError
 from ..plain import residual
-from .base import MixingOperator, Operator, Site
+from .base import MixingOperator, Operator
 from .layers import plain_linear
 from .options import MixingOptions, Need
+from .site import Site
 from .synthesis import as_computed, full_precision
 
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ..anatomy import Anatomy
 from ..plain import as_module, residual
-from .base import Operator, ReadingOperator, Site
+from .base import Operator, ReadingOperator
 from .layers import Convolution, fresh_norm, own_activation
 from .options import Need, ReadingOptions
+from .site import Site
 from .synthesis import full_precision
 
 

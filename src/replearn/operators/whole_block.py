@@ -20,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ..anatomy import Anatomy, resolve
 from ..errors import ReplearnError
-from .base import MixingOperator, Operator, Site
+from .base import MixingOperator, Operator
 from .correction import correction_of
 from .options import MixingOptions, Need
 from .shell import shell_of
+from .site import Site
 from .synthesis import full_precision, mean_of
 
 
