@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +23,33 @@ class Part:
     path: str
     transposed: bool = False
     rows: tuple[int, int] | None = None
+
+
+class Parts(Mapping[str, Part]):
+    """The parts by role, unchangeable and hashable, because plans are."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        self._items = tuple(parts.items())
+
+    def __getitem__(self, role: str) -> Part:
+        for name, part in self._items:
+            if name == role:
+                return part
+        raise KeyError(role)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items))
+
+    def __repr__(self) -> str:
+        return repr(dict(self._items))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +73,9 @@ class Anatomy:
     input: str = "x"
     returns: Returns = "tensor"
     transition: str = ""  # why the block changes resolution or width; empty if it does not
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", Parts(self.parts))
 
 
 def anatomy(

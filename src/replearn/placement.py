@@ -19,9 +19,16 @@ def edge_reason(stack: Stack, position: int) -> str:
         return "first block of its stack: it has no previous source"
     if position == len(stack):
         return "last block of its stack: it has no next source"
-    if reason := stack.anatomies[position - 1].transition:
-        return reason
-    return ""
+    return stack.anatomies[position - 1].transition
+
+
+def most_apart(positions: Sequence[int]) -> int:
+    """How many of these positions can be taken with no two adjacent."""
+    taken: list[int] = []
+    for position in sorted(positions):
+        if not taken or position > taken[-1] + 1:
+            taken.append(position)
+    return len(taken)
 
 
 def evenly(legal: Mapping[str, Sequence[int]], count: int) -> dict[str, list[int]]:
@@ -30,63 +37,53 @@ def evenly(legal: Mapping[str, Sequence[int]], count: int) -> dict[str, list[int
     Stacks get shares in proportion to what they can hold; inside a stack the positions come as
     close to equal spacing as the legal ones allow.
     """
-    capacity = {name: len(best_apart(dict.fromkeys(positions, 0.0), None)) for name, positions in legal.items()}
-    total = sum(capacity.values())
+    room = {name: most_apart(positions) for name, positions in legal.items()}
+    total = sum(room.values())
     if count > total:
-        raise ReplearnError(
-            f"{count} targets were asked for, but at most {total} blocks can go: first and last blocks, blocks "
-            "that change the shape, and neighbours of targets must stay. Ask for a smaller fraction."
-        )
-    share = {name: count * room / total for name, room in capacity.items()}
-    given = {name: int(exact) for name, exact in share.items()}
-    for name in sorted(share, key=lambda name: given[name] - share[name]):
-        if sum(given.values()) < count and given[name] < capacity[name]:
-            given[name] += 1
-    return {name: _spread(legal[name], given[name]) for name in legal}
+        raise ReplearnError(f"{count} targets do not fit; at most {total} do")
+    if not count:
+        return {name: [] for name in legal}
+    given = {name: count * holds // total for name, holds in room.items()}
+    # the largest remainders get what is left over; sorted is stable, so earlier stacks come first
+    by_remainder = sorted(room, key=lambda name: -(count * room[name] % total))
+    for name in by_remainder[: count - sum(given.values())]:
+        given[name] += 1
+    return {name: _spread(positions, given[name]) for name, positions in legal.items()}
 
 
 def _spread(positions: Sequence[int], count: int) -> list[int]:
+    """The positions whose summed distance to `count` equal steps over the stack is least."""
     if not count:
         return []
-    ordered = sorted(positions)
-    low, high = ordered[0], ordered[-1]
-    ideal = [low + (high - low) * (2 * i + 1) / (2 * count) for i in range(count)]
-    # cost[i][p]: the least distance from the ideal with the i-th target at p
-    cost = [{p: abs(p - ideal[0]) for p in ordered}]
-    came: list[dict[int, int]] = [{}]
-    for wanted in ideal[1:]:
-        step: dict[int, float] = {}
-        back: dict[int, int] = {}
-        for p in ordered:
-            before = [q for q in cost[-1] if q <= p - 2]
-            if before:
-                back[p] = min(before, key=lambda q: cost[-1][q])
-                step[p] = cost[-1][back[p]] + abs(p - wanted)
-        cost.append(step)
-        came.append(back)
-    chosen = [min(cost[-1], key=lambda p: cost[-1][p])]
-    for back in reversed(came[1:]):
-        chosen.append(back[chosen[-1]])
-    return chosen[::-1]
+    low, high = min(positions), max(positions)
+    ideals = [low + (high - low) * (2 * i + 1) / (2 * count) for i in range(count)]
+    return _cheapest_apart(sorted(positions), [{p: abs(p - ideal) for p in positions} for ideal in ideals])
 
 
-def best_apart(scores: Mapping[int, float], count: int | None) -> list[int]:
-    """The positions with the highest total score, no two adjacent: exactly `count`, or as many as fit."""
-    ordered = sorted(scores)
-    # states[i]: for each number of targets among the first i positions, the best choice
-    states: list[dict[int, tuple[float, list[int]]]] = [{0: (0.0, [])}]
-    for i, position in enumerate(ordered):
-        here = dict(states[-1])
-        j = i
-        while j > 0 and ordered[j - 1] >= position - 1:
-            j -= 1
-        for number, (score, chosen) in states[j].items():
-            candidate = (score + scores[position], [*chosen, position])
-            if number + 1 not in here or candidate[0] > here[number + 1][0]:
-                here[number + 1] = candidate
-        states.append(here)
-    last = states[-1]
-    wanted = max(last) if count is None else count
-    if wanted not in last:
-        raise ReplearnError(f"{count} targets do not fit; at most {max(last)} do.")
-    return last[wanted][1]
+def best_apart(scores: Mapping[int, float], count: int) -> list[int]:
+    """The `count` positions with the highest total score, no two adjacent."""
+    fits = most_apart(list(scores))
+    if count > fits:
+        raise ReplearnError(f"{count} targets do not fit; at most {fits} do")
+    return _cheapest_apart(sorted(scores), [{p: -score for p, score in scores.items()}] * count)
+
+
+def _cheapest_apart(positions: Sequence[int], costs: Sequence[Mapping[int, float]]) -> list[int]:
+    """One position per cost table, ascending, no two adjacent, of the least total cost.
+
+    Dynamic programming over the tables: `best[p]` is the cheapest choice so far that ends at p.
+    """
+    best: dict[int, tuple[float, list[int]]] = {}
+    for step, cost in enumerate(costs):
+        before = best
+        best = {}
+        cheapest: tuple[float, list[int]] | None = None if step else (0.0, [])
+        waiting = sorted(before)
+        for p in positions:
+            while waiting and waiting[0] < p - 1:
+                candidate = before[waiting.pop(0)]
+                if cheapest is None or candidate[0] < cheapest[0]:
+                    cheapest = candidate
+            if cheapest is not None:
+                best[p] = (cheapest[0] + cost[p], [*cheapest[1], p])
+    return min(best.values(), key=lambda choice: choice[0])[1] if costs else []

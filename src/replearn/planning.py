@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from .errors import ReplearnError
 from .operators.options import Options
 from .plans import Plan, Skipped, Target
-from .stacks import find_stacks
+from .stacks import Stack, find_stacks
 from .survey import Survey
 from .targets import trainable
 from .whole import refuse_wrapped
@@ -52,11 +52,11 @@ def plan(
             "nn.ModuleList with at least three equal siblings. Give your block class a `replearn_anatomy`, or "
             "put the blocks into one nn.ModuleList."
         )
-    _check_arguments(interval, first, fraction, targets, similarity, operator)
+    names = _check_arguments(interval, first, fraction, targets, similarity, operator)
     survey = Survey(model, stacks, operator)
     skipped: list[Skipped] = []
-    if targets is not None:
-        chosen = survey.named(targets)
+    if names is not None:
+        chosen = survey.named(names)
         placement = "named targets"
     elif fraction is not None:
         chosen = survey.by_fraction(fraction, similarity)
@@ -68,17 +68,8 @@ def plan(
     if similarity is not None:
         placement += ", by similarity"
     if not chosen:
-        longest = max(len(stack) for stack in stacks)
-        raise ReplearnError(
-            f"This plan for {type(model).__name__} has no targets ({placement}): its stacks have "
-            f"{', '.join(str(len(stack)) for stack in stacks)} blocks, and a target needs a block on each side. "
-            + (
-                "Try a smaller interval, or first=2."
-                if longest > 2
-                else "No block of it can be replaced: take a deeper model."
-            )
-        )
-    before, after = _count(model, chosen)
+        raise ReplearnError(_no_targets(model, stacks, placement, skipped))
+    before, after = count_parameters(model, chosen)
     notes = []
     if any(stack.family == "generic" for stack in stacks):
         notes.append(
@@ -97,9 +88,24 @@ def plan(
     )
 
 
+def _no_targets(model: nn.Module, stacks: Sequence[Stack], placement: str, skipped: Sequence[Skipped]) -> str:
+    """Why a placement came to nothing, and what would come to something."""
+    text = f"This plan for {type(model).__name__} has no targets ({placement}): "
+    if skipped:
+        text += "; ".join(f"{entry.name} has to be kept ({entry.reason})" for entry in skipped[:3])
+        text += f"; and {len(skipped) - 3} more. " if len(skipped) > 3 else ". "
+    else:
+        lengths = ", ".join(str(len(stack)) for stack in stacks)
+        text += f"its stacks have {lengths} blocks, and a target needs a block on each side. "
+    if max(len(stack) for stack in stacks) < 3:
+        return text + "No block of it can be replaced: take a deeper model."
+    return text + "Try a smaller interval, first=2, or another operator."
+
+
 def _check_arguments(
     interval: Any, first: Any, fraction: Any, targets: Any, similarity: Any, operator: Any
-) -> None:
+) -> tuple[str, ...] | None:
+    """Refuse what can't be meant; returns the named targets, if there are any."""
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 2:
         raise ReplearnError(
             f"interval={interval!r}: an interval is a whole number of at least 2, because a target's "
@@ -114,21 +120,29 @@ def _check_arguments(
         isinstance(fraction, (int, float)) and not isinstance(fraction, bool) and 0 < fraction < 1
     ):
         raise ReplearnError(f"fraction={fraction!r}: a fraction lies between 0 and 1, as 0.25.")
-    if targets is not None and (isinstance(targets, str) or not all(isinstance(name, str) for name in targets)):
-        raise ReplearnError(f"targets={targets!r}: write a list of block names, as ['layer3.3'].")
-    if targets is not None and (fraction is not None or similarity is not None):
-        raise ReplearnError("targets already names the blocks; leave out fraction and similarity.")
-    if fraction is not None and first is not None:
-        raise ReplearnError("fraction places the targets itself; leave out first.")
+    names = None
+    if targets is not None:
+        names = tuple(targets) if isinstance(targets, Iterable) else (None,)
+        if isinstance(targets, (str, bytes)) or not all(isinstance(name, str) for name in names):
+            raise ReplearnError(f"targets={targets!r}: write a list of block names, as ['layer3.3'].")
+        if not names:
+            raise ReplearnError("targets=[] names no block: write their names, as ['layer3.3'], or leave it out.")
+        if fraction is not None or similarity is not None or first is not None or interval != 4:
+            raise ReplearnError(
+                "targets already names the blocks; leave out interval, first, fraction and similarity."
+            )
+    if fraction is not None and (first is not None or interval != 4):
+        raise ReplearnError("fraction places the targets itself; leave out interval and first.")
     if operator is not None and not isinstance(operator, Options):
         hint = f"{operator.__name__}()" if isinstance(operator, type) else "operators.Basic()"
         raise ReplearnError(
             f"operator={operator!r} is not an operator's options; write an instance from replearn.operators, "
             f"as {hint}."
         )
+    return names
 
 
-def _count(model: nn.Module, targets: Sequence[Target]) -> tuple[int, int]:
+def count_parameters(model: nn.Module, targets: Sequence[Target]) -> tuple[int, int]:
     """Trainable parameters before and after, each shared tensor counted once."""
     gone = tuple(f"{target.name}." for target in targets)
     kept = {

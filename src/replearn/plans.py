@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from .anatomy import Anatomy, Part
 from .errors import ReplearnError
-from .operators.options import Options, options_from_dict
+from .jsonable import decode, encode
+from .operators.options import Options
 from .table import plan_table
 
 Side = Literal["previous", "next"]
@@ -72,8 +72,24 @@ class Plan:
     def __str__(self) -> str:
         return plan_table(self)
 
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise ReplearnError("A plan needs at least one target; make it with replearn.plan(model).")
+        names: set[str] = set()
+        for target in self.targets:
+            if target.name in names:
+                raise ReplearnError(f"The plan names {target.name!r} twice; a block is replaced once.")
+            names.add(target.name)
+        for target in self.targets:
+            for source in (target.previous, target.next):
+                if source in names:
+                    raise ReplearnError(
+                        f"{source!r} is a target and a source of {target.name!r}: a target's neighbours must stay."
+                    )
+
     def to_json(self) -> str:
-        return json.dumps({"replearn_plan": FORMAT, **asdict(self), "targets": _targets_out(self.targets)})
+        """The plan as one line of JSON."""
+        return json.dumps({"replearn_plan": FORMAT, **encode(self)})
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -81,48 +97,27 @@ class Plan:
         try:
             data = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ReplearnError(f"This is not a plan: it is not JSON ({error}).") from error
-        if not isinstance(data, dict) or "replearn_plan" not in data:
-            raise ReplearnError("This is not a plan: JSON without the key 'replearn_plan'.")
-        version = data.pop("replearn_plan")
-        if version != FORMAT:
             raise ReplearnError(
-                f"The plan has format {version!r}; this version of replearn reads {FORMAT}. "
+                f"This is not a plan: it is not JSON ({error}). Pass the text that plan.to_json() gave."
+            ) from error
+        if not isinstance(data, dict) or "replearn_plan" not in data:
+            raise ReplearnError(
+                "This is not a plan: JSON without the key 'replearn_plan'. Pass the text that plan.to_json() gave."
+            )
+        version = data.pop("replearn_plan")
+        if type(version) is not int or version != FORMAT:
+            raise ReplearnError(
+                f"The plan has format {json.dumps(version)[:40]}; this version of replearn reads {FORMAT}. "
                 "Read it with the version that wrote it."
             )
         try:
-            targets = tuple(_target_in(target) for target in data.pop("targets"))
-            skipped = tuple(Skipped(**entry) for entry in data.pop("skipped"))
-            notes = tuple(data.pop("notes"))
-            return cls(targets=targets, skipped=skipped, notes=notes, **data)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ReplearnError(f"This is a damaged plan: {error}.") from error
-
-
-def _targets_out(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
-    return [{**asdict(target), "operator": target.operator.to_dict()} for target in targets]
-
-
-def _target_in(data: Mapping[str, Any]) -> Target:
-    data = dict(data)
-    anatomy = dict(data.pop("anatomy"))
-    parts = {role: _part_in(part) for role, part in anatomy.pop("parts").items()}
-    reads = tuple(
-        Read(entry["role"], _side(entry["side"]), _part_in(entry["part"])) for entry in data.pop("reads")
-    )
-    operator = options_from_dict(data.pop("operator"))
-    notes = tuple(data.pop("notes"))
-    return Target(anatomy=Anatomy(parts=parts, **anatomy), operator=operator, reads=reads, notes=notes, **data)
-
-
-def _part_in(data: Mapping[str, Any]) -> Part:
-    rows = data["rows"]
-    return Part(str(data["path"]), bool(data["transposed"]), None if rows is None else (rows[0], rows[1]))
-
-
-def _side(value: str) -> Side:
-    if value == "previous":
-        return "previous"
-    if value == "next":
-        return "next"
-    raise ValueError(f"a side is 'previous' or 'next', not {value!r}")
+            read: Plan = decode(cls, data, "plan")
+        except RecursionError:
+            raise ReplearnError("This is a damaged plan: it is nested too deeply. Make it again.") from None
+        except ReplearnError as error:
+            reason = str(error).removesuffix(".")
+            raise ReplearnError(
+                f"This is a damaged plan: {reason if len(reason) < 400 else reason[:400] + '...'}. "
+                "Make it again with replearn.plan."
+            ) from error
+        return read

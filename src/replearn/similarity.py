@@ -3,82 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from .anatomy import Anatomy
 from .errors import ReplearnError
 
 
-def block_similarity(model: nn.Module, blocks: Mapping[str, Anatomy], batch: Any) -> dict[str, float]:
+def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) -> dict[str, float]:
     """Mean cosine similarity of each block's output to its input; high means redundant.
 
-    Runs the model once in eval mode without gradients and leaves no trace on it: modes, buffers
-    and the random state are as before.
+    `blocks` gives each block's name and that of its input argument. Runs the model once in eval mode
+    without gradients and leaves no trace on it: modes, buffers, hooks and the random state are as before.
+    A block that runs several times is scored by the mean, one that changes the shape by the worst score.
     """
-    scores: dict[str, float] = {}
-
-    def score(name: str, given: Tensor, made: Any) -> None:
-        made = made[0] if isinstance(made, tuple) else made
-        if not isinstance(made, Tensor) or made.shape != given.shape:
-            scores[name] = float("-inf")  # changes the shape: never a target
-            return
-        flat = cosine_similarity(given.flatten(1).float(), made.flatten(1).float(), dim=1)
-        scores[name] = float(flat.mean())
-
-    handles = []
-    for name, anatomy in blocks.items():
-
-        def hook(
-            module: nn.Module, args: Any, kwargs: Any, made: Any, name: str = name, key: str = anatomy.input
-        ) -> None:
-            score(name, args[0] if args else kwargs[key], made)
-
-        handles.append(model.get_submodule(name).register_forward_hook(hook, with_kwargs=True))
-    try:
-        with unchanged(model), torch.no_grad():
-            call(model, batch)
-    except ReplearnError:
-        raise
-    except Exception as error:
+    if any(parameter.is_meta for parameter in model.parameters()):
         raise ReplearnError(
-            f"{type(model).__name__} could not be run on the calibration batch ({type(error).__name__}: {error}). "
-            "Pass one batch as the model takes it: a tensor, a tuple of arguments, or a dict of keywords."
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    silent = [name for name in blocks if name not in scores]
+            f"similarity needs a model with values, and this {type(model).__name__} is on the meta device. "
+            "Plan by interval or fraction, or on the model itself."
+        )
+    found: dict[str, list[float]] = {name: [] for name in blocks}
+    with ExitStack() as traces:
+        for name, argument in blocks.items():
+            traces.enter_context(_scored(model.get_submodule(name), argument, found[name]))
+        traces.enter_context(unchanged(model))
+        traces.enter_context(torch.no_grad())
+        try:
+            call(model, batch)
+        except Exception as error:
+            raise ReplearnError(
+                f"{type(model).__name__} could not be run on the calibration batch ({type(error).__name__}: "
+                f"{error}). Pass one batch as the model takes it: a tensor, a tuple of arguments, or a dict of "
+                "keywords."
+            ) from error
+    silent = [name for name in blocks if not found[name]]
     if silent:
-        raise ReplearnError(f"The calibration batch never reached these blocks: {', '.join(silent)}.")
-    bad = [name for name, value in scores.items() if value != value]
-    if bad:
-        raise ReplearnError(f"The calibration batch gave NaN in {bad[0]}; check the batch and the weights.")
+        raise ReplearnError(
+            f"The calibration batch never reached {', '.join(silent)}. Pass a batch that runs every block, or "
+            "plan without similarity."
+        )
+    scores = {name: sum(values) / len(values) for name, values in found.items()}
+    for name, score in scores.items():
+        if score != score:
+            raise ReplearnError(f"The calibration batch gave NaN in {name}; check the batch and the weights.")
     return scores
 
 
+@contextmanager
+def _scored(block: nn.Module, argument: str, scores: list[float]) -> Iterator[None]:
+    """Note the score of every call of the block, for a while."""
+    pending: list[Tensor] = []
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        # a copy, because a block may write its result into its input
+        pending.append((args[0] if args else kwargs[argument]).clone())
+
+    def after(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        scores.append(_cosine(pending.pop(), made[0] if isinstance(made, (tuple, list)) else made))
+
+    handles = [
+        block.register_forward_pre_hook(before, with_kwargs=True),
+        block.register_forward_hook(after, with_kwargs=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _cosine(given: Tensor, made: Any) -> float:
+    """The mean over the batch; -1, the worst there is, if the shape changes."""
+    if not isinstance(made, Tensor) or made.shape != given.shape:
+        return -1.0
+    rows = max(1, len(given)) if given.dim() > 1 else 1
+    return float(cosine_similarity(given.float().reshape(rows, -1), made.float().reshape(rows, -1), dim=1).mean())
+
+
 def call(model: nn.Module, batch: Any) -> Any:
-    """Call a model with a batch as users write it: tensor, tuple of arguments, dict of keywords."""
+    """Call a model as users write a batch: a tuple of arguments, a dict of keywords, or the one argument."""
     if isinstance(batch, Mapping):
         return model(**batch)
-    if isinstance(batch, (tuple, list)):
-        return model(*batch)
-    return model(batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every module's mode and the random state are as before."""
+    """Evaluation mode for a while; afterwards modes, buffers and the random state are as before."""
     modes = {module: module.training for module in model.modules()}
+    buffers = {module: dict(module._buffers) for module in model.modules()}
+    values = {buffer: buffer.clone() for buffer in model.buffers() if not buffer.is_meta}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    model.eval()
+    for module in modes:  # not model.eval(), which some models override to freeze parameters too
+        module.training = False
     try:
         with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
         for module, mode in modes.items():
             module.training = mode
+            module._buffers.update(buffers[module])
+        with torch.no_grad():
+            for buffer, value in values.items():
+                if not torch.equal(buffer, value):  # most models change none
+                    buffer.copy_(value)

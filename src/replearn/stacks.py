@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -30,25 +30,23 @@ class Stack:
 def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     """Find every stack of the model; touches nothing.
 
-    Blocks of a known family are found by their class. Only if there are none does a generic
-    scan look for any run of at least three equal siblings; its stacks say `family="generic"`.
+    Blocks of a known family are found by their class. Only if there are none does a generic scan look
+    for runs of at least three equal siblings, first among what the model itself declares to be its
+    blocks, as timm's and Hugging Face's models do; its stacks say `family="generic"`.
 
     >>> import replearn
     >>> model = replearn.models.resnet32()
     >>> [(stack.name, len(stack)) for stack in replearn.find_stacks(model)]
     [('layer1', 5), ('layer2', 5), ('layer3', 5)]
     """
-    known = [stack for container in _containers(model, descend=_unknown) for stack in _known_runs(*container)]
-    if known:
+    known = [stack for container in _containers(model, _unknown) for stack in _known_runs(*container)]
+    if any(len(stack) > 1 for stack in known):
         return tuple(stack for stack in known if len(stack) > 1)
     declared = _declared_blocks(model)
-    generic = [
-        stack
-        for container in _containers(model, descend=lambda run: True)
-        for stack in _equal_runs(*container)
-        if all(declared(name, type(model.get_submodule(name)).__name__) for name in stack.blocks)
-    ]
-    return tuple(_outermost(generic))
+    runs = [stack for container in _containers(model, _anything, declared) for stack in _equal_runs(*container)]
+    blocks = [stack for stack in runs if all(declared(name, model.get_submodule(name)) for name in stack.blocks)]
+    # some models declare their stages instead, and the blocks lie further inside
+    return tuple(_outermost(blocks or runs))
 
 
 def class_path(module: nn.Module) -> str:
@@ -58,32 +56,42 @@ def class_path(module: nn.Module) -> str:
 Children = list[tuple[str, nn.Module]]
 
 
-def _containers(model: nn.Module, descend: Callable[[nn.Module], bool]) -> Iterator[tuple[str, Children]]:
-    """Every Sequential and ModuleList with the full names of its children, each container once."""
+Declared = Callable[[str, nn.Module], bool]
+
+
+def _unknown(module: nn.Module) -> bool:
+    return describe(module) is None
+
+
+def _anything(module: nn.Module) -> bool:
+    return True
+
+
+def _containers(
+    model: nn.Module, descend: Callable[[nn.Module], bool], declared: Declared | None = None
+) -> Iterator[tuple[str, Children]]:
+    """Every Sequential and ModuleList, and whatever else holds declared blocks, with its children's names."""
     seen: set[int] = set()
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, Children]]:
         if id(module) in seen:
             return
         seen.add(id(module))
-        children = [(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
-        if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            # named_children hides repeated children; a stack must show them
-            children = [
-                (f"{name}.{key}" if name else key, child)
-                for key, child in module._modules.items()
-                if child is not None
-            ]
+        # not named_children, which hides repeated ones: a stack must show them
+        children = [
+            (f"{name}.{key}" if name else key, child)
+            for key, child in module._modules.items()
+            if child is not None
+        ]
+        if isinstance(module, (nn.Sequential, nn.ModuleList)) or (
+            declared is not None and any(declared(*child) for child in children)
+        ):
             yield name, children
         for child_name, child in children:
             if descend(child):
                 yield from walk(child_name, child)
 
     yield from walk("", model)
-
-
-def _unknown(module: nn.Module) -> bool:
-    return describe(module) is None
 
 
 def _known_runs(container: str, children: Children) -> list[Stack]:
@@ -115,7 +123,7 @@ def _equal_runs(container: str, children: Children) -> list[Stack]:
         )
         if not joins:
             runs.append([])
-        runs[-1].append((name, block, Anatomy("generic", "any")))
+        runs[-1].append((name, block, Anatomy("generic", "any", input=_first_argument(block))))
         last = block
     return [
         _stack(container, run, whole=len(run) == len(children))
@@ -132,7 +140,7 @@ def _stack(container: str, run: list[tuple[str, nn.Module, Anatomy]], *, whole: 
     names = tuple(name for name, _, _ in run)
     span = f"[{names[0].rpartition('.')[2]}..{names[-1].rpartition('.')[2]}]"
     return Stack(
-        name=container if whole else f"{container}{span}",
+        name=container if whole and container else f"{container}{span}",
         family=run[0][2].family,
         block_type=class_path(run[-1][1]),
         blocks=names,
@@ -148,26 +156,45 @@ def _outermost(stacks: list[Stack]) -> Iterator[Stack]:
             yield stack
 
 
-def _declared_blocks(model: nn.Module) -> Callable[[str, str], bool]:
-    """What the model itself declares to be its blocks: timm's and Hugging Face's ways.
+def _first_argument(block: nn.Module) -> str:
+    """The name under which a block's input may be passed."""
+    names = [
+        name
+        for name, parameter in inspect.signature(block.forward).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    return names[0] if names else "x"
 
-    timm models carry a `group_matcher` whose `blocks` are patterns of names; Hugging Face
-    models list the classes that must stay whole in `_no_split_modules`. Where a model declares
-    nothing, every run counts.
+
+def _declared_blocks(model: nn.Module) -> Declared:
+    """What the model, or a part of it, declares to be its blocks: timm's and Hugging Face's ways.
+
+    timm models carry a `group_matcher` whose `blocks` are patterns of names; Hugging Face models
+    list the classes that must stay whole in `_no_split_modules`. Where nothing is declared, no
+    block is.
     """
-    matcher: Any = getattr(model, "group_matcher", None)
-    if callable(matcher):
-        blocks = matcher(coarse=False).get("blocks", ())
-        entries = [blocks] if isinstance(blocks, str) else list(blocks)
-        patterns = [entry if isinstance(entry, str) else entry[0] for entry in entries]
-        # a pattern with a counting group names blocks; without one it names a single layer
-        counting = [re.compile(pattern) for pattern in patterns if r"(\d+)" in pattern]
-        if counting:
-            return lambda name, kind: any(
-                (found := pattern.match(f"{name}.")) is not None and found.end() >= len(name)
-                for pattern in counting
-            )
-    classes = {kind for module in model.modules() for kind in (getattr(module, "_no_split_modules", None) or ())}
-    if any(type(module).__name__ in classes for module in model.modules()):
-        return lambda name, kind: kind in classes
-    return lambda name, kind: True
+    modules = list(model.named_modules())
+    patterns = [(f"{name}." if name else "", pattern) for name, m in modules for pattern in _patterns(m)]
+    classes = {kind for _, module in modules for kind in getattr(module, "_no_split_modules", None) or ()}
+
+    def declared(name: str, block: nn.Module) -> bool:
+        if type(block).__name__ in classes:
+            return True
+        own = [(name.removeprefix(prefix), pattern) for prefix, pattern in patterns if name.startswith(prefix)]
+        # timm matches parameters: a pattern that ends before the block's name does names a stage
+        return any((found := pattern.match(f"{end}.")) and found.end() >= len(end) for end, pattern in own)
+
+    return declared
+
+
+def _patterns(module: nn.Module) -> list[re.Pattern[str]]:
+    """The patterns of timm's `group_matcher` that count blocks; others name single layers."""
+    matcher = getattr(module, "group_matcher", None)
+    groups = matcher(coarse=False) if callable(matcher) else None
+    if not isinstance(groups, Mapping):  # some models decide with a function instead
+        return []
+    blocks = groups.get("blocks") or ()
+    entries = (
+        [(blocks, None)] if isinstance(blocks, str) else [(e, None) if isinstance(e, str) else e for e in blocks]
+    )
+    return [re.compile(pattern) for pattern, order in entries if order is None and r"(\d+)" in pattern]

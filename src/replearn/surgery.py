@@ -10,12 +10,15 @@ from torch import nn
 
 from .errors import ReplearnError
 from .operators.base import Operator
+from .planning import count_parameters
 from .plans import Plan, Target
-from .stacks import class_path
-from .targets import build_operator, shape_of
+from .stacks import class_path, find_stacks
+from .survey import Survey
+from .targets import build_operator
 from .whole import refuse_wrapped
 
 PLAN = "_replearn_plan"  # where a replaced model carries its plan
+DECIDED = ("stack", "position", "previous", "next", "anatomy", "reads", "parameters_after")
 
 
 def replace_(model: nn.Module, plan: Plan) -> nn.Module:
@@ -30,20 +33,34 @@ def replace_(model: nn.Module, plan: Plan) -> nn.Module:
         )
     refuse_wrapped(model)
     check_fit(model, plan)
+    before, after = count_parameters(model, plan.targets)
+    if (before, after) != (plan.parameters_before, plan.parameters_after):
+        raise ReplearnError(
+            f"The plan does not fit: this {type(model).__name__} has {before:,} trainable parameters and would "
+            f"have {after:,}, and the plan promises {plan.parameters_before:,} and {plan.parameters_after:,}. If "
+            "you froze parameters or changed the head since, plan again."
+        )
+    exchange_(model, plan, start=True)
+    return model
+
+
+def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
+    """Put the operators of a plan that fits in place, with their starting values if they are wanted."""
     # everything is built before anything is touched, so a failure leaves the model as it was
     built = [(target, build_operator(model, target, device_of(model, target))) for target in plan.targets]
     for _, operator in built:
-        if all(parameter.device.type != "meta" for parameter in operator.parameters()):
+        if start and all(parameter.device.type != "meta" for parameter in operator.parameters()):
             operator.reset_parameters()
     for target, operator in built:
         operator.train(model.get_submodule(target.name).training)
         set_submodule(model, target.name, operator)
     setattr(model, PLAN, plan)
-    return model
 
 
 def plan_of(model: nn.Module) -> Plan:
     """The plan that a replaced model carries."""
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a replaced model (a torch.nn.Module), got {type(model).__name__}.")
     found = getattr(model, PLAN, None)
     if isinstance(found, Plan):
         return found
@@ -93,34 +110,41 @@ def device_of(model: nn.Module, target: Target) -> torch.device:
 
 
 def check_fit(model: nn.Module, plan: Plan) -> None:
-    """Is this a model that the plan was made for? ReplearnError names the first thing that differs."""
-    if not plan.targets:
-        raise ReplearnError("This plan has no targets.")
+    """Is this a model that the plan was made for? ReplearnError names the first thing that differs.
+
+    Every target is planned again on this model and compared, because a plan may come from a file of a
+    stranger: nothing is done that `plan` itself would not have done.
+    """
+    stacks = find_stacks(model)
+    again = {options: Survey(model, stacks, options) for options in {target.operator for target in plan.targets}}
     for target in plan.targets:
+        survey = again[target.operator]
         for name in (target.name, target.previous, target.next):
-            try:
-                model.get_submodule(name)
-            except AttributeError as error:
+            if name not in survey.places:
                 raise ReplearnError(
-                    f"The plan does not fit this {type(model).__name__}: it has no module {name!r}. The plan was "
+                    f"The plan does not fit this {type(model).__name__}: it has no block {name!r}. The plan was "
                     f"made for a {plan.model} with {plan.num_blocks} blocks."
-                ) from error
+                )
         block = model.get_submodule(target.name)
         if class_path(block) != target.block_type:
             raise ReplearnError(
                 f"The plan does not fit: {target.name} is a {class_path(block)}, and the plan was made for a "
                 f"{target.block_type}."
             )
-        for read in target.reads:
-            source = target.previous if read.side == "previous" else target.next
-            if shape_of(model.get_submodule(source), read.part) is None:
+        found = survey.target(*survey.places[target.name])
+        if isinstance(found, str):
+            raise ReplearnError(f"The plan does not fit: {target.name} has to be kept here, because: {found}.")
+        for field in DECIDED:
+            planned, now = getattr(target, field), getattr(found, field)
+            if planned != now:
+                values = f": {now}, and the plan says {planned}" if isinstance(now, (str, int)) else ""
                 raise ReplearnError(
-                    f"The plan does not fit: {source} has no {read.part.path}, which {target.name} reads."
+                    f"The plan does not fit: {field} of {target.name} is different in this model{values}. "
+                    "Plan again, or use the model it was made for."
                 )
-        built = build_operator(model, target, torch.device("meta"))
-        num = sum(parameter.numel() for parameter in built.parameters())
-        if num != target.parameters_after:
-            raise ReplearnError(
-                f"The plan does not fit: the operator for {target.name} would have {num:,} parameters, and the "
-                f"plan says {target.parameters_after:,}. The model's widths differ from those it was made for."
-            )
+    total = sum(len(stack) for stack in stacks)
+    if total != plan.num_blocks:
+        raise ReplearnError(
+            f"The plan does not fit: this {type(model).__name__} has {total} blocks, and the plan was made for "
+            f"{plan.num_blocks}. Plan again, or use the model it was made for."
+        )

@@ -11,7 +11,7 @@ from torch import nn
 from . import operators
 from .errors import ReplearnError
 from .operators.options import Options
-from .placement import best_apart, by_interval, edge_reason, evenly
+from .placement import best_apart, by_interval, edge_reason, evenly, most_apart
 from .plans import Skipped, Target
 from .similarity import block_similarity
 from .stacks import Stack
@@ -25,11 +25,12 @@ class Survey:
         self.model = model
         self.stacks = stacks
         self.operator = operator
+        self.places = {name: (stack, i + 1) for stack in stacks for i, name in enumerate(stack.blocks)}
         self._found: dict[str, Target | str] = {}
-        places: dict[int, list[str]] = {}
+        registered: dict[int, list[str]] = {}
         for name, module in model.named_modules(remove_duplicate=False):
-            places.setdefault(id(module), []).append(name)
-        self._places = places
+            registered.setdefault(id(module), []).append(name)
+        self._registered = registered
 
     def target(self, stack: Stack, position: int) -> Target | str:
         """The target at this position, or the reason why the block has to be kept."""
@@ -41,24 +42,24 @@ class Survey:
     def _build(self, stack: Stack, position: int) -> Target | str:
         name = stack.blocks[position - 1]
         block = self.model.get_submodule(name)
-        places = [place for place in self._places[id(block)] if place != name]
-        if places:
-            return f"the same module is also registered as {places[0]}"
+        elsewhere = [place for place in self._registered[id(block)] if place != name]
+        if elsewhere:
+            return f"the same module is also registered as {elsewhere[0]}"
         if has_hooks(block):
             return "it has hooks, which would be lost with it; remove them, or keep the block"
-        notes: list[str] = []
         options = self.operator or default_operator(stack.anatomies[position - 1])
         try:
             return build_target(self.model, stack, position, options)
         except ReplearnError as error:
-            if self.operator is not None or options.name == "whole_block":
-                return str(error)
-            notes.append(f"{options.name} does not fit ({error}), so the whole-block operator is used")
+            misfit = str(error)
+        if self.operator is not None or options.name == "whole_block":
+            return misfit
         try:
             found = build_target(self.model, stack, position, operators.WholeBlock())
         except ReplearnError as error:
             return str(error)
-        return replace(found, notes=(*notes, *found.notes))
+        note = f"{options.name} does not fit ({misfit}), so the whole-block operator is used"
+        return replace(found, notes=(note, *found.notes))
 
     def legal(self, stack: Stack) -> list[int]:
         return [p for p in range(1, len(stack) + 1) if isinstance(self.target(stack, p), Target)]
@@ -68,55 +69,75 @@ class Survey:
         return [target for target in found if isinstance(target, Target)]
 
     def by_interval(self, interval: int, first: int, similarity: Any) -> tuple[list[Target], list[Skipped]]:
+        """The paper's placement; or, with a calibration batch, as many targets where it scores best."""
         chosen: list[Target] = []
         skipped: list[Skipped] = []
-        scores = {} if similarity is None else self.scores(similarity)
         for stack in self.stacks:
             positions = by_interval(len(stack), interval, first)
-            reasons = {p: found for p in positions if isinstance(found := self.target(stack, p), str)}
-            if similarity is None:
-                skipped += [Skipped(stack.blocks[p - 1], p, reason) for p, reason in reasons.items()]
-                chosen += self.at(stack, positions)
-            else:
-                legal = {p: scores[stack.blocks[p - 1]] for p in self.legal(stack)}
-                chosen += self.at(stack, best_apart(legal, len(positions) - len(reasons)))
+            chosen += self.at(stack, positions)
+            for position in positions:
+                if isinstance(reason := self.target(stack, position), str):
+                    skipped.append(Skipped(stack.blocks[position - 1], position, reason))
+        if similarity is not None and chosen:
+            return self._best_scored(chosen, similarity), []
         return chosen, skipped
 
     def by_fraction(self, fraction: float, similarity: Any) -> list[Target]:
-        total = sum(len(stack) for stack in self.stacks)
-        count = max(1, round(fraction * total))
+        """Exactly the share asked for, spread evenly or placed where a calibration batch scores best."""
         legal = {stack.name: self.legal(stack) for stack in self.stacks}
+        total, most = len(self.places), sum(most_apart(positions) for positions in legal.values())
+        count = max(1, round(fraction * total))
+        if count > most:
+            raise ReplearnError(
+                f"fraction={fraction} is {count} of {total} blocks, and at most {most} can go, because a target's "
+                f"neighbours must stay. {self._cure(total, most)}Blocks that can't go: {self._reasons()}."
+            )
         spread = evenly(legal, count)
-        if similarity is not None:
-            scores = self.scores(similarity)
-            for stack in self.stacks:
-                choice = {p: scores[stack.blocks[p - 1]] for p in legal[stack.name]}
-                spread[stack.name] = best_apart(choice, len(spread[stack.name]))
-        return [target for stack in self.stacks for target in self.at(stack, spread[stack.name])]
+        chosen = [target for stack in self.stacks for target in self.at(stack, spread[stack.name])]
+        return chosen if similarity is None else self._best_scored(chosen, similarity)
+
+    @staticmethod
+    def _cure(total: int, most: int) -> str:
+        return f"Ask for fraction={most / total:.6g} or less. " if most else ""
+
+    def _reasons(self, shown: int = 4) -> str:
+        """The first few blocks that have to be kept, with the reason of each."""
+        kept = [
+            f"{name} ({reason})"
+            for name, (stack, position) in self.places.items()
+            if isinstance(reason := self.target(stack, position), str)
+        ]
+        return "; ".join(kept[:shown]) + (f"; and {len(kept) - shown} more" if len(kept) > shown else "")
+
+    def _best_scored(self, chosen: Sequence[Target], batch: Any) -> list[Target]:
+        """As many targets in each stack as were chosen, at the positions that score best."""
+        legal = [target for stack in self.stacks for target in self.at(stack, self.legal(stack))]
+        scores = block_similarity(self.model, {target.name: target.anatomy.input for target in legal}, batch)
+        best: list[Target] = []
+        for stack in self.stacks:
+            count = sum(target.stack == stack.name for target in chosen)
+            candidates = {p: scores[stack.blocks[p - 1]] for p in self.legal(stack)}
+            best += self.at(stack, best_apart(candidates, count))
+        return best
 
     def named(self, names: Sequence[str]) -> list[Target]:
-        where = {name: (stack, i + 1) for stack in self.stacks for i, name in enumerate(stack.blocks)}
+        """The targets with these names, in the model's order."""
         for name in names:
-            if name not in where:
-                known = ", ".join(f"{stack.name} ({len(stack)} blocks)" for stack in self.stacks)
+            if name not in self.places:
+                known = ", ".join(f"{stack.blocks[0]} to {stack.blocks[-1]}" for stack in self.stacks)
                 raise ReplearnError(f"{name!r} is not a block of a stack of this model. Its stacks are: {known}.")
+        order = list(self.places)
         chosen: dict[str, Target] = {}
-        for name in sorted(set(names), key=list(where).index):
-            stack, position = where[name]
+        for name in sorted(set(names), key=order.index):
+            stack, position = self.places[name]
             found = self.target(stack, position)
             if isinstance(found, str):
-                raise ReplearnError(f"{name} (position {position} of {stack.name}) can't be replaced: {found}.")
+                raise ReplearnError(
+                    f"{name} (position {position} of {len(stack)}) can't be replaced: {found}. Leave it out."
+                )
             if found.previous in chosen:
                 raise ReplearnError(
                     f"{found.previous} and {name} are adjacent, and a target's neighbours must stay. Drop one."
                 )
             chosen[name] = found
         return list(chosen.values())
-
-    def scores(self, batch: Any) -> dict[str, float]:
-        names = {
-            name: anatomy
-            for stack in self.stacks
-            for name, anatomy in zip(stack.blocks, stack.anatomies, strict=True)
-        }
-        return block_similarity(self.model, names, batch)

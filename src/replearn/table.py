@@ -13,7 +13,7 @@ def plan_table(plan: Plan) -> str:
     """A plan as text: one line a target, then what was skipped, notes and totals."""
     rows = [
         (
-            target.name,
+            shown(target.name),
             str(target.position),
             target.operator.label(),
             sources_of(target),
@@ -24,14 +24,16 @@ def plan_table(plan: Plan) -> str:
     ]
     head = ("module", "position", "operator", "sources", "parameters", "after")
     lines = [
-        f"{plan.model}: {len(plan.targets)} of {plan.num_blocks} blocks replaced ({plan.placement})",
+        f"{shown(plan.model)}: {len(plan.targets)} of {plan.num_blocks} blocks replaced ({shown(plan.placement)})",
         "",
         *text_table(head, rows, right=(1, 4, 5)),
         "",
     ]
-    lines += [f"note     {target.name}: {note}" for target in plan.targets for note in target.notes]
-    lines += [f"note     {note}" for note in plan.notes]
-    lines += [f"skipped  {entry.name} (position {entry.position}): {entry.reason}" for entry in plan.skipped]
+    lines += [shown(f"note     {target.name}: {note}") for target in plan.targets for note in target.notes]
+    lines += [shown(f"note     {note}") for note in plan.notes]
+    lines += [
+        shown(f"skipped  {entry.name} (position {entry.position}): {entry.reason}") for entry in plan.skipped
+    ]
     change = plan.parameters_after / plan.parameters_before - 1 if plan.parameters_before else 0.0
     lines.append(
         f"total    {plan.parameters_before:,} -> {plan.parameters_after:,} trainable parameters ({change:+.1%})"
@@ -43,7 +45,12 @@ def sources_of(target: Target) -> str:
     """The neighbours that are read: `layer3.2 + layer3.4`, or `none`."""
     sides = {read.side for read in target.reads}
     names = [name for side, name in (("previous", target.previous), ("next", target.next)) if side in sides]
-    return " + ".join(names) or "none"
+    return shown(" + ".join(names)) or "none"
+
+
+def shown(text: str) -> str:
+    """The text on one line; a plan may come from a stranger, and his names must not steer a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:

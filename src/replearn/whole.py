@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 
@@ -25,7 +27,7 @@ def refuse_wrapped(model: nn.Module) -> None:
                 f"{type(model).__name__} can't be planned: {where} is wrapped in {type(module).__name__}. Call "
                 "plan and replace_ on the plain model first, then wrap the result."
             )
-        if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
+        if _compiled(module):
             raise ReplearnError(
                 f"{type(model).__name__} can't be planned: {where} is compiled, and would go on running its "
                 "old graph. Call plan and replace_ on the plain model (model._orig_mod), then compile the result."
@@ -42,12 +44,18 @@ def refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def _sharded(module: nn.Module) -> bool:
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor
+# Importing torch._dynamo or FSDP takes seconds. Where nobody has imported them yet, no module can be
+# compiled or sharded, so both are looked up among what is loaded.
 
-    if isinstance(module, (FSDPModule, FullyShardedDataParallel)):
+
+def _compiled(module: nn.Module) -> bool:
+    dynamo = sys.modules.get("torch._dynamo")
+    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    return wrapped or module._compiled_call_impl is not None
+
+
+def _sharded(module: nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)):
         return True
-    return any(isinstance(parameter, DTensor) for parameter in module._parameters.values())
+    return any(hasattr(parameter, "device_mesh") for parameter in module._parameters.values())

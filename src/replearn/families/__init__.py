@@ -1,18 +1,20 @@
 """The model families: one file each, and this folder is their list.
 
-A family is a file with a function `describe(block) -> Anatomy | None`. To add one, add a file.
+A family is a file with a function `describe(block) -> Anatomy | None`. To add one, add a file. It names
+the parts that the class has as its library builds it; a part that someone took out is left out here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
 from torch import nn
 
-from ..anatomy import Anatomy
+from ..anatomy import Anatomy, holds
 
 
 @cache
@@ -25,7 +27,12 @@ def families() -> dict[str, Callable[[nn.Module], Anatomy | None]]:
 def describe(block: nn.Module) -> Anatomy | None:
     """What the block is made of, told by the first family that knows it."""
     for family in families().values():
-        found = family(block)
+        try:
+            found = family(block)
+        except AttributeError:  # its attention or a convolution was exchanged: no longer of this family
+            continue
         if found is not None:
-            return found
+            return replace(
+                found, parts={role: part for role, part in found.parts.items() if holds(block, part.path)}
+            )
     return None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..anatomy import Anatomy, shape_change
+from ..anatomy import Anatomy, holds, shape_change
 from ..errors import ReplearnError
 
 
@@ -21,6 +21,12 @@ def describe(block: nn.Module) -> Anatomy | None:
             f"{type(block).__qualname__}.replearn_anatomy is a {type(declared).__name__}, "
             "not an Anatomy; write it with replearn.anatomy(...)."
         )
+    for role, part in declared.parts.items():
+        if not holds(block, part.path):
+            raise ReplearnError(
+                f"{type(block).__qualname__}.replearn_anatomy says {role}={part.path!r}, and the block has "
+                "nothing there; write the path of that layer below the block, as 'attn.proj'."
+            )
     if declared.kind in ("basic", "bottleneck") and not declared.transition:
         convs = [declared.parts[role].path for role in ("conv1", "conv2", "conv3") if role in declared.parts]
         return replace(declared, transition=shape_change(block, *convs))

@@ -4,33 +4,50 @@ from typing import Any
 
 from torch import nn
 
-from ..anatomy import Anatomy, Part, holds, is_a, resolve
+from ..anatomy import Anatomy, Part, is_a, resolve
 
 BLOCKS = (
     "timm.models.vision_transformer.Block",
     "timm.models.vision_transformer.ResPostBlock",
-    "timm.models.vision_transformer.ParallelScalingBlock",
-    "timm.models.vision_transformer.DiffParallelScalingBlock",
     "timm.models.vision_transformer_relpos.RelPosBlock",
     "timm.models.vision_transformer_relpos.ResPostRelPosBlock",
+    "timm.models.vision_transformer_sam.Block",
     "timm.models.beit.Block",
     "timm.models.cait.LayerScaleBlock",
+    "timm.models.convit.Block",
+    "timm.models.deepseek_vit.DeepseekVitBlock",
     "timm.models.eva.EvaBlock",
     "timm.models.eva.EvaBlockPostNorm",
+    "timm.models.xcit.XCABlock",
+)
+# without one square output projection of their own: several in parallel, or one fused with the MLP's
+OTHERS = (
+    "timm.models.vision_transformer.ParallelThingsBlock",
+    "timm.models.vision_transformer.DiffParallelScalingBlock",
 )
 
 
 def describe(block: nn.Module) -> Anatomy | None:
-    if not is_a(block, *BLOCKS):
-        return None
-    if holds(block, "attn.proj", "norm1", "norm2", "mlp"):
+    if is_a(block, *BLOCKS):
         parts = {"proj": Part("attn.proj"), "norm1": Part("norm1"), "norm2": Part("norm2")}
         parts |= mlp_parts(resolve(block, "mlp"))
         return Anatomy("timm_vit", "transformer", parts, num_heads=resolve(block, "attn.num_heads"))
-    if holds(block, "attn_out_proj", "in_norm"):  # ParallelScalingBlock: one norm, one fused matrix
+    if is_a(block, "timm.models.vision_transformer.ParallelScalingBlock"):  # one norm, one fused input matrix
         parts = {"proj": Part("attn_out_proj"), "norm1": Part("in_norm")}
         return Anatomy("timm_vit", "transformer", parts, num_heads=resolve(block, "num_heads"))
-    return Anatomy("timm_vit", "any")
+    if is_a(block, "timm.models.gemma4_vit.Gemma4Block"):
+        return gemma4(block)
+    return Anatomy("timm_vit", "any") if is_a(block, *OTHERS) else None
+
+
+def gemma4(block: nn.Module) -> Anatomy:
+    """Four norms, one on each side of either branch, and linear layers that may clip."""
+    parts = {"proj": Part("attn.o_proj.linear"), "norm1": Part("norm1"), "norm2": Part("norm3")}
+    if not resolve(block, "mlp.up_proj.use_clipped"):
+        matrices = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+        parts |= {role: Part(f"mlp.{name}.linear") for role, name in matrices.items()}
+        parts["activation"] = Part("mlp.act")
+    return Anatomy("timm_vit", "transformer", parts, num_heads=resolve(block, "attn.num_heads"))
 
 
 def mlp_parts(mlp: Any) -> dict[str, Part]:

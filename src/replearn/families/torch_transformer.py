@@ -2,20 +2,20 @@
 
 from torch import nn
 
-from ..anatomy import Anatomy, anatomy
+from ..anatomy import Anatomy, anatomy, is_a, resolve
 
 
 def describe(block: nn.Module) -> Anatomy | None:
-    if type(block) is nn.TransformerEncoderLayer:
+    if is_a(block, "torch.nn.modules.transformer.TransformerEncoderLayer"):
         first, mlp_norm = "src", "norm2"
-    elif type(block) is nn.TransformerDecoderLayer:
+    elif is_a(block, "torch.nn.modules.transformer.TransformerDecoderLayer"):
         first, mlp_norm = "tgt", "norm3"
     else:
         return None
     return anatomy(
         "torch_transformer",
         "transformer",
-        num_heads=block.self_attn.num_heads,
+        num_heads=resolve(block, "self_attn.num_heads"),
         input=first,
         proj="self_attn.out_proj",
         norm1="norm1",

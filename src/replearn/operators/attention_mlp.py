@@ -68,6 +68,9 @@ class AttentionMLPOperator(Operator):
         self.attention.reset_parameters()
         self.mlp.reset_parameters()
 
+    def stages(self) -> tuple[Operator, ...]:
+        return (self.attention, self.mlp)
+
     def plain(self) -> nn.Module:
         return nn.Sequential(self.attention.plain(), self.mlp.plain())
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
-from .correction import Correction, correction_of
+from .correction import Correction, LowRankCorrection, correction_of
+from .fitting import Moments, Solution, fit_full
 from .options import MixingOptions, ReadingOptions
 from .site import Site
 from .synthesis import Source, per_row, row_norms, unit_rows
@@ -31,6 +32,7 @@ class Operator(nn.Module, ABC):
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.target = site.target
+        self._dtype = site.dtype  # of the model here, which the deployed form has too
         self._input = site.target.anatomy.input
         self._as_tuple = site.target.anatomy.returns == "tuple"
         # Hugging Face models read such labels off their layers (attention_type, layer_idx)
@@ -48,6 +50,18 @@ class Operator(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Set coefficients and corrections to their starting values, read off the neighbours."""
+
+    def stages(self) -> tuple[Operator, ...]:
+        """The parts that are fitted one after another, each seeing the output of those before."""
+        return (self,)
+
+    def regressors(self, x: Tensor) -> Tensor | None:
+        """Rows of the inputs of the operator's last linear map, for fitting; None if nothing can be fitted."""
+        return None
+
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """Set what is learnable to the best fit of the moments, and return the ridge that was used."""
+        raise ReplearnError(f"{self.target.name}: {self.target.operator.name} can't be fitted in closed form.")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs[self._input]
@@ -80,6 +94,7 @@ class Operator(nn.Module, ABC):
             return moved
 
         super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        self._dtype = fn(torch.empty(0, dtype=self._dtype, device="cpu")).dtype
         return self
 
     def coefficients(self) -> list[nn.Parameter]:
@@ -134,6 +149,32 @@ class ReadingOperator(Operator):
             delta = self._correction(role).weight()
             total = delta if total is None else total + delta
         return total
+
+    @torch.no_grad()
+    def fit_correction(self, role: str, base: Tensor, moments: Moments, held: Moments) -> tuple[Tensor, float]:
+        """Fit this role's correction on top of a base weight (R, K); the weight it makes, and the ridge."""
+        if role not in self.corrections:
+            return base.double(), 0.0
+        correction = self._correction(role)
+        rank = correction.left.shape[1] if isinstance(correction, LowRankCorrection) else None
+        solution = fit_full(moments, held, base, rank)
+        correction.set(solution, base)
+        return solution.weight, solution.ridge
+
+    @torch.no_grad()
+    def scale_correction(self, role: str, factor: float) -> None:
+        correction = self._correction(role)
+        (correction.left if isinstance(correction, LowRankCorrection) else next(correction.parameters())).mul_(
+            factor
+        )
+
+    def fit_shift(self, role: str, weight: Tensor, base: Tensor | None, moments: Moments) -> None:
+        """Fit the bias correction of a linear map, on top of its synthesized bias."""
+        if f"{role}_bias" not in self.corrections:
+            return
+        shift = moments.shift_for(weight)
+        start = torch.zeros_like(shift) if base is None else base.double()
+        self._correction(f"{role}_bias").set(Solution(shift, 0.0), start)
 
     def read_one(self, role: str) -> Tensor:
         """A weight that is read from one side and used as it is."""

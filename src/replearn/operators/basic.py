@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from ..anatomy import Anatomy
 from ..plain import residual
 from .base import MixingOperator, Operator
-from .layers import Convolution, fresh_norm, own_activation
+from .fitting import Moments, fit_rows
+from .layers import Convolution, fit_norm, fresh_norm, own_activation
 from .options import MixingOptions, Need
 from .site import Site
-from .synthesis import full_precision
+from .synthesis import full_precision, unit_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,6 @@ class Basic(MixingOptions):
 class BasicOperator(MixingOperator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._dtype = site.dtype
         self.use(site, "kernel", like="conv2")
         self.make_coefficients(site, tuple(self._sources["kernel"]), site.shape("conv2")[0])
         self.conv = Convolution(site.part("conv2"), site.device)
@@ -60,6 +60,26 @@ class BasicOperator(MixingOperator):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.start_rows("kernel")
+
+    def regressors(self, x: Tensor) -> Tensor:
+        return self.conv.patches(x)
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """Channel coefficients first, then the correction, then the BatchNorm that leaves both as they are."""
+        units = {side: unit_rows(weight).flatten(1).double() for side, weight in self.weights("kernel").items()}
+        base = torch.zeros_like(moments.cross())
+        if units:
+            directions = (
+                [torch.stack(list(units.values())).sum(0)] if self._shared(tuple(units)) else list(units.values())
+            )
+            sides = list(units)[: len(directions)]
+            for side, direction, scale in zip(sides, directions, fit_rows(moments, directions), strict=True):
+                self.coefficient(side).copy_(scale)
+                base += scale[:, None] * direction
+        weight, ridge = self.fit_correction("kernel", base, moments, held)
+        fit_norm(self.norm, weight, moments)
+        return ridge
 
     def plain(self) -> nn.Module:
         return residual(self.conv.plain(self.kernel(), self._dtype, self.norm), self.activation)

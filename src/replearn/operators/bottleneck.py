@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from ..anatomy import Anatomy
 from ..plain import as_module, residual
 from .base import MixingOperator, Operator
+from .fitting import Moments
 from .layers import Convolution, fresh_norm, own_activation
 from .options import MixingOptions, Need
+from .reduced_bottleneck import fit_expansion
 from .site import Site
 from .synthesis import full_precision
 
@@ -49,7 +51,6 @@ class Bottleneck(MixingOptions):
 class BottleneckOperator(MixingOperator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._dtype = site.dtype
         self.use(site, "reduce", like="conv1")
         self.use(site, "middle", like="conv2")
         self.use(site, "expand", like="conv3")
@@ -74,6 +75,16 @@ class BottleneckOperator(MixingOperator):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.start_rows("middle")
+
+    def regressors(self, x: Tensor) -> Tensor:
+        reduce, middle, _ = self.kernels()
+        z1 = self.activation(self.conv1(x, reduce))
+        return self.conv3.patches(self.activation(self.conv2(z1, middle)))
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """Fit the expansion's correction, or without one the scale of each output channel."""
+        return fit_expansion(self, self.norm, moments, held)
 
     def plain(self) -> nn.Module:
         reduce, middle, expand = self.kernels()

@@ -14,6 +14,7 @@ from .options import Options, ReadingOptions
 from .synthesis import wide
 
 if TYPE_CHECKING:
+    from .fitting import Solution
     from .site import Site
 
 
@@ -27,6 +28,10 @@ class Correction(nn.Module, ABC):
     @abstractmethod
     def reset_parameters(self) -> None:
         """Set D to zero, ready to be trained."""
+
+    @abstractmethod
+    def set(self, solution: Solution, base: Tensor) -> None:
+        """Take D from a fitted weight: what it has beyond the base."""
 
 
 class FullCorrection(Correction):
@@ -42,6 +47,10 @@ class FullCorrection(Correction):
     def weight(self) -> Tensor:
         return wide(self.delta)
 
+    @torch.no_grad()
+    def set(self, solution: Solution, base: Tensor) -> None:
+        self.delta.copy_((solution.weight - base.double()).view(self.delta.shape))
+
 
 class LowRankCorrection(Correction):
     """D = left @ right, of the given rank, over the weight flattened to (out, everything else)."""
@@ -56,6 +65,13 @@ class LowRankCorrection(Correction):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.left)
         nn.init.normal_(self.right, std=self.right.shape[1] ** -0.5)
+
+    @torch.no_grad()
+    def set(self, solution: Solution, base: Tensor) -> None:
+        if solution.left is None or solution.right is None:
+            raise ReplearnError("A low-rank correction needs a low-rank fit.")
+        self.left.copy_(solution.left)
+        self.right.copy_(solution.right)
 
     def weight(self) -> Tensor:
         return (wide(self.left) @ wide(self.right)).view(self._shape)

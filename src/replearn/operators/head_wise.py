@@ -20,6 +20,7 @@ from ..anatomy import Anatomy
 from ..errors import ReplearnError
 from ..plain import residual
 from .base import MixingOperator, Operator
+from .fitting import Moments, fit_scalars
 from .layers import BorrowedNorm, plain_linear
 from .options import MixingOptions, Need
 from .projection import require_square
@@ -54,7 +55,6 @@ class HeadWiseOperator(MixingOperator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         require_square(site)
-        self._dtype = site.dtype
         width, heads = site.shape("proj")[1], site.target.anatomy.num_heads
         if heads < 1 or width % heads:
             raise ReplearnError(
@@ -94,5 +94,43 @@ class HeadWiseOperator(MixingOperator):
             scales[side] = (energy * lengths).sum(dim=0) / energy.sum(dim=0).clamp_min(1e-30)
         self.start_coefficients(scales)
 
+    def regressors(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm1(x)
+        return normed.reshape(-1, x.shape[-1])
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """A coefficient per head and side first, then the correction of weight and bias."""
+        weights = self.weights("proj")
+        units = {side: unit_rows(weight) for side, weight in weights.items()}
+        if self._shared(tuple(units)):
+            units = {"previous": units["previous"] + units["next"]}
+        heads = self.coefficient("previous" if "previous" in units else "next").shape[0]
+        directions = [
+            self._scale * unit * per_head(one_hot(head, heads, unit), unit)
+            for unit in units.values()
+            for head in range(heads)
+        ]
+        bias = self.mean_bias("proj")
+        nothing = torch.zeros_like(moments.targets)
+        fixed = nothing if bias is None else bias.double()
+        found = fit_scalars(moments, directions, [nothing] * len(directions), fixed=fixed)
+        for side, scales in zip(units, found.view(len(units), heads), strict=True):
+            self.coefficient(side).copy_(scales)
+        base = sum(
+            (s * d.double() for s, d in zip(found, directions, strict=True)), torch.zeros_like(moments.cross())
+        )
+        weight, ridge = self.fit_correction("proj", base, moments, held)
+        if "proj" in self.corrections:  # the forward scales the correction with the rest of the weight
+            self.scale_correction("proj", 1 / self._scale)
+        self.fit_shift("proj", weight, bias, moments)
+        return ridge
+
     def plain(self) -> nn.Module:
         return residual(nn.Sequential(self.norm1.plain(), plain_linear(*self.weight_and_bias(), self._dtype)))
+
+
+def one_hot(index: int, length: int, like: Tensor) -> Tensor:
+    made = torch.zeros(length, dtype=like.dtype, device=like.device)
+    made[index] = 1
+    return made

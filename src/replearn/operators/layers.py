@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import unfold
 
-from ..anatomy import resolve
 from ..errors import ReplearnError
+from .fitting import Moments
 from .shell import shell_of, without_hooks
-from .synthesis import Source, as_computed, gathered
+from .synthesis import Source, as_computed
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -56,6 +57,17 @@ class Convolution(nn.Module):
             made = functional_call(self.shell, {"weight": kernel}, (x,))
         return made
 
+    def patches(self, x: Tensor) -> Tensor:
+        """The rows that the kernel is multiplied with, one per output pixel: (pixels, in * q * q)."""
+        conv: Any = self.shell
+        if type(conv) is not nn.Conv2d or conv.groups != 1 or conv.padding_mode != "zeros":
+            raise ReplearnError(f"A fit needs an ordinary convolution without groups, not {conv}.")
+        if conv.kernel_size == (1, 1) and conv.stride == (1, 1):
+            return x.movedim(1, -1).reshape(-1, x.shape[1])
+        padding = conv._reversed_padding_repeated_twice[::-2]  # in numbers, also where it says 'same'
+        columns = unfold(x, conv.kernel_size, conv.dilation, tuple(padding), conv.stride)
+        return columns.transpose(1, 2).reshape(-1, columns.shape[1])
+
     def plain(self, kernel: Tensor, dtype: torch.dtype, norm: nn.Module | None = None) -> nn.Module:
         """The convolution with this kernel, followed by a norm that is folded in where it can be."""
         if norm is None or isinstance(norm, nn.Identity):
@@ -65,6 +77,20 @@ class Convolution(nn.Module):
         scale, shift = norm_as_affine(norm, kernel.dtype)
         folded = {"weight": kernel * scale.view(-1, 1, 1, 1), "bias": shift}
         return shell_of(self.shell, fill={name: tensor.to(dtype) for name, tensor in folded.items()})
+
+
+@torch.no_grad()
+def fit_norm(norm: Any, weight: Tensor, moments: Moments, scale: Tensor | None = None) -> None:
+    """Set a BatchNorm so that it scales the map's output as asked and shifts it to the targets' mean."""
+    if not foldable(norm) or norm.weight is None:
+        raise ReplearnError(f"A fit needs a BatchNorm with running statistics after the convolution, not {norm}.")
+    mean = weight @ moments.features
+    variance = ((weight @ moments.covariance()) * weight).sum(1).clamp_min(0)
+    gain = (variance + norm.eps).sqrt()
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)
+    norm.weight.copy_(gain if scale is None else gain * scale)
+    norm.bias.copy_(moments.targets)
 
 
 def foldable(norm: nn.Module) -> bool:
@@ -106,13 +132,12 @@ class BorrowedNorm(nn.Module):
         self._names = tuple(name for name, _ in layer.named_parameters())
         self.shell = shell_of(layer, device=device)
 
-    def _read(self) -> dict[str, Tensor]:
-        layer = self._source.look_up()
-        return {name: gathered(resolve(layer, name), self._source.stop_gradient) for name in self._names}
-
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = functional_call(self.shell, self._read(), (x,))
+        paths = {name: name.split(".") for name in self._names}
+        read = {n: self._source.read(*p).to(self._source.dtype_with(x, *p)) for n, p in paths.items()}
+        result: Tensor = functional_call(self.shell, read, (x,))
         return result
 
     def plain(self) -> nn.Module:
-        return shell_of(self.shell, fill={name: tensor.clone() for name, tensor in self._read().items()})
+        read = {name: self._source.read(*name.split(".")).clone() for name in self._names}
+        return shell_of(self.shell, fill=read)

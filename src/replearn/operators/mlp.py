@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -17,6 +18,7 @@ from ..anatomy import Anatomy
 from ..errors import ReplearnError
 from ..plain import as_module, gated_mlp, residual
 from .base import Operator, ReadingOperator
+from .fitting import Moments
 from .layers import BorrowedNorm, own_activation, plain_linear
 from .options import Need, ReadingOptions
 from .site import Site, one_source
@@ -45,7 +47,6 @@ class MLP(ReadingOptions):
 class MLPOperator(ReadingOperator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._dtype = site.dtype
         self._matrices = ("up", "gate", "down") if "gate" in site.target.anatomy.parts else ("up", "down")
         for role in self._matrices:
             self.use(site, role)
@@ -60,7 +61,15 @@ class MLPOperator(ReadingOperator):
 
     def compute(self, x: Tensor) -> Tensor:
         with full_precision(x.device):
-            layers = {role: self.weight_and_bias(role) for role in self._matrices}
+            weight, bias = self.weight_and_bias("down")
+        hidden = self.hidden(x)
+        bias = None if bias is None else as_computed(bias, hidden)
+        return x + linear(hidden, as_computed(weight, hidden), bias)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The activations that the last matrix is applied to."""
+        with full_precision(x.device):
+            layers = {role: self.weight_and_bias(role) for role in self._matrices if role != "down"}
 
         def apply(role: str, tokens: Tensor) -> Tensor:
             weight, bias = layers[role]
@@ -69,8 +78,23 @@ class MLPOperator(ReadingOperator):
         normed = self.norm2(x)
         hidden = apply("up", normed)
         gated = "gate" in layers
-        hidden = self.activation(apply("gate", normed)) * hidden if gated else self.activation(hidden)
-        return x + apply("down", hidden)
+        return self.activation(apply("gate", normed)) * hidden if gated else self.activation(hidden)
+
+    def regressors(self, x: Tensor) -> Tensor | None:
+        if "down" not in self.corrections:
+            return None  # without corrections nothing of this operator is learnable
+        hidden = self.hidden(x)
+        return hidden.reshape(-1, hidden.shape[-1])
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """Fit the correction of the last matrix and its bias; those before it stay at zero."""
+        self._correction("down_bias").reset_parameters()
+        self._correction("down").reset_parameters()
+        base, bias = self.weight_and_bias("down")
+        weight, ridge = self.fit_correction("down", base, moments, held)
+        self.fit_shift("down", weight, bias, moments)
+        return ridge
 
     def plain(self) -> nn.Module:
         layers = {role: plain_linear(*self.weight_and_bias(role), self._dtype) for role in self._matrices}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..anatomy import Anatomy
 from ..plain import affine
 from .base import Operator
+from .fitting import Moments, fit_rows
 from .options import Need, Options
 from .site import Site
 
@@ -42,7 +43,6 @@ class NoWeightsOperator(Operator):
         width = site.shape(last)[0]
         shape = (width,) if kind == "transformer" else (width, 1, 1)
         dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
-        self._dtype = site.dtype
         self.scale = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
         self.shift = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
 
@@ -56,6 +56,18 @@ class NoWeightsOperator(Operator):
     def reset_parameters(self) -> None:
         self.scale.zero_()
         self.shift.zero_()
+
+    def regressors(self, x: Tensor) -> Tensor:
+        last = x if self.scale.dim() == 1 else x.movedim(1, -1)
+        return last.reshape(-1, last.shape[-1])
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, held: Moments) -> float:
+        eye = torch.eye(len(moments.features), dtype=torch.float64, device=self.scale.device)
+        scale = fit_rows(moments, [eye])[0]
+        self.scale.copy_(scale.view(self.scale.shape))
+        self.shift.copy_((moments.targets - scale * moments.features).view(self.shift.shape))
+        return 0.0
 
     def plain(self) -> nn.Module:
         return affine((1 + self.scale).to(self._dtype), self.shift.to(self._dtype))

@@ -139,8 +139,10 @@ class MixingOptions(ReadingOptions):
         self._one_of("coefficients", Coefficients)
         if isinstance(self.start, str):
             self._one_of("start", Start)
-        elif isinstance(self.start, bool) or not isinstance(self.start, (int, float)):
-            raise ReplearnError(f"start is 'mean', 'previous', 'next', 'zero' or a number, not {self.start!r}.")
+        elif not _is_number(self.start):
+            raise ReplearnError(
+                f"start is 'mean', 'previous', 'next', 'zero' or a finite number, not {self.start!r}."
+            )
         if self.start in ("previous", "next"):
             if self.start not in self.sides:
                 raise ReplearnError(f"start={self.start!r} needs that side, but sources={self.sources!r}.")
@@ -150,6 +152,11 @@ class MixingOptions(ReadingOptions):
                 )
 
 
+def _is_number(value: Any) -> bool:
+    """A number that a float32 can hold; NaN is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -3e38 < value < 3e38
+
+
 def registry() -> dict[str, type[Options]]:
     """Every operator that is defined, by name."""
     return dict(_registry)
@@ -157,11 +164,14 @@ def registry() -> dict[str, type[Options]]:
 
 def options_from_dict(data: Mapping[str, Any]) -> Options:
     """Options as written by `to_dict`; the reverse of it."""
+    from . import available  # the whole folder: a plan is often read before any operator was used
+
     fields = dict(data)
     name = fields.pop("name", None)
-    if name not in _registry:
-        raise ReplearnError(f"There is no operator {name!r}; there are {', '.join(sorted(_registry))}.")
+    known = available()
+    if not isinstance(name, str) or name not in known:
+        raise ReplearnError(f"There is no operator {name!r}; there are {', '.join(sorted(known))}.")
     try:
-        return _registry[name](**fields)
+        return known[name](**fields)
     except TypeError as error:
         raise ReplearnError(f"The operator {name!r} does not have these options: {error}.") from error

@@ -19,6 +19,7 @@ from ..anatomy import Anatomy
 from ..errors import ReplearnError
 from ..plain import residual
 from .base import MixingOperator, Operator
+from .fitting import Moments, fit_scalars
 from .layers import plain_linear
 from .options import MixingOptions, Need
 from .site import Site
@@ -45,7 +46,6 @@ class ProjectionOperator(MixingOperator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         require_square(site)
-        self._dtype = site.dtype
         self.use(site, "proj")
         self.use_bias(site, "proj")
         self.make_coefficients(site, tuple(self._sources["proj"]), 1)
@@ -64,6 +64,28 @@ class ProjectionOperator(MixingOperator):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.start_coefficients({side: torch.ones_like(self.coefficient(side)) for side in self._sources["proj"]})
+
+    def regressors(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, x.shape[-1])
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """The two scalars first, then the correction of weight and bias."""
+        weights, biases = self.weights("proj"), self.biases("proj")
+        nothing = torch.zeros_like(moments.targets)
+        base, base_bias = torch.zeros_like(moments.cross()), nothing
+        if weights:
+            directions, shifts = list(weights.values()), [biases.get(side, nothing) for side in weights]
+            if self._shared(tuple(weights)):
+                directions, shifts = [directions[0] + directions[1]], [shifts[0] + shifts[1]]
+            found = fit_scalars(moments, directions, shifts, fixed=nothing)
+            for side, scale, direction, shift in zip(weights, found, directions, shifts, strict=False):
+                self.coefficient(side).fill_(float(scale))
+                base = base + scale * direction.double()
+                base_bias = base_bias + scale * shift.double()
+        weight, ridge = self.fit_correction("proj", base, moments, held)
+        self.fit_shift("proj", weight, base_bias, moments)
+        return ridge
 
     def plain(self) -> nn.Module:
         return residual(plain_linear(*self.weight_and_bias(), self._dtype))

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy
 from ..plain import as_module, residual
 from .base import Operator, ReadingOperator
-from .layers import Convolution, fresh_norm, own_activation
+from .fitting import Moments, fit_rows
+from .layers import Convolution, fit_norm, fresh_norm, own_activation
 from .options import Need, ReadingOptions
 from .site import Site
 from .synthesis import full_precision
@@ -42,7 +44,6 @@ class ReducedBottleneck(ReadingOptions):
 class ReducedBottleneckOperator(ReadingOperator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._dtype = site.dtype
         self.use(site, "reduce", like="conv1")
         self.use(site, "expand", like="conv3")
         self.conv1 = Convolution(site.part("conv1"), site.device)
@@ -56,6 +57,14 @@ class ReducedBottleneckOperator(ReadingOperator):
         z = self.activation(self.conv1(x, reduce))
         return self.activation(x + self.norm(self.conv3(z, expand)))
 
+    def regressors(self, x: Tensor) -> Tensor:
+        return self.conv3.patches(self.activation(self.conv1(x, self.read_one("reduce"))))
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """Fit the expansion's correction, or without one the scale of each output channel."""
+        return fit_expansion(self, self.norm, moments, held)
+
     def plain(self) -> nn.Module:
         branch = nn.Sequential(
             self.conv1.plain(self.read_one("reduce"), self._dtype),
@@ -63,3 +72,15 @@ class ReducedBottleneckOperator(ReadingOperator):
             self.conv3.plain(self.read_one("expand"), self._dtype, self.norm),
         )
         return residual(branch, self.activation)
+
+
+def fit_expansion(operator: ReadingOperator, norm: nn.Module, moments: Moments, held: Moments) -> float:
+    """Fit the last 1x1 convolution of a bottleneck operator and the BatchNorm after it."""
+    weights = list(operator.weights("expand").values())
+    base = weights[0].flatten(1).double() if weights else torch.zeros_like(moments.cross())
+    if "expand" not in operator.corrections:
+        fit_norm(norm, base, moments, scale=fit_rows(moments, [base])[0])
+        return 0.0
+    weight, ridge = operator.fit_correction("expand", base, moments, held)
+    fit_norm(norm, weight, moments)
+    return ridge

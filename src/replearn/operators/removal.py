@@ -5,13 +5,16 @@ g(x) = x
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy
+from ..errors import ReplearnError
 from .base import Operator
 from .options import Need, Options
+from .site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,17 @@ class Removal(Options):
 
 
 class RemovalOperator(Operator):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        anatomy = site.target.anatomy
+        annotation = inspect.signature(site.block.forward).return_annotation
+        if anatomy.kind == "any" and anatomy.returns == "tensor" and "tuple" in str(annotation).lower():
+            raise ReplearnError(
+                f"{type(site.block).__qualname__}.forward says that it returns {annotation}, and Removal would "
+                "return the bare input. Use WholeBlock(), or give the class a replearn_anatomy with "
+                "returns='tuple'."
+            )
+
     def compute(self, x: Tensor) -> Tensor:
         return x
 

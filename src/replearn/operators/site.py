@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..anatomy import resolve
+from ..anatomy import Part, resolve
+from ..errors import ReplearnError
 from .options import Options, ReadingOptions
 from .synthesis import Source
 
@@ -41,7 +42,7 @@ class Site:
 
     def part(self, role: str) -> Any:
         """The removed block's own part: its shape and settings are followed, its weights are not."""
-        return resolve(self.block, self.target.anatomy.parts[role].path)
+        return resolve(self.block, self._where(role).path)
 
     def sources(self, role: str) -> dict[str, Source]:
         """The sources of a role by side, previous first."""
@@ -57,10 +58,16 @@ class Site:
 
     def shape(self, role: str) -> tuple[int, ...]:
         """The shape, as (out, in, ...), of the removed block's weight in this role."""
-        part = self.target.anatomy.parts[role]
+        part = self._where(role)
         shape = tuple(self.part(role).weight.shape)
         shape = shape[::-1] if part.transposed else shape
         return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
+
+    def _where(self, role: str) -> Part:
+        anatomy = self.target.anatomy
+        if role not in anatomy.parts:
+            raise ReplearnError(f"this {anatomy.family} block has no {role}, which {self.options.name} follows")
+        return anatomy.parts[role]
 
 
 def one_source(site: Site, role: str) -> Source:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import Part, resolve
+from ..anatomy import Part
+from ..errors import ReplearnError
+from .sharded import gathered, is_sharded, stored
 
 EPS = 1e-12
 
@@ -44,35 +46,40 @@ class Source:
 
     def weight(self) -> Tensor:
         """The weight as (out, in, ...), in float32 or better."""
-        found = self.look_up()
-        tensor = found if isinstance(found, Tensor) else resolve(found, "weight")
-        tensor = wide(gathered(tensor, self.stop_gradient))
+        # a path leads to a layer, or to a parameter itself
+        below = () if isinstance(self.look_up(), Tensor) else ("weight",)
+        tensor = wide(self.read(*below))
         return self._cut(tensor.t() if self.transposed else tensor)
 
     def bias(self) -> Tensor | None:
         found = self.look_up()
-        tensor = None if isinstance(found, Tensor) else getattr(found, "bias", None)
-        return None if tensor is None else self._cut(wide(gathered(tensor, self.stop_gradient)))
+        if isinstance(found, Tensor) or getattr(found, "bias", None) is None:
+            return None
+        return self._cut(wide(self.read("bias")))
+
+    def read(self, *below: str) -> Tensor:
+        """The parameter at a path below the source, whole, under stop-gradient if that is asked for."""
+        return gathered(self._stored(below), self.stop_gradient)
+
+    def dtype_with(self, x: Tensor, *below: str) -> torch.dtype:
+        """The dtype in which the neighbour's own code would see this parameter next to x."""
+        parameter = self._stored(below)
+        narrower = x.dtype.is_floating_point and x.dtype.itemsize < parameter.dtype.itemsize
+        # FSDP2's mixed precision casts a block's input and parameters alike, and shards are not cast yet
+        return x.dtype if narrower and is_sharded(parameter) and not autocasting(x) else parameter.dtype
+
+    def _stored(self, below: tuple[str, ...]) -> Tensor:
+        *names, last = self.path + below
+        modules = [self.block]
+        for name in names:
+            modules.append(getattr(modules[-1], name))
+        found = stored(modules, last)
+        if found is None:
+            raise ReplearnError(f"A source has no parameter {'.'.join(self.path + below)} any more.")
+        return found
 
     def _cut(self, tensor: Tensor) -> Tensor:
         return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
-
-
-def gathered(tensor: Tensor, stop_gradient: bool) -> Tensor:
-    """A source as an ordinary tensor: under FSDP2 a neighbour is sharded, and its shards are gathered.
-
-    The gradient goes back as the mean over the ranks, which is how FSDP2 reduces its own.
-    """
-    if stop_gradient:
-        tensor = tensor.detach()
-    if not hasattr(tensor, "device_mesh"):
-        return tensor
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
-    if not isinstance(tensor, DTensor):
-        return tensor
-    whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
-    return whole.to_local(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -118,7 +125,9 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
 
 def as_computed(weight: Tensor, x: Tensor) -> Tensor:
     """Cast a synthesized weight to the dtype that x is computed in; autocast does it itself."""
+    return weight if autocasting(x) else weight.to(x.dtype)
+
+
+def autocasting(x: Tensor) -> bool:
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return weight
-    return weight.to(x.dtype)
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

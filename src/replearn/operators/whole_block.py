@@ -56,7 +56,6 @@ class WholeBlockOperator(MixingOperator):
             )
         named = dict(site.block.named_parameters(remove_duplicate=False))
         self._names = tuple(named)
-        self._dtypes = tuple(parameter.dtype for parameter in named.values())
         for name, parameter in named.items():
             self._sources[name] = site.sources(name)
             correction = correction_of(
@@ -74,11 +73,13 @@ class WholeBlockOperator(MixingOperator):
     def _key(name: str) -> str:
         return name.replace(".", "/")  # a module's name may not contain dots
 
-    def parameters_of_block(self) -> dict[str, Tensor]:
-        """Every parameter of the block, synthesized, in its own dtype."""
+    def parameters_of_block(self, x: Tensor | None = None) -> dict[str, Tensor]:
+        """Every parameter of the block, synthesized, in the dtype of its source, or as x needs it."""
         made = {}
-        for index, (name, dtype) in enumerate(zip(self._names, self._dtypes, strict=True)):
+        for index, name in enumerate(self._names):
             terms = [self.coefficient(side)[index] * weight for side, weight in self.weights(name).items()]
+            source = next(iter(self._sources[name].values()))
+            dtype = source.read().dtype if x is None else source.dtype_with(x)
             made[name] = self.corrected(self._key(name), terms).to(dtype)
         return made
 
@@ -93,8 +94,9 @@ class WholeBlockOperator(MixingOperator):
         return self._call(*args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        with full_precision(first_tensor(args, kwargs).device):
-            made = {f"block.{name}": tensor for name, tensor in self.parameters_of_block().items()}
+        x = first_tensor(args, kwargs)
+        with full_precision(x.device):
+            made = {f"block.{name}": tensor for name, tensor in self.parameters_of_block(x).items()}
         return functional_call(self.run, made, args, kwargs)
 
     @torch.no_grad()

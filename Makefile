@@ -1,0 +1,40 @@
+# `make demo` and `make test` need Python 3.11 or newer and a package index; everything else they install
+# into .venv, once. Another interpreter: make test PYTHON=python3.12
+
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test check clean
+
+help:
+	@echo "make demo    plan, replace, train a little, deploy; promised against measured"
+	@echo "make test    lint, types and the whole test suite"
+	@echo "make check   lint and types only"
+	@echo "make clean   remove .venv and the caches"
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("replearn needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; write: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --python $(BIN)/python --constraints constraints.txt --build-constraints constraints.txt \
+		--editable ".[vision,hf,train]" --group dev
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

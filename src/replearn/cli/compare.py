@@ -1,0 +1,121 @@
+"""`replearn compare`: methods over seeds, trained where they are missing, in a table and a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ReplearnError
+from ..training.compare import Comparison
+from ..training.compare import compare as compare_results
+from ..training.comparison_table import comparison_table
+from ..training.fit import fit
+from ..training.picture import draw
+from ..training.results import Result, write_atomically
+from ..training.run import RunSpec
+from .flags import Data, DataRoot, Device, Epochs, Json, Out, Settings
+from .progress import watching
+from .runs import data_of, found, resolved, results_below, seeds_named, spec_of, variants_named
+
+
+def compare(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or a file of your own.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Some of its rows, as e2e,removal,repl; all if not given.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, as 0,1,2 or 0-4.")] = "0,1,2",
+    data: Data = None,
+    epochs: Epochs = None,
+    together: Annotated[
+        int, typer.Option(min=1, help="Runs at once on the device: more in less time, but no times to compare.")
+    ] = 1,
+    device: Device = "auto",
+    out: Out = None,
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    read: Annotated[Path | None, typer.Option("--from", help="Only read the results below this folder.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Where to draw the picture.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods over seeds: train what is missing, then print the table.
+
+    Accuracy is the last epoch's. Differences are taken seed by seed, with a 95 % interval and a
+    verdict: better, worse or undecided. Stopped runs go on where they were.
+
+    Examples:
+
+    * `replearn compare demo`
+
+    * `replearn compare t1_resnet32 --data cifar10 --methods e2e,removal,repl --seeds 0-4`
+
+    * `replearn compare t1_resnet32 --seeds 0-9 --together 10`
+
+    * `replearn compare --from runs/t1_resnet32 --json`
+    """
+    if (recipe is None) == (read is None):
+        raise ReplearnError(
+            "Name a recipe (`replearn compare demo`), or a folder of results with --from: one of both."
+        )
+    if read is not None:
+        comparisons = compare_results(results_below(read))
+    else:
+        assert recipe is not None
+        chosen = resolved(recipe, epochs, settings or [])
+        on = data_of(chosen, data)
+        rows = variants_named(chosen, methods)
+        specs = [spec_of(chosen, row, on, seed, out, data_root) for seed in seeds_named(seeds) for row in rows]
+        comparisons = compare_results(results_of(specs, together, device))
+    if os.environ.get("RANK", "0") != "0":
+        return  # under torchrun one process talks
+    show(comparisons, as_json)
+    if read is None:
+        keep(comparisons[0], specs[0].out.parent.parent, picture)
+    elif picture is not None:
+        draw(only(comparisons, "a picture"), picture)
+
+
+def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
+    """Every run's result: those that are there, and the others trained now, `together` at a time."""
+    results = {index: result for index, spec in enumerate(specs) if (result := found(spec)) and result.finished}
+    missing = [index for index in range(len(specs)) if index not in results]
+    with watching(len(missing), specs[0].recipe.epochs) as progress:
+        for start in range(0, len(missing), together):
+            part = missing[start : start + together]
+            trained = fit([specs[index] for index in part], device=device, resume=True, progress=progress)
+            results |= dict(zip(part, trained, strict=True))
+    return [results[index] for index in range(len(specs))]
+
+
+def show(comparisons: Sequence[Comparison], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([comparison.to_dict() for comparison in comparisons], indent=1))
+    else:
+        typer.echo("\n\n".join(comparison_table(comparison) for comparison in comparisons))
+
+
+def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
+    """The comparison beside its runs: as text, as JSON and as a picture."""
+    write_atomically(folder / "comparison.txt", comparison_table(comparison) + "\n")
+    write_atomically(folder / "comparison.json", json.dumps(comparison.to_dict(), indent=1))
+    try:
+        drawn = draw(comparison, picture or folder / "comparison.png")
+    except ReplearnError as error:
+        if picture is not None:
+            raise
+        typer.echo(f"No picture: {error}", err=True)
+        return
+    typer.echo(f"The picture is {drawn}.", err=True)
+
+
+def only(comparisons: Sequence[Comparison], what: str) -> Comparison:
+    if len(comparisons) > 1:
+        names = ", ".join(f"{comparison.recipe} on {comparison.data}" for comparison in comparisons)
+        raise ReplearnError(
+            f"There are several comparisons ({names}); for {what} name the folder of one with --from."
+        )
+    return comparisons[0]

@@ -1,0 +1,83 @@
+"""`replearn data`: what data is there, where it was looked for, whether it is whole, and how to get it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..table import text_table
+from ..training import data as room
+from ..training.data import DataStatus
+from .flags import DataRoot
+
+app = typer.Typer()
+Name = Annotated[str, typer.Argument(help="A data set's name.")]
+
+
+@app.callback(invoke_without_command=True)
+def listing(context: typer.Context, data_root: DataRoot = None) -> None:
+    """Say what data is there, check it, or download it.
+
+    Examples:
+
+    * `replearn data`
+
+    * `replearn data check cifar10`
+
+    * `replearn data download svhn --data-root ~/data`
+    """
+    if context.invoked_subcommand is not None:
+        return
+    found = [room.status(name, data_root, checksums=False) for name in room.available()]
+    rows = [(each.name, state(each), count(each.num_train), count(each.num_test), place(each)) for each in found]
+    typer.echo("\n".join(text_table(("data set", "state", "train", "test", "where"), rows, right=(2, 3))))
+
+
+@app.command()
+def check(name: Name, data_root: DataRoot = None) -> None:
+    """Load a data set, count it and sum up its files; ends with 1 if it can't be trained on."""
+    found = room.status(name, data_root)
+    lines = [f"{found.title}: {state(found)}"]
+    if found.found:
+        lines.append(f"found in {found.found}" + (f" ({found.layout} layout)" if found.layout else ""))
+    if found.num_train is not None:
+        lines.append(
+            f"{count(found.num_train)} training and {count(found.num_test)} test images, "
+            f"{found.num_classes} classes"
+        )
+    lines += [f"{each.name}: {each.verdict}" for each in found.checksums]
+    if found.problem:
+        lines.append(found.problem)
+    typer.echo("\n".join(lines))
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def download(
+    name: Name,
+    data_root: DataRoot = None,
+    mirror: Annotated[
+        str | None, typer.Option(help="An address with the same files under the same names.")
+    ] = None,
+) -> None:
+    """Fetch a data set from its official address, check it and unpack it."""
+    folder = room.download(name, data_root, mirror=mirror)
+    typer.echo(f"{name} is in {folder}")
+
+
+def state(found: DataStatus) -> str:
+    if found.ok:
+        return "ok"
+    return "missing" if found.found is None else "broken"
+
+
+def count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def place(found: DataStatus) -> str:
+    if found.found:
+        return str(found.found)
+    return "looked in " + ", ".join(map(str, found.looked)) if found.looked else found.how

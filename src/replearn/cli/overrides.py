@@ -1,0 +1,107 @@
+"""`--set field=value`: a recipe with some of its fields changed, and their types checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ..errors import ReplearnError
+from ..training.recipe import Recipe, recipe_from_dict
+
+FIXED = ("name", "table", "data", "variants", "paper")
+AT_LEAST_ONE = ("epochs", "batch_size", "accumulate")
+
+
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with `field=value` or `group.field=value` applied, in order."""
+    if not settings:
+        return recipe
+    fields = recipe.to_dict()
+    for text in settings:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise ReplearnError(f"--set {text}: write field=value, as --set optimizer.lr=0.1.")
+        *groups, field = path.strip().split(".")
+        holder: Any = fields
+        for group in groups:
+            if holder is fields.get("augment") and group in recipe.data:
+                holder.setdefault(group, {})
+            holder = holder.get(group) if isinstance(holder, dict) and group not in FIXED else None
+        if groups[:1] == ["augment"] and len(groups) == 2 and isinstance(holder, dict):
+            holder[field] = value_of(value)  # may be new: recipe_from_dict knows which fields there are
+            continue
+        if not isinstance(holder, dict) or field not in holder or (not groups and field in FIXED):
+            raise ReplearnError(
+                f"--set {text}: a recipe has no field {path!r} to set; it has {fields_of(recipe)}."
+            )
+        holder[field] = value_of(value)
+    changed = recipe_from_dict(fields)
+    check_types(changed)
+    return changed
+
+
+def value_of(text: str) -> Any:
+    """JSON where it is JSON (0.1, true, null, [0.9, 0.95]), else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def fields_of(recipe: Recipe) -> str:
+    names = []
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        if field.name == "augment":
+            names.append(f"augment.{recipe.data[0]}.FIELD")
+        elif dataclasses.is_dataclass(value):
+            names += [f"{field.name}.{inner.name}" for inner in dataclasses.fields(value)]
+        elif field.name not in FIXED:
+            names.append(field.name)
+    return ", ".join(names)
+
+
+def check_types(data: Any, where: str = "") -> None:
+    """ReplearnError for a value that is not what its field holds; dataclasses are checked all the way down."""
+    for name, kind in get_type_hints(type(data)).items():
+        value, field = getattr(data, name), f"{where}{name}"
+        if not fits(value, kind):
+            raise ReplearnError(f"{field}={value!r}: expected {described(kind)}.")
+        if name in AT_LEAST_ONE and value < 1:
+            raise ReplearnError(f"{field}={value!r}: must be at least 1.")
+        held = value.items() if isinstance(value, Mapping) else [("", value)]
+        for key, inner in held:
+            if dataclasses.is_dataclass(inner) and name in ("optimizer", "schedule", "augment"):
+                check_types(inner, f"{field}.{key}." if key else f"{field}.")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is what a type hint of the recipe's dataclasses says."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(fits(value, choice) for choice in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is tuple:
+        kinds = [inner[0]] * len(value) if inner[-1:] == (...,) and isinstance(value, tuple) else inner
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(fits, value, kinds))
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    if kind is float:
+        return isinstance(value, (int, float))
+    return isinstance(value, origin or kind)
+
+
+def described(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(described(choice) for choice in inner)
+    if origin is Literal:
+        return " or ".join(repr(choice) for choice in inner)
+    if origin is tuple:
+        return f"a list of {described(inner[0])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    return words.get(kind, getattr(kind, "__name__", str(kind)))

@@ -1,0 +1,113 @@
+"""From the command line's words to runs: the recipe, the rows, the seeds, and the folders of their files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .. import recipes
+from ..errors import ReplearnError
+from ..training.comparable import differences
+from ..training.recipe import Recipe, Variant, plain
+from ..training.results import Result, read_result
+from ..training.run import RunSpec
+from .overrides import with_settings
+
+
+def resolved(name: str, epochs: int | None, settings: Sequence[str]) -> Recipe:
+    """The recipe with what the command line changes."""
+    recipe = with_settings(recipes.recipe(name), settings)
+    return recipe if epochs is None else replace(recipe, epochs=epochs)
+
+
+def data_of(recipe: Recipe, data: str | None) -> str:
+    """The data set: the recipe's first unless another of its own is named."""
+    if data is None:
+        return recipe.data[0]
+    if data not in recipe.data:
+        raise ReplearnError(f"The recipe {recipe.name} is for {', '.join(recipe.data)}, not for {data!r}.")
+    return data
+
+
+def slug(label: str) -> str:
+    """A label as a folder's name, which is also how one types it: `RepL first=2` is repl-first-2."""
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+
+
+def variant_named(recipe: Recipe, label: str) -> Variant:
+    """The variant of this label, in any spelling that comes to the same slug."""
+    for variant in recipe.variants:
+        if slug(variant.label) == slug(label):
+            return variant
+    known = ", ".join(slug(variant.label) for variant in recipe.variants)
+    raise ReplearnError(f"The recipe {recipe.name} has no method {label!r}; it has {known}.")
+
+
+def variants_named(recipe: Recipe, labels: str | None) -> list[Variant]:
+    if labels is None:
+        return list(recipe.variants)
+    chosen = [variant_named(recipe, label) for label in labels.split(",") if label.strip()]
+    if not chosen:
+        raise ReplearnError(
+            "--methods names no method; write some of them, as --methods e2e,repl, or leave it out."
+        )
+    return list(dict.fromkeys(chosen))
+
+
+def seeds_named(text: str) -> list[int]:
+    """Seeds as `0,1,2` or `0-4`."""
+    seeds: list[int] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            raise ReplearnError(f"--seeds {text}: write whole numbers, as 0,1,2 or 0-4.")
+        first, last = int(match[1]), int(match[2] or match[1])
+        seeds += range(first, last + 1)
+    if not seeds:
+        raise ReplearnError("There are no seeds: give at least one, as --seeds 0,1,2.")
+    return list(dict.fromkeys(seeds))
+
+
+def spec_of(
+    recipe: Recipe, variant: Variant, data: str, seed: int, out: Path | None, root: Path | None
+) -> RunSpec:
+    """The run, with its folder OUT/DATA/METHOD/seed-N below `runs/RECIPE` or the folder that was given."""
+    folder = (out or Path("runs") / recipe.name) / data / slug(variant.label) / f"seed-{seed}"
+    return RunSpec(recipe=recipe, variant=variant, data=data, seed=seed, out=folder, data_root=root)
+
+
+def found(spec: RunSpec) -> Result | None:
+    """The result in the run's folder, finished or not; ReplearnError if it was trained with other settings."""
+    path = spec.out / "result.json"
+    if not path.exists():
+        return None
+    result = read_result(path)
+    changed = differences(result.recipe, spec.recipe.to_dict())
+    changed += differences(result.variant, plain(spec.variant))
+    for field, before, now in changed:
+        raise ReplearnError(
+            f"{spec.out} holds a run with other settings ({field} is {before!r} there, {now!r} here). "
+            "Choose another folder with --out, or delete that one."
+        )
+    return result
+
+
+def results_below(folder: Path) -> list[Result]:
+    """Every result file below a folder, in order of their paths."""
+    if not folder.exists():
+        raise ReplearnError(f"There is no folder {folder}; write the one that the runs were trained into.")
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.json"))
+    results = [read_result(path) for path in paths if folder.is_file() or is_result(path)]
+    if not results:
+        raise ReplearnError(
+            f"There are no result files below {folder}; train some with `replearn compare RECIPE`."
+        )
+    return results
+
+
+def is_result(path: Path) -> bool:
+    """Whether a file says of itself that it is a result; recipes and comparisons lie beside them."""
+    with open(path, "rb") as file:
+        return b'"replearn-result' in file.read(200)

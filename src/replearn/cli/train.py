@@ -1,0 +1,75 @@
+"""`replearn train`: one run of a recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import ReplearnError
+from ..training.fit import fit
+from ..training.processes import Parallel
+from ..training.recipe import Recipe, Variant
+from .flags import Data, DataRoot, Device, Epochs, Out, Settings
+from .progress import summary, watching
+from .runs import data_of, found, resolved, spec_of, variant_named
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name (see `replearn recipes`), or a file of your own.")
+    ],
+    method: Annotated[str | None, typer.Option(help="Which row; the first with RepL if not given.")] = None,
+    data: Data = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    epochs: Epochs = None,
+    device: Device = "auto",
+    out: Out = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in the run's folder.")
+    ] = False,
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Bit-equal on a GPU too; slower.")
+    ] = False,
+    parallel: Annotated[Parallel, typer.Option(help="How processes of torchrun share the model.")] = "ddp",
+) -> None:
+    """Train one run of a recipe.
+
+    Its folder gets the resolved recipe, a log, a checkpoint and the result. Ctrl-C stops cleanly;
+    `--resume` goes on as if nothing had happened.
+
+    Examples:
+
+    * `replearn train demo`
+
+    * `replearn train t1_resnet32 --method e2e --data svhn --seed 1`
+
+    * `replearn train t1_resnet32 --epochs 50 --set optimizer.lr=0.4 --out runs/half-rate`
+
+    * `torchrun --nproc_per_node 4 -m replearn train t2_resnet34 --method repl-first-2`
+    """
+    chosen = resolved(recipe, epochs, settings or [])
+    variant = default_variant(chosen) if method is None else variant_named(chosen, method)
+    spec = spec_of(chosen, variant, data_of(chosen, data), seed, out, data_root)
+    before = found(spec)
+    begun = before is not None or (spec.out / "checkpoint.safetensors").exists()
+    if begun and not resume:
+        state = "finished" if before and before.finished else "begun"
+        raise ReplearnError(
+            f"{spec.out} holds a run that was {state}. Add --resume to go on with it, or --out for another folder."
+        )
+    with watching(1, chosen.epochs) as progress:
+        (result,) = fit(
+            [spec], device=device, resume=resume, progress=progress, deterministic=deterministic, parallel=parallel
+        )
+    typer.echo(summary(f"{chosen.name}, {variant.label}, {spec.data}, seed {seed}", result.epochs))
+    typer.echo(spec.out / "result.json")
+
+
+def default_variant(recipe: Recipe) -> Variant:
+    for variant in recipe.variants:
+        if variant.method == "repl":
+            return variant
+    return recipe.variants[0]

@@ -1,0 +1,1 @@
+"""Our own trainer: the first user of the library, with no private entrance to it."""

@@ -1,0 +1,81 @@
+"""The data room: say a name, get a data set; ask what is there; fetch what is not.
+
+The folder `sets` is the list of data sets, one file each.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from ...errors import ReplearnError
+from . import sets
+from .base import IGNORED, ImageSet, StreamedSet
+from .downloading import download_source
+from .fetching import PATIENT, Patience, Progress
+from .inspection import DataStatus, FileCheck, inspect_source
+
+__all__ = [
+    "IGNORED",
+    "DataStatus",
+    "FileCheck",
+    "ImageSet",
+    "Patience",
+    "StreamedSet",
+    "available",
+    "download",
+    "load",
+    "status",
+]
+
+Root = str | os.PathLike[str] | None
+
+
+def available() -> tuple[str, ...]:
+    """The names of all data sets, whether they are on this machine or not."""
+    return tuple(sorted(module.name for module in iter_modules(sets.__path__)))
+
+
+def load(name: str, root: Root = None, strict_counts: bool = True) -> ImageSet | StreamedSet:
+    """A data set by its name.
+
+    The root is the argument, else the environment variable REPLEARN_DATA, else ./data. Missing or
+    broken files are a ReplearnError that names them, the places looked at and the cure.
+    `strict_counts=False` takes any number of images: for files made by hand.
+    """
+    loaded: ImageSet | StreamedSet = _set(name).load(root, strict_counts)
+    return loaded
+
+
+def status(name: str, root: Root = None, checksums: bool = True) -> DataStatus:
+    """What is there of a data set, whether it is whole, and how to get it; broken data is no error here."""
+    found = _set(name)
+    return inspect_source(found.SOURCE, found.load, root, checksums)
+
+
+def download(
+    name: str,
+    root: Root = None,
+    *,
+    layout: str | None = None,
+    mirror: str | None = None,
+    patience: Patience = PATIENT,
+    progress: Progress | None = None,
+) -> Path:
+    """Fetch a data set from its official address, check it and unpack it below the root; its folder.
+
+    What is there and right is not fetched again; nothing that was there is deleted. `mirror` is
+    an address that holds the same files under the same names.
+    """
+    return download_source(
+        _set(name).SOURCE, root, layout=layout, mirror=mirror, patience=patience, progress=progress
+    )
+
+
+def _set(name: str) -> Any:
+    if name not in available():
+        raise ReplearnError(f"There is no data set {name!r}; there are {', '.join(available())}.")
+    return import_module(f"{sets.__name__}.{name}")

@@ -1,0 +1,213 @@
+"""Train runs, one or several at a time on one device, to their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import ReplearnError
+from . import data as data_room
+from .augmentation import DeviceImages
+from .batches import Batches, DeviceBatches
+from .data.base import ImageSet
+from .log import RunLog
+from .processes import Parallel, Processes, start_processes
+from .recipe import Augment, plain
+from .results import Epoch, Result, write_atomically
+from .run import Run, RunSpec
+from .streaming import StreamBatches
+
+CHECKPOINT_SECONDS = 60.0
+
+
+class Progress(Protocol):
+    """Who watches: the command line shows bars or lines, a notebook nothing."""
+
+    def begin(self, runs: Sequence[str]) -> None: ...
+    def step(self, run: int, epoch: int, step: int, steps: int, images_per_second: float, memory: int) -> None: ...
+    def epoch(self, run: int, epoch: Epoch) -> None: ...
+    def note(self, run: int, text: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class Interrupted(ReplearnError):
+    """Training was interrupted (Ctrl-C); the message names the checkpoint to resume from."""
+
+
+def fit(
+    specs: Sequence[RunSpec],
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    progress: Progress | None = None,
+    deterministic: bool = False,
+    parallel: Parallel = "ddp",
+) -> list[Result]:
+    """Train every run to its end, all of them together on one device, and return their results.
+
+    Each run's folder gets `recipe.json`, `log.jsonl`, `checkpoint.safetensors` and `result.json`. With
+    `resume=True` a run goes on from its checkpoint, and a finished one is only read. Under torchrun each
+    process trains its share of every batch.
+    """
+    if not specs:
+        raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")
+    where = device_named(device)
+    processes = start_processes(where, parallel)
+    with settings(specs[0], deterministic):
+        shared: dict[Any, DeviceImages] = {}
+        runs = []
+        for spec in specs:
+            spec.out.mkdir(parents=True, exist_ok=True)
+            runs.append(Run(spec, batches_of(spec, shared, where, processes), where, processes))
+        return _train(runs, where, processes, progress, resume)
+
+
+def _train(
+    runs: list[Run], device: torch.device, processes: Processes, progress: Progress | None, resume: bool
+) -> list[Result]:
+    results: dict[int, Result] = {}
+    for run in runs:
+        if not (resume and run.resume()) and processes.leads:
+            write_atomically(run.spec.out / "recipe.json", json.dumps(plain(run.spec.recipe), indent=1))
+    logs = [RunLog(run.spec.out) for run in runs] if processes.leads else []
+    for log, run in zip(logs, runs, strict=False):
+        log.start(kept=run.epoch)
+    streams = [torch.cuda.Stream(device) if device.type == "cuda" and len(runs) > 1 else None for _ in runs]
+    talk = progress if processes.leads else None
+    if talk:
+        talk.begin([run.title for run in runs])
+    saved = time.monotonic()
+    try:
+        while active := [run for run in runs if not run.finished]:
+            measured = _epoch(active, runs, streams, device, talk)
+            last = not any(not run.finished for run in active)
+            save = last or time.monotonic() - saved > CHECKPOINT_SECONDS
+            for run, (epoch, step_ms) in zip(active, measured, strict=True):
+                for log in logs[runs.index(run) : runs.index(run) + 1]:
+                    log.epoch(epoch)
+                if talk:
+                    talk.epoch(runs.index(run), epoch)
+                if save or run.finished:
+                    run.save()
+                if run.finished:
+                    run.write_model()
+                results[runs.index(run)] = run.write_result(step_ms)
+            if save:
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        for run in runs:
+            run.save()
+        places = ", ".join(str(run.checkpoint) for run in runs)
+        raise Interrupted(f"Interrupted; resume from {places}.") from None
+    finally:
+        for log in logs:
+            log.close()
+        if talk:
+            talk.end()
+    return [results.get(index) or run.result() for index, run in enumerate(runs)]
+
+
+def _epoch(
+    active: list[Run],
+    runs: list[Run],
+    streams: list[Any],
+    device: torch.device,
+    talk: Progress | None,
+) -> list[tuple[Epoch, float]]:
+    """One epoch of every run, step by step in turn, so that small models share the device."""
+    for run in active:
+        run.start_epoch()
+    synchronize(device)
+    begin = time.perf_counter()
+    shown, taken, first = begin, 0, min(run.step_in_epoch for run in active)
+    for step in range(first, max(run.steps_per_epoch for run in active)):
+        for run in active:
+            if run.step_in_epoch <= step < run.steps_per_epoch:
+                stream = streams[runs.index(run)]
+                with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                    run.step()
+                taken += run.spec.recipe.batch_size
+        if talk and (now := time.perf_counter()) - shown > 0.2:
+            shown = now
+            memory = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+            for run in active:
+                speed = taken / len(active) / (now - begin)
+                talk.step(runs.index(run), run.epoch + 1, step + 1, run.steps_per_epoch, speed, memory)
+    synchronize(device)
+    seconds = time.perf_counter() - begin
+    if talk:
+        for run in active:
+            for note in run.notes:
+                talk.note(runs.index(run), note)
+    return [(run.end_epoch(seconds), 1000 * seconds / max(1, run.steps_per_epoch - first)) for run in active]
+
+
+def batches_of(
+    spec: RunSpec, shared: dict[Any, DeviceImages], device: torch.device, processes: Processes
+) -> Batches:
+    """The run's batches; runs on the same data share its images on the device."""
+    recipe = spec.recipe
+    augment = recipe.augment.get(spec.data, Augment())
+    key = (spec.data, str(spec.data_root), augment)
+    if key not in shared:
+        loaded = data_room.load(spec.data, spec.data_root)
+        if not isinstance(loaded, ImageSet):
+            return StreamBatches(loaded, augment, processes, recipe.batch_size, device)
+        shared[key] = DeviceImages(loaded, augment, device)
+    return DeviceBatches(shared[key], processes, recipe.batch_size, device)
+
+
+def device_named(name: str) -> torch.device:
+    """The device by name; `auto` takes a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ReplearnError(f"There is no device {name!r}; write cpu, cuda or cuda:0.") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ReplearnError("There is no GPU here that torch can use; write device='cpu'.")
+        count = torch.cuda.device_count()
+        index = device.index if device.index is not None else local_rank() % count
+        if index >= count:
+            raise ReplearnError(f"There is no device {name!r}: this machine has {count} GPU(s), counted from 0.")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    elif device.type != "cpu":
+        raise ReplearnError(f"Training runs on cpu or cuda, not on {name!r}.")
+    return device
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def settings(spec: RunSpec, deterministic: bool) -> Iterator[None]:
+    """Precision and determinism as the recipe says, and as they were afterwards."""
+    precision = torch.get_float32_matmul_precision()
+    algorithms = torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn
+    convolutions, benchmark = cudnn.allow_tf32, cudnn.benchmark
+    torch.set_float32_matmul_precision("highest" if spec.recipe.precision == "float32" else "high")
+    cudnn.allow_tf32 = spec.recipe.precision != "float32"
+    cudnn.benchmark = not deterministic
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(algorithms)
+        cudnn.allow_tf32, cudnn.benchmark = convolutions, benchmark

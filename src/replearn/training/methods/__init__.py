@@ -1,0 +1,51 @@
+"""The methods: one file each, and this folder is their list.
+
+A method is a file with a class derived from `Method` that has the file's name. To add one, add a file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from ...errors import ReplearnError
+from .base import Method, Setting
+from .combined import Combined
+
+__all__ = ["Method", "Setting", "available", "method_for"]
+
+
+@cache
+def available() -> dict[str, type[Method]]:
+    """Every method by name."""
+    found: dict[str, type[Method]] = {}
+    for file in iter_modules(__path__):
+        module = import_module(f"{__name__}.{file.name}")
+        for value in vars(module).values():
+            mine = inspect.isclass(value) and value.__module__ == module.__name__
+            if mine and issubclass(value, Method) and "name" in vars(value):
+                found[value.name] = value
+    return found
+
+
+def method_for(setting: Setting) -> Method:
+    """The method that the setting's variant names, or several joined by `+`.
+
+    >>> from replearn.training.recipe import Variant
+    >>> method_for(Setting(Variant(label="RepL", method="repl+checkpointing"), seed=0, epochs=1)).name
+    'repl+checkpointing'
+    """
+    text = setting.variant.method
+    names = [name.strip() for name in text.split("+")]
+    for name in names:
+        if name not in available():
+            raise ReplearnError(
+                f"There is no method {name!r} (in {text!r}); there are {', '.join(available())}, and several "
+                "joined by '+', as 'repl+checkpointing'."
+            )
+        if names.count(name) > 1:
+            raise ReplearnError(f"{text!r} names {name} twice; once is enough.")
+    parts = [available()[name](setting) for name in names]
+    return parts[0] if len(parts) == 1 else Combined(setting, parts)

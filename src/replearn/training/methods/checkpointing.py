@@ -1,0 +1,90 @@
+"""Activation checkpointing (Chen et al. 2016), non-reentrant, around every block of every stack.
+
+A block keeps its input alone and is run again in the backward pass. The second run draws the same
+random numbers and leaves BatchNorm's running statistics alone, so that training is that of E2E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ...stacks import Stack
+from .wrapping import Patch, Wrapper, branches, is_removed, unpatch_
+
+
+class Checkpointing(Wrapper):
+    name = "checkpointing"
+
+    def wrap(self, model: nn.Module, stacks: tuple[Stack, ...]) -> nn.Module:
+        for name in (name for stack in stacks for name in stack.blocks):
+            block = model.get_submodule(name)
+            if not is_removed(block):
+                Recomputed(block)
+        return model
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        unpatch_(model, Recomputed)
+        return model
+
+
+class Recomputed(Patch):
+    """Keeps the block's inputs alone, and runs it again for the backward pass."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__(block)
+        self._draws: bool | None = None  # whether the block draws random numbers; None until it was seen
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self.module.training and torch.is_grad_enabled()):
+            return self.run(*args, **kwargs)
+        if torch.compiler.is_compiling():  # the compiler updates statistics once, and takes no contexts
+            return checkpoint(self.run, *args, use_reentrant=False, **kwargs)
+        before = random_states() if self._draws is None else {}
+        made = checkpoint(
+            self.run,
+            *args,
+            use_reentrant=False,
+            context_fn=self.contexts,
+            # the random state can't be read while a CUDA graph is captured, so it is left alone where none is drawn
+            preserve_rng_state=self._draws is not False,
+            **kwargs,
+        )
+        if before and self.inner is None:  # another patch may take another path next time
+            after = random_states()
+            self._draws = any(not torch.equal(before[device], after[device]) for device in before)
+        return made
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """What surrounds the first run, and the second."""
+        return nullcontext(), held_statistics(self.module)
+
+
+def random_states() -> dict[str, Tensor]:
+    """The state of every device's random numbers."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+@contextmanager
+def held_statistics(block: nn.Module) -> Iterator[None]:
+    """Let BatchNorm layers compute as in training, and leave their running statistics as they are."""
+    layers = (layer for branch in branches(block) for layer in branch.modules())
+    norms = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase)]
+    before = [(layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in norms]
+    for layer in norms:
+        layer.momentum = 0.0  # not track_running_stats: that would change which tensors are saved
+        layer._buffers["num_batches_tracked"] = None
+    try:
+        yield
+    finally:
+        for layer, (momentum, batches) in zip(norms, before, strict=True):
+            layer.momentum = momentum
+            layer._buffers["num_batches_tracked"] = batches

@@ -1,0 +1,17 @@
+"""Removal: the same targets with nothing in their place. The floor; `Variant.operator` is not read."""
+
+from torch import nn
+
+from ...operators.removal import Removal as Nothing
+from ...planning import plan
+from ...surgery import replace_
+from .base import Method
+
+
+class Removal(Method):
+    name = "removal"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        variant = self.setting.variant
+        self.plan = plan(model, variant.interval, variant.first, operator=Nothing())
+        return replace_(model, self.plan)

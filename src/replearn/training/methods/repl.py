@@ -1,0 +1,16 @@
+"""Replacement Learning with every option of the core; without an operator, the paper's for the kind of block."""
+
+from torch import nn
+
+from ...planning import plan
+from ...surgery import replace_
+from .base import Method
+
+
+class ReplacementLearning(Method):
+    name = "repl"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        variant = self.setting.variant
+        self.plan = plan(model, variant.interval, variant.first, operator=variant.operator)
+        return replace_(model, self.plan)

@@ -1,0 +1,163 @@
+"""Recipes: everything that decides how a run is trained, as frozen typed data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from ..errors import ReplearnError
+from ..operators.options import Options, options_from_dict
+
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """SGD with momentum, or AdamW; the learning rate is the peak of the schedule."""
+
+    name: Literal["sgd", "adamw", "adam"] = "sgd"
+    lr: float = 0.1
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    nesterov: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    decay_vectors: bool = True  # whether biases and norm weights decay as well; coefficients never do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How the learning rate moves, step by step, over the whole run."""
+
+    name: Literal["cosine", "constant", "poly", "step"] = "cosine"
+    warmup_epochs: float = 0.0
+    final: float = 0.0  # the last learning rate, as a share of the peak
+    power: float = 0.9  # for poly
+    milestones: tuple[float, ...] = ()  # for step: shares of the run, each divides the rate by ten
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """What happens to a training image; small sets do it in batch on the device."""
+
+    pad: int = 0
+    pad_mode: Literal["reflect", "zeros"] = "reflect"
+    flip: bool = False
+    resize: int | None = None  # side length the images are brought to
+    rand_augment: bool = False
+    mixup: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One row of a table: a method with its settings.
+
+    `method` is the name of a file in training/methods, or several joined by `+`
+    (`repl+checkpointing`). The placement is the core's: interval and first.
+    """
+
+    label: str
+    method: str
+    interval: int = 4
+    first: int | None = None
+    operator: Options | None = None
+    drop_rate: float = 0.1  # stochastic depth: the last block's chance of being dropped
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperRow:
+    """What the paper prints for one variant on one data set."""
+
+    data: str
+    label: str
+    accuracy: float
+    std: float | None = None
+    top5: float | None = None
+    top5_std: float | None = None
+    memory_gb: float | None = None
+    seconds_per_epoch: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A way of training one model on one of several data sets, with the rows to compare."""
+
+    name: str
+    table: str  # the paper's label of the table it belongs to, or ''
+    model: str  # a name that training.architectures knows
+    data: tuple[str, ...]  # data sets; the first is the default
+    variants: tuple[Variant, ...]
+    epochs: int
+    batch_size: int
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: Mapping[str, Augment] = field(default_factory=dict)  # by data set; none if missing
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
+    ema_decay: float | None = None
+    accumulate: int = 1
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    channels_last: bool = False
+    compile: bool = False
+    paper: tuple[PaperRow, ...] = ()
+
+    def variant(self, label: str) -> Variant:
+        """The variant with this label."""
+        for variant in self.variants:
+            if variant.label == label:
+                return variant
+        known = ", ".join(variant.label for variant in self.variants)
+        raise ReplearnError(f"The recipe {self.name} has no variant {label!r}; it has {known}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(plain(self))
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON can hold it: dataclasses as dicts, tuples as lists, operators by name."""
+    if isinstance(value, Options):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
+    """A recipe as written by `to_dict`; an unknown or missing field is named in the error."""
+    fields = dict(data)
+    fields["optimizer"] = _make(Optimizer, fields.get("optimizer", {}), "optimizer")
+    fields["schedule"] = _make(Schedule, fields.get("schedule", {}), "schedule")
+    fields["augment"] = {
+        name: _make(Augment, entry, f"augment.{name}") for name, entry in dict(fields.get("augment", {})).items()
+    }
+    fields["variants"] = tuple(variant_from_dict(entry) for entry in fields.get("variants", ()))
+    fields["paper"] = tuple(_make(PaperRow, entry, "paper") for entry in fields.get("paper", ()))
+    return _make(Recipe, fields, "recipe")
+
+
+def variant_from_dict(data: Mapping[str, Any]) -> Variant:
+    fields = dict(data)
+    if isinstance(fields.get("operator"), Mapping):
+        fields["operator"] = options_from_dict(fields["operator"])
+    return _make(Variant, fields, "variant")
+
+
+def _make(kind: type[Data], data: Any, where: str) -> Data:
+    if isinstance(data, kind):
+        return data
+    if not isinstance(data, Mapping):
+        raise ReplearnError(f"{where}: expected a table of fields, got {data!r}.")
+    known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(data.keys() - known.keys())
+    if unknown:
+        raise ReplearnError(f"{where}: there is no field {unknown[0]!r}; the fields are {', '.join(known)}.")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ReplearnError(f"{where}: {error}.") from error

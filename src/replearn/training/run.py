@@ -1,0 +1,319 @@
+"""One run: a model, its method, its data and its optimizer, advanced step by step."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ..checkpoint import save
+from ..errors import ReplearnError
+from ..surgery import operators_of
+from .architectures import architecture
+from .batches import Batches
+from .methods import method_for
+from .methods.base import Setting
+from .optimizers import make_optimizer, set_rate
+from .processes import Processes
+from .recipe import Recipe, Variant, plain
+from .results import Epoch, Result, hardware_of, now, versions_of, write_atomically
+from .schedules import rate_at
+from .seeds import seed_at
+from .state import collect, read_state, restore, write_state
+from .step import CapturedStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Which run: a recipe's variant on a data set with a seed, and the folder of its files."""
+
+    recipe: Recipe
+    variant: Variant
+    data: str
+    seed: int
+    out: Path
+    data_root: Path | None = None
+
+
+class Run:
+    """A run in progress. `fit` drives it: start_epoch, step, step, ..., end_epoch, and again."""
+
+    def __init__(self, spec: RunSpec, batches: Batches, device: torch.device, processes: Processes) -> None:
+        self.spec, self.batches, self.device, self.processes = spec, batches, device, processes
+        recipe = spec.recipe
+        self.method = method_for(Setting(spec.variant, spec.seed, recipe.epochs))
+        torch.manual_seed(seed_at(spec.seed, "weights"))
+        model = architecture(
+            recipe.model, num_classes=batches.num_classes, channels=batches.channels, size=batches.size
+        )
+        model = self.method.prepare(model).to(device)
+        if recipe.channels_last:
+            to_channels_last_(model)
+        self.flops = count_flops(model, batches.example(device))
+        self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.bare = model
+        self.model = processes.wrap(model, device, self.method.leaves_idle)
+        if recipe.compile:
+            self.model.compile()
+        self.ema: AveragedModel | None = None
+        if recipe.ema_decay is not None:
+            average = get_ema_multi_avg_fn(recipe.ema_decay)
+            self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+        self.optimizer = make_optimizer(self.model, recipe.optimizer, device)
+        self.steps_per_epoch = batches.steps(recipe.batch_size)
+        self.steps = self.steps_per_epoch * recipe.epochs
+        self.sums = torch.zeros(3, device=device)  # loss, correct, images of the epoch so far
+        self.epoch, self.step_in_epoch = 0, 0
+        self.epochs: list[Epoch] = []
+        self.notes: list[str] = []
+        self.started = now()
+        self._captured: CapturedStep | None = None
+        self._capture = device.type == "cuda" and processes.world == 1 and recipe.accumulate == 1
+        self._seconds = 0.0
+        self._step_times: list[float] = []
+
+    # ---- advancing -------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= self.spec.recipe.epochs
+
+    def start_epoch(self) -> None:
+        """Draw the epoch's data and let the method change the model."""
+        self.batches.start_epoch(self.spec.seed, self.epoch, self.step_in_epoch)
+        if self.step_in_epoch == 0:
+            self.sums.zero_()
+            self._seconds = 0.0
+            if self.method.start_epoch(self.bare, self.epoch, self.batches.peek):
+                self._captured = None
+            if self.ema is not None:
+                self.method.follow(self.bare, self.ema.module)
+        self.model.train()
+        self._step_times = []
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def step(self) -> None:
+        """Take one optimizer step on the next batch."""
+        recipe = self.spec.recipe
+        done = self.epoch * self.steps_per_epoch + self.step_in_epoch
+        set_rate(self.optimizer, recipe.optimizer.lr * self.rate(done))
+        torch.manual_seed(seed_at(self.spec.seed, self.epoch, self.step_in_epoch, self.processes.rank))
+        self.method.start_step(self.bare, self.epoch, self.step_in_epoch)
+        self.batches.advance(self.step_in_epoch)
+        if self._capture and self._captured is None and self.batches.fixed and self.method.capturable:
+            self._try_capture()
+        (self._captured or self._body)()
+        if self.ema is not None:
+            self.ema.update_parameters(self.bare)
+        self.step_in_epoch += 1
+
+    def rate(self, step: int) -> float:
+        return rate_at(self.spec.recipe.schedule, step, self.steps, self.steps_per_epoch)
+
+    def _body(self) -> None:
+        recipe = self.spec.recipe
+        self.optimizer.zero_grad(set_to_none=True)
+        images, labels = self.batches.current()
+        for x, y in zip(images.chunk(recipe.accumulate), labels.chunk(recipe.accumulate), strict=True):
+            if recipe.channels_last:
+                x = x.contiguous(memory_format=torch.channels_last)
+            with self.autocast():
+                logits = self.model(x)
+                loss = self.batches.loss(logits, y, recipe.label_smoothing)
+            (loss / recipe.accumulate).backward()
+            with torch.no_grad():
+                self.sums[0] += loss.detach().float() * y.shape[0]
+                self.sums[1] += (logits.detach().argmax(1) == y).sum()
+                self.sums[2] += y.shape[0]
+        if recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm)
+        self.optimizer.step()
+
+    def autocast(self) -> torch.autocast:
+        # no cache: a captured step must not keep casts from one replay to the next
+        low = self.spec.recipe.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=low, cache_enabled=False)
+
+    def _try_capture(self) -> None:
+        self._capture = False  # one attempt for a model; a method that changes the model asks again
+        try:
+            self._captured = CapturedStep(self._body, self.bare, self.optimizer, [self.sums])
+            self._capture = True
+            self.note("step captured as a CUDA graph")
+        except (RuntimeError, ValueError) as error:
+            torch.cuda.synchronize()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.note(f"step not captured, running it eagerly: {str(error).splitlines()[0]}")
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    # ---- measuring -------------------------------------------------------------------------
+
+    def end_epoch(self, seconds: float) -> Epoch:
+        """Evaluate, record the epoch and check that training is still sane."""
+        loss, correct, images = self.processes.total(self.sums.clone()).tolist()
+        if not loss / images < float("inf"):  # NaN compares false too
+            raise ReplearnError(
+                f"{self.title}: the training loss is {loss / images} in epoch {self.epoch + 1}. "
+                + (f"The last good state is {self.checkpoint}; " if self.checkpoint.exists() else "")
+                + "lower the learning rate or add warm-up."
+            )
+        self._seconds += seconds
+        test_loss, accuracy, top5 = self.evaluate()
+        measured = Epoch(
+            epoch=self.epoch + 1,
+            train_loss=loss / images,
+            train_accuracy=100 * correct / images,
+            test_loss=test_loss,
+            test_accuracy=accuracy,
+            test_top5=top5,
+            lr=self.spec.recipe.optimizer.lr * self.rate((self.epoch + 1) * self.steps_per_epoch - 1),
+            seconds=self._seconds,
+            images_per_second=images / max(self._seconds, 1e-9),
+            peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
+        )
+        self.epochs.append(measured)
+        self.epoch, self.step_in_epoch = self.epoch + 1, 0
+        return measured
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float, float]:
+        """Loss, accuracy and top-5 accuracy on the test set, of the averaged model if there is one."""
+        model = self.ema or (self.model if self.processes.parallel == "fsdp" else self.bare)
+        model.eval()
+        sums = torch.zeros(4, device=self.device)
+        for images, labels in self.batches.test(self.processes):
+            if self.spec.recipe.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            with self.autocast():
+                logits = model(images).float()
+            real = labels >= 0  # a stream fills up its last batches with images that do not count
+            logits, labels = logits[real], labels[real]
+            top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+            found = [cross_entropy(logits, labels, reduction="sum"), top[:, 0].sum(), top.sum()]
+            sums += torch.stack([*(value.float() for value in found), sums.new_tensor(labels.shape[0])])
+        self.model.train()
+        loss, first, five, images_seen = self.processes.total(sums).tolist()
+        return loss / images_seen, 100 * first / images_seen, 100 * five / images_seen
+
+    # ---- files -----------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.recipe.name}, {self.spec.variant.label}, {self.spec.data}, seed {self.spec.seed}"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.spec.out / "checkpoint.safetensors"
+
+    def save(self) -> None:
+        """Write the state; call it in every process."""
+        tensors, held = collect(self.model, self.optimizer, self.ema)
+        if self.processes.leads:
+            about = {
+                "identity": self.identity(),
+                "epoch": self.epoch,
+                "step": self.step_in_epoch,
+                "seconds": self._seconds,
+                "epochs": [plain(epoch) for epoch in self.epochs],
+                "optimizer": held,
+                "method": self.method.state(),
+                "notes": self.notes,
+                "started": self.started,
+            }
+            write_state(self.checkpoint, {**tensors, "sums": self.sums}, about)
+
+    def resume(self) -> bool:
+        """Go on from the state on disk, if there is one; it must be of this very run."""
+        if not self.checkpoint.exists():
+            return False
+        tensors, about = read_state(self.checkpoint)
+        if about["identity"] != self.identity():
+            changed = sorted(k for k, v in self.identity().items() if about["identity"].get(k) != v)
+            raise ReplearnError(
+                f"{self.checkpoint} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
+                "or delete it to start anew."
+            )
+        self.method.load_state(self.bare, about["method"])
+        restore(tensors, about["optimizer"], self.model, self.optimizer, self.ema)
+        self.sums.copy_(tensors["sums"])
+        if not self.processes.leads:
+            self.sums.zero_()  # the sums of all processes were saved as one
+        self.epoch, self.step_in_epoch = about["epoch"], about["step"]
+        self._seconds, self.notes, self.started = about["seconds"], about["notes"], about["started"]
+        self.epochs = [Epoch(**entry) for entry in about["epochs"]]
+        return True
+
+    def identity(self) -> dict[str, Any]:
+        """What must agree for a state to be this run's."""
+        recipe = plain(self.spec.recipe)
+        for field in ("variants", "paper", "data"):
+            recipe.pop(field)
+        spec = self.spec
+        values = {"recipe": recipe, "variant": plain(spec.variant), "data": spec.data, "seed": spec.seed}
+        return dict(json.loads(json.dumps(values)))
+
+    def write_model(self) -> None:
+        """Write the trained model, with its plan if it has one: `replearn.load` reads it."""
+        if self.processes.world > 1 and self.processes.parallel == "fsdp":
+            return  # its weights are in the checkpoint; no process holds the whole model
+        if not self.processes.leads:
+            return
+        model = self.method.finish(copy.deepcopy(self.bare))
+        path = self.spec.out / "model.safetensors"
+        if any(True for _ in operators_of(model)):
+            save(model, path)
+        else:
+            write_state(path, model.state_dict(), {"model": self.spec.recipe.model})
+
+    def result(self, step_ms: float = 0.0) -> Result:
+        return Result(
+            recipe=plain(self.spec.recipe),
+            variant=plain(self.spec.variant),
+            data=self.spec.data,
+            seed=self.spec.seed,
+            plan=None if self.method.plan is None else json.loads(self.method.plan.to_json()),
+            parameters=self.parameters,
+            flops=self.flops,
+            step_ms=step_ms,
+            epochs=tuple(self.epochs),
+            hardware=hardware_of(self.device) | {"processes": self.processes.world},
+            versions=versions_of(),
+            started=self.started,
+            finished=self.finished,
+            notes=tuple(self.notes),
+        )
+
+    def write_result(self, step_ms: float) -> Result:
+        result = self.result(step_ms)
+        if self.processes.leads:
+            write_atomically(self.spec.out / "result.json", result.to_json())
+        return result
+
+
+def to_channels_last_(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+def count_flops(model: nn.Module, example: Tensor) -> int:
+    """FLOPs of a forward pass on one image."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    mode = model.training
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        model.eval()(example)
+    model.train(mode)
+    return int(counter.get_total_flops())

@@ -1,0 +1,58 @@
+"""One training step: as it is written, or captured whole as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Body = Callable[[], None]
+
+
+class CapturedStep:
+    """A training step recorded once and replayed: launching it costs microseconds.
+
+    `body` must read its inputs from fixed tensors and keep its results in fixed tensors. Warm-up
+    runs the step for real, so everything it changes is put back before recording.
+    """
+
+    def __init__(
+        self, body: Body, model: nn.Module, optimizer: torch.optim.Optimizer, extra: list[Tensor]
+    ) -> None:
+        held = [*model.parameters(), *model.buffers(), *extra]
+        before = [tensor.detach().clone() for tensor in held]
+        states = {id(t): t.clone() for t in optimizer_tensors(optimizer)}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                body()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.put_back(held, before, optimizer, states)
+        optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            body()
+        self.put_back(held, before, optimizer, states)
+
+    @staticmethod
+    @torch.no_grad()
+    def put_back(
+        held: list[Tensor], before: list[Tensor], optimizer: torch.optim.Optimizer, states: dict[int, Tensor]
+    ) -> None:
+        for tensor, value in zip(held, before, strict=True):
+            tensor.copy_(value)
+        for tensor in optimizer_tensors(optimizer):
+            # state that did not exist before starts at zero, which is where a first step starts too
+            if id(tensor) in states:
+                tensor.copy_(states[id(tensor)])
+            else:
+                tensor.zero_()
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
