@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 import replearn
 
-STEPS = 40
-ROUNDS = 21
+STEPS = 30
+ROUNDS = 15
 
 
 def made_images(count: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from . import models, operators
 from .anatomy import Anatomy, Part, anatomy
+from .calibration import Calibration, calibrate_
 from .checkpoint import load, save
 from .deployment import deploy
 from .errors import ReplearnError
@@ -15,12 +16,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Anatomy",
+    "Calibration",
     "Part",
     "Plan",
     "ReplearnError",
     "Stack",
     "Target",
     "anatomy",
+    "calibrate_",
     "deploy",
     "find_stacks",
     "load",

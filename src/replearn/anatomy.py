@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
+
+from .errors import ReplearnError
 
 Kind = Literal["basic", "bottleneck", "transformer", "any"]
 Returns = Literal["tensor", "tuple"]
@@ -75,6 +77,12 @@ class Anatomy:
     transition: str = ""  # why the block changes resolution or width; empty if it does not
 
     def __post_init__(self) -> None:
+        for name, allowed in (("kind", get_args(Kind)), ("returns", get_args(Returns))):
+            if getattr(self, name) not in allowed:
+                raise ReplearnError(
+                    f"The anatomy of {self.family!r} says {name}={getattr(self, name)!r}, which is one of "
+                    f"{', '.join(map(repr, allowed))}."
+                )
         object.__setattr__(self, "parts", Parts(self.parts))
 
 

@@ -31,9 +31,10 @@ def save(model: nn.Module, path: PathLike, *, state: Mapping[str, Tensor] | None
     over processes; for any other it is the model's own. Raises ReplearnError for what can't be stored.
     """
     plan = plan_of(model)
-    file = Path(os.path.realpath(_path(path)))  # through a link, as every other writer would
+    name = _path(path)
     tensors = dict(getattr(model, "_orig_mod", model).state_dict() if state is None else state)
     try:
+        file = Path(os.path.realpath(name))  # through a link, as every other writer would
         check_storable(tensors)
         if state is not None:
             check_names(model.state_dict(), state, "the state that you gave")

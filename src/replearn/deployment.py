@@ -44,13 +44,16 @@ def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
         expected = tensors_in(call(model, example))
     found = tensors_in(call(plain, example))
     if len(expected) != len(found):
-        raise ReplearnError(f"The deployed model returns {len(found)} tensors, the model {len(expected)}.")
+        raise ReplearnError(
+            f"The deployed model differs from the model: it returns {len(found)} tensors, not {len(expected)}. "
+            "Nothing was deployed; please report this with the plan."
+        )
     worst = 0.0
     for index, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.shape != other.shape:
             raise ReplearnError(
                 f"The deployed model differs from the model: output {index} has the shape {tuple(other.shape)}, "
-                f"not {tuple(one.shape)}."
+                f"not {tuple(one.shape)}. Nothing was deployed; please report this with the plan."
             )
         if not one.dtype.is_floating_point or not one.numel():
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import ReplearnError
@@ -54,7 +55,7 @@ def decode(kind: Any, data: Any, where: str) -> Any:
 
 def _dataclass(kind: Any, data: Any, where: str) -> Any:
     _expect(isinstance(data, dict), data, where, "an object")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     known = {field.name: field for field in fields(kind)}
     if unknown := sorted(data.keys() - known.keys()):
         raise ReplearnError(f"{where} has no field {unknown[0]!r}; its fields are {', '.join(known)}")
@@ -62,6 +63,11 @@ def _dataclass(kind: Any, data: Any, where: str) -> Any:
         if name not in data and field.default is MISSING and field.default_factory is MISSING:
             raise ReplearnError(f"{where} lacks the field {name!r}")
     return kind(**{name: decode(hints[name], item, f"{where}.{name}") for name, item in data.items()})
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _options(data: Any, where: str) -> Options:

@@ -106,8 +106,9 @@ class Plan:
             )
         version = data.pop("replearn_plan")
         if type(version) is not int or version != FORMAT:
+            found = ascii(version)[:40] if isinstance(version, (int, float, str)) else type(version).__name__
             raise ReplearnError(
-                f"The plan has format {json.dumps(version)[:40]}; this version of replearn reads {FORMAT}. "
+                f"The plan has format {found}; this version of replearn reads {FORMAT}. "
                 "Read it with the version that wrote it."
             )
         try:

@@ -23,7 +23,9 @@ def default_operator(anatomy: Anatomy) -> Options:
     for options in operators.available().values():
         if options.default_for == anatomy.kind:
             return options()
-    raise ReplearnError(f"There is no default operator for blocks of kind {anatomy.kind!r}.")
+    raise ReplearnError(
+        f"There is no default operator for blocks of kind {anatomy.kind!r}; pass one, as operator=WholeBlock()."
+    )
 
 
 def build_target(model: nn.Module, stack: Stack, position: int, options: Options) -> Target:

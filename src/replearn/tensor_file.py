@@ -102,8 +102,9 @@ def read_file(path: Path, kind: str) -> tuple[dict[str, str], dict[str, Tensor]]
 
 def refuse_pickle(path: Path) -> None:
     with open(path, "rb") as file:
-        start = file.read(4)
-    if start.startswith((b"PK\x03\x04", b"\x80")):
+        start = file.read(9)
+    # a safetensors file starts with the length of its header, which may be any byte, and then the header's {
+    if start.startswith((b"PK\x03\x04", b"\x80")) and not start.endswith(b"{"):
         raise ReplearnError(
             f"{path} looks like a file of torch.save, which is a pickle and can run code when it is read. Nothing "
             "is unpickled here: write the checkpoint with replearn.save."

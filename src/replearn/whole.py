@@ -14,7 +14,7 @@ from .operators.base import Operator
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise ReplearnError for anything but an ordinary, unreplaced module."""
     if not isinstance(model, nn.Module):
-        raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+        raise ReplearnError(f"Expected a torch.nn.Module as the first argument, got {type(model).__name__}.")
     for name, module in model.named_modules():
         where = f"its submodule {name}" if name else "it"
         if isinstance(module, Operator):
@@ -30,7 +30,7 @@ def refuse_wrapped(model: nn.Module) -> None:
         if _compiled(module):
             raise ReplearnError(
                 f"{type(model).__name__} can't be planned: {where} is compiled, and would go on running its "
-                "old graph. Call plan and replace_ on the plain model (model._orig_mod), then compile the result."
+                f"old graph. Call plan and replace_ on {_uncompiled(name, module)}, then compile the result."
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise ReplearnError(
@@ -52,6 +52,14 @@ def _compiled(module: nn.Module) -> bool:
     dynamo = sys.modules.get("torch._dynamo")
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     return wrapped or module._compiled_call_impl is not None
+
+
+def _uncompiled(name: str, module: nn.Module) -> str:
+    """Where to find, or how to get, what is not compiled."""
+    path = f"model.{name}" if name else "model"
+    if not hasattr(module, "_orig_mod"):
+        return f"a fresh model, before {path}.compile()"
+    return f"a model with {path}._orig_mod in its place" if name else "the plain model (model._orig_mod)"
 
 
 def _sharded(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import torch
@@ -19,24 +20,23 @@ UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of cl
 class ReadableErrors(TyperGroup):
     """Tells in one line what the user can mend, and ends with 2 (130 after Ctrl-C); bugs keep a traceback."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.pop("standalone_mode", True):
-            return super().main(*args, standalone_mode=False, **kwargs)
+    def main(
+        self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        extra["standalone_mode"] = False
+        if not standalone_mode:
+            return super().main(args, *rest, **extra)
         try:
-            sys.exit(super().main(*args, standalone_mode=False, **kwargs) or 0)
+            sys.exit(super().main(args, *rest, **extra) or 0)
         except UsageError as error:
             where = f" See `{error.ctx.command_path} --help`." if error.ctx else ""
             fail(error.format_message().rstrip(".") + "." + where)
-        except KeyboardInterrupt:
+        except typer.Abort:  # Ctrl-C where nothing trains
             fail("interrupted", 130)
-        except typer.Abort:
-            fail("stopped", 130)
         except ReplearnError as error:
             fail(str(error), 130 if type(error).__name__ == "Interrupted" else 2)
         except torch.OutOfMemoryError:
-            fail(
-                "the GPU has too little memory; try --set accumulate=2, a smaller --set batch_size=N, or --together 1"
-            )
+            fail("the GPU has too little memory; try --set accumulate=2, a smaller batch_size, or --together 1")
         except ModuleNotFoundError as error:
             fail(f"this needs {error.name}, which is not installed: pip install 'replearn[all]'")
         except OSError as error:

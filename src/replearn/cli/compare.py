@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ from ..training.results import Result, write_atomically
 from ..training.run import RunSpec
 from .flags import Data, DataRoot, Device, Epochs, Json, Out, Settings
 from .progress import watching
-from .runs import data_of, found, resolved, results_below, seeds_named, spec_of, variants_named
+from .runs import data_of, found, leads, resolved, results_below, seeds_named, spec_of, variants_named
 
 
 def compare(
@@ -70,8 +69,8 @@ def compare(
         rows = variants_named(chosen, methods)
         specs = [spec_of(chosen, row, on, seed, out, data_root) for seed in seeds_named(seeds) for row in rows]
         comparisons = compare_results(results_of(specs, together, device))
-    if os.environ.get("RANK", "0") != "0":
-        return  # under torchrun one process talks
+    if not leads():
+        return
     show(comparisons, as_json)
     if read is None:
         keep(comparisons[0], specs[0].out.parent.parent, picture)

@@ -19,7 +19,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """The recipe with `field=value` or `group.field=value` applied, in order."""
     if not settings:
         return recipe
-    fields = recipe.to_dict()
+    fields: dict[str, Any] = recipe.to_dict()
     for text in settings:
         path, equals, value = text.partition("=")
         if not equals:
@@ -27,8 +27,8 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
         *groups, field = path.strip().split(".")
         holder: Any = fields
         for group in groups:
-            if holder is fields.get("augment") and group in recipe.data:
-                holder.setdefault(group, {})
+            if holder is fields["augment"] and group in recipe.data:
+                fields["augment"].setdefault(group, {})
             holder = holder.get(group) if isinstance(holder, dict) and group not in FIXED else None
         if groups[:1] == ["augment"] and len(groups) == 2 and isinstance(holder, dict):
             holder[field] = value_of(value)  # may be new: recipe_from_dict knows which fields there are

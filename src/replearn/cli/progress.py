@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..training.results import Epoch
+from ..training.results import SHARED, Epoch
 
 EVERY = 30.0  # seconds between the plain lines of a run
 
@@ -19,7 +19,7 @@ def summary(title: str, epochs: Sequence[Epoch]) -> str:
     """A finished run in one line."""
     last, best = epochs[-1], max(epochs, key=lambda epoch: epoch.test_accuracy)
     return (
-        f"{title}: {last.test_accuracy:.2f} % after {last.epoch} epochs "
+        f"{title}: {last.test_accuracy:.2f} % in epoch {last.epoch} "
         f"(best {best.test_accuracy:.2f} in epoch {best.epoch}), {last.seconds:.2f} s/epoch"
     )
 
@@ -44,7 +44,7 @@ class Watcher:
         self.epochs[run].append(epoch)
 
     def note(self, run: int, text: str) -> None:
-        if (self.titles[run], text) not in self._notes:
+        if text != SHARED and (self.titles[run], text) not in self._notes:
             self._notes.add((self.titles[run], text))
             self.say(f"{self.titles[run]}: {text}")
 
@@ -53,7 +53,8 @@ class Watcher:
 
     def end(self) -> None:
         for title, epochs in zip(self.titles, self.epochs, strict=True):
-            if epochs and epochs[-1].epoch == self.num_epochs:
+            # a run that is the only one is summed up on stdout, by the command
+            if self.num_runs > 1 and epochs and epochs[-1].epoch == self.num_epochs:
                 self.say(summary(title, epochs))
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from ..table import text_table
 from .flags import Json
 from .runs import slug
 
-app = typer.Typer(help="List the recipes and their claims, or show one.")
+app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,11 @@ def data_of(recipe: Recipe, data: str | None) -> str:
     if data not in recipe.data:
         raise ReplearnError(f"The recipe {recipe.name} is for {', '.join(recipe.data)}, not for {data!r}.")
     return data
+
+
+def leads() -> bool:
+    """Whether this process talks and writes: alone, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def slug(label: str) -> str:

@@ -12,7 +12,7 @@ from ..training.processes import Parallel
 from ..training.recipe import Recipe, Variant
 from .flags import Data, DataRoot, Device, Epochs, Out, Settings
 from .progress import summary, watching
-from .runs import data_of, found, resolved, spec_of, variant_named
+from .runs import data_of, found, leads, resolved, spec_of, variant_named
 
 
 def train(
@@ -54,7 +54,7 @@ def train(
     variant = default_variant(chosen) if method is None else variant_named(chosen, method)
     spec = spec_of(chosen, variant, data_of(chosen, data), seed, out, data_root)
     before = found(spec)
-    begun = before is not None or (spec.out / "checkpoint.safetensors").exists()
+    begun = before is not None or any(spec.out.glob("checkpoint*"))
     if begun and not resume:
         state = "finished" if before and before.finished else "begun"
         raise ReplearnError(
@@ -64,6 +64,8 @@ def train(
         (result,) = fit(
             [spec], device=device, resume=resume, progress=progress, deterministic=deterministic, parallel=parallel
         )
+    if not leads():
+        return
     typer.echo(summary(f"{chosen.name}, {variant.label}, {spec.data}, seed {seed}", result.epochs))
     typer.echo(spec.out / "result.json")
 

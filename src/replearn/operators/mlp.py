@@ -34,7 +34,9 @@ class MLP(ReadingOptions):
 
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         if not self.sides:
-            raise ReplearnError("MLP reads a neighbour's norm, so sources can't be 'none'.")
+            raise ReplearnError(
+                "MLP reads a neighbour's norm, so sources can't be 'none'. Write 'previous' or 'next' for one."
+            )
         matrices = ("up", "gate", "down") if "gate" in anatomy.parts else ("up", "down")
         mixed = (Need(role, previous=role, next=role, like=role) for role in matrices)
         return (*mixed, Need("norm2", previous="norm2", next="norm2", like="norm2", mix=False))

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from ..anatomy import Anatomy
 from ..plain import affine
 from .base import Operator
 from .fitting import Moments, fit_rows
+from .layers import plain_linear
 from .options import Need, Options
 from .site import Site
 
@@ -47,6 +49,8 @@ class NoWeightsOperator(Operator):
         self.shift = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
 
     def compute(self, x: Tensor) -> Tensor:
+        if x.is_nested:  # as nn.TransformerEncoder packs padded batches; vectors don't multiply those, matrices do
+            return linear(x, torch.diag(1 + self.scale).to(x.dtype), self.shift.to(x.dtype))
         return x + self.scale.to(x.dtype) * x + self.shift.to(x.dtype)
 
     def coefficients(self) -> list[nn.Parameter]:
@@ -70,4 +74,6 @@ class NoWeightsOperator(Operator):
         return 0.0
 
     def plain(self) -> nn.Module:
+        if self.target.anatomy.family == "torch_transformer":  # the only one that is given nested tensors
+            return plain_linear(torch.diag(1 + self.scale), self.shift, self._dtype)
         return affine((1 + self.scale).to(self._dtype), self.shift.to(self._dtype))

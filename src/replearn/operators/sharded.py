@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -16,6 +17,8 @@ def stored(modules: Sequence[nn.Module], name: str) -> Tensor | None:
     own backward pass they may be gone, and a gradient that comes after the block's own would be lost.
     """
     tensor: Tensor | None = getattr(modules[-1], name, None)
+    if torch.compiler.is_compiling():  # a graph has no guards on FSDP2's state: it takes what is there
+        return tensor
     for module in modules:
         if hasattr(module, "_get_fsdp_state"):
             for shard, stand_ins in _shards(module):

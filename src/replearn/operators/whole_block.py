@@ -38,7 +38,10 @@ class WholeBlock(MixingOptions):
 
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         if not self.sides:
-            raise ReplearnError("WholeBlock is nothing but its sources, so they can't be 'none'.")
+            raise ReplearnError(
+                "WholeBlock is nothing but its sources, so they can't be 'none'. Use NoWeights() or Removal(), "
+                "which read none."
+            )
         return (Need("*", previous="*", next="*", like="*"),)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ReplearnError
-from .results import Result
+from .results import SHARED, Result
 
 NOT_SETTINGS = ("name", "table", "data", "variants", "paper")  # what may differ between comparable runs
 
@@ -49,7 +49,7 @@ def changes_of(trained: Mapping[str, Any]) -> list[str]:
 
 def shared(result: Result) -> bool:
     """Whether other runs trained on the device at the same time."""
-    return int(result.hardware.get("together", 1)) > 1
+    return SHARED in result.notes
 
 
 def machine(result: Result) -> str:

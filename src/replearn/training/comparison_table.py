@@ -18,8 +18,7 @@ def comparison_table(comparison: Comparison) -> str:
     """A comparison as text: accuracies with differences and verdicts, then costs, then notes."""
     rows = comparison.rows
     lines = [
-        f"{comparison.recipe}: {comparison.model} on {comparison.data}, {comparison.epochs} epochs "
-        f"({comparison.hardware})",
+        heading(comparison),
         "",
         *accuracy_table(rows),
         "",
@@ -28,6 +27,12 @@ def comparison_table(comparison: Comparison) -> str:
     ]
     lines += [f"note: {note}" for note in comparison.notes]
     return "\n".join([*lines, LEGEND])
+
+
+def heading(comparison: Comparison) -> str:
+    """Which recipe, model, data and length, on what hardware: `demo: ... on digits, 12 epochs (cpu, 2 cores)`."""
+    length = f"{comparison.epochs} epoch{'s' if comparison.epochs > 1 else ''}"
+    return f"{comparison.recipe}: {comparison.model} on {comparison.data}, {length} ({comparison.hardware})"
 
 
 def accuracy_table(rows: Sequence[Row]) -> list[str]:
@@ -86,5 +91,9 @@ def difference(value: Difference | None) -> str:
         return ""
     if value.low is None or value.high is None:
         why = "1 seed" if len(value.seeds) == 1 else "no spread"
-        return f"{value.mean:+.2f} ({why}) {value.verdict}"
-    return f"{value.mean:+.2f} [{value.low:+.2f}, {value.high:+.2f}] {value.verdict}"
+        return f"{signed(value.mean)} ({why}) {value.verdict}"
+    return f"{signed(value.mean)} [{signed(value.low)}, {signed(value.high)}] {value.verdict}"
+
+
+def signed(value: float) -> str:
+    return f"{round(value, 2) + 0.0:+.2f}"  # adding 0.0 turns -0.0 into 0.0

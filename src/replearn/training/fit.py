@@ -16,10 +16,12 @@ from . import data as data_room
 from .augmentation import DeviceImages
 from .batches import Batches, DeviceBatches
 from .data.base import ImageSet
+from .interrupting import Interruption, interruption
+from .keeping import result_of, resume_run, save_run, write_model, write_result
 from .log import RunLog
 from .processes import Parallel, Processes, start_processes
 from .recipe import Augment, plain
-from .results import Epoch, Result, write_atomically
+from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
 from .streaming import StreamBatches
 
@@ -63,21 +65,30 @@ def fit(
         shared: dict[Any, DeviceImages] = {}
         runs = []
         for spec in specs:
-            spec.out.mkdir(parents=True, exist_ok=True)
             runs.append(Run(spec, batches_of(spec, shared, where, processes), where, processes))
-        return _train(runs, where, processes, progress, resume)
+            spec.out.mkdir(parents=True, exist_ok=True)
+        with interruption(processes, where) as stop:
+            return _train(runs, where, processes, progress, resume, stop)
 
 
 def _train(
-    runs: list[Run], device: torch.device, processes: Processes, progress: Progress | None, resume: bool
+    runs: list[Run],
+    device: torch.device,
+    processes: Processes,
+    progress: Progress | None,
+    resume: bool,
+    stop: Interruption,
 ) -> list[Result]:
     results: dict[int, Result] = {}
     for run in runs:
-        if not (resume and run.resume()) and processes.leads:
+        if not (resume and resume_run(run)) and processes.leads:
             write_atomically(run.spec.out / "recipe.json", json.dumps(plain(run.spec.recipe), indent=1))
     logs = [RunLog(run.spec.out) for run in runs] if processes.leads else []
     for log, run in zip(logs, runs, strict=False):
         log.start(kept=run.epoch)
+    together = [run for run in runs if not run.finished]
+    for run in together if len(together) > 1 else []:
+        run.note(SHARED)
     streams = [torch.cuda.Stream(device) if device.type == "cuda" and len(runs) > 1 else None for _ in runs]
     talk = progress if processes.leads else None
     if talk:
@@ -85,7 +96,7 @@ def _train(
     saved = time.monotonic()
     try:
         while active := [run for run in runs if not run.finished]:
-            measured = _epoch(active, runs, streams, device, talk)
+            measured = _epoch(active, runs, streams, device, talk, stop)
             last = not any(not run.finished for run in active)
             save = last or time.monotonic() - saved > CHECKPOINT_SECONDS
             for run, (epoch, step_ms) in zip(active, measured, strict=True):
@@ -94,15 +105,15 @@ def _train(
                 if talk:
                     talk.epoch(runs.index(run), epoch)
                 if save or run.finished:
-                    run.save()
+                    save_run(run)
                 if run.finished:
-                    run.write_model()
-                results[runs.index(run)] = run.write_result(step_ms)
+                    write_model(run)
+                results[runs.index(run)] = write_result(run, step_ms)
             if save:
                 saved = time.monotonic()
     except KeyboardInterrupt:
         for run in runs:
-            run.save()
+            save_run(run)
         places = ", ".join(str(run.checkpoint) for run in runs)
         raise Interrupted(f"Interrupted; resume from {places}.") from None
     finally:
@@ -110,7 +121,7 @@ def _train(
             log.close()
         if talk:
             talk.end()
-    return [results.get(index) or run.result() for index, run in enumerate(runs)]
+    return [results.get(index) or result_of(run) for index, run in enumerate(runs)]
 
 
 def _epoch(
@@ -119,6 +130,7 @@ def _epoch(
     streams: list[Any],
     device: torch.device,
     talk: Progress | None,
+    stop: Interruption,
 ) -> list[tuple[Epoch, float]]:
     """One epoch of every run, step by step in turn, so that small models share the device."""
     for run in active:
@@ -133,6 +145,7 @@ def _epoch(
                 with torch.cuda.stream(stream) if stream is not None else nullcontext():
                     run.step()
                 taken += run.spec.recipe.batch_size
+        stop.check()
         if talk and (now := time.perf_counter()) - shown > 0.2:
             shown = now
             memory = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

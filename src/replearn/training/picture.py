@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ReplearnError
 from .compare import Comparison, Row
+from .comparison_table import heading, signed, spread
 from .intervals import Difference
 
 GREY, BLUE, ORANGE, PALE = "#6b7280", "#1f5fa8", "#c2570c", "#d5d9e0"
@@ -28,12 +29,7 @@ def draw(comparison: Comparison, path: str | Path) -> Path:
     _costs(right, rows)
     left.set_yticks(range(len(rows)), [row.label for row in rows])
     left.set_ylim(len(rows) - 0.4, -0.6)  # the first row on top
-    seeds = max(len(row.seeds) for row in rows)
-    figure.suptitle(
-        f"{comparison.recipe}: {comparison.model} on {comparison.data}, {comparison.epochs} epochs, "
-        f"{seeds} seed{'s' if seeds > 1 else ''} ({comparison.hardware})",
-        fontsize=10,
-    )
+    figure.suptitle(heading(comparison), fontsize=10)
     path = Path(path)
     try:
         figure.savefig(path)
@@ -68,13 +64,9 @@ def _words(axes: Any, rows: Sequence[Row]) -> None:
     """The numbers as text, and the verdicts."""
     axes.set_axis_off()
     axes.set_xlim(0, 3)
-    heads = ["mean ± std"]
-    columns = [
-        [
-            (f"{row.accuracy:.2f} ± {row.std:.2f}" if row.std is not None else f"{row.accuracy:.2f}", "black")
-            for row in rows
-        ]
-    ]
+    counts = {len(row.seeds) for row in rows}
+    heads = [f"mean ± std (n={counts.pop()})" if len(counts) == 1 else "mean ± std"]
+    columns = [[(spread(row.accuracy, row.std), "black") for row in rows]]
     for head, found in (
         ("against E2E", [row.against_e2e for row in rows]),
         ("against removal", [row.against_removal for row in rows]),
@@ -91,7 +83,7 @@ def _words(axes: Any, rows: Sequence[Row]) -> None:
 def _verdict(difference: Difference | None) -> tuple[str, str]:
     if difference is None:
         return "", GREY
-    return f"{difference.mean:+.2f}\n{difference.verdict}", VERDICTS[difference.verdict]
+    return f"{signed(difference.mean)}\n{difference.verdict}", VERDICTS[difference.verdict]
 
 
 def _costs(axes: Any, rows: Sequence[Row]) -> None:

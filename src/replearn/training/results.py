@@ -18,6 +18,7 @@ import torch
 from ..errors import ReplearnError
 
 FORMAT = "replearn-result-1"
+SHARED = "shared its device with other runs"  # a note: then times and memory are not the run's own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..checkpoint import save
 from ..errors import ReplearnError
-from ..surgery import operators_of
 from .architectures import architecture
 from .batches import Batches
 from .methods import method_for
 from .methods.base import Setting
 from .optimizers import make_optimizer, set_rate
 from .processes import Processes
-from .recipe import Recipe, Variant, plain
-from .results import Epoch, Result, hardware_of, now, versions_of, write_atomically
+from .recipe import Recipe, Variant
+from .results import Epoch, now
 from .schedules import rate_at
 from .seeds import seed_at
-from .state import collect, read_state, restore, write_state
 from .step import CapturedStep
 
 
@@ -63,6 +57,8 @@ class Run:
         if recipe.compile:
             self.model.compile()
         self.ema: AveragedModel | None = None
+        if recipe.ema_decay is not None and self.sharded:
+            raise ReplearnError("Averaging (ema_decay) does not work on a sharded model; train it with ddp.")
         if recipe.ema_decay is not None:
             average = get_ema_multi_avg_fn(recipe.ema_decay)
             self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
@@ -76,7 +72,7 @@ class Run:
         self.started = now()
         self._captured: CapturedStep | None = None
         self._capture = device.type == "cuda" and processes.world == 1 and recipe.accumulate == 1
-        self._seconds = 0.0
+        self.seconds = 0.0
         self._step_times: list[float] = []
 
     # ---- advancing -------------------------------------------------------------------------
@@ -90,7 +86,7 @@ class Run:
         self.batches.start_epoch(self.spec.seed, self.epoch, self.step_in_epoch)
         if self.step_in_epoch == 0:
             self.sums.zero_()
-            self._seconds = 0.0
+            self.seconds = 0.0
             if self.method.start_epoch(self.bare, self.epoch, self.batches.peek):
                 self._captured = None
             if self.ema is not None:
@@ -168,7 +164,7 @@ class Run:
                 + (f"The last good state is {self.checkpoint}; " if self.checkpoint.exists() else "")
                 + "lower the learning rate or add warm-up."
             )
-        self._seconds += seconds
+        self.seconds += seconds
         test_loss, accuracy, top5 = self.evaluate()
         measured = Epoch(
             epoch=self.epoch + 1,
@@ -178,8 +174,8 @@ class Run:
             test_accuracy=accuracy,
             test_top5=top5,
             lr=self.spec.recipe.optimizer.lr * self.rate((self.epoch + 1) * self.steps_per_epoch - 1),
-            seconds=self._seconds,
-            images_per_second=images / max(self._seconds, 1e-9),
+            seconds=self.seconds,
+            images_per_second=images / max(self.seconds, 1e-9),
             peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
         )
         self.epochs.append(measured)
@@ -206,99 +202,19 @@ class Run:
         loss, first, five, images_seen = self.processes.total(sums).tolist()
         return loss / images_seen, 100 * first / images_seen, 100 * five / images_seen
 
-    # ---- files -----------------------------------------------------------------------------
-
     @property
     def title(self) -> str:
         return f"{self.spec.recipe.name}, {self.spec.variant.label}, {self.spec.data}, seed {self.spec.seed}"
 
     @property
     def checkpoint(self) -> Path:
-        return self.spec.out / "checkpoint.safetensors"
+        """The state on disk: a file, or a folder of shards where the model is sharded."""
+        shards = self.spec.out / "checkpoint"
+        return shards if self.sharded or shards.is_dir() else self.spec.out / "checkpoint.safetensors"
 
-    def save(self) -> None:
-        """Write the state; call it in every process."""
-        tensors, held = collect(self.model, self.optimizer, self.ema)
-        if self.processes.leads:
-            about = {
-                "identity": self.identity(),
-                "epoch": self.epoch,
-                "step": self.step_in_epoch,
-                "seconds": self._seconds,
-                "epochs": [plain(epoch) for epoch in self.epochs],
-                "optimizer": held,
-                "method": self.method.state(),
-                "notes": self.notes,
-                "started": self.started,
-            }
-            write_state(self.checkpoint, {**tensors, "sums": self.sums}, about)
-
-    def resume(self) -> bool:
-        """Go on from the state on disk, if there is one; it must be of this very run."""
-        if not self.checkpoint.exists():
-            return False
-        tensors, about = read_state(self.checkpoint)
-        if about["identity"] != self.identity():
-            changed = sorted(k for k, v in self.identity().items() if about["identity"].get(k) != v)
-            raise ReplearnError(
-                f"{self.checkpoint} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
-                "or delete it to start anew."
-            )
-        self.method.load_state(self.bare, about["method"])
-        restore(tensors, about["optimizer"], self.model, self.optimizer, self.ema)
-        self.sums.copy_(tensors["sums"])
-        if not self.processes.leads:
-            self.sums.zero_()  # the sums of all processes were saved as one
-        self.epoch, self.step_in_epoch = about["epoch"], about["step"]
-        self._seconds, self.notes, self.started = about["seconds"], about["notes"], about["started"]
-        self.epochs = [Epoch(**entry) for entry in about["epochs"]]
-        return True
-
-    def identity(self) -> dict[str, Any]:
-        """What must agree for a state to be this run's."""
-        recipe = plain(self.spec.recipe)
-        for field in ("variants", "paper", "data"):
-            recipe.pop(field)
-        spec = self.spec
-        values = {"recipe": recipe, "variant": plain(spec.variant), "data": spec.data, "seed": spec.seed}
-        return dict(json.loads(json.dumps(values)))
-
-    def write_model(self) -> None:
-        """Write the trained model, with its plan if it has one: `replearn.load` reads it."""
-        if self.processes.world > 1 and self.processes.parallel == "fsdp":
-            return  # its weights are in the checkpoint; no process holds the whole model
-        if not self.processes.leads:
-            return
-        model = self.method.finish(copy.deepcopy(self.bare))
-        path = self.spec.out / "model.safetensors"
-        if any(True for _ in operators_of(model)):
-            save(model, path)
-        else:
-            write_state(path, model.state_dict(), {"model": self.spec.recipe.model})
-
-    def result(self, step_ms: float = 0.0) -> Result:
-        return Result(
-            recipe=plain(self.spec.recipe),
-            variant=plain(self.spec.variant),
-            data=self.spec.data,
-            seed=self.spec.seed,
-            plan=None if self.method.plan is None else json.loads(self.method.plan.to_json()),
-            parameters=self.parameters,
-            flops=self.flops,
-            step_ms=step_ms,
-            epochs=tuple(self.epochs),
-            hardware=hardware_of(self.device) | {"processes": self.processes.world},
-            versions=versions_of(),
-            started=self.started,
-            finished=self.finished,
-            notes=tuple(self.notes),
-        )
-
-    def write_result(self, step_ms: float) -> Result:
-        result = self.result(step_ms)
-        if self.processes.leads:
-            write_atomically(self.spec.out / "result.json", result.to_json())
-        return result
+    @property
+    def sharded(self) -> bool:
+        return self.processes.world > 1 and self.processes.parallel == "fsdp"
 
 
 def to_channels_last_(model: nn.Module) -> None:

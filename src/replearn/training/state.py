@@ -1,4 +1,4 @@
-"""The state of a run on disk: one safetensors file, atomic, resumable on any number of processes."""
+"""The state of a run on disk: one safetensors file, written atomically."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 from ..errors import ReplearnError
 
 FORMAT = "replearn-run-1"
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def collect(
@@ -33,53 +25,49 @@ def collect(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that training changes: tensors by name, and the optimizer's plain values.
 
-    Names do not depend on how the model is wrapped, so a run saved by two processes goes on in one.
-    Call it in every process; the result is whole in the leading one.
+    `model` is the model itself, not what it is wrapped in, so a run saved by two processes goes on in one.
     """
-    held: Any = get_model_state_dict(model, options=WHOLE)
-    tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in held.items()}
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     if ema is not None:
         tensors |= {f"ema/{name}": tensor for name, tensor in ema.state_dict().items()}
-    held = get_optimizer_state_dict(model, optimizer, options=WHOLE)
-    plain: dict[str, Any] = {"state": {}, "param_groups": held.get("param_groups", [])}
-    for parameter, entries in held.get("state", {}).items():
-        for key, value in entries.items():
+    values: dict[str, dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer/{parameter}/{key}"] = value
+                tensors[f"optimizer/{name}/{key}"] = value
             else:
-                plain["state"].setdefault(parameter, {})[key] = value
-    plain["param_groups"] = [
-        {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items()}
-        for group in plain["param_groups"]
-    ]
-    return tensors, plain
+                values.setdefault(name, {})[key] = value
+    return tensors, values
 
 
 def restore(
     tensors: Mapping[str, Tensor],
-    plain: Mapping[str, Any],
+    values: Mapping[str, Mapping[str, Any]],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     ema: nn.Module | None,
 ) -> None:
-    """Put a collected state back, whatever the model is wrapped in now."""
-    weights: Any = under(tensors, "model/")
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
+    """Put a collected state back into a run that was built alike."""
+    model.load_state_dict(under(tensors, "model/"))
     if ema is not None:
         ema.load_state_dict(under(tensors, "ema/"))
-    state: dict[str, dict[str, Any]] = {name: dict(values) for name, values in plain["state"].items()}
-    for name, tensor in under(tensors, "optimizer/").items():
-        parameter, _, key = name.rpartition("/")
-        state.setdefault(parameter, {})[key] = tensor
-    rates = [group["lr"] for group in optimizer.param_groups]
-    groups = [dict(group) for group in plain["param_groups"]]
-    for group in groups:
-        if "betas" in group:
-            group["betas"] = tuple(group["betas"])
-    held: Any = {"state": state, "param_groups": groups}
-    set_optimizer_state_dict(model, optimizer, held, options=StateDictOptions(full_state_dict=True))
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate  # a rate that is a tensor must stay the tensor a captured step reads
+    state: dict[str, dict[str, Any]] = {name: dict(entries) for name, entries in values.items()}
+    for path, tensor in under(tensors, "optimizer/").items():
+        name, _, key = path.rpartition("/")
+        state.setdefault(name, {})[key] = tensor
+    for name, parameter in model.named_parameters():
+        if name in state:
+            optimizer.state[parameter] = {
+                key: on_device_of(value, parameter, key) if isinstance(value, Tensor) else value
+                for key, value in state[name].items()
+            }
+
+
+def on_device_of(value: Tensor, parameter: Tensor, key: str) -> Tensor:
+    """A state tensor where the optimizer wants it; only a GPU's captured step counts steps on the device."""
+    if key == "step" and parameter.device.type == "cpu":
+        return value.clone()
+    return value.to(parameter.device, copy=True)
 
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

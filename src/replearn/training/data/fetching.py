@@ -67,14 +67,11 @@ def fetch(
             why = f"what arrived has the md5 {found}, and {md5} is expected"
             file.truncate(0)
             if not begin:  # in one piece and still wrong: another attempt would bring the same
-                part.unlink(missing_ok=True)
                 raise ReplearnError(
                     f"{url} gave a wrong file: {why}. It was thrown away; nothing else was touched. Try again "
                     f"later, or put the right file at {target} by hand."
                 )
         kept = file.seek(0, os.SEEK_END)
-    if not kept:
-        part.unlink(missing_ok=True)
     raise ReplearnError(
         f"{url} could not be fetched in {patience.attempts} attempts: {why}. "
         + (f"{kept:,} bytes are kept in {part}, and the same command goes on from there. " if kept else "")
@@ -91,14 +88,13 @@ def _transfer(url: str, file: FileIO, target: Path, timeout: float, progress: Pr
     try:
         with urlopen(Request(url, headers=headers), timeout=timeout) as answer:
             span = answer.headers.get("Content-Range", "")
-            if answer.status != 206 or not span.startswith(f"bytes {have}-"):
-                if answer.status == 206:  # a piece that was not asked for
-                    file.truncate(0)
-                    raise _Interrupted(
-                        f"the server sent another piece ({span or 'unnamed'}) than the one asked for"
-                    )
+            if have and (answer.status != 206 or not span.startswith(f"bytes {have}-")):
                 have = 0
                 file.truncate(0)
+                if answer.status == 206:
+                    raise _Interrupted(
+                        f"the server sent another piece than the one asked for ({span or 'unnamed'})"
+                    )
             total = None if answer.length is None else have + answer.length
             while chunk := answer.read1(1 << 20):  # read1: a slow server is seen to be alive
                 _write(file, chunk, target)
@@ -149,7 +145,11 @@ def _opened_alone(part: Path) -> Iterator[FileIO]:
             pass
         except OSError as error:
             raise ReplearnError(f"Another process is fetching {part}; wait for it to end.") from error
-        yield file
+        try:
+            yield file
+        finally:
+            if not os.fstat(file.fileno()).st_size:  # nothing to go on from
+                part.unlink(missing_ok=True)
 
 
 def put_in_place(new: Path, target: Path) -> None:

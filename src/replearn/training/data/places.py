@@ -63,5 +63,5 @@ def locate(source: Source, root: str | os.PathLike[str] | None) -> tuple[Path, L
 def cure(source: Source) -> str:
     """What to do about data that is missing or broken."""
     if any(layout.downloads for layout in source.layouts):
-        return f"Get it with `replearn data {source.name} --download`, or by hand: {source.how}"
+        return f"Get it with `replearn data download {source.name}`, or by hand: {source.how}"
     return source.how

@@ -79,7 +79,7 @@ class Adaptive(Method):
         begin = 0
         for stack in self._stacks:
             places |= {begin + i: name for i, name in enumerate(stack.blocks) if name in scores}
-            begin += len(stack) + 1  # a gap, because the ends of two stacks are not adjacent
+            begin += len(stack)  # the ends of a stack are never legal, so stacks do not touch
         count = len(self._fixed.targets) if self._fixed else 0
         chosen = best_apart({place: scores[name] for place, name in places.items()}, count)
         return {places[place] for place in chosen}

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ...stacks import Stack
@@ -36,41 +36,16 @@ class Checkpointing(Wrapper):
 class Recomputed(Patch):
     """Keeps the block's inputs alone, and runs it again for the backward pass."""
 
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__(block)
-        self._draws: bool | None = None  # whether the block draws random numbers; None until it was seen
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.module.training and torch.is_grad_enabled()):
             return self.run(*args, **kwargs)
         if torch.compiler.is_compiling():  # the compiler updates statistics once, and takes no contexts
             return checkpoint(self.run, *args, use_reentrant=False, **kwargs)
-        before = random_states() if self._draws is None else {}
-        made = checkpoint(
-            self.run,
-            *args,
-            use_reentrant=False,
-            context_fn=self.contexts,
-            # the random state can't be read while a CUDA graph is captured, so it is left alone where none is drawn
-            preserve_rng_state=self._draws is not False,
-            **kwargs,
-        )
-        if before and self.inner is None:  # another patch may take another path next time
-            after = random_states()
-            self._draws = any(not torch.equal(before[device], after[device]) for device in before)
-        return made
+        return checkpoint(self.run, *args, use_reentrant=False, context_fn=self.contexts, **kwargs)
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """What surrounds the first run, and the second."""
         return nullcontext(), held_statistics(self.module)
-
-
-def random_states() -> dict[str, Tensor]:
-    """The state of every device's random numbers."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
 
 
 @contextmanager

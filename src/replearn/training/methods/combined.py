@@ -19,13 +19,7 @@ class Combined(Method):
         self.parts = parts
         self.capturable = all(part.capturable for part in parts)
         self.leaves_idle = any(part.leaves_idle for part in parts)
-        for index, part in enumerate(parts):
-            if not isinstance(part, Wrapper) and any(isinstance(before, Wrapper) for before in parts[:index]):
-                better = "+".join(part.name for part in sorted(parts, key=lambda part: isinstance(part, Wrapper)))
-                raise ReplearnError(
-                    f"{self.name}: {part.name} changes blocks, so it comes before methods that run them "
-                    f"differently. Write '{better}'."
-                )
+        check_order(self.name, parts)
 
     def prepare(self, model: nn.Module) -> nn.Module:
         # found now, because a stack can't be recognised any more once some of its blocks are replaced
@@ -64,3 +58,20 @@ class Combined(Method):
 
     def _take_plan(self) -> None:
         self.plan = next((part.plan for part in self.parts if part.plan is not None), None)
+
+
+def check_order(name: str, parts: list[Method]) -> None:
+    """One method at most decides what the blocks are, and it comes first."""
+    deciding = [part for part in parts if not isinstance(part, Wrapper)]
+    running = [part for part in parts if isinstance(part, Wrapper)]
+    if len(deciding) > 1:
+        raise ReplearnError(
+            f"{name}: {deciding[0].name} and {deciding[1].name} both decide what the blocks are. Keep one; "
+            "only methods that run blocks differently can be added to it, as in 'repl+checkpointing'."
+        )
+    if parts != [*deciding, *running]:
+        better = "+".join(part.name for part in [*deciding, *running])
+        raise ReplearnError(
+            f"{name}: {deciding[0].name} decides what the blocks are, so it comes before methods that run them "
+            f"differently. Write '{better}'."
+        )

@@ -156,8 +156,7 @@ def tokens_of(model: Any) -> Tokens:
     if strange:
         raise ReplearnError(
             f"skip_attention: this {name} has a {strange[0]} among its blocks, and only timm's plain Block can "
-            "skip its attention. Start from a fresh model with block_fn=Block, and don't combine it with a method "
-            "that replaces blocks."
+            "skip its attention. Start from a fresh model with block_fn=Block."
         )
     skipped = skipped_blocks(len(blocks))
     if skipped.start < 1 or not len(skipped):

@@ -1,0 +1,121 @@
+"""Keep a run on disk: its state, its result, and the trained model."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import torch
+
+from ..checkpoint import save
+from ..errors import ReplearnError
+from ..surgery import operators_of
+from .recipe import plain
+from .results import Epoch, Result, hardware_of, versions_of, write_atomically
+from .run import Run, RunSpec
+from .shards import read_shards, write_shards
+from .state import collect, read_state, restore, write_state
+
+
+def save_run(run: Run) -> None:
+    """Write the state; call it in every process."""
+    sums = run.processes.total(run.sums.clone()).tolist()
+    about = {
+        "identity": identity(run.spec),
+        "epoch": run.epoch,
+        "step": run.step_in_epoch,
+        "sums": sums,
+        "seconds": run.seconds,
+        "epochs": [plain(epoch) for epoch in run.epochs],
+        "method": run.method.state(),
+        "notes": run.notes,
+        "started": run.started,
+    }
+    if run.sharded:
+        write_shards(run.checkpoint, run.model, run.optimizer, about)
+        return
+    tensors, held = collect(run.bare, run.optimizer, run.ema)
+    if run.processes.leads:
+        write_state(run.checkpoint, tensors, {**about, "optimizer": held})
+
+
+def resume_run(run: Run) -> bool:
+    """Go on from the state on disk, if there is one; it must be of this very run."""
+    if not run.checkpoint.exists():
+        return False
+    if run.checkpoint.is_dir():
+        rates = [group["lr"] for group in run.optimizer.param_groups]
+        about = read_shards(run.checkpoint, run.model, run.optimizer)
+        for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        check_identity(run, about)
+    else:
+        tensors, about = read_state(run.checkpoint)
+        check_identity(run, about)
+        restore(tensors, about["optimizer"], run.bare, run.optimizer, run.ema)
+    run.method.load_state(run.bare, about["method"])
+    if run.processes.leads:  # the sums of all processes were saved as one
+        run.sums.copy_(torch.tensor(about["sums"]))
+    run.epoch, run.step_in_epoch = about["epoch"], about["step"]
+    run.seconds, run.notes, run.started = about["seconds"], about["notes"], about["started"]
+    run.epochs = [Epoch(**entry) for entry in about["epochs"]]
+    return True
+
+
+def check_identity(run: Run, about: dict[str, Any]) -> None:
+    changed = sorted(k for k, v in identity(run.spec).items() if about["identity"].get(k) != v)
+    if changed:
+        raise ReplearnError(
+            f"{run.checkpoint} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
+            "or delete it to start anew."
+        )
+
+
+def identity(spec: RunSpec) -> dict[str, Any]:
+    """What must agree for a state to be this run's."""
+    recipe = plain(spec.recipe)
+    for field in ("variants", "paper", "data"):
+        recipe.pop(field)
+    values = {"recipe": recipe, "variant": plain(spec.variant), "data": spec.data, "seed": spec.seed}
+    return dict(json.loads(json.dumps(values)))
+
+
+def write_model(run: Run) -> None:
+    """Write the trained model, with its plan if it has one: `replearn.load` reads it."""
+    if run.sharded:
+        return  # its weights are in the checkpoint; no process holds the whole model
+    if not run.processes.leads:
+        return
+    model = run.method.finish(copy.deepcopy(run.bare))
+    path = run.spec.out / "model.safetensors"
+    if any(True for _ in operators_of(model)):
+        save(model, path)
+    else:
+        write_state(path, model.state_dict(), {"model": run.spec.recipe.model})
+
+
+def result_of(run: Run, step_ms: float = 0.0) -> Result:
+    return Result(
+        recipe=plain(run.spec.recipe),
+        variant=plain(run.spec.variant),
+        data=run.spec.data,
+        seed=run.spec.seed,
+        plan=None if run.method.plan is None else json.loads(run.method.plan.to_json()),
+        parameters=run.parameters,
+        flops=run.flops,
+        step_ms=step_ms,
+        epochs=tuple(run.epochs),
+        hardware=hardware_of(run.device) | {"processes": run.processes.world},
+        versions=versions_of(),
+        started=run.started,
+        finished=run.finished,
+        notes=tuple(run.notes),
+    )
+
+
+def write_result(run: Run, step_ms: float) -> Result:
+    result = result_of(run, step_ms)
+    if run.processes.leads:
+        write_atomically(run.spec.out / "result.json", result.to_json())
+    return result

@@ -1,0 +1,763 @@
+"""Save and load: every dtype and layout, atomic writes, and damaged or foreign files refused without a trace."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import replearn
+from replearn import ReplearnError, operators
+from replearn.checkpoint import FORMAT
+from replearn.surgery import PLAN
+from replearn.tensor_file import read_file, write_file
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def trained(seed: int = 0, depth: int = 20, **options: Any) -> nn.Module:
+    """A replaced residual network with every value random, running statistics too."""
+    torch.manual_seed(seed)
+    model = tiny.replaced(tiny.resnet(depth), interval=2, first=2, **options)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.dtype.is_floating_point:
+                tensor.uniform_(0.1, 1.0)
+            else:
+                tensor.fill_(7)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "run.safetensors"
+    replearn.save(trained(), path)
+    return path
+
+
+def everything(model: nn.Module) -> dict[str, Any]:
+    """All that may not change when loading fails."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {
+        "values": [(name, tensor.detach().clone()) for name, tensor in tensors],
+        "identities": [(name, id(tensor)) for name, tensor in tensors],
+        "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
+        "attributes": [sorted(vars(module)) for module in model.modules()],
+        "random": torch.get_rng_state(),
+    }
+
+
+def unchanged(before: dict[str, Any], model: nn.Module) -> bool:
+    after = everything(model)
+    values = all(
+        a == b and torch.equal(x, y) for (a, x), (b, y) in zip(before["values"], after["values"], strict=True)
+    )
+    return (
+        values
+        and all(before[key] == after[key] for key in ("identities", "modules", "attributes"))
+        and torch.equal(before["random"], after["random"])
+    )
+
+
+def refused(model: nn.Module, path: Any) -> str:
+    """Loading fails with a ReplearnError that names the file; the model is bit for bit what it was."""
+    before = everything(model)
+    with pytest.raises(ReplearnError) as caught:
+        replearn.load(model, path)
+    assert unchanged(before, model), str(caught.value)
+    assert str(path) in str(caught.value)
+    assert str(caught.value).endswith("The model is unchanged.")
+    return str(caught.value)
+
+
+# ---- there and back -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (tiny.resnet, None),
+        (tiny.resnet, operators.Basic(correction="low-rank", rank=2)),
+        (tiny.resnet, operators.WholeBlock(correction="full")),
+        (lambda: nn.Sequential(*(tiny.Bottleneck(8) for _ in range(5))), operators.Bottleneck(correction="full")),
+        (lambda: tiny.Tokens(5), operators.AttentionMLP(attention="head_wise")),
+        (lambda: nn.Sequential(*(tiny.Own(4) for _ in range(5))), None),
+    ],
+)
+def test_a_fresh_model_becomes_the_saved_one_bit_for_bit(
+    build: Callable[[], nn.Module], options: Any, tmp_path: Path
+) -> None:
+    model = tiny.replaced(build(), interval=2, first=2, operator=options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    replearn.save(model, tmp_path / "run.safetensors")
+    fresh = build()
+    loaded = replearn.load(fresh, str(tmp_path / "run.safetensors"))
+    assert loaded is fresh
+    assert getattr(loaded, PLAN) == getattr(model, PLAN)
+    state, again = model.state_dict(), loaded.state_dict()
+    assert state.keys() == again.keys()
+    assert all(torch.equal(state[name], again[name]) for name in state)
+    assert [type(module) for module in loaded.modules()] == [type(module) for module in model.modules()]
+
+
+@pytest.mark.parametrize("onto", FLOATS, ids=str)
+@pytest.mark.parametrize("written", FLOATS, ids=str)
+def test_a_file_of_any_floating_dtype_loads_onto_a_model_of_any_other(
+    written: torch.dtype, onto: torch.dtype, tmp_path: Path
+) -> None:
+    model = trained().to(written)
+    replearn.save(model, tmp_path / "run.safetensors")
+    loaded = replearn.load(tiny.resnet().to(onto), tmp_path / "run.safetensors")
+    own = model.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        if not tensor.dtype.is_floating_point:
+            assert torch.equal(tensor, own[name])
+            continue
+        coefficient = name.endswith((".a", ".b"))
+        assert tensor.dtype is (torch.promote_types(onto, torch.float32) if coefficient else onto)
+        assert torch.equal(tensor, own[name].to(tensor.dtype))
+
+
+def test_loading_keeps_mode_frozen_parameters_layout_and_the_random_state(saved: Path) -> None:
+    model = tiny.resnet().to(memory_format=torch.channels_last).eval()
+    model.fc.requires_grad_(False)
+    kept = {name: parameter for name, parameter in model.named_parameters() if not name.startswith("layer")}
+    random = torch.get_rng_state()
+    replearn.load(model, saved)
+    assert not any(module.training for module in model.modules())
+    now = dict(model.named_parameters())
+    assert all(now[name] is parameter for name, parameter in kept.items())
+    assert [p.requires_grad for p in model.fc.parameters()] == [False, False]
+    assert model.layer3[2].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(torch.get_rng_state(), random)
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.allclose(model(images), trained()(images), rtol=1e-4, atol=1e-4)
+
+
+class Odd(nn.Module):
+    """Tensors that file formats stumble over."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(tiny.Own(4) for _ in range(5)))
+        self.one = nn.Linear(4, 4)
+        self.two = nn.Linear(4, 4)
+        if tied:
+            self.two.weight = self.one.weight
+        base = torch.arange(24.0).view(4, 6)
+        for name, tensor in {
+            "base": base,
+            "part": base[1:3],
+            "column": base[:, 2],
+            "transposed": base.t(),
+            "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+            "empty": torch.empty(0, 3),
+            "scalar": torch.tensor(3.5),
+            "count": torch.tensor(2**62 + 1),
+            "mask": torch.tensor([True, False, True]),
+            "bytes": torch.arange(7, dtype=torch.uint8),
+            "words": torch.tensor([0, 40000], dtype=torch.uint16),
+            "turn": torch.tensor([1 + 2j, -3j]),
+            "conjugate": torch.tensor([1 + 2j, -3j]).conj(),
+            "tiny8": torch.tensor([0.5, -1.0]).to(torch.float8_e4m3fn),
+        }.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.two(self.one(self.blocks(x)))
+        return out
+
+
+def test_odd_tensors_survive_and_ties_stay_ties(tmp_path: Path) -> None:
+    model = tiny.replaced(Odd())
+    replearn.save(model, tmp_path / "run.safetensors")
+    fresh = Odd()
+    with torch.no_grad():
+        for buffer in fresh.buffers():
+            buffer.zero_()
+    loaded = replearn.load(fresh, tmp_path / "run.safetensors")
+    for name, tensor in model.state_dict().items():
+        found = loaded.state_dict()[name]
+        assert (found.dtype, found.shape, found.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+        assert torch.equal(
+            found.view(torch.uint8) if name == "tiny8" else found,
+            tensor.view(torch.uint8) if name == "tiny8" else tensor,
+        )
+    assert loaded.two.weight is loaded.one.weight
+    assert loaded.part.data_ptr() == loaded.base[1].data_ptr()
+    with safe_open(tmp_path / "run.safetensors", "pt") as file:
+        assert {"one.weight", "two.weight"} & set(file.keys()) == {"one.weight"}
+
+
+def test_a_tied_file_fills_both_names_of_an_untied_model(tmp_path: Path) -> None:
+    model = tiny.replaced(Odd())
+    replearn.save(model, tmp_path / "run.safetensors")
+    loaded = replearn.load(Odd(tied=False), tmp_path / "run.safetensors")
+    assert loaded.two.weight is not loaded.one.weight
+    assert torch.equal(loaded.two.weight, model.one.weight)
+
+
+def test_an_untied_file_is_refused_by_a_tied_model_unless_it_says_the_same(tmp_path: Path) -> None:
+    model = tiny.replaced(Odd(tied=False))
+    replearn.save(model, tmp_path / "run.safetensors")
+    assert "one.weight and two.weight are one tensor in the model, and differ" in refused(
+        Odd(), tmp_path / "run.safetensors"
+    )
+    with torch.no_grad():
+        model.two.weight.copy_(model.one.weight)
+    replearn.save(model, tmp_path / "run.safetensors")
+    assert torch.equal(replearn.load(Odd(), tmp_path / "run.safetensors").one.weight, model.one.weight)
+
+
+def test_the_file_is_one_that_safetensors_itself_reads_and_would_have_written(tmp_path: Path) -> None:
+    model = trained()
+    replearn.save(model, tmp_path / "ours.safetensors")
+    found = load_file(tmp_path / "ours.safetensors")
+    state = model.state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in found)
+    with safe_open(tmp_path / "ours.safetensors", "pt") as file:
+        metadata = file.metadata()
+    save_file(
+        {name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "theirs.safetensors", metadata
+    )
+    loaded = replearn.load(
+        tiny.resnet(), tmp_path / "theirs.safetensors"
+    )  # written by their writer, checksum and all
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_a_compiled_model_saves_under_its_own_names(tmp_path: Path) -> None:
+    model = trained()
+    replearn.save(torch.compile(model, backend="eager"), tmp_path / "run.safetensors")
+    assert load_file(tmp_path / "run.safetensors").keys() == model.state_dict().keys()
+
+
+def test_a_gathered_state_can_be_given_and_must_be_the_model_s(tmp_path: Path) -> None:
+    model, other = trained(0), trained(1)
+    replearn.save(model, tmp_path / "run.safetensors", state=other.state_dict())
+    loaded = replearn.load(tiny.resnet(), tmp_path / "run.safetensors")
+    assert torch.equal(loaded.fc.weight, other.fc.weight)
+    with pytest.raises(ReplearnError, match=r"keys of the state that you gave.*1 missing \(fc\.bias\)"):
+        replearn.save(
+            model,
+            tmp_path / "run.safetensors",
+            state={k: v for k, v in other.state_dict().items() if k != "fc.bias"},
+        )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
+def test_a_file_from_a_gpu_loads_onto_a_cpu_and_back(tmp_path: Path) -> None:
+    model = trained().cuda()
+    replearn.save(model, tmp_path / "run.safetensors")
+    for device in ("cpu", "cuda"):
+        loaded = replearn.load(tiny.resnet().to(device), tmp_path / "run.safetensors")
+        assert all(torch.equal(t.cuda(), model.state_dict()[n]) for n, t in loaded.state_dict().items())
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file can grow beyond this many bytes: the system's own write fails halfway."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 100, 20_000, 60_000])
+def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    replearn.save(trained(0), path)
+    old = path.read_bytes()
+    assert len(old) > size
+    with full_disk(size), pytest.raises(ReplearnError, match="what was there before is untouched") as caught:
+        replearn.save(trained(1), path)
+    assert str(path) in str(caught.value)
+    assert "File too large" in str(caught.value)
+    assert path.read_bytes() == old
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_an_interrupted_save_leaves_the_old_file_and_nothing_else(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.safetensors"
+    replearn.save(trained(0), path)
+    old = path.read_bytes()
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, moment, interrupt)  # Ctrl-C, at the worst moments
+    with pytest.raises(KeyboardInterrupt):
+        replearn.save(trained(1), path)
+    assert path.read_bytes() == old
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_save_that_is_killed_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.safetensors"
+    replearn.save(trained(0), path)
+    old = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda handle: os.kill(os.getpid(), signal.SIGKILL))
+    child = os.fork()
+    if not child:  # dies with all of the new file written, and none of it in place
+        replearn.save(trained(1), path)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert path.read_bytes() == old
+
+
+def test_a_new_file_has_the_usual_permissions_and_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    real, link = tmp_path / "there" / "real.safetensors", tmp_path / "latest.safetensors"
+    link.symlink_to(real)
+    replearn.save(trained(), link)
+    assert link.is_symlink()
+    (tmp_path / "plain").touch()
+    assert real.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("name", ["no/such/folder.safetensors", "", "a\0b", "x" * 300, "."])
+def test_a_place_that_can_t_be_written_is_an_error_that_names_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ReplearnError, match="Can't save to"):
+        replearn.save(trained(), f"{tmp_path}/{name}")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("path", [None, 7, b"run.safetensors", ["run.safetensors"]])
+def test_a_path_that_is_none_is_refused_on_both_sides(path: Any) -> None:
+    with pytest.raises(ReplearnError, match=r"name of a file, as 'run\.safetensors', got"):
+        replearn.save(trained(), path)
+    with pytest.raises(ReplearnError, match=r"name of a file, as 'run\.safetensors', got"):
+        replearn.load(tiny.resnet(), path)
+
+
+class Stateful(nn.Module):
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def get_extra_state(self) -> Any:
+        return self.state
+
+    def set_extra_state(self, state: Any) -> None:
+        self.state = state
+
+
+def with_buffer(buffer: Tensor) -> nn.Module:
+    model = trained()
+    model.register_buffer("odd", buffer)
+    return model
+
+
+def with_extra_state(state: Any) -> nn.Module:
+    model = trained()
+    model.add_module("extra", Stateful(state))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: with_buffer(torch.eye(3).to_sparse()), r"odd is a torch\.sparse_coo tensor.*dense tensor"),
+        (lambda: with_buffer(torch.zeros(2, dtype=torch.complex128)), r"odd is a .* of torch\.complex128"),
+        (lambda: with_buffer(torch.zeros(2, device="meta")), "odd is on the meta device and has no values"),
+        (lambda: with_extra_state({"a": 1}), r"extra\._extra_state is a dict, and a checkpoint holds"),
+        (lambda: with_extra_state(torch.zeros(2)), r"extra\._extra_state is a Tensor, and a checkpoint holds"),
+    ],
+)
+def test_what_can_t_be_stored_is_refused_before_anything_is_written(
+    build: Callable[[], nn.Module], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ReplearnError, match=message):
+        replearn.save(build(), tmp_path / "run.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_sharded_model_is_refused_with_the_cure_and_the_cure_works(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    model = trained()
+    expected = copy.deepcopy(model.state_dict())
+    store = f"file://{tmp_path}/rendezvous"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ReplearnError, match=r"conv1\.weight is sharded\. Gather the state.*state=that"):
+            replearn.save(model, tmp_path / "run.safetensors")
+        gathered = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        replearn.save(model, tmp_path / "run.safetensors", state=gathered)
+    finally:
+        torch.distributed.destroy_process_group()
+    loaded = replearn.load(tiny.resnet(), tmp_path / "run.safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+
+
+# ---- files that are not ours, or not whole ------------------------------------------------------
+
+
+def damaged(saved: Path, data: bytes, tmp_path: Path) -> str:
+    path = tmp_path / "damaged.safetensors"
+    path.write_bytes(data)
+    return refused(tiny.resnet(), path)
+
+
+def header_end(data: bytes) -> int:
+    return 8 + int.from_bytes(data[:8], "little")
+
+
+def test_a_file_cut_off_anywhere_is_refused(saved: Path, tmp_path: Path) -> None:
+    data = saved.read_bytes()
+    start = header_end(data)
+    lengths = {
+        0,
+        1,
+        7,
+        8,
+        9,
+        100,
+        start - 1,
+        start,
+        start + 1,
+        (start + len(data)) // 2,
+        len(data) - 4,
+        len(data) - 1,
+    }
+    for length in sorted(lengths):
+        assert "cut off or damaged: use another copy" in damaged(saved, data[:length], tmp_path), length
+
+
+def test_a_file_with_bytes_added_is_refused(saved: Path, tmp_path: Path) -> None:
+    assert "use another copy" in damaged(saved, saved.read_bytes() + b"\0", tmp_path)
+
+
+@given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), in_header=st.booleans())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_a_file_with_one_bit_flipped_is_refused(saved: Path, where: float, bit: int, in_header: bool) -> None:
+    data = bytearray(saved.read_bytes())
+    start = header_end(data)
+    offset = int(where * start) if in_header else start + int(where * (len(data) - start))
+    data[offset] ^= 1 << bit
+    path = saved.with_name("flipped.safetensors")
+    path.write_bytes(data)
+    # reading is all that the file has a part in; the model is looked at in the other tests
+    with pytest.raises(ReplearnError):
+        read_file(path, FORMAT)
+
+
+def test_every_bit_of_the_length_and_of_the_first_and_last_value_counts(saved: Path, tmp_path: Path) -> None:
+    whole = saved.read_bytes()
+    start = header_end(whole)
+    for offset in (*range(8), start, len(whole) - 1):
+        for bit in range(8):
+            data = bytearray(whole)
+            data[offset] ^= 1 << bit
+            damaged(saved, bytes(data), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hello, this is no checkpoint at all", "is not a readable safetensors file"),
+        (b"", "is not a readable safetensors file"),
+        (b"\0" * 1000, "is not a readable safetensors file"),
+        (b"\xff" * 1000, "is not a readable safetensors file"),
+        (b"\x02\0\0\0\0\0\0\0{}", "a safetensors file, but not a replearn checkpoint"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(content: bytes, message: str, saved: Path, tmp_path: Path) -> None:
+    assert message in damaged(saved, content, tmp_path)
+
+
+def test_a_foreign_safetensors_file_is_refused_and_says_what_it_lacks(tmp_path: Path) -> None:
+    save_file(dict(tiny.resnet().state_dict()), tmp_path / "foreign.safetensors", metadata={"format": "pt"})
+    text = refused(tiny.resnet(), tmp_path / "foreign.safetensors")
+    assert "is a safetensors file, but not a replearn checkpoint of this version (its format is 'pt'" in text
+    assert "Write it with replearn.save" in text
+
+
+class Exploding:
+    def __reduce__(self) -> Any:
+        return (os.mkdir, ("exploded",))
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5, "torch.save"])
+def test_a_pickle_is_refused_and_never_run(protocol: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run.safetensors"
+    if protocol == "torch.save":
+        torch.save({"a": Exploding()}, path)
+    else:
+        path.write_bytes(pickle.dumps(Exploding(), protocol=protocol))
+    text = refused(tiny.resnet(), path)
+    assert "is a pickle and can run code" in text or protocol == 0
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_no_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+    assert "There is no file" in refused(tiny.resnet(), tmp_path / "nothing.safetensors")
+    assert "is a folder. Write the name of the file in it" in refused(tiny.resnet(), tmp_path)
+
+
+# ---- files that are whole and don't fit ---------------------------------------------------------
+
+
+def rewritten(saved: Path, change: Callable[[dict[str, Tensor], dict[str, str]], None]) -> Path:
+    """The same file with something changed on purpose, checksum and all: what a stranger could send."""
+    about, tensors = read_file(saved, FORMAT)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    del about["checksum"]
+    change(tensors, about)
+    path = saved.with_name("rewritten.safetensors")
+    write_file(path, tensors, about)
+    return path
+
+
+def without_bias(tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+    del tensors["fc.bias"]
+
+
+def without_plan(tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+    del about["plan"]
+
+
+def test_a_missing_and_an_extra_key_are_named(saved: Path) -> None:
+    path = rewritten(saved, without_bias)
+    assert "1 missing (fc.bias). Use the architecture" in refused(tiny.resnet(), path)
+    path = rewritten(saved, lambda tensors, about: tensors.update(extra=torch.zeros(2)))
+    assert "1 unexpected (extra)" in refused(tiny.resnet(), path)
+
+    def rename_many(tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+        for name in [name for name in tensors if name.startswith("layer1")]:
+            tensors[f"x.{name}"] = tensors.pop(name)
+
+    text = refused(tiny.resnet(), rewritten(saved, rename_many))
+    assert "missing (layer1.0.bn1.bias, " in text
+    assert ", ...) and " in text
+
+
+def test_a_wrong_shape_and_a_wrong_kind_of_number_are_named(saved: Path) -> None:
+    path = rewritten(saved, lambda tensors, about: tensors.update({"fc.bias": torch.zeros(11)}))
+    assert "fc.bias has the shape (11,) in the file and (10,) in the model" in refused(tiny.resnet(), path)
+    path = rewritten(saved, lambda tensors, about: tensors.update({"fc.bias": torch.zeros(10, dtype=torch.int64)}))
+    assert "fc.bias is torch.int64 in the file and torch.float32 in the model" in refused(tiny.resnet(), path)
+
+
+@pytest.mark.parametrize(
+    "aliases",
+    ["", "nonsense", "[]", "3", '{"fc.bias": 3}', '{"x": "no such"}', '{"fc.bias": "bn1.bias"}', "[" * 5000],
+)
+def test_a_damaged_list_of_tied_weights_is_refused(aliases: str, saved: Path) -> None:
+    path = rewritten(saved, lambda tensors, about: about.update(aliases=aliases))
+    assert "list of tied weights is damaged" in refused(tiny.resnet(), path)
+
+
+def test_a_damaged_plan_in_a_whole_file_is_refused(saved: Path) -> None:
+    assert "not a plan" in refused(tiny.resnet(), rewritten(saved, without_plan))
+
+    def adjacent(tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+        plan = json.loads(about["plan"])
+        plan["targets"][0]["previous"] = plan["targets"][1]["name"]
+        about["plan"] = json.dumps(plan)
+
+    assert "a target's neighbours must stay" in refused(tiny.resnet(), rewritten(saved, adjacent))
+
+    def unread(tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+        plan = json.loads(about["plan"])
+        plan["targets"][0]["reads"].pop()
+        about["plan"] = json.dumps(plan)
+
+    assert "reads of layer1.1 is different in this model" in refused(tiny.resnet(), rewritten(saved, unread))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: tiny.resnet(14), "it has no block 'layer1.2'"),
+        (lambda: tiny.resnet(26), "this CifarResNet has 12 blocks, and the plan was made for 9"),
+        (
+            lambda: tiny.resnet(20, width=8),
+            "parameters_after of layer1.1 is different in this model: 32, and the plan says 16",
+        ),
+        (lambda: tiny.Tokens(), "it has no block 'layer1.1'"),
+        (lambda: nn.Sequential(*(tiny.Own(4) for _ in range(5))), "it has no block 'layer1.1'"),
+        (lambda: nn.Linear(2, 2), "it has no block 'layer1.1'"),
+        (lambda: hooked(tiny.resnet()), "layer1.1 has to be kept here, because: it has hooks"),
+        (
+            lambda: reclassed(tiny.resnet()),
+            "layer1.1 is a test_checkpoint.Other, and the plan was made for a replearn",
+        ),
+        (
+            lambda: replearn.models.CifarResNet(20, 11, width=4),
+            "fc.weight has the shape (10, 16) in the file and (11, 16) in the model",
+        ),
+        (lambda: tiny.resnet().to("meta"), "is on the meta device. Give the model memory first: model.to_empty"),
+        (lambda: repeating(tiny.resnet()), "can't be written to"),
+        (lambda: copying(tiny.resnet()), "fc.weight can't be written to"),
+    ],
+)
+def test_a_model_that_the_plan_does_not_fit_is_refused_and_unchanged(
+    build: Callable[[], nn.Module], message: str, saved: Path
+) -> None:
+    model = build()
+    if next(model.parameters()).is_meta:
+        with pytest.raises(ReplearnError, match=message):
+            replearn.load(model, saved)
+        assert not hasattr(model, PLAN)
+        return
+    assert message in refused(model, saved)
+
+
+def hooked(model: Any) -> nn.Module:
+    model.layer1[1].register_forward_hook(lambda module, args, out: None)
+    return model
+
+
+class Other(replearn.models.cifar_resnet.BasicBlock):
+    pass
+
+
+def reclassed(model: Any) -> nn.Module:
+    for block in model.layer1:
+        block.__class__ = Other
+    return model
+
+
+def repeating(model: Any) -> nn.Module:
+    model.bn1.running_mean = torch.zeros(1).expand(4)
+    return model
+
+
+def copying(model: Any) -> nn.Module:
+    def hook(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
+        state["fc.weight"] = state["fc.weight"].clone()
+
+    model._register_state_dict_hook(hook)
+    return model
+
+
+def test_a_model_made_under_inference_mode_is_refused(saved: Path) -> None:
+    with torch.inference_mode():
+        model = tiny.resnet()
+    with pytest.raises(ReplearnError, match="made under inference_mode"):
+        replearn.load(model, saved)
+
+
+def test_a_replaced_model_and_no_model_are_refused(saved: Path) -> None:
+    with pytest.raises(ReplearnError, match=r"CifarResNet is replaced already.*Start from a fresh model"):
+        replearn.load(trained(), saved)
+    with pytest.raises(ReplearnError, match=r"Expected a torch\.nn\.Module, got"):
+        replearn.load(saved, tiny.resnet())  # type: ignore[arg-type]
+    with pytest.raises(ReplearnError, match="CifarResNet was not replaced"):
+        replearn.save(tiny.resnet(), saved.with_name("never.safetensors"))
+    with pytest.raises(ReplearnError, match="Expected a replaced model"):
+        replearn.save(saved, trained())  # type: ignore[arg-type]
+    assert not saved.with_name("never.safetensors").exists()
+
+
+def test_after_a_refusal_the_same_model_still_loads(saved: Path, tmp_path: Path) -> None:
+    model = tiny.resnet()
+    refused(model, rewritten(saved, without_bias))
+    replearn.load(model, saved)
+    assert torch.equal(model.fc.weight, trained().fc.weight)
+
+
+# ---- with torch and safetensors alone, and in little memory -------------------------------------
+
+ALONE = """
+import sys
+for name in ("numpy", "torchvision", "timm", "transformers"):
+    sys.modules[name] = None  # as if it were not installed
+import torch, replearn
+
+images = torch.ones(2, 3, 8, 8)
+loaded = replearn.load(replearn.models.CifarResNet(20, width=4), "given.safetensors")  # the first thing it does
+model = replearn.models.CifarResNet(20, width=4)
+replearn.replace_(model, replearn.plan(model, interval=2, first=2))
+model.load_state_dict(loaded.state_dict())
+replearn.save(model, "run.safetensors")
+again = replearn.load(replearn.models.CifarResNet(20, width=4), "run.safetensors")
+plain = replearn.deploy(again, example=images)
+assert torch.equal(again.eval()(images), loaded.eval()(images))
+print([float(value) for value in plain(images).flatten()])
+"""
+
+
+def test_torch_and_safetensors_alone_are_enough(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "given.safetensors").write_bytes(saved.read_bytes())
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ALONE], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert made.returncode == 0, made.stderr
+    expected = trained()(torch.ones(2, 3, 8, 8)).flatten()
+    assert torch.allclose(torch.tensor(json.loads(made.stdout)), expected, rtol=1e-4)
+    assert (tmp_path / "run.safetensors").read_bytes() == saved.read_bytes()
+
+
+FRUGAL = """
+import sys
+import torch, replearn
+from torch import nn
+
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM"))
+
+def build():
+    blocks = (nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True) for _ in range(40))
+    return nn.Sequential(*blocks)
+
+model = build()
+replearn.replace_(model, replearn.plan(model))
+size = sum(p.numel() * 4 for p in model.parameters()) // 2**20
+before = peak()
+replearn.save(model, "run.safetensors")
+saving = peak() - before
+del model
+fresh = build()
+before = peak()
+replearn.load(fresh, "run.safetensors")
+print(size, saving, peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory from /proc")
+def test_saving_holds_one_tensor_and_loading_holds_the_file_once(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", FRUGAL], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert made.returncode == 0, made.stderr
+    size, saving, loading = map(int, made.stdout.split())
+    assert size > 100
+    assert saving < size / 4, (size, saving)
+    assert loading < size * 1.25, (size, loading)  # the mapped file itself, and little else

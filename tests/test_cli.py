@@ -1,0 +1,301 @@
+"""The command line: what it trains, what it prints, and how it fails."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("sklearn")
+
+from rich.console import Console
+from runs_made_up import run
+from typer.testing import CliRunner
+
+from replearn import Plan, __version__
+from replearn.cli.app import app
+from replearn.cli.progress import Bars, Lines
+from replearn.training.results import Epoch, read_result
+
+TINY = """
+from replearn.training.recipe import Optimizer, Recipe, Variant
+
+RECIPE = Recipe(
+    name="tiny",
+    table="",
+    model="cifar_resnet:20:2",
+    data=("digits",),
+    variants=(
+        Variant(label="E2E", method="e2e"),
+        Variant(label="removal", method="removal", first=2),
+        Variant(label="RepL first=2", method="repl", first=2),
+    ),
+    epochs=1,
+    batch_size=479,
+    optimizer=Optimizer(lr=0.05),
+)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, with one small recipe."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REPLEARN_DATA", raising=False)
+    Path("tiny.py").write_text(TINY)
+    return tmp_path
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(app, list(arguments), prog_name="replearn")
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+def told(*arguments, code=2):
+    """The one line of an error."""
+    result = call(*arguments, code=code)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("replearn: ")
+    assert result.stdout == ""
+    return line
+
+
+# ---- saying things -----------------------------------------------------------------------------
+
+
+def test_the_version_is_the_packages():
+    assert call("--version").stdout.startswith(f"replearn {__version__} (torch ")
+
+
+def test_help_lists_the_commands_and_each_has_examples():
+    commands = ("plan", "train", "compare", "recipes", "data")
+    assert all(command in call("--help").stdout for command in commands)
+    assert call().stdout == call("--help").stdout
+    for command in commands:
+        assert f"replearn {command}" in call(command, "--help").stdout.split("Examples:")[1]
+
+
+def test_plan_prints_the_table_or_the_plan_itself():
+    assert "3 of 15 blocks replaced" in call("plan", "resnet32").stdout
+    plan = Plan.from_json(call("plan", "resnet32", "--interval", "2", "--operator", "no_weights", "--json").stdout)
+    assert len(plan.targets) == 6
+    shared = call("plan", "cifar_resnet:20:4", "--targets", "layer1.1", "--operator", "basic:coefficients=shared")
+    assert "basic (shared)" in shared.stdout
+
+
+def test_recipes_are_listed_with_their_claims_and_shown_whole():
+    listing = call("recipes").stdout
+    assert re.search(r"t1_resnet32 +t1 +resnet32 +cifar10, svhn, stl10", listing)
+    shown = call("recipes", "show", "t1_resnet32").stdout
+    assert "Command: replearn compare t1_resnet32" in shown
+    assert "93.43" in shown
+    assert "lr=0.8" in shown
+    assert json.loads(call("recipes", "show", "demo", "--json").stdout)["name"] == "demo"
+
+
+def test_data_says_what_is_there_and_where_it_looked(here):
+    listing = call("data").stdout
+    assert re.search(r"digits +ok +1,437 +360", listing)
+    assert f"looked in {here / 'data' / 'cifar-10-batches-bin'}" in listing
+    assert "1,437 training and 360 test images, 10 classes" in call("data", "check", "digits").stdout
+    missing = call("data", "check", "svhn", "--data-root", "nowhere", code=1).stdout
+    assert "nowhere" in missing
+    assert "replearn data download svhn" in missing
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+def test_train_writes_the_run_it_was_asked_for(here):
+    said = call("train", "tiny.py", "--method", "repl-first-2", "--seed", "3", "--set", "optimizer.lr=0.01").stdout
+    folder = Path("runs/tiny/digits/repl-first-2/seed-3")
+    assert str(folder / "result.json") in said
+    result = read_result(folder / "result.json")
+    assert (result.seed, result.variant["label"], result.finished) == (3, "RepL first=2", True)
+    assert result.recipe["optimizer"]["lr"] == 0.01
+    assert f"{result.last.test_accuracy:.2f} %" in said
+
+
+def test_a_run_that_is_there_is_never_trained_over(here):
+    call("train", "tiny.py", "--method", "e2e")
+    path = Path("runs/tiny/digits/e2e/seed-0/result.json")
+    before = path.read_bytes()
+    assert "holds a run that was finished. Add --resume" in told("train", "tiny.py", "--method", "e2e")
+    again = call("train", "tiny.py", "--method", "e2e", "--resume").stdout
+    assert "in epoch 1 (best" in again
+    assert "epochs is 1 there, 2 here" in told("train", "tiny.py", "--method", "e2e", "--epochs", "2", "--resume")
+    assert path.read_bytes() == before
+
+
+def test_compare_trains_what_is_missing_and_nothing_else(here):
+    first = call("compare", "tiny.py", "--methods", "e2e,removal", "--seeds", "0")
+    assert "tiny: cifar_resnet:20:2 on digits, 1 epoch (" in first.stdout
+    kept = Path("runs/tiny/digits/e2e/seed-0/result.json")
+    before = kept.stat().st_mtime_ns
+    (comparison,) = json.loads(call("compare", "tiny.py", "--seeds", "0-1", "--together", "5", "--json").stdout)
+    assert [row["label"] for row in comparison["rows"]] == ["E2E", "removal", "RepL first=2"]
+    assert all(row["seeds"] == [0, 1] for row in comparison["rows"])
+    assert comparison["rows"][2]["against_removal"]["verdict"] in ("better", "worse", "undecided")
+    assert any("--together 1" in note for note in comparison["notes"])
+    assert kept.stat().st_mtime_ns == before
+    folder = Path("runs/tiny/digits")
+    assert json.loads((folder / "comparison.json").read_text()) == comparison
+    assert (folder / "comparison.txt").read_text() == call("compare", "--from", "runs").stdout
+    assert (folder / "comparison.png").stat().st_size > 10_000
+
+
+def test_compare_from_a_folder_only_reads(here):
+    for seed in (0, 1):
+        for label, accuracy in (("E2E", 92.0), ("RepL", 93.0 + seed / 10)):
+            folder = Path("old") / f"{label}{seed}"
+            folder.mkdir(parents=True)
+            (folder / "result.json").write_text(run(label, seed, accuracy).to_json())
+            (folder / "recipe.json").write_text("{}")
+    text = call("compare", "--from", "old", "--picture", "p.png").stdout
+    assert "+1.05 [+0.41, +1.69] better" in text
+    assert "93.43 ± 0.19" in text
+    assert Path("p.png").exists()
+    assert not Path("runs").exists()
+
+
+# ---- failing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        ("plan resnet33", "There is no model 'resnet33'"),
+        ("plan resnet32 --interval 1", "an interval is a whole number of at least 2"),
+        ("plan resnet32 --operator magic", "There is no operator 'magic'; there are"),
+        ("plan resnet32 --operator basic:shared", "write options as NAME:option=value"),
+        ("train t1_resnet31", "Did you mean t1_resnet32"),
+        ("train tiny.py --method reply", "has no method 'reply'; it has e2e, removal, repl-first-2"),
+        ("train tiny.py --data svhn", "is for digits, not for 'svhn'"),
+        ("train t1_resnet32", "was not found. Looked in"),
+        ("train tiny.py --device gpu", "There is no device 'gpu'"),
+        ("train tiny.py --device cuda:99", "no"),
+        ("train tiny.py --epochs 0", "--epochs"),
+        ("train tiny.py --wings 2", "No such option: --wings"),
+        ("train tiny.py --set wings=2", "no field 'wings'"),
+        ("train tiny.py --set optimizer=sgd", "optimizer: expected a table of fields"),
+        ("train tiny.py --set variants=[]", "no field 'variants' to set"),
+        ("train tiny.py --set optimizer.lr=fast", "optimizer.lr='fast': expected a number"),
+        ("train tiny.py --set batch_size=0", "batch_size=0: must be at least 1"),
+        ("train tiny.py --set batch_size=1.5", "batch_size=1.5: expected a whole number"),
+        ("train tiny.py --set precision=int8", "expected 'float32' or 'tf32' or 'bfloat16'"),
+        ("train tiny.py --set augment.digits.wings=2", "no field 'wings'"),
+        ("train tiny.py --set augment.digits.flip=3", "augment.digits.flip=3: expected true or false"),
+        ("train tiny.py --set epochs", "write field=value"),
+        ("compare", "Name a recipe"),
+        ("compare demo --from runs", "one of both"),
+        ("compare tiny.py --seeds ,", "There are no seeds"),
+        ("compare tiny.py --seeds one", "write whole numbers"),
+        ("compare tiny.py --methods ,", "names no method"),
+        ("compare --from nowhere", "There is no folder nowhere"),
+        ("compare --from .", "There are no result files below ."),
+        ("data check mnist", "There is no data set 'mnist'"),
+        ("recipes show demon", "Did you mean demo"),
+        ("fly", "No such command 'fly'"),
+    ],
+)
+def test_an_error_is_one_line_with_the_cure(here, arguments, cure):
+    assert cure in told(*arguments.split())
+    assert not Path("runs").exists()
+
+
+def test_settings_of_every_kind_reach_the_recipe(here):
+    changes = ["optimizer.betas=[0.9, 0.95]", "augment.digits.pad=1", "clip_norm=1", "precision=tf32"]
+    call("train", "tiny.py", *(word for change in changes for word in ("--set", change)))
+    recipe = json.loads(Path("runs/tiny/digits/repl-first-2/seed-0/recipe.json").read_text())
+    assert recipe["optimizer"]["betas"] == [0.9, 0.95]
+    assert recipe["augment"]["digits"]["pad"] == 1
+    assert (recipe["clip_norm"], recipe["precision"]) == (1, "tf32")
+
+
+def start(*arguments, **settings):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "replearn", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **settings
+    )
+
+
+def test_ctrl_c_ends_with_130_and_one_line_that_names_the_checkpoint(here):
+    endless = ("train", "tiny.py", "--epochs", "100000", "--out", "long")
+    process = start(*endless, cwd=here)
+    log = here / "long/digits/repl-first-2/seed-0/log.jsonl"
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 1):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert out == ""
+    assert "\x1b" not in said  # not a terminal: no bars
+    (line,) = said.splitlines()
+    checkpoint = "long/digits/repl-first-2/seed-0/checkpoint.safetensors"
+    assert line == f"replearn: Interrupted; resume from {checkpoint}."
+    assert (here / checkpoint).exists()
+    assert "holds a run that was begun. Add --resume" in told(*endless)
+
+
+def test_without_typer_the_command_line_names_the_extra(here):
+    blocked = "import sys; sys.modules['typer'] = None; from replearn.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "replearn: the command line needs typer: pip install 'replearn[train]'\n"
+
+
+# ---- watching ----------------------------------------------------------------------------------
+
+
+def epoch(number, accuracy):
+    values = {"train_loss": 1.0, "train_accuracy": 1.0, "test_loss": 1.0, "test_top5": 1.0, "lr": 0.1}
+    return Epoch(
+        epoch=number,
+        test_accuracy=accuracy,
+        seconds=1.5,
+        images_per_second=2000.0,
+        peak_memory=3 * 10**9,
+        **values,
+    )
+
+
+def watch(watcher):
+    watcher.begin(["a run"])
+    watcher.step(0, 1, 5, 10, 1234.5, 2 * 10**9)
+    watcher.note(0, "step captured")
+    watcher.note(0, "step captured")
+    watcher.epoch(0, epoch(1, 91.0))
+    watcher.epoch(0, epoch(2, 90.0))
+
+
+def test_bars_show_speed_memory_and_time_left_and_leave_a_line():
+    stream = StringIO()
+    bars = Bars(2, 2, Console(file=stream, force_terminal=True, width=150))
+    watch(bars)
+    bars._bars.refresh()
+    assert "epoch 2/2  2,000 images/s  3.0 GB  90.00 %" in stream.getvalue()
+    assert "all runs" in stream.getvalue()
+    assert "left" in stream.getvalue()
+    bars.end()
+    bars.close()
+    assert stream.getvalue().count("a run: step captured") == 1
+    assert "a run: 90.00 % in epoch 2 (best 91.00 in epoch 1), 1.50 s/epoch" in stream.getvalue()
+
+
+def test_lines_are_few_and_plain(capsys):
+    lines = Lines(2, 2)
+    watch(lines)
+    lines.end()
+    assert capsys.readouterr().err.splitlines() == [
+        "a run: step captured",
+        "a run: 90.00 % in epoch 2 (best 91.00 in epoch 1), 1.50 s/epoch",
+    ]

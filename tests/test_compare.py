@@ -1,0 +1,254 @@
+"""Comparisons: the statistics are right, the last epoch counts, and what can't be compared is refused."""
+
+import json
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs_made_up import RECIPE, run
+
+from replearn import ReplearnError, recipes
+from replearn.training.compare import compare
+from replearn.training.comparison_table import comparison_table
+from replearn.training.intervals import paired_difference, std_of, t_quantile
+from replearn.training.results import SHARED, result_from_json
+
+# ---- statistics --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 101])
+def test_the_t_quantile_is_scipys(level, freedom):
+    stats = pytest.importorskip("scipy.stats")
+    assert t_quantile(level, freedom) == pytest.approx(stats.t.ppf((1 + level) / 2, freedom), rel=1e-9)
+
+
+def test_the_t_quantile_is_the_printed_one():
+    assert [round(t_quantile(0.95, freedom), 3) for freedom in (1, 2, 4)] == [12.706, 4.303, 2.776]
+
+
+def test_the_interval_covers_the_true_difference_in_95_of_100_cases():
+    chance = random.Random(0)
+    hits, cases = 0, 4000
+    for _ in range(cases):
+        ours = {seed: chance.gauss(92.3, 0.2) for seed in range(4)}
+        found = paired_difference(ours, dict.fromkeys(ours, 92.0))
+        hits += found.low <= 0.3 <= found.high
+    assert 0.94 < hits / cases < 0.96
+
+
+values = st.floats(0, 100).map(lambda value: round(value, 2))
+
+
+@given(st.dictionaries(st.integers(0, 5), values), st.dictionaries(st.integers(0, 5), values))
+def test_a_difference_turned_round_is_its_mirror_image(ours, theirs):
+    one, other = paired_difference(ours, theirs), paired_difference(theirs, ours)
+    if not ours.keys() & theirs.keys():
+        assert one is other is None
+        return
+    assert one.mean == -other.mean
+    assert {one.verdict, other.verdict} in ({"better", "worse"}, {"undecided"})
+    if one.low is not None:
+        assert one.low == pytest.approx(-other.high)
+        assert (one.verdict == "undecided") == (one.low <= 0 <= one.high)
+
+
+def test_one_seed_decides_nothing():
+    found = paired_difference({0: 99.0}, {0: 10.0})
+    assert (found.mean, found.low, found.verdict) == (89.0, None, "undecided")
+
+
+def test_equal_differences_have_an_unknown_spread_not_none():
+    found = paired_difference({0: 97.5, 1: 98.0}, {0: 97.25, 1: 97.75})
+    assert (found.mean, found.low, found.verdict) == (0.25, None, "undecided")
+
+
+def test_only_seeds_that_both_have_are_compared():
+    found = paired_difference({0: 1.0, 1: 2.1, 7: 99.0}, {0: 0.0, 1: 1.0, 8: 0.0})
+    assert found.seeds == (0, 1)
+    assert found.mean == pytest.approx(1.05)
+
+
+def test_a_single_value_has_no_spread_to_speak_of():
+    assert std_of([1.0]) is None
+    assert std_of([1.0, 3.0]) == pytest.approx(2**0.5)
+
+
+# ---- comparisons -------------------------------------------------------------------------------
+
+E2E = {0: 92.2, 1: 92.0, 2: 92.4}
+REMOVAL = {0: 91.6, 1: 91.5, 2: 91.7}
+REPL = {0: 92.3, 1: 92.0, 2: 92.3}
+
+
+def runs(label, accuracies, **changes):
+    return [run(label, seed, accuracy, **changes) for seed, accuracy in accuracies.items()]
+
+
+@pytest.fixture
+def three():
+    return [
+        *runs("RepL", REPL, seconds=0.9, memory=910),
+        *runs("removal", REMOVAL, seconds=0.8, memory=820),
+        *runs("E2E", E2E),
+    ]
+
+
+def rows_of(results):
+    (comparison,) = compare(results)
+    return {row.label: row for row in comparison.rows}
+
+
+def test_the_last_epoch_is_reported_and_the_best_stands_beside_it(three):
+    row = rows_of(three)["RepL"]
+    assert row.accuracy == pytest.approx(92.2)
+    assert row.best == pytest.approx(93.2)
+    assert row.accuracies == (92.3, 92.0, 92.3)
+    assert row.std == pytest.approx(0.1732, abs=1e-4)
+
+
+def test_differences_are_paired_by_seed_and_have_a_verdict(three):
+    rows = rows_of(three)
+    assert rows["RepL"].against_e2e.mean == pytest.approx(0.0)
+    assert rows["RepL"].against_e2e.verdict == "undecided"
+    assert rows["RepL"].against_removal.mean == pytest.approx(0.6)
+    assert rows["RepL"].against_removal.verdict == "better"
+    assert rows["removal"].against_e2e.verdict == "worse"
+    assert rows["E2E"].against_e2e is rows["E2E"].against_removal is rows["removal"].against_removal is None
+
+
+def test_a_replacement_is_held_against_removal_of_the_same_targets(three):
+    floor = {0: 92.0, 1: 91.9, 2: 92.1}
+    rows = rows_of([*three, *runs("removal first=2", floor), *runs("RepL first=2", {0: 92.0, 1: 91.9, 2: 92.1})])
+    assert rows["RepL first=2"].against_removal.mean == pytest.approx(0.0)
+    assert rows["RepL"].against_removal.mean == pytest.approx(0.6)
+
+
+def test_costs_are_ratios_to_end_to_end_and_the_papers_stand_beside(three):
+    row = rows_of(three)["RepL"]
+    assert (row.time_ratio, row.memory_ratio) == pytest.approx((0.9, 0.91))
+    assert (row.paper_time_ratio, row.paper_memory_ratio) == (0.8, 0.75)
+    assert (row.paper.accuracy, row.paper.std) == (93.43, 0.19)
+    assert rows_of(three)["removal"].paper is None
+
+
+def test_rows_come_in_the_order_of_the_recipe(three):
+    assert list(rows_of(three)) == ["E2E", "removal", "RepL"]
+
+
+def test_data_sets_are_compared_apart(three):
+    both = [*three, *runs("E2E", E2E, data="svhn"), *runs("RepL", REPL, data="svhn")]
+    cifar10, svhn = compare(both)
+    assert (cifar10.data, svhn.data) == ("cifar10", "svhn")
+    assert all(row.paper is None for row in svhn.rows)
+
+
+def test_a_run_that_stopped_is_left_out_and_named(three):
+    (comparison,) = compare([*three, run("RepL", 3, 10.0, finished=False)])
+    assert comparison.rows[-1].seeds == (0, 1, 2)
+    assert comparison.notes == ("RepL, seed 3, stopped after 2 epochs: left out",)
+    with pytest.raises(ReplearnError, match="No run of made_up on cifar10 is finished"):
+        compare([run("RepL", 3, 10.0, finished=False)])
+
+
+def test_runs_that_shared_a_device_have_no_time_of_their_own(three):
+    shared = [replace(result, notes=(SHARED,)) if result.seed == 0 else result for result in three]
+    (comparison,) = compare(shared)
+    assert all(row.time_ratio is row.memory_ratio is None for row in comparison.rows)
+    assert any("--together 1" in note for note in comparison.notes)
+
+
+def test_times_on_different_hardware_are_not_divided(three):
+    rows = rows_of([*three, *runs("RepL first=2", REPL, gpu="another GPU")])
+    assert rows["RepL first=2"].time_ratio is None
+    assert rows["RepL first=2"].against_e2e is not None
+    assert rows["RepL"].time_ratio == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (run("RepL", 0, 92.0), "two results of RepL with seed 0"),
+        (run("RepL", 5, 92.0, recipe=replace(RECIPE, epochs=3)), "epochs is 2 in one and 3 in another"),
+        (
+            run("RepL", 5, 92.0, variant={**run("RepL", 5, 1.0).variant, "interval": 2}),
+            "interval is 4 in one and 2",
+        ),
+    ],
+)
+def test_what_can_not_be_compared_is_refused(three, extra, message):
+    with pytest.raises(ReplearnError, match=message):
+        compare([*three, extra])
+
+
+def test_nothing_is_not_a_comparison():
+    with pytest.raises(ReplearnError, match="no results to compare"):
+        compare([])
+
+
+def test_results_read_from_files_compare_as_those_in_memory(three):
+    again = [result_from_json(result.to_json()) for result in three]
+    assert compare(again) == compare(three)
+
+
+def test_a_recipe_that_was_changed_says_so_beside_the_papers_number():
+    shipped = recipes.recipe("t1_resnet32")
+    (whole,) = compare([run("E2E", 0, 92.0, recipe=shipped)])
+    assert whole.notes == ()
+    (short,) = compare([run("E2E", 0, 92.0, recipe=replace(shipped, epochs=5))])
+    assert short.notes == ("not the recipe as it is shipped: epochs is 5, not 250",)
+    assert short.rows[0].paper.accuracy == 93.17
+
+
+# ---- views -------------------------------------------------------------------------------------
+
+
+def test_the_table_shows_spread_interval_verdict_and_the_papers_number(three):
+    (comparison,) = compare(three)
+    text = comparison_table(comparison)
+    line = next(line for line in text.splitlines() if line.startswith("RepL"))
+    assert "92.20 ± 0.17" in line
+    assert "+0.60 [+0.35, +0.85] better" in line
+    assert "+0.00 [-0.25, +0.25] undecided" in line
+    assert line.endswith("93.43 ± 0.19")
+    assert "0.900" in text
+    assert text.startswith("made_up: resnet32 on cifar10, 2 epochs (a GPU)")
+
+
+def test_the_table_of_one_seed_says_why_it_decides_nothing():
+    (comparison,) = compare([run("E2E", 0, 92.0), run("RepL", 0, 93.0)])
+    assert "+1.00 (1 seed) undecided" in comparison_table(comparison)
+
+
+def test_a_comparison_is_plain_json(three):
+    (comparison,) = compare(three)
+    again = json.loads(json.dumps(comparison.to_dict()))
+    assert again["rows"][2]["against_removal"]["verdict"] == "better"
+    assert again["rows"][2]["paper"]["accuracy"] == 93.43
+
+
+def test_the_picture_grows_with_the_rows(three, tmp_path):
+    pytest.importorskip("matplotlib")
+    from replearn.training.picture import draw
+
+    def size(results, name):
+        (comparison,) = compare(results)
+        content = draw(comparison, tmp_path / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
+
+    wide, high = size(three, "three.png")
+    assert wide > 1000
+    assert size([run("RepL", 0, 92.0)], "one.png")[1] < high
+
+
+def test_without_matplotlib_the_picture_names_what_to_install(three, tmp_path, monkeypatch):
+    from replearn.training.picture import draw
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (comparison,) = compare(three)
+    with pytest.raises(ReplearnError, match="needs matplotlib: pip install"):
+        draw(comparison, tmp_path / "x.png")

@@ -1,0 +1,429 @@
+"""Downloading, against a real server on the loopback that cuts, stalls, errs and lies."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tarfile
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from official_layouts import cifar10_binary, svhn_mat
+
+from replearn.errors import ReplearnError
+from replearn.training import data
+from replearn.training.data import Patience
+from replearn.training.data.downloading import download_source
+from replearn.training.data.fetching import fetch
+from replearn.training.data.reading import load_images
+from replearn.training.data.sets import cifar10, svhn
+from replearn.training.data.source import Source
+
+BODY = bytes(range(256)) * 1000
+SUM = hashlib.md5(BODY).hexdigest()
+QUICK = Patience(attempts=4, timeout=5.0, pause=0.01)
+
+
+class Server:
+    """Serves `files`; each request takes the next entry of `script`, and a plain answer when it is empty."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {"/file.bin": BODY}
+        self.script: deque[dict] = deque()
+        self.asked: list[str | None] = []  # the Range header of each request
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                act = outer.script.popleft() if outer.script else {}
+                wanted = self.headers.get("Range")
+                outer.asked.append(wanted)
+                body = outer.files.get(self.path)
+                status = act.get("status", 404 if body is None else 200)
+                if status >= 400:
+                    self.send_error(status)
+                    return
+                body, begin = act.get("body", body), 0
+                if wanted and not act.get("no_range"):
+                    begin = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])
+                    if begin >= len(body):
+                        self.send_error(416)
+                        return
+                    status = 206
+                    begin = act.get("begin", begin)
+                self.send_response(status)
+                if status == 206:
+                    self.send_header("Content-Range", f"bytes {begin}-{len(body) - 1}/{len(body)}")
+                if not act.get("no_length"):
+                    self.send_header("Content-Length", str(len(body) - begin))
+                self.end_headers()
+                if "wait" in act:
+                    act["wait"].wait(5)
+                self.wfile.write(body[begin:][: act.get("cut", len(body))])
+                self.wfile.flush()
+                for piece in act.get("drip", ()):
+                    time.sleep(0.1)
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+                time.sleep(act.get("stall", 0))
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    made = Server()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---- one file --------------------------------------------------------------------------------
+
+
+def test_a_file_is_fetched_checked_and_not_fetched_twice(server, tmp_path):
+    seen = []
+    target = tmp_path / "deep" / "file.bin"
+    assert fetch(f"{server.address}/file.bin", target, SUM, QUICK, lambda *step: seen.append(step))
+    assert target.read_bytes() == BODY
+    assert leftovers(target.parent) == ["file.bin"]
+    assert seen[-1] == ("file.bin", len(BODY), len(BODY))
+    assert not fetch(f"{server.address}/file.bin", target, SUM, QUICK)
+    assert len(server.asked) == 1
+
+
+def test_a_cut_connection_is_resumed_where_it_stopped(server, tmp_path):
+    server.script.extend([{"cut": 100_000}, {"cut": 50_000}])
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert (tmp_path / "file.bin").read_bytes() == BODY
+    assert server.asked == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_a_server_that_can_t_resume_is_asked_for_the_whole(server, tmp_path):
+    server.script.extend([{"cut": 100_000}, {"no_range": True}])
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert (tmp_path / "file.bin").read_bytes() == BODY
+
+
+def test_a_piece_that_was_not_asked_for_is_not_taken(server, tmp_path):
+    server.script.extend([{"cut": 100_000}, {"begin": 5}])
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert (tmp_path / "file.bin").read_bytes() == BODY
+    assert server.asked == [None, "bytes=100000-", None]
+
+
+def test_a_later_call_goes_on_where_the_first_gave_up(server, tmp_path):
+    server.script.extend([{"cut": 10_000}] * 4)
+    with pytest.raises(
+        ReplearnError, match="in 4 attempts: the connection was cut after 40,000 of 256,000"
+    ) as error:
+        fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert "40,000 bytes are kept in" in str(error.value)
+    assert leftovers(tmp_path) == [".file.bin.part"]
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert server.asked[-1] == "bytes=40000-"
+    assert (tmp_path / "file.bin").read_bytes() == BODY
+    assert leftovers(tmp_path) == ["file.bin"]
+
+
+@pytest.mark.parametrize("rest", [b"something else", BODY, BODY + b"more"])
+def test_a_stale_beginning_costs_one_attempt_and_no_more(server, tmp_path, rest):
+    (tmp_path / ".file.bin.part").write_bytes(rest)
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert (tmp_path / "file.bin").read_bytes() == BODY
+    assert len(server.asked) <= 2
+
+
+def test_a_wrong_file_names_both_sums_and_touches_nothing(server, tmp_path):
+    old = tmp_path / "file.bin"
+    old.write_bytes(b"what was there")
+    server.files["/file.bin"] = b"a page that says the file has moved"
+    found = hashlib.md5(server.files["/file.bin"]).hexdigest()
+    with pytest.raises(ReplearnError, match=f"md5 {found}, and {SUM} is expected"):
+        fetch(f"{server.address}/file.bin", old, SUM, QUICK)
+    assert old.read_bytes() == b"what was there"
+    assert leftovers(tmp_path) == ["file.bin"]
+    assert len(server.asked) == 1  # the same address would give the same file again
+
+
+def test_a_wrong_file_that_was_there_is_kept_beside_the_right_one(server, tmp_path):
+    (tmp_path / "file.bin").write_bytes(b"what was there")
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert (tmp_path / "file.bin").read_bytes() == BODY
+    assert (tmp_path / "file.bin.old").read_bytes() == b"what was there"
+
+
+def test_not_found_is_told_at_once(server, tmp_path):
+    with pytest.raises(ReplearnError, match=r"/gone\.bin answered 404 \(Not Found\)") as error:
+        fetch(f"{server.address}/gone.bin", tmp_path / "gone.bin", SUM, QUICK)
+    assert str(tmp_path / "gone.bin") in str(error.value)
+    assert len(server.asked) == 1
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_server_in_trouble_is_tried_again_but_not_for_ever(server, tmp_path, status):
+    server.script.extend([{"status": status}] * 2)
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert len(server.asked) == 3
+    (tmp_path / "file.bin").unlink()
+    server.script.extend([{"status": status}] * 9)
+    with pytest.raises(ReplearnError, match=rf"in 4 attempts: the server answered {status}"):
+        fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert len(server.asked) == 7
+    assert leftovers(tmp_path) == []
+
+
+def test_a_slow_server_is_waited_for(server, tmp_path):
+    # in all it takes longer than the timeout, but never that long without a byte
+    server.script.append({"cut": 1000, "drip": [BODY[i : i + 17_000] for i in range(1000, len(BODY), 17_000)]})
+    begin = time.monotonic()
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, replace(QUICK, timeout=1.0))
+    assert time.monotonic() - begin > 1.0
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_falls_silent_is_left_and_resumed(server, tmp_path):
+    server.script.append({"cut": 1000, "stall": 2})
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, replace(QUICK, timeout=0.4))
+    assert server.asked == [None, "bytes=1000-"]
+
+
+def test_without_a_length_the_checksum_decides(server, tmp_path):
+    server.script.append({"no_length": True})
+    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    server.script.append({"no_length": True, "cut": 999})
+    with pytest.raises(ReplearnError, match="gave a wrong file"):
+        fetch(f"{server.address}/file.bin", tmp_path / "again.bin", SUM, QUICK)
+
+
+def test_no_network_is_told_with_what_to_do(tmp_path):
+    with pytest.raises(ReplearnError, match="in 2 attempts") as error:
+        # a port of the loopback on which nothing listens
+        fetch("http://127.0.0.1:9/file.bin", tmp_path / "file.bin", SUM, replace(QUICK, attempts=2))
+    assert "bring the file by hand" in str(error.value)
+    assert leftovers(tmp_path) == []
+
+
+def test_only_web_addresses_are_fetched(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(BODY)
+    with pytest.raises(ReplearnError, match="starts with http"):
+        fetch(secret.as_uri(), tmp_path / "file.bin", SUM, QUICK)
+
+
+def test_two_downloads_of_one_file_at_once_are_refused(server, tmp_path):
+    go_on = threading.Event()
+    server.script.append({"wait": go_on})
+    target = tmp_path / "file.bin"
+    first = threading.Thread(target=fetch, args=(f"{server.address}/file.bin", target, SUM, QUICK))
+    first.start()
+    while not server.asked:
+        time.sleep(0.01)
+    with pytest.raises(ReplearnError, match="Another process is fetching"):
+        fetch(f"{server.address}/file.bin", target, SUM, QUICK)
+    go_on.set()
+    first.join()
+    assert target.read_bytes() == BODY
+
+
+def test_a_place_that_can_t_be_written_is_told(server, tmp_path):
+    (tmp_path / "taken").write_bytes(b"a file, not a folder")
+    with pytest.raises(ReplearnError, match="Choose another root"):
+        fetch(f"{server.address}/file.bin", tmp_path / "taken" / "file.bin", SUM, QUICK)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_told_and_not_tried_again(server, tmp_path):
+    (tmp_path / ".file.bin.part").symlink_to("/dev/full")
+    with pytest.raises(ReplearnError, match=r"Can't write the download of .*No space left"):
+        fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
+    assert len(server.asked) == 1
+
+
+# ---- a whole data set ------------------------------------------------------------------------
+
+
+def tar_of(members: dict[str, bytes | tarfile.TarInfo]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, held in members.items():
+            info = held if isinstance(held, tarfile.TarInfo) else tarfile.TarInfo(name)
+            raw = held if isinstance(held, bytes) else b""
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def offered(server, tmp_path):
+    """Tiny CIFAR-10 on the server: the source with its address and sums, and the archive's members."""
+    cifar10_binary(tmp_path / "offered")
+    members = {
+        str(path.relative_to(tmp_path / "offered")): path.read_bytes()
+        for path in sorted((tmp_path / "offered").rglob("*.bin"))
+    }
+    return offer(server, members), members
+
+
+def offer(server: Server, members: dict) -> Source:
+    raw = tar_of(members)
+    server.files["/cifar-10-binary.tar.gz"] = raw
+    layout = cifar10.SOURCE.layouts[0]
+    sums = {
+        Path(name).name: hashlib.md5(held).hexdigest() for name, held in members.items() if type(held) is bytes
+    }
+    files = tuple(replace(file, md5=sums.get(file.name), num_images=4) for file in layout.files)
+    item = replace(
+        layout.downloads[0], url=f"{server.address}/cifar-10-binary.tar.gz", md5=hashlib.md5(raw).hexdigest()
+    )
+    return replace(cifar10.SOURCE, layouts=(replace(layout, files=files, downloads=(item,)),))
+
+
+def test_a_data_set_is_fetched_unpacked_and_readable(server, offered, tmp_path):
+    source, _ = offered
+    server.script.append({"cut": 30_000})
+    root = tmp_path / "root"
+    folder = download_source(source, root, patience=QUICK)
+    assert folder == root / "cifar-10-batches-bin"
+    assert load_images(source, root).num_train == 20
+    assert leftovers(root) == ["cifar-10-batches-bin"]  # the archive is not kept, nor anything unfinished
+    download_source(source, root, patience=QUICK)
+    assert len(server.asked) == 2  # whole and right: not fetched again
+
+
+def test_an_archive_that_lies_there_is_used_and_kept(server, offered, tmp_path):
+    source, members = offered
+    root = tmp_path / "root"
+    root.mkdir()
+    server.files.clear()
+    (root / "cifar-10-binary.tar.gz").write_bytes(raw := tar_of(members))
+    item = replace(source.layouts[0].downloads[0], md5=hashlib.md5(raw).hexdigest())
+    source = replace(source, layouts=(replace(source.layouts[0], downloads=(item,)),))
+    download_source(source, root, patience=QUICK)
+    assert leftovers(root) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
+    assert server.asked == []
+
+
+def test_a_damaged_copy_is_mended_and_what_was_there_is_kept(offered, tmp_path):
+    source, members = offered
+    root = tmp_path / "root"
+    folder = download_source(source, root, patience=QUICK)
+    (folder / "data_batch_2.bin").write_bytes(b"damaged")
+    (folder / "test_batch.bin").unlink()
+    (folder / "mine.txt").write_text("a note")
+    download_source(source, root, patience=QUICK)
+    assert (folder / "data_batch_2.bin").read_bytes() == members["cifar-10-batches-bin/data_batch_2.bin"]
+    assert (folder / "data_batch_2.bin.old").read_bytes() == b"damaged"
+    assert (folder / "mine.txt").read_text() == "a note"
+    assert not (folder / "data_batch_1.bin.old").exists()
+    assert load_images(source, root).num_test == 4
+
+
+def link(name: str, to: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, to
+    return info
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        {"../outside": b"x"},
+        {"cifar-10-batches-bin/../../outside": b"x"},
+        {"link": link("cifar-10-batches-bin/link", "../../..")},
+        {"link": link("cifar-10-batches-bin/link", "/etc/passwd")},
+        {"link": link("cifar-10-batches-bin/link", "../../../etc/passwd", tarfile.LNKTYPE)},
+        {"pipe": link("cifar-10-batches-bin/pipe", "", tarfile.FIFOTYPE)},
+    ],
+)
+def test_an_archive_that_reaches_outside_is_refused(server, offered, tmp_path, evil):
+    _, members = offered
+    source = offer(server, {**members, **evil})
+    root = tmp_path / "deep" / "root"
+    with pytest.raises(ReplearnError, match=r"Can't unpack .*cifar-10-binary\.tar\.gz"):
+        download_source(source, root, patience=QUICK)
+    assert not (root / "cifar-10-batches-bin").exists()
+    assert leftovers(tmp_path / "deep") == ["root"]
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_an_absolute_path_in_an_archive_is_not_written(server, offered, tmp_path):
+    _, members = offered
+    aim = tmp_path / "aim"
+    source = offer(server, {**members, str(aim): b"x"})
+    download_source(source, tmp_path / "root", patience=QUICK)
+    assert not aim.exists()
+    assert not list((tmp_path / "root").rglob("aim"))
+
+
+def test_a_link_in_place_of_a_file_is_not_taken_for_it(server, offered, tmp_path):
+    _, members = offered
+    fake = link("cifar-10-batches-bin/test_batch.bin", "data_batch_1.bin")
+    source = offer(server, {**members, "cifar-10-batches-bin/test_batch.bin": fake})
+    with pytest.raises(ReplearnError, match=r"lacks cifar-10-batches-bin/test_batch\.bin"):
+        download_source(source, tmp_path / "root", patience=QUICK)
+    assert not (tmp_path / "root" / "cifar-10-batches-bin").exists()
+
+
+@pytest.mark.parametrize("raw", [b"no archive", tar_of({"cifar-10-batches-bin/data_batch_1.bin": BODY})[:500]])
+def test_a_file_that_is_no_whole_archive_is_told(server, offered, tmp_path, raw):
+    source, _ = offered
+    server.files["/cifar-10-binary.tar.gz"] = raw
+    item = replace(source.layouts[0].downloads[0], md5=hashlib.md5(raw).hexdigest())
+    source = replace(source, layouts=(replace(source.layouts[0], downloads=(item,)),))
+    with pytest.raises(ReplearnError, match=r"cifar-10-binary\.tar\.gz"):
+        download_source(source, tmp_path / "root", patience=QUICK)
+    assert not (tmp_path / "root" / "cifar-10-batches-bin").exists()
+
+
+def test_files_that_are_no_archive_go_to_their_folder(server, tmp_path):
+    expected = svhn_mat(tmp_path / "offered")
+    layout = svhn.SOURCE.layouts[0]
+    files, items = [], []
+    for file, item in zip(layout.files, layout.downloads, strict=True):
+        raw = (tmp_path / "offered" / "svhn" / file.name).read_bytes()
+        server.files[f"/{file.name}"] = raw
+        md5 = hashlib.md5(raw).hexdigest()
+        files.append(replace(file, md5=md5, num_images=10 if file.split == "train" else 5))
+        items.append(replace(item, url=f"{server.address}/{file.name}", md5=md5))
+    source = replace(svhn.SOURCE, layouts=(replace(layout, files=tuple(files), downloads=tuple(items)),))
+    assert download_source(source, tmp_path / "root", patience=QUICK) == tmp_path / "root" / "svhn"
+    assert torch.equal(load_images(source, tmp_path / "root").train_images, expected["train"][0])
+
+
+def test_the_public_door_takes_a_mirror_and_holds_it_to_the_official_sum(server, tmp_path):
+    server.files["/mirror/cifar-10-python.tar.gz"] = b"not it"
+    with pytest.raises(ReplearnError, match="c58f30108f718f92721af3b95e74349a is expected"):
+        data.download(
+            "cifar10", tmp_path / "root", layout="python", mirror=f"{server.address}/mirror/", patience=QUICK
+        )
+    assert leftovers(tmp_path / "root") == []
+
+
+def test_what_can_t_be_downloaded_says_how_to_get_it(tmp_path):
+    with pytest.raises(ReplearnError, match=r"image-net\.org after registration"):
+        data.download("imagenet", tmp_path)
+    with pytest.raises(ReplearnError, match="comes with scikit-learn"):
+        data.download("digits", tmp_path)
+    with pytest.raises(ReplearnError, match="'matlab' layout; write one of: binary, python"):
+        data.download("cifar10", tmp_path, layout="matlab")

@@ -1,0 +1,384 @@
+"""The trainer: golden steps, resuming, runs together, two processes, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+from replearn import ReplearnError, operators
+from replearn.training.fit import Interrupted, fit
+from replearn.training.keeping import resume_run
+from replearn.training.optimizers import make_optimizer, set_rate
+from replearn.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
+from replearn.training.results import read_result
+from replearn.training.run import RunSpec
+from replearn.training.schedules import rate_at
+from replearn.training.state import read_state
+
+VARIANTS = {
+    "e2e": Variant(label="E2E", method="e2e"),
+    "removal": Variant(label="removal", method="removal", interval=2),
+    "repl": Variant(label="RepL", method="repl", interval=2),
+    "adaptive": Variant(label="adaptive", method="adaptive", interval=2),
+    "stochastic_depth": Variant(label="SD", method="stochastic_depth", drop_rate=0.5),
+    "repl+stochastic_depth": Variant(label="RepL+SD", method="repl+stochastic_depth", interval=2, drop_rate=0.5),
+    "repl+checkpointing": Variant(label="RepL+C", method="repl+checkpointing", interval=2),
+}
+
+
+def recipe(**changes: object) -> Recipe:
+    base = Recipe(
+        name="tiny",
+        table="",
+        model="cifar_resnet:20:4",
+        data=("digits",),
+        variants=tuple(VARIANTS.values()),
+        epochs=2,
+        batch_size=400,
+        optimizer=Optimizer(lr=0.1),
+        schedule=Schedule(warmup_epochs=1),
+        augment={"digits": Augment(pad=1, pad_mode="zeros")},
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def spec(out: Path, variant: str = "repl", seed: int = 0, **changes: object) -> RunSpec:
+    return RunSpec(recipe=recipe(**changes), variant=VARIANTS[variant], data="digits", seed=seed, out=out)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return read_state(out / "checkpoint.safetensors")[0]
+
+
+def measured(result: object) -> list[tuple[float, ...]]:
+    return [(e.train_loss, e.train_accuracy, e.test_loss, e.test_accuracy) for e in result.epochs]  # type: ignore[attr-defined]
+
+
+class StopAt:
+    """A progress that interrupts training before an epoch's step, as Ctrl-C would."""
+
+    def __init__(self, run: object, epoch: int) -> None:
+        self.at = epoch
+
+    def begin(self, runs: object) -> None: ...
+    def step(self, *args: object) -> None: ...
+    def note(self, *args: object) -> None: ...
+    def end(self) -> None: ...
+
+    def epoch(self, run: int, epoch: object) -> None:
+        if epoch.epoch == self.at:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_method_trains_digits_and_leaves_its_files(variant: str, tmp_path: Path) -> None:
+    (result,) = fit([spec(tmp_path, variant)], device="cpu")
+    assert result.finished
+    assert len(result.epochs) == 2
+    assert result.epochs[1].train_loss < result.epochs[0].train_loss
+    assert read_result(tmp_path / "result.json") == result
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert recipe_from_dict(json.loads((tmp_path / "recipe.json").read_text())) == recipe()
+    assert (result.plan is None) == (variant in ("e2e", "stochastic_depth"))
+    assert (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("variant", ["repl", "adaptive", "repl+stochastic_depth"])
+@pytest.mark.parametrize("where", ["between epochs", "inside an epoch"])
+def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
+    variant: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit([spec(tmp_path / "whole", variant, ema_decay=0.9)], device="cpu")[0]
+    stopped = spec(tmp_path / "stopped", variant, ema_decay=0.9)
+    if where == "between epochs":
+        with pytest.raises(Interrupted, match=r"checkpoint\.safetensors"):
+            fit([stopped], device="cpu", progress=StopAt(None, 1))
+    else:
+        interrupt_at_step(monkeypatch, 4)  # 3 steps an epoch: after the fourth, in the second epoch
+        with pytest.raises(Interrupted, match=r"checkpoint\.safetensors"):
+            fit([stopped], device="cpu")
+        monkeypatch.undo()
+    resumed = fit([stopped], device="cpu", resume=True)[0]
+    assert measured(resumed) == measured(whole)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def interrupt_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    from replearn.training.run import Run
+
+    plain, taken = Run.step, [0]
+
+    def step(self: Run) -> None:
+        taken[0] += 1
+        if taken[0] == number:
+            signal.raise_signal(signal.SIGINT)  # the step is finished all the same
+        plain(self)
+
+    monkeypatch.setattr(Run, "step", step)
+
+
+def test_runs_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
+    kinds = [("repl", 0), ("repl", 1), ("e2e", 0)]
+    together = fit([spec(tmp_path / f"t{v}{s}", v, s) for v, s in kinds], device="cpu")
+    for (variant, seed), result in zip(kinds, together, strict=True):
+        alone = fit([spec(tmp_path / f"a{variant}{seed}", variant, seed)], device="cpu")[0]
+        assert measured(alone) == measured(result)
+    assert measured(together[0]) != measured(together[1])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Optimizer(name="sgd", lr=0.5, momentum=0.9, nesterov=True, weight_decay=0.1),
+        Optimizer(name="sgd", lr=0.5, momentum=0.9, nesterov=False, weight_decay=0.0),
+        Optimizer(name="adamw", lr=0.1, weight_decay=0.1, betas=(0.9, 0.99)),
+        Optimizer(name="adam", lr=0.1, weight_decay=0.1, betas=(0.9, 0.99)),
+    ],
+    ids=lambda kind: f"{kind.name}-{kind.nesterov}",
+)
+def test_golden_step_of_each_optimizer(kind: Optimizer) -> None:
+    layer = torch.nn.Linear(1, 1, bias=False).double()
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    optimizer = make_optimizer(layer, kind, torch.device("cpu"))
+    w, momentum, second = 1.0, 0.0, 0.0
+    for step, gradient in enumerate((0.5, -0.25), start=1):
+        rate = kind.lr / step
+        set_rate(optimizer, rate)
+        layer.weight.grad = torch.full_like(layer.weight, gradient)
+        optimizer.step()
+        if kind.name == "sgd":
+            g = gradient + kind.weight_decay * w
+            momentum = g if step == 1 else kind.momentum * momentum + g
+            w -= rate * (g + kind.momentum * momentum if kind.nesterov else momentum)
+        else:
+            g = gradient + (kind.weight_decay * w if kind.name == "adam" else 0.0)
+            if kind.name == "adamw":
+                w -= rate * kind.weight_decay * w
+            momentum = kind.betas[0] * momentum + (1 - kind.betas[0]) * g
+            second = kind.betas[1] * second + (1 - kind.betas[1]) * g * g
+            corrected = second / (1 - kind.betas[1] ** step)
+            w -= rate * momentum / (1 - kind.betas[0] ** step) / (corrected**0.5 + 1e-8)
+        assert layer.weight.item() == pytest.approx(w, rel=1e-12)
+
+
+def test_golden_rates_of_each_schedule() -> None:
+    def rates(schedule: Schedule) -> list[float]:
+        return [round(rate_at(schedule, step, 8, 2), 6) for step in range(8)]
+
+    assert rates(Schedule(name="constant")) == [1.0] * 8
+    assert rates(Schedule(name="cosine", warmup_epochs=1)) == [0.5, 1.0, 1.0, 0.933013, 0.75, 0.5, 0.25, 0.066987]
+    assert rates(Schedule(name="poly", power=1.0)) == [1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
+    assert rates(Schedule(name="step", milestones=(0.5, 0.75))) == [1.0] * 4 + [0.1] * 2 + [0.01] * 2
+    assert rates(Schedule(name="cosine", final=1.0)) == [1.0] * 8
+
+
+def test_coefficients_take_no_weight_decay_and_vectors_only_if_asked() -> None:
+    import replearn
+
+    model = replearn.models.CifarResNet(20, width=4)
+    replearn.replace_(model, replearn.plan(model, 2))
+    held = make_optimizer(model, Optimizer(weight_decay=0.1), torch.device("cpu")).param_groups
+    names = {id(p): n for n, p in model.named_parameters()}
+    free = {names[id(p)] for group in held if not group["weight_decay"] for p in group["params"]}
+    assert free == {f"layer{i}.1.{c}" for i in (1, 2, 3) for c in "ab"}
+    held = make_optimizer(model, Optimizer(decay_vectors=False), torch.device("cpu")).param_groups
+    assert all(p.dim() > 1 for group in held if group["weight_decay"] for p in group["params"])
+
+
+def test_accumulation_clipping_and_label_smoothing_train(tmp_path: Path) -> None:
+    plain = fit([spec(tmp_path / "a", model="vit:16:3:2:4")], device="cpu")[0]
+    parts = fit([spec(tmp_path / "b", model="vit:16:3:2:4", accumulate=2)], device="cpu")[0]
+    assert parts.last.train_loss == pytest.approx(plain.last.train_loss, rel=1e-4)
+    other = fit([spec(tmp_path / "c", model="vit:16:3:2:4", clip_norm=0.01, label_smoothing=0.1)], device="cpu")[0]
+    assert other.last.train_loss != pytest.approx(plain.last.train_loss, rel=1e-3)
+
+
+def test_nan_stops_the_run_and_names_the_last_good_state(tmp_path: Path) -> None:
+    first = dataclasses.replace(spec(tmp_path), recipe=recipe(epochs=3))
+    with pytest.raises(Interrupted):
+        fit([first], device="cpu", progress=StopAt(None, 1))
+    tensors, about = read_state(tmp_path / "checkpoint.safetensors")
+    from replearn.training.state import write_state
+
+    tensors["model/fc.weight"].fill_(float("nan"))
+    write_state(tmp_path / "checkpoint.safetensors", tensors, about)
+    with pytest.raises(
+        ReplearnError, match=r"training loss is nan in epoch 2.*last good state is .*lower the learning"
+    ):
+        fit([first], device="cpu", resume=True)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    fit([spec(tmp_path)], device="cpu")
+    with pytest.raises(ReplearnError, match=r"belongs to another run \(its seed differ\)"):
+        fit([spec(tmp_path, seed=1)], device="cpu", resume=True)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    fit([spec(tmp_path)], device="cpu")
+    path = tmp_path / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ReplearnError, match=r"can't be read.*Delete it to start anew"):
+        fit([spec(tmp_path)], device="cpu", resume=True)
+
+
+def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ReplearnError, match="nothing to train"):
+        fit([])
+    with pytest.raises(ReplearnError, match=r"larger than digits, which has \d+ training images"):
+        fit([spec(tmp_path / "x", batch_size=100_000)], device="cpu")
+    with pytest.raises(ReplearnError, match="There is no device 'warp'"):
+        fit([spec(tmp_path / "x")], device="warp")
+    with pytest.raises(ReplearnError, match="There is no model 'resnet9000'"):
+        fit([spec(tmp_path / "x", model="resnet9000")], device="cpu")
+    with pytest.raises(ReplearnError, match="There is no data set 'imagenot'"):
+        fit([dataclasses.replace(spec(tmp_path / "x"), data="imagenot")], device="cpu")
+    with pytest.raises(ReplearnError, match=r"recipe: there is no field 'epoch'; the fields are .*epochs"):
+        recipe_from_dict({**recipe().to_dict(), "epoch": 3})
+    with pytest.raises(ReplearnError, match=r"no operator 'magic'"):
+        recipe_from_dict(
+            {**recipe().to_dict(), "variants": [{"label": "x", "method": "repl", "operator": {"name": "magic"}}]}
+        )
+    if not torch.cuda.is_available():
+        with pytest.raises(ReplearnError, match=r"no GPU here.*device='cpu'"):
+            fit([spec(tmp_path / "x")], device="cuda")
+
+
+def test_recipes_survive_json() -> None:
+    special = dataclasses.replace(VARIANTS["repl"], operator=operators.Basic(stop_gradient=False, start=0.5))
+    original = recipe(variants=(special,), clip_norm=1.0)
+    assert recipe_from_dict(json.loads(json.dumps(original.to_dict()))) == original
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", small]).returncode:
+        pytest.skip("a small tmpfs can't be mounted here")
+    try:
+        fit([spec(small / "run", epochs=1)], device="cpu")
+        good = (small / "run/checkpoint.safetensors").read_bytes()
+        (small / "filler").write_bytes(
+            b"0" * max(0, os.statvfs(small).f_bavail * os.statvfs(small).f_bsize - 8192)
+        )
+        larger = spec(small / "run", epochs=1)
+        with pytest.raises(ReplearnError, match="Can't write"):
+            fit([larger], device="cpu")
+        assert (small / "run/checkpoint.safetensors").read_bytes() == good
+        assert not [path for path in (small / "run").iterdir() if path.name.startswith(".")]
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+WORKER = """
+import sys, json
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_engine as t
+from replearn.training.fit import fit, Interrupted
+import os, signal
+from replearn.training.run import Run
+out, parallel, stop = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "stop"
+run = t.spec(out, model="vit:16:4:2:4", batch_size=100)
+plain, taken = Run.step, []
+
+def step(self):
+    taken.append(1)
+    if stop and len(taken) == 18 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGINT)  # one process alone is told to stop, in the second epoch
+    plain(self)
+
+Run.step = step
+try:
+    fit([run], device="cpu", parallel=parallel)
+    assert not stop
+except Interrupted:
+    pass
+"""
+
+
+def two_processes(tmp_path: Path, parallel: str, stop: bool, out: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, out, parallel, "stop" if stop else "go"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_give_the_curve_of_one(parallel: str, tmp_path: Path) -> None:
+    one = fit([spec(tmp_path / "one", model="vit:16:4:2:4", batch_size=100)], device="cpu")[0]
+    two_processes(tmp_path, parallel, False, tmp_path / "two")
+    two = read_result(tmp_path / "two/result.json")
+    assert two.hardware["processes"] == 2
+    for a, b in zip(measured(one), measured(two), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_run_saved_by_two_processes_resumes_in_one(parallel: str, tmp_path: Path) -> None:
+    whole = fit([spec(tmp_path / "one", model="vit:16:4:2:4", batch_size=100)], device="cpu")[0]
+    two_processes(tmp_path, parallel, True, tmp_path / "two")
+    rest = spec(tmp_path / "two", model="vit:16:4:2:4", batch_size=100)
+    resumed = fit([rest], device="cpu", resume=True)[0]
+    assert resumed.finished
+    assert len(resumed.epochs) == 2
+    for a, b in zip(measured(whole), measured(resumed), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_captured_step_trains_as_the_plain_one(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from replearn.training import run as run_module
+
+    changes = {"precision": precision, "epochs": 17, "model": "cifar_resnet:20:16"}
+    captured = fit([spec(tmp_path / "a", **changes)], device="cuda", deterministic=True)[0]
+    assert "step captured as a CUDA graph" in captured.notes
+
+    def refuse(*args: object) -> None:
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(run_module, "CapturedStep", refuse)
+    plain = fit([spec(tmp_path / "b", **changes)], device="cuda", deterministic=True)[0]
+    assert any("not captured" in note for note in plain.notes)
+    for a, b in zip(measured(captured), measured(plain), strict=True):
+        assert a[0] == pytest.approx(b[0], rel=2e-2 if precision == "bfloat16" else 1e-3)
+
+
+def test_resume_run_says_when_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    from replearn.training.fit import batches_of
+    from replearn.training.processes import Processes
+    from replearn.training.run import Run
+
+    tmp_path.mkdir(exist_ok=True)
+    cpu = torch.device("cpu")
+    made = spec(tmp_path)
+    assert not resume_run(Run(made, batches_of(made, {}, cpu, Processes()), cpu, Processes()))

@@ -1,0 +1,682 @@
+"""Errors teach: what was given, why it can't work, and what to write instead. Every one is provoked here.
+
+The last test walks the source: a `raise ReplearnError` that no case below provokes is a failure, so a new
+error needs a new case.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import replearn
+from replearn import Plan, ReplearnError, operators
+from replearn.deployment import verify
+from replearn.operators.attention_mlp import AttentionMLPOperator
+from replearn.operators.basic import BasicOperator
+from replearn.operators.layers import BorrowedNorm
+from replearn.operators.options import options_from_dict
+from replearn.operators.site import Site
+from replearn.operators.synthesis import Source
+from replearn.placement import best_apart, evenly
+from replearn.targets import default_operator
+from replearn.tensor_file import write_file
+
+SOURCE = Path(replearn.__file__).parent
+CPU = torch.device("cpu")
+
+# ---- things to go wrong with --------------------------------------------------------------------
+
+
+def resnet_plan(**changes: Any) -> Plan:
+    return replace(replearn.plan(tiny.resnet(), 2, first=2), **changes)
+
+
+def site(options: Any) -> Site:
+    """Where the operator of layer1.1 would be built, with options that may not suit."""
+    model = tiny.resnet()
+    target = replace(replearn.plan(model, 2, first=2).targets[0], operator=options)
+    return Site(target, model.layer1[1], model.layer1[0], model.layer1[2], CPU)
+
+
+def stack_of(block: Callable[[], nn.Module], depth: int = 5) -> nn.Sequential:
+    return nn.Sequential(*(block() for _ in range(depth)))
+
+
+class Attention(nn.Module):
+    """A transformer block whose declared anatomy can be made to lie."""
+
+    replearn_anatomy = replearn.anatomy(
+        "mine", "transformer", num_heads=2, proj="proj", norm1="norm", norm2="norm"
+    )
+
+    def __init__(self, out: int = 6, inside: int = 6, bare_norm: bool = False) -> None:
+        super().__init__()
+        self.proj = nn.Linear(inside, out)
+        self.norm = nn.Parameter(torch.ones(out)) if bare_norm else nn.LayerNorm(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def declared(anatomy: Any, block: type[nn.Module] = tiny.Own) -> nn.Module:
+    mine = type("Mine", (block,), {"replearn_anatomy": anatomy})
+    return stack_of(lambda: mine(6))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.rnn(x)[0]
+        return out
+
+
+class Pair(tiny.Own):
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return super().forward(x), None
+
+
+@contextmanager
+def one_process(folder: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+        (folder / "store").unlink(missing_ok=True)
+
+
+def plan_distributed(folder: Path) -> None:
+    with one_process(folder):
+        replearn.plan(nn.parallel.DistributedDataParallel(tiny.resnet()))
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+def plan_sharded(folder: Path) -> None:
+    with one_process(folder):
+        replearn.plan(nn.Sequential(sharded(tiny.resnet())))
+
+
+def save_sharded(folder: Path) -> None:
+    model = tiny.replaced(tiny.resnet())
+    with one_process(folder):
+        replearn.save(sharded(model), folder / "run.safetensors")
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    model.layer1[0].compile()
+    return model
+
+
+def scripted(model: nn.Module) -> nn.Module:
+    model.head = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    return model
+
+
+def hooked(model: nn.Module) -> nn.Module:
+    model.layer1[1].register_forward_hook(lambda module, args, out: None)
+    return model
+
+
+def with_buffer(buffer: Any) -> nn.Module:
+    model = tiny.replaced(tiny.resnet())
+    model.register_buffer("odd", buffer)
+    return model
+
+
+class Stateful(nn.Module):
+    def get_extra_state(self) -> dict[str, int]:
+        return {}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def with_state(model: Any) -> nn.Module:
+    model.extra = Stateful()
+    return model
+
+
+def widened(model: Any) -> nn.Module:
+    model.layer1[0].conv2 = nn.Conv2d(4, 6, 3)
+    model.layer1[2].conv1 = nn.Conv2d(4, 6, 3)
+    return model
+
+
+def without_source(model: Any) -> nn.Module:
+    tiny.replaced(model)
+    model.layer1[0].conv2.weight = None
+    return model
+
+
+def one_sided(model: Any) -> Any:
+    return tiny.replaced(model, interval=2, operator=operators.Basic(sources="previous")).layer1[1]
+
+
+def edited_plan(change: Callable[[Any], None]) -> str:
+    data = json.loads(resnet_plan().to_json())
+    change(data)
+    return json.dumps(data)
+
+
+def checkpoint(folder: Path, build: Callable[[], nn.Module] = tiny.resnet) -> Path:
+    replearn.save(tiny.replaced(build()), folder / "good.safetensors")
+    return folder / "good.safetensors"
+
+
+def changed_checkpoint(
+    folder: Path, tensors: dict[str, Tensor | None] | None = None, about: dict[str, str] | None = None
+) -> Path:
+    """A whole file, checksum and all, whose contents are not what they should be."""
+    model = tiny.replaced(tiny.resnet())
+    state = {**model.state_dict(), **(tensors or {})}
+    texts = {"format": "replearn-checkpoint-1", "plan": resnet_plan().to_json(), "aliases": "{}", **(about or {})}
+    write_file(
+        folder / "changed.safetensors",
+        {name: tensor for name, tensor in state.items() if tensor is not None},
+        texts,
+    )
+    return folder / "changed.safetensors"
+
+
+def flipped(path: Path) -> Path:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def written(folder: Path, content: bytes) -> Path:
+    (folder / "other.safetensors").write_bytes(content)
+    return folder / "other.safetensors"
+
+
+def foreign(folder: Path) -> Path:
+    save_file({"a": torch.zeros(2)}, folder / "foreign.safetensors", metadata={"format": "pt"})
+    return folder / "foreign.safetensors"
+
+
+def tied(model: Any) -> nn.Module:
+    model.layer1[0].bn1.weight = model.bn1.weight
+    return model
+
+
+def stretched(model: Any) -> nn.Module:
+    model.bn1.running_mean = torch.zeros(1).expand(4)
+    return model
+
+
+class Echo(nn.Module):
+    """A model that returns whatever it is told."""
+
+    def __init__(self, *outputs: Tensor) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.outputs
+
+
+class Unreached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = stack_of(lambda: tiny.Own(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+one, two = torch.ones(1), torch.ones(2)
+load, save, plan = replearn.load, replearn.save, replearn.plan
+deep = "[" * 850 + "0" + "]" * 850
+
+# What to do in an empty folder, and what the message must say: the thing given, the reason, the cure.
+Provoke = Callable[[Path], Any]
+CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
+    "what is passed as a model": [
+        (lambda f: plan("resnet32"), ("torch.nn.Module as the first argument, got str",)),
+        (lambda f: plan(nn.DataParallel(tiny.resnet())), ("it is wrapped in DataParallel", "first, then wrap")),
+        (plan_distributed, ("it is wrapped in DistributedDataParallel", "first, then wrap the result")),
+        (plan_sharded, ("its submodule 0 is sharded", "then fully_shard every block, operators included")),
+        (
+            lambda f: plan(compiled(tiny.resnet())),
+            ("its submodule layer1.0 is compiled", "then compile the result"),
+        ),
+        (
+            lambda f: plan(scripted(tiny.resnet())),
+            ("its submodule head is a TorchScript", "Start from the Python model"),
+        ),
+        (
+            lambda f: plan(tiny.replaced(tiny.resnet())),
+            ("replaced already (layer1.1 is an operator)", "fresh model"),
+        ),
+        (
+            lambda f: plan(nn.Linear(2, 2)),
+            ("Linear has no stack of blocks", "`replearn_anatomy`", "nn.ModuleList"),
+        ),
+        (lambda f: replearn.models.CifarResNet(21), ("6n + 2", "not 21")),
+    ],
+    "how blocks are declared": [
+        (lambda f: plan(declared("basic")), ("Mine.replearn_anatomy is a str", "replearn.anatomy(...)")),
+        (
+            lambda f: plan(declared(replearn.anatomy("mine", "transformer", proj="attn.proj"))),
+            ("Mine.replearn_anatomy says proj='attn.proj'", "nothing there", "the path of that layer"),
+        ),
+        (
+            lambda f: replearn.anatomy("mine", "baisc"),
+            ("anatomy of 'mine' says kind='baisc'", "'basic', 'bottleneck'"),
+        ),
+        (lambda f: replearn.anatomy("mine", "any", returns="dict"), ("returns='dict'", "'tensor', 'tuple'")),
+        (
+            lambda f: default_operator(SimpleNamespace(kind="odd")),
+            ("blocks of kind 'odd'", "operator=WholeBlock()"),
+        ),
+    ],
+    "which blocks": [
+        (lambda f: plan(tiny.resnet(), 1), ("interval=1", "at least 2", "neighbours must stay")),
+        (lambda f: plan(tiny.resnet(), "4"), ("interval='4'", "a whole number")),
+        (lambda f: plan(tiny.resnet(), True), ("interval=True", "a whole number")),
+        (lambda f: plan(tiny.resnet(), first=1), ("first=1", "never a target", "write first=2")),
+        (lambda f: plan(tiny.resnet(), first=2.0), ("first=2.0", "write first=2")),
+        (lambda f: plan(tiny.resnet(), fraction=1), ("fraction=1:", "between 0 and 1, as 0.25")),
+        (lambda f: plan(tiny.resnet(), fraction=float("nan")), ("fraction=nan", "between 0 and 1")),
+        (
+            lambda f: plan(tiny.resnet(), fraction=0.5),
+            ("fraction=0.5 is 4 of 9 blocks", "at most 3", "fraction=0.333333"),
+        ),
+        (
+            lambda f: plan(tiny.resnet(), fraction=0.2, first=2),
+            ("fraction places the targets itself", "leave out"),
+        ),
+        (lambda f: plan(tiny.resnet(), targets="layer1.1"), ("targets='layer1.1'", "a list of block names")),
+        (lambda f: plan(tiny.resnet(), targets=[]), ("names no block", "write their names")),
+        (lambda f: plan(tiny.resnet(), targets=["layer1.1"], first=2), ("already names the blocks", "leave out")),
+        (lambda f: plan(tiny.resnet(), targets=["fc"]), ("'fc' is not a block", "layer1.0 to layer1.2")),
+        (
+            lambda f: plan(tiny.resnet(), targets=["layer2.0"]),
+            ("layer2.0 (position 1 of 3)", "first block", "Leave it"),
+        ),
+        (
+            lambda f: plan(tiny.resnet(26), targets=["layer1.1", "layer1.2"]),
+            ("layer1.1 and layer1.2 are adjacent", "Drop one"),
+        ),
+        (lambda f: plan(tiny.resnet()), ("has no targets (interval=4, first=4)", "3, 3, 3 blocks", "first=2")),
+        (lambda f: plan(tiny.resnet(), operator=operators.Basic), ("not an operator's options", "as Basic()")),
+        (lambda f: plan(tiny.resnet(), operator="basic"), ("operator='basic'", "as operators.Basic()")),
+        (lambda f: evenly({"a": [2, 3]}, 2), ("2 targets do not fit; at most 1",)),
+        (lambda f: best_apart({2: 0.5, 3: 0.5}, 2), ("2 targets do not fit; at most 1",)),
+    ],
+    "the calibration batch": [
+        (
+            lambda f: plan(tiny.resnet(32), similarity=torch.ones(2, 5)),
+            ("CifarResNet could not be run on the calibration batch (RuntimeError", "a tensor, a tuple"),
+        ),
+        (lambda f: plan(Unreached(), 2, similarity=one), ("never reached blocks.1, blocks.2", "every block")),
+        (
+            lambda f: plan(tiny.resnet(32), similarity=torch.full((1, 3, 8, 8), float("nan"))),
+            ("gave NaN in layer1.1", "check the batch and the weights"),
+        ),
+        (
+            lambda f: plan(tiny.resnet(32).to("meta"), similarity=torch.ones(1, 3, 8, 8)),
+            ("CifarResNet is on the meta device", "interval or fraction"),
+        ),
+    ],
+    "an operator's options": [
+        (
+            lambda f: operators.Basic(sources="left"),
+            ("Basic(sources='left')", "'both', 'previous', 'next', 'none'"),
+        ),
+        (lambda f: operators.MLP(correction="some"), ("MLP(correction='some')", "'none', 'low-rank', 'full'")),
+        (lambda f: operators.Basic(coefficients="one"), ("coefficients='one'", "'separate', 'shared'")),
+        (lambda f: operators.Basic(start="middle"), ("start='middle'", "'mean', 'previous', 'next', 'zero'")),
+        (lambda f: operators.AttentionMLP(attention="full"), ("attention='full'", "'projection', 'head_wise'")),
+        (lambda f: operators.Basic(stop_gradient=1), ("stop_gradient is True or False, not 1",)),
+        (lambda f: operators.Basic(rank=0), ("rank is a whole number of at least 1, not 0",)),
+        (lambda f: operators.Basic(rank=2.0), ("rank is a whole number of at least 1, not 2.0",)),
+        (lambda f: operators.Basic(start=float("nan")), ("a finite number, not nan",)),
+        (lambda f: operators.Basic(start=10**400), ("a finite number, not 1000",)),
+        (lambda f: operators.Basic(start=None), ("start is 'mean'", "not None")),
+        (
+            lambda f: operators.Basic(sources="none"),
+            ("Basic(sources='none') has no weight left", "correction='full'"),
+        ),
+        (
+            lambda f: operators.Basic(sources="next", start="previous"),
+            ("start='previous' needs that side", "'next'"),
+        ),
+        (
+            lambda f: operators.Basic(coefficients="shared", start="next"),
+            ("start='next' needs separate coefficients", "weighs both sides alike"),
+        ),
+        (
+            lambda f: options_from_dict({"name": "magic"}),
+            ("no operator 'magic'", "attention_mlp, basic, bottleneck"),
+        ),
+        (lambda f: options_from_dict({"name": []}), ("no operator []", "attention_mlp, basic")),
+        (lambda f: options_from_dict({"name": "basic", "x": 1}), ("'basic' does not have these options", "'x'")),
+    ],
+    "an operator on a block that it does not suit": [
+        (
+            lambda f: plan(tiny.resnet(), 2, operator=operators.Projection()),
+            ("layer1.1", "'projection' suits transformer blocks", "basic block"),
+        ),
+        (
+            lambda f: plan(widened(tiny.resnet(26)), targets=["layer1.1"], operator=operators.Basic()),
+            ("no source fits its conv2", "previous conv2 is (6, 4, 3, 3), not (4, 4, 3, 3)"),
+        ),
+        (
+            lambda f: plan(stack_of(Attention), 2, operator=operators.MLP()),
+            ("1 has to be kept", "this mine block has no up, which the operator reads"),
+        ),
+        (
+            lambda f: plan(
+                declared(replearn.anatomy("mine", "transformer", norm1="mix")), 2, operator=operators.NoWeights()
+            ),
+            ("this mine block has no proj, which no_weights follows",),
+        ),
+        (
+            lambda f: plan(stack_of(lambda: Attention(6, 8)), 2, operator=operators.Projection()),
+            ("1: its attention output projection is 6x8, not square", "operators.WholeBlock()"),
+        ),
+        (
+            lambda f: plan(stack_of(lambda: Attention(5, 5)), 2, operator=operators.HeadWise()),
+            ("1: 5 columns can't be split among 2 heads", "Use operators.Projection()"),
+        ),
+        (
+            lambda f: plan(stack_of(Attention), 2, operator=operators.HeadWise(sources="none", correction="full")),
+            ("HeadWise reads a neighbour's LayerNorm", "Projection(sources='none', correction='full')"),
+        ),
+        (
+            lambda f: plan(stack_of(Attention), 2, operator=operators.MLP(sources="none", correction="full")),
+            ("MLP reads a neighbour's norm", "'previous' or 'next'"),
+        ),
+        (
+            lambda f: plan(tiny.resnet(), 2, operator=operators.WholeBlock(sources="none", correction="full")),
+            ("WholeBlock is nothing but its sources", "NoWeights() or Removal()"),
+        ),
+        (
+            lambda f: plan(tiny.resnet(), 2, operator=operators.Basic(correction="low-rank", rank=50)),
+            ("layer1.1, kernel", "rank 50 does not fit a weight of shape (4, 4, 3, 3)", "rank=4 or less"),
+        ),
+        (lambda f: plan(stack_of(Recurrent), 2), ("1 contains an RNNBase layer", "operators.Removal()")),
+        (
+            lambda f: plan(stack_of(lambda: Pair(4)), 2, operator=operators.Removal()),
+            ("Pair.forward says that it returns", "returns='tuple'"),
+        ),
+        (
+            lambda f: plan(stack_of(lambda: Attention(bare_norm=True)), 2, operator=operators.HeadWise()),
+            ("Expected a normalisation layer at norm",),
+        ),
+    ],
+    "the inside of an operator": [
+        (
+            lambda f: BasicOperator(site(operators.Removal())),
+            ("BasicOperator needs options that read", "Removal()"),
+        ),
+        (
+            lambda f: BasicOperator(site(operators.MLP())),
+            ("BasicOperator needs options with coefficients", "MLP("),
+        ),
+        (lambda f: AttentionMLPOperator(site(operators.Basic())), ("needs options of AttentionMLP, not Basic(",)),
+        (
+            lambda f: BasicOperator(site(operators.Basic())).corrected("kernel", []),
+            ("nothing to synthesize kernel",),
+        ),
+        (
+            lambda f: one_sided(tiny.resnet()).coefficient("next"),
+            ("layer1.1 has no coefficient for its next source",),
+        ),
+        (
+            lambda f: BorrowedNorm(Source.of(tiny.Own(4), replearn.Part("gain"), True), CPU),
+            ("Expected a normalisation layer at gain",),
+        ),
+        (
+            lambda f: without_source(tiny.resnet()).layer1[1](torch.ones(1, 4, 8, 8)),
+            ("A source has no parameter conv2.weight any more",),
+        ),
+        (
+            lambda f: tiny.replaced(stack_of(lambda: tiny.Own(4)))[1](),
+            ("A replaced block was called without a tensor",),
+        ),
+    ],
+    "replacing": [
+        (lambda f: replearn.replace_(tiny.resnet(), {}), ("takes a Plan, got dict", "replearn.plan(model)")),
+        (lambda f: replearn.replace_(tiny.resnet(), resnet_plan().to_json()), ("takes a Plan, got str",)),
+        (
+            lambda f: replearn.replace_(tiny.replaced(tiny.resnet()), resnet_plan()),
+            ("is replaced already", "fresh"),
+        ),
+        (
+            lambda f: replearn.replace_(tiny.Tokens(), resnet_plan()),
+            ("fit this Tokens", "no block 'layer1.1'", "9 blocks"),
+        ),
+        (lambda f: replearn.replace_(tiny.resnet(26), resnet_plan()), ("has 12 blocks", "made for 9. Plan again")),
+        (
+            lambda f: replearn.replace_(tiny.resnet(width=8), resnet_plan()),
+            ("parameters_after of layer1.1", "32, and the plan says 16", "Plan again"),
+        ),
+        (
+            lambda f: replearn.replace_(replearn.models.CifarResNet(20, 7, width=4), resnet_plan()),
+            (
+                "17,483 trainable parameters",
+                "promises 17,534",
+                "froze parameters or changed the head",
+                "plan again",
+            ),
+        ),
+        (
+            lambda f: replearn.replace_(
+                tiny.resnet(), resnet_plan(targets=(replace(resnet_plan().targets[0], block_type="x.Y"),))
+            ),
+            ("layer1.1 is a replearn.models.cifar_resnet.BasicBlock", "made for a x.Y"),
+        ),
+        (lambda f: replearn.replace_(hooked(tiny.resnet()), resnet_plan()), ("layer1.1 has to be kept", "hooks")),
+    ],
+    "a plan": [
+        (lambda f: resnet_plan(targets=()), ("at least one target", "replearn.plan(model)")),
+        (
+            lambda f: resnet_plan(targets=resnet_plan().targets[:1] * 2),
+            ("names 'layer1.1' twice", "replaced once"),
+        ),
+        (
+            lambda f: resnet_plan(
+                targets=(resnet_plan().targets[0], replace(resnet_plan().targets[1], next="layer1.1"))
+            ),
+            ("'layer1.1' is a target and a source of 'layer2.1'", "neighbours must stay"),
+        ),
+        (lambda f: Plan.from_json("plan"), ("not JSON", "Pass the text that plan.to_json() gave")),
+        (lambda f: Plan.from_json("{}"), ("without the key 'replearn_plan'", "Pass the text")),
+        (
+            lambda f: Plan.from_json(edited_plan(lambda d: d.update(replearn_plan=9))),
+            ("has format 9", "reads 1", "the version that wrote it"),
+        ),
+        (
+            lambda f: Plan.from_json(edited_plan(lambda d: d.update(num_blocks="9"))),
+            ("damaged plan: plan.num_blocks is a whole number from 0 on, not '9'", "Make it again"),
+        ),
+        (
+            lambda f: Plan.from_json(edited_plan(lambda d: d.update(surprise=1))),
+            ("plan has no field 'surprise'", "its fields are model, placement"),
+        ),
+        (lambda f: Plan.from_json(edited_plan(lambda d: d.pop("model"))), ("plan lacks the field 'model'",)),
+        (
+            lambda f: Plan.from_json(edited_plan(lambda d: d["targets"][0]["operator"].update(rank=0))),
+            ("plan.targets[0].operator: rank is a whole number of at least 1, not 0. Make it again",),
+        ),
+        (
+            lambda f: Plan.from_json(
+                edited_plan(lambda d: d["targets"][0]["operator"].update(sources="@")).replace('"@"', deep)
+            ),
+            ("This is a damaged plan", "Make it again"),
+        ),
+    ],
+    "deploying": [
+        (
+            lambda f: replearn.deploy(tiny.resnet()),
+            ("CifarResNet was not replaced", "replearn.replace_(model, plan)"),
+        ),
+        (lambda f: replearn.deploy("model"), ("a replaced model (a torch.nn.Module), got str",)),
+        (
+            lambda f: replearn.deploy(nn.Sequential(tiny.replaced(tiny.resnet()))),
+            ("its submodule 0 was: pass that one (model.0)",),
+        ),
+        (
+            lambda f: verify(Echo(one), Echo(one, one), one),
+            ("returns 2 tensors, not 1", "report this with the plan"),
+        ),
+        (lambda f: verify(Echo(one), Echo(two), one), ("output 0 has the shape (2,), not (1,)", "report this")),
+        (
+            lambda f: verify(Echo(one), Echo(one * 1.1), one),
+            ("output 0 by 1.00e-01", "1e-05 is rounding", "report"),
+        ),
+    ],
+    "saving": [
+        (lambda f: save(tiny.replaced(tiny.resnet()), f / "no" / "x"), ("/no does not exist", "untouched")),
+        (lambda f: save(tiny.replaced(tiny.resnet()), 3), ("name of a file, as 'run.safetensors', got int",)),
+        (save_sharded, ("is sharded", "get_model_state_dict", "state=that")),
+        (
+            lambda f: save(with_state(tiny.replaced(tiny.resnet())), f / "x"),
+            ("extra._extra_state is a dict", "buffer"),
+        ),
+        (
+            lambda f: save(with_buffer(torch.zeros(1, device="meta")), f / "x"),
+            ("odd is on the meta device", "Give it"),
+        ),
+        (
+            lambda f: save(with_buffer(torch.eye(2).to_sparse()), f / "x"),
+            ("odd is a torch.sparse_coo", "dense tensor"),
+        ),
+    ],
+    "loading": [
+        (lambda f: load(tiny.resnet(), f / "nothing"), ("There is no file", "nothing", "Check the name")),
+        (lambda f: load(tiny.resnet(), f), ("is a folder", "the file in it")),
+        (lambda f: load(tiny.resnet(), written(f, b"\x80\x04junk")), ("is a pickle", "with replearn.save")),
+        (
+            lambda f: load(tiny.resnet(), written(f, b"junk")),
+            ("not a readable safetensors file", "use another copy"),
+        ),
+        (
+            lambda f: load(tiny.resnet(), foreign(f)),
+            ("not a replearn checkpoint", "format is 'pt'", "with replearn.save"),
+        ),
+        (lambda f: load(tiny.resnet(), flipped(checkpoint(f))), ("do not match its checksum", "Use another copy")),
+        (
+            lambda f: load(tiny.resnet(), changed_checkpoint(f, about={"aliases": "[]"})),
+            ("list of tied weights is",),
+        ),
+        (
+            lambda f: load(tiny.resnet(), changed_checkpoint(f, {"fc.bias": None, "x": one})),
+            ("keys of the file", "1 missing (fc.bias) and 1 unexpected (x)", "Use the architecture"),
+        ),
+        (
+            lambda f: load(tiny.resnet(), changed_checkpoint(f, {"fc.bias": two})),
+            ("fc.bias has the shape (2,) in the file and (10,) in the model", "Use the architecture"),
+        ),
+        (
+            lambda f: load(tiny.resnet(), changed_checkpoint(f, {"fc.bias": torch.zeros(10).int()})),
+            ("fc.bias is torch.int32 in the file and torch.float32", "Use the architecture"),
+        ),
+        (
+            lambda f: load(tiny.resnet().to("meta"), checkpoint(f)),
+            ("on the meta device", "model.to_empty(device='cpu')"),
+        ),
+        (
+            lambda f: load(stretched(tiny.resnet()), checkpoint(f)),
+            ("bn1.running_mean can't be written to", "expand", "an ordinary parameter or buffer"),
+        ),
+        (
+            lambda f: load(tied(tiny.resnet()), changed_checkpoint(f, {"bn1.weight": torch.full((4,), 3.0)})),
+            ("bn1.weight and layer1.0.bn1.weight are one tensor in the model, and differ", "Untie them"),
+        ),
+    ],
+}
+
+
+def flat() -> list[tuple[str, Provoke, tuple[str, ...]]]:
+    return [(room, *case) for room, cases in CASES.items() for case in cases]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("room", "provoke", "says"), flat(), ids=[f"{c[0]}: {c[2][0]}" for c in flat()])
+def test_the_message_says_what_was_given_why_not_and_what_instead(
+    room: str, provoke: Provoke, says: tuple[str, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(ReplearnError) as caught:
+        provoke(tmp_path)
+    text = str(caught.value)
+    assert [part for part in says if part not in text] == [], text
+    assert "\n" not in text
+    assert ".." not in text.replace("...", "")
+
+
+# ---- none forgotten -----------------------------------------------------------------------------
+
+# built on the core, with tests of their own
+ABOVE = {"training", "recipes", "cli", "benchmarks", "report", "calibration.py", "fitting.py"}
+# fitting in closed form, which calibrate_ does: the operators' side of it
+FITTING = ("can't be fitted in closed form", "needs a low-rank fit", "A fit needs")
+# a plan that is nested this deeply fails in one place or the other, as the stack happens to be
+EITHER = ("it is nested too deeply",)
+
+
+def raises() -> Iterator[tuple[Path, int, int, str]]:
+    """File, first and last line, and text of every `raise ReplearnError` of the core."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        if file.relative_to(SOURCE).parts[0] in ABOVE or file.name in ABOVE:
+            continue
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                name = node.exc.func
+                if isinstance(name, ast.Name) and name.id == "ReplearnError":
+                    yield (
+                        file,
+                        node.lineno,
+                        node.end_lineno or node.lineno,
+                        ast.get_source_segment(text, node) or "",
+                    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_every_error_in_the_source_is_provoked_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[str, int]] = set()
+
+    def note(self: ReplearnError, *args: object) -> None:
+        caller = sys._getframe(1)
+        seen.add((caller.f_code.co_filename, caller.f_lineno))
+        ValueError.__init__(self, *args)
+
+    monkeypatch.setattr(ReplearnError, "__init__", note)
+    for number, (_, provoke, _) in enumerate(flat()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(ReplearnError):
+            provoke(folder)
+    silent = [
+        f"{file.relative_to(SOURCE)}:{first} {text}"
+        for file, first, last, text in raises()
+        if not any((str(file), line) in seen for line in range(first, last + 1))
+        and not any(part in text for part in (*FITTING, *EITHER))
+    ]
+    assert silent == [], "add a case to CASES for each"

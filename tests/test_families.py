@@ -1,0 +1,515 @@
+"""Finding blocks: real architectures on the meta device, and the tiny ones of the zoo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo import ZOO, Declared, Listed, Residual, Scaled, Staged, hugging_face, sequence, timm_vit
+
+import replearn
+from replearn import operators
+from replearn.similarity import call
+
+
+def on_meta(build: Callable[..., nn.Module], *args: Any, **settings: Any) -> nn.Module:
+    with torch.device("meta"):
+        return build(*args, **settings)
+
+
+def torchvision_model(name: str, **settings: Any) -> nn.Module:
+    import torchvision
+
+    return on_meta(torchvision.models.get_model, name, weights=None, **settings)
+
+
+def timm_model(name: str, **settings: Any) -> nn.Module:
+    import timm
+
+    return on_meta(timm.create_model, name, **settings)
+
+
+def summary(model: nn.Module) -> list[tuple[str, int]]:
+    return [(stack.name, len(stack)) for stack in replearn.find_stacks(model)]
+
+
+def families_of(model: nn.Module) -> set[str]:
+    return {stack.family for stack in replearn.find_stacks(model)}
+
+
+# The zoo
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_model_of_the_zoo_is_found_with_its_family(name: str) -> None:
+    entry = ZOO[name]
+    stacks = replearn.find_stacks(entry.fresh())
+    assert tuple(len(stack) for stack in stacks) == entry.stacks
+    assert {stack.family for stack in stacks} == {entry.family}
+    assert {anatomy.kind for stack in stacks for anatomy in stack.anatomies} == {entry.kind}
+    for stack in stacks:
+        assert all(not anatomy.transition for anatomy in stack.anatomies[1:])
+
+
+POST_NORM = ("decoder", "encoder_post_norm", "hf_bert", "hf_roberta", "timm_eva_post_norm", "timm_vit_post_norm")
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.kind == "transformer"])
+def test_an_anatomy_names_the_parts_that_the_block_really_uses(name: str) -> None:
+    """Watch a real forward pass: what the roles take and give must be what the block does with them."""
+    entry = ZOO[name]
+    model = entry.fresh()
+    stack = replearn.find_stacks(model)[0]
+    anatomy, block = stack.anatomies[1], model.get_submodule(stack.blocks[1])
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    parts = {role: block.get_submodule(part.path) for role, part in anatomy.parts.items() if role != "activation"}
+    for role, layer in parts.items():
+
+        def watch(_: nn.Module, args: Any, made: Any, role: str = role) -> None:
+            seen[role] = (args[0], made)
+
+        layer.register_forward_hook(watch)
+    with torch.no_grad():
+        call(model, entry.batch())
+    # nn.MultiheadAttention and the fast path read their weights without calling the layers
+    unseen = parts.keys() - seen.keys()
+    assert unseen <= ({"proj"} if entry.family == "torchvision_vit" else set(parts))
+    assert not unseen or entry.family in ("torchvision_vit", "torch_transformer")
+    if "proj" in seen:
+        assert seen["proj"][1].shape[-1] == seen["norm1"][0].shape[-1]
+        assert parts["proj"].weight.shape[0] % anatomy.num_heads == 0
+    if "down" not in seen:
+        return
+    activation: Any = block
+    for step in anatomy.parts["activation"].path.split("."):
+        activation = getattr(activation, step)
+
+    def rows(role: str) -> Tensor:
+        cut = anatomy.parts[role].rows
+        return seen[role][1] if cut is None else seen[role][1][..., cut[0] : cut[1]]
+
+    hidden = activation(rows("gate")) * rows("up") if "gate" in parts else activation(rows("up"))
+    torch.testing.assert_close(seen["down"][0], hidden)
+    if entry.name not in POST_NORM:
+        torch.testing.assert_close(seen["up"][0].flatten(), seen["norm2"][1].flatten())
+
+
+# The placement table of the specification
+
+
+@pytest.mark.parametrize(
+    ("build", "blocks", "by_four", "densest"),
+    [
+        (lambda: replearn.models.resnet32(), 15, 3, 3),
+        (lambda: replearn.models.resnet110(), 54, 12, 12),
+        (lambda: torchvision_model("resnet34"), 16, 1, 4),
+        (lambda: torchvision_model("resnet50"), 16, 1, 4),
+        (lambda: torchvision_model("resnet101"), 33, 5, 9),
+        (lambda: torchvision_model("resnet152"), 50, 9, 13),
+        (lambda: torchvision_model("vit_b_16"), 12, 2, 3),
+        (lambda: timm_model("vit_tiny_patch16_224"), 12, 2, 3),
+        (lambda: timm_model("deit_small_patch16_224"), 12, 2, 3),
+    ],
+    ids=["resnet32", "resnet110", "resnet34", "resnet50", "resnet101", "resnet152", "vit", "timm_vit", "deit"],
+)
+def test_the_placement_table_holds(
+    build: Callable[[], nn.Module], blocks: int, by_four: int, densest: int
+) -> None:
+    model = build()
+    paper, dense = replearn.plan(model), replearn.plan(model, first=2)
+    assert paper.num_blocks == dense.num_blocks == blocks
+    assert len(paper.targets) == by_four
+    assert len(dense.targets) == densest
+    assert {target.position % 4 for target in paper.targets} == {0}
+    assert {target.position % 4 for target in dense.targets} == {2}
+
+
+def test_a_dense_bottleneck_plan_takes_its_reduction_from_the_next_block_and_says_so() -> None:
+    plan = replearn.plan(torchvision_model("resnet50"), first=2)
+    for target in plan.targets:
+        sides = {
+            read.role: {other.side for other in target.reads if other.role == read.role} for read in target.reads
+        }
+        assert sides == {"reduce": {"next"}, "middle": {"previous", "next"}, "expand": {"next"}}
+        assert any("reduce comes from the next source alone" in note for note in target.notes)
+
+
+# torchvision
+
+
+@pytest.mark.parametrize(
+    ("name", "depths"),
+    [
+        ("resnet18", (2, 2, 2, 2)),
+        ("resnet34", (3, 4, 6, 3)),
+        ("resnet50", (3, 4, 6, 3)),
+        ("resnet101", (3, 4, 23, 3)),
+        ("resnext50_32x4d", (3, 4, 6, 3)),
+        ("wide_resnet50_2", (3, 4, 6, 3)),
+    ],
+)
+def test_torchvision_resnets(name: str, depths: tuple[int, ...]) -> None:
+    model = torchvision_model(name)
+    assert summary(model) == [(f"layer{i + 1}", depth) for i, depth in enumerate(depths)]
+    assert families_of(model) == {"torchvision_resnet"}
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("deeplabv3_resnet50", "backbone"),
+        ("fcn_resnet50", "backbone"),
+        ("retinanet_resnet50_fpn", "backbone.body"),
+        ("fasterrcnn_resnet50_fpn", "backbone.body"),
+    ],
+)
+def test_torchvision_backbones_inside_detectors_and_segmenters(name: str, prefix: str) -> None:
+    model = torchvision_model(name, weights_backbone=None)
+    assert summary(model) == [(f"{prefix}.layer{i}", depth) for i, depth in enumerate((3, 4, 6, 3), 1)]
+    plan = replearn.plan(model, first=2)
+    assert [target.operator.name for target in plan.targets] == ["bottleneck"] * 4
+    assert plan.parameters_after < plan.parameters_before
+
+
+def test_a_segmenter_trains_and_deploys_with_its_dilated_blocks_replaced() -> None:
+    from torchvision.models import resnet, segmentation
+    from torchvision.models._utils import IntermediateLayerGetter
+
+    torch.manual_seed(0)
+    backbone = resnet.ResNet(
+        resnet.Bottleneck, [1, 1, 3, 3], width_per_group=2, replace_stride_with_dilation=[False, True, True]
+    )
+    body = IntermediateLayerGetter(backbone, {"layer4": "out"})
+    model = segmentation.FCN(body, segmentation.fcn.FCNHead(2048, 3))
+    plan = replearn.plan(model, first=2)
+    assert [target.name for target in plan.targets] == ["backbone.layer3.1", "backbone.layer4.1"]
+    replearn.replace_(model, plan)
+    dilations = [model.get_submodule(target.name).conv2.shell.dilation for target in plan.targets]
+    assert dilations == [(2, 2), (4, 4)]
+    images = torch.randn(2, 3, 32, 32)
+    model(images)["out"].square().mean().backward()
+    replearn.deploy(model, example=images)
+
+
+def test_torchvision_vit() -> None:
+    model = torchvision_model("vit_b_16")
+    assert summary(model) == [("encoder.layers", 12)]
+    assert families_of(model) == {"torchvision_vit"}
+
+
+# timm
+
+
+@pytest.mark.parametrize("name", ["resnet26", "resnet34", "resnet50d", "seresnet50", "resnext50_32x4d"])
+def test_timm_resnets(name: str) -> None:
+    model = timm_model(name)
+    depths = (2, 2, 2, 2) if name == "resnet26" else (3, 4, 6, 3)
+    assert summary(model) == [(f"layer{i + 1}", depth) for i, depth in enumerate(depths)]
+    assert families_of(model) == {"timm_resnet"}
+
+
+# the files of timm whose models are a plain run of ViT blocks
+VIT_FILES = (
+    "beit",
+    "cait",
+    "convit",
+    "deepseek_vit",
+    "deit",
+    "eva",
+    "gemma4_vit",
+    "naflexvit",
+    "qwen3_vit",
+    "vision_transformer",
+    "vision_transformer_hybrid",
+    "vision_transformer_relpos",
+    "vision_transformer_sam",
+    "vitamin",
+    "xcit",
+)
+# blocks without one square output projection: they have a family, and are replaced whole
+WHOLE = {"ParallelThingsBlock", "DiffParallelScalingBlock"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", VIT_FILES)
+def test_every_vit_of_timm_is_known(file: str) -> None:
+    import timm
+
+    names = timm.list_models(module=file)
+    assert names
+    for name in names:
+        try:
+            model = timm_model(name, depth=3)  # what matters here is the kind of block, not how many
+        except (TypeError, AttributeError, AssertionError):
+            model = timm_model(name)
+        stack = next(stack for stack in replearn.find_stacks(model) if stack.name.endswith("blocks"))
+        block = stack.block_type.rpartition(".")[2]
+        assert stack.family == "timm_vit", name
+        assert stack.anatomies[1].kind == ("any" if block in WHOLE else "transformer"), name
+        plan = replearn.plan(model, first=2, interval=2)
+        expected = "whole_block" if block in WHOLE else "projection"
+        assert {t.operator.name for t in plan.targets if t.stack == stack.name} == {expected}, name
+
+
+@pytest.mark.parametrize(
+    ("name", "stacks"),
+    [
+        ("convnext_tiny", [(f"stages.{i}.blocks", depth) for i, depth in enumerate((3, 3, 9, 3))]),
+        ("swin_tiny_patch4_window7_224", [("layers.2.blocks", 6)]),
+        ("mixer_s32_224", [("blocks", 8)]),
+        ("poolformerv2_s12", [("stages.2.blocks", 6)]),
+        ("regnetx_004", [("s3", 7), ("s4", 12)]),  # blocks that are not in a list, but declared
+        ("mvitv2_tiny", [("stages.2.blocks", 5)]),  # stages that are declared, with the blocks inside
+        ("levit_128", [(f"stages.{i}.blocks", 4) for i in range(3)]),
+        ("res2net50_26w_4s", [(f"layer{i + 1}", depth) for i, depth in enumerate((3, 4, 6, 3))]),
+        ("inception_resnet_v2", [("repeat", 10), ("repeat_1", 20), ("repeat_2", 9)]),  # declared by a function
+    ],
+)  # fmt: skip
+def test_other_timm_models_are_found_by_what_they_declare(name: str, stacks: list[tuple[str, int]]) -> None:
+    model = timm_model(name)
+    assert summary(model) == stacks
+    assert families_of(model) == {"generic"}
+    plan = replearn.plan(model, first=2)
+    assert {target.operator.name for target in plan.targets} == {"whole_block"}
+    assert any("generic scan" in note for note in plan.notes)
+
+
+def test_declarations_are_used_inside_a_bigger_model_too() -> None:
+    class Segmenter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = timm_model("regnetx_004")
+            self.head = nn.Sequential(*(nn.Conv2d(4, 4, 1, device="meta") for _ in range(5)))
+
+    assert summary(Segmenter()) == [("backbone.s3", 7), ("backbone.s4", 12)]
+
+
+# Hugging Face
+
+
+def test_a_70b_llama_is_planned_in_seconds() -> None:
+    settings = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "vocab_size": 128256}
+    model = on_meta(
+        hugging_face, "LlamaForCausalLM", "LlamaConfig", intermediate_size=28672, num_key_value_heads=8, **settings
+    )
+    start = time.perf_counter()
+    plan = replearn.plan(model, first=2)
+    assert time.perf_counter() - start < 10
+    assert plan.num_blocks == 80
+    assert len(plan.targets) == 20
+    assert plan.parameters_before > 70e9
+    assert plan.parameters_after == plan.parameters_before - 20 * plan.targets[0].parameters_before + 20 * 2
+
+
+def test_heads_that_do_not_add_up_to_the_width_fall_to_the_whole_block_with_a_note() -> None:
+    config = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
+    model = hugging_face("Qwen3ForCausalLM", "Qwen3Config", head_dim=16, vocab_size=32, **config)
+    plan = replearn.plan(model, first=2)
+    assert [target.operator.name for target in plan.targets] == ["whole_block"]
+    assert "projection does not fit" in plan.targets[0].notes[0]
+    assert "16x32, not square" in plan.targets[0].notes[0]
+    assert "16x32, not square" in str(plan)
+    mlp = replearn.plan(model, first=2, operator=operators.MLP())  # which reads no projection
+    assert [target.operator.name for target in mlp.targets] == ["mlp"]
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "settings"),
+    [
+        ("Dinov2Model", "Dinov2Config", {"image_size": 8, "patch_size": 4}),
+        ("OPTModel", "OPTConfig", {"vocab_size": 32, "ffn_dim": 24, "word_embed_proj_dim": 16}),
+        (
+            "GemmaModel",
+            "GemmaConfig",
+            {"vocab_size": 32, "intermediate_size": 24, "head_dim": 8, "num_key_value_heads": 1},
+        ),
+    ],
+)
+def test_other_hugging_face_models_are_found_by_what_they_declare(
+    model: str, config: str, settings: dict[str, Any]
+) -> None:
+    built = hugging_face(
+        model, config, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, **settings
+    ).eval()
+    assert [(stack.family, len(stack)) for stack in replearn.find_stacks(built)] == [("generic", 4)]
+    replearn.replace_(built, replearn.plan(built, first=2))
+    ids = torch.arange(6).view(2, 3)
+    batch = {"pixel_values": torch.randn(2, 3, 8, 8)} if "image_size" in settings else {"input_ids": ids}
+    replearn.deploy(built, example=batch)
+
+
+# torch
+
+
+ON_TRANSFORMERS = sorted(name for name, options in operators.available().items() if "transformer" in options.kinds)
+
+
+@pytest.mark.parametrize("operator", ON_TRANSFORMERS)
+def test_the_fast_path_of_an_encoder_is_right_with_padding(operator: str) -> None:
+    """In eval mode nn.TransformerEncoder packs padded tokens away into nested tensors."""
+    entry = ZOO["encoder_post_norm"]
+    model = entry.replaced(operators.available()[operator]())
+    tokens, padding = sequence(), torch.zeros(2, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    nested = []
+    handle = model.get_submodule("layers.1").register_forward_pre_hook(
+        lambda _, args: nested.append(args[0].is_nested)
+    )
+    with torch.no_grad():
+        packed = model(tokens, src_key_padding_mask=padding)
+    handle.remove()
+    assert nested == [True]
+    expected = model(tokens, src_key_padding_mask=padding).detach()  # with gradients it takes the ordinary path
+    torch.testing.assert_close(packed[~padding], expected[~padding], rtol=1e-5, atol=1e-6)
+    plain = replearn.deploy(model)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(tokens, src_key_padding_mask=padding), packed, rtol=1e-5, atol=1e-6)
+
+
+# A user's own
+
+
+def test_a_block_with_its_anatomy_is_as_good_as_a_family() -> None:
+    class Mine(nn.Module):
+        replearn_anatomy = replearn.anatomy("mine", "basic", conv1="a", conv2="b", norm="last", activation="act")
+
+        def __init__(self, width: int, out: int) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(width, out, 3, padding=1), nn.Conv2d(out, out, 3, padding=1, bias=False)
+            self.last, self.act = nn.BatchNorm2d(out), nn.SiLU()
+            self.skip = nn.Conv2d(width, out, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.skip(x) + self.last(self.b(self.act(self.a(x)))))
+
+    model = Staged([nn.Sequential(Mine(4, 4), Mine(4, 4), Mine(4, 8), Mine(8, 8), Mine(8, 8))], 4, 8).eval()
+    stacks = replearn.find_stacks(model)
+    assert [(stack.name, stack.family, len(stack)) for stack in stacks] == [
+        ("stages.0[0..1]", "mine", 2),
+        ("stages.0[2..4]", "mine", 3),
+    ]
+    assert stacks[1].anatomies[0].transition == "changes width from 4 to 8"
+    plan = replearn.plan(model, first=2)
+    assert [(target.name, target.operator.name) for target in plan.targets] == [("stages.0.3", "basic")]
+    replearn.replace_(model, plan)
+    replearn.deploy(model, example=torch.randn(2, 3, 6, 6))
+
+
+def test_an_anatomy_that_names_what_is_not_there_is_an_error_that_says_so() -> None:
+    class Wrong(Residual):
+        replearn_anatomy = replearn.anatomy("mine", "transformer", proj="body.7")
+
+    with pytest.raises(
+        replearn.ReplearnError, match=r"Wrong\.replearn_anatomy says proj='body\.7'.*nothing there"
+    ):
+        replearn.find_stacks(nn.Sequential(*(Wrong() for _ in range(4))))
+
+
+def test_an_anatomy_that_is_something_else_is_an_error_that_says_so() -> None:
+    class Wrong(Residual):
+        replearn_anatomy = ("proj", "body.0")
+
+    with pytest.raises(
+        replearn.ReplearnError, match=r"is a tuple, not an Anatomy; write it with replearn\.anatomy"
+    ):
+        replearn.find_stacks(nn.Sequential(*(Wrong() for _ in range(4))))
+
+
+def test_an_anatomy_without_a_role_rules_out_the_operators_that_read_it() -> None:
+    class Half(Declared):
+        replearn_anatomy = replearn.anatomy(
+            "mine",
+            "transformer",
+            input="hidden",
+            returns="tuple",
+            norm2="norm",
+            up="up",
+            activation="act",
+            down="down",
+        )
+
+    model = Listed(Half)
+    plan = replearn.plan(model, first=2)
+    assert [target.operator.name for target in plan.targets] == ["whole_block"]
+    assert "this mine block has no proj" in plan.targets[0].notes[0]
+    assert replearn.plan(model, first=2, operator=operators.MLP()).targets
+    for options in (operators.Projection(), operators.HeadWise(), operators.NoWeights()):
+        with pytest.raises(replearn.ReplearnError, match="no targets"):
+            replearn.plan(model, first=2, operator=options)
+
+
+def test_a_subclass_with_a_forward_of_its_own_falls_to_the_generic_scan() -> None:
+    from timm.models.vision_transformer import Block
+
+    class Louder(Block):
+        def forward(self, x: Tensor, **settings: Any) -> Tensor:
+            return 2 * super().forward(x, **settings)
+
+    class Same(Block):
+        pass
+
+    assert families_of(timm_vit(block_fn=Louder)) == {"generic"}
+    assert families_of(timm_vit(block_fn=Same)) == {"timm_vit"}
+
+    class Encoder(nn.TransformerEncoderLayer):
+        def forward(self, src: Tensor, *args: Any, **settings: Any) -> Tensor:
+            return super().forward(src) + 1
+
+    assert families_of(nn.TransformerEncoder(Encoder(16, 2, 24), 4, enable_nested_tensor=False)) == {"generic"}
+
+
+def test_a_block_with_exchanged_pieces_keeps_the_operators_that_still_fit() -> None:
+    model = ZOO["hf_llama"].fresh()
+    for layer in model.model.layers:
+        layer.mlp = Residual()
+    stack = replearn.find_stacks(model)[0]
+    assert stack.family == "hf_llama"
+    assert sorted(stack.anatomies[1].parts) == ["norm1", "norm2", "proj"]
+    for layer in model.model.layers:
+        layer.self_attn = nn.Identity()
+    assert families_of(model) == {"generic"}
+
+
+@pytest.mark.parametrize("first", ["same", "wider"])
+def test_plain_lists_of_equal_blocks_are_found(first: str) -> None:
+    def block(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(width, 16), nn.ReLU())
+
+    blocks = [block(16 if first == "same" else 3), *(block(16) for _ in range(4))]
+    model = nn.Sequential(nn.Flatten(), nn.Sequential(*blocks), nn.Linear(16, 2))
+    assert summary(model) == [("1", 5)]
+    assert summary(nn.ModuleList([nn.Linear(2, 2), *blocks])) == [("[1..5]", 5)]
+    assert summary(nn.Sequential(*blocks)) == [("[0..4]", 5)]
+
+
+def test_two_equal_blocks_are_no_stack() -> None:
+    assert summary(nn.Sequential(Residual(), Residual())) == []
+    with pytest.raises(replearn.ReplearnError, match=r"has no stack of blocks.*replearn_anatomy"):
+        replearn.plan(nn.Sequential(Residual(), Residual()))
+
+
+def test_stacks_inside_the_blocks_of_a_stack_are_not_listed() -> None:
+    inner = [nn.Sequential(*(Residual() for _ in range(3))) for _ in range(4)]
+    assert summary(nn.Sequential(*inner)) == [("[0..3]", 4)]
+
+
+def test_a_lone_block_of_a_known_family_does_not_hide_the_others() -> None:
+    model = nn.ModuleDict(
+        {
+            "pool": nn.Sequential(nn.TransformerEncoderLayer(16, 2, 24)),
+            "body": nn.Sequential(*(Residual() for _ in range(3))),
+        }
+    )
+    assert summary(model) == [("body", 3)]
+
+
+def test_blocks_that_say_they_return_a_tuple_are_not_removed_blindly() -> None:
+    with pytest.raises(replearn.ReplearnError, match="no targets"):
+        replearn.plan(Listed(Scaled), first=2, operator=operators.Removal())
+    with pytest.raises(replearn.ReplearnError, match=r"Scaled\.forward says that it returns.*returns='tuple'"):
+        replearn.plan(Listed(Scaled), targets=["blocks.1"], operator=operators.Removal())
+    assert replearn.plan(Listed(Declared), first=2, operator=operators.Removal()).targets

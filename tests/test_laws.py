@@ -1,0 +1,347 @@
+"""The laws of replacement, over every family of the zoo and every operator that suits it.
+
+The sixth (compiled, autocast, distributed) has test files of its own; copies, the fifth, are in test_copies.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from zoo import ZOO, Entry, builds, shake_
+
+import replearn
+from replearn import operators
+from replearn.deployment import tensors_in
+from replearn.operators.options import Options
+from replearn.similarity import call
+
+
+@dataclass
+class Built:
+    """A model that went through `replace_`, and what it was before."""
+
+    entry: Entry
+    plan: replearn.Plan
+    before: dict[str, Tensor]  # the state dict, copied
+    parameters: dict[str, nn.Parameter]  # of kept blocks, by identity
+    after: dict[str, Tensor]  # the state dict, copied right after surgery
+    removed: list[weakref.ref[Tensor]]
+    model: nn.Module  # moved away from its starting values
+    double: nn.Module  # the same in float64
+
+    @cached_property
+    def plain(self) -> nn.Module:
+        return replearn.deploy(self.model)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(build, id=f"{build[0].name}-{build[1].name}") for build in builds()]
+)
+def built(request: pytest.FixtureRequest) -> Built:
+    entry, options = request.param
+    return build(entry, options())
+
+
+def build(entry: Entry, options: Options | None) -> Built:
+    model = entry.fresh()
+    plan = replearn.plan(model, first=2, operator=options)
+    gone = tuple(f"{target.name}." for target in plan.targets)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    parameters = {n: p for n, p in model.named_parameters(remove_duplicate=False) if not n.startswith(gone)}
+    removed = [weakref.ref(t) for target in plan.targets for t in tensors_of(model.get_submodule(target.name))]
+    replearn.replace_(model, plan)
+    after = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    shake_(model, 0.02)
+    return Built(entry, plan, before, parameters, after, removed, model, copy.deepcopy(model).double())
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors_in(call(model, batch)) if tensor.is_floating_point()]
+
+
+def largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    """Relative to the largest value, over all outputs."""
+    assert len(found) == len(expected) > 0
+    assert all(tensor.isfinite().all() for tensor in expected)
+    return max(
+        float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
+    )
+
+
+# Law 1: plan leaves the model bit-identical, and works on the meta device
+
+
+def everything(model: nn.Module) -> dict[str, Any]:
+    """All that a plan could have touched, in a form that compares bit for bit."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return {
+        "state": {name: (id(t), t._version, bits(t)) for name, t in model.state_dict(keep_vars=True).items()},
+        "gradients": {name: (p.requires_grad, p.grad) for name, p in model.named_parameters()},
+        "modules": {name: (id(module), module.training, sorted(vars(module))) for name, module in modules.items()},
+        "hooks": {
+            (name, hooks): list(vars(module)[hooks])
+            for name, module in modules.items()
+            for hooks in vars(module)
+            if "hooks" in hooks
+        },
+        "random": bits(torch.get_rng_state()),
+    }
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().numpy().tobytes()
+
+
+@cache
+def fresh(name: str) -> nn.Module:
+    """A model that no test changes."""
+    return ZOO[name].fresh()
+
+
+@cache
+def on_meta(name: str) -> nn.Module:
+    with torch.device("meta"):
+        return ZOO[name].build()
+
+
+EVERY_BUILD = [pytest.param(entry, options, id=f"{entry.name}-{options.name}") for entry, options in builds()]
+
+
+@pytest.mark.parametrize(("entry", "options"), EVERY_BUILD)
+def test_law_1_a_plan_leaves_no_trace(entry: Entry, options: type[Options]) -> None:
+    model = fresh(entry.name).train()
+    next(model.children()).eval()
+    model.register_forward_hook(lambda *_: None)
+    before = everything(model)
+    replearn.plan(model, first=2, operator=options())
+    assert everything(model) == before
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_law_1_a_plan_by_similarity_leaves_no_trace_either(name: str) -> None:
+    model = fresh(name).train()
+    before = everything(model)
+    replearn.plan(model, first=2, similarity=ZOO[name].batch())
+    assert everything(model) == before
+
+
+@pytest.mark.parametrize(("entry", "options"), EVERY_BUILD)
+def test_law_1_a_plan_on_the_meta_device_is_the_same_plan(entry: Entry, options: type[Options]) -> None:
+    meta = on_meta(entry.name)
+    assert replearn.plan(meta, first=2, operator=options()) == replearn.plan(
+        fresh(entry.name), first=2, operator=options()
+    )
+    assert all(tensor.is_meta for tensor in tensors_of(meta))
+
+
+# Law 2: the number of trainable parameters is the plan's, exactly
+
+
+def trainable(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_law_2_the_plan_counts_trainable_parameters_exactly(built: Built) -> None:
+    assert trainable(built.model) == built.plan.parameters_after
+    assert trainable(built.entry.build()) == built.plan.parameters_before
+    for target in built.plan.targets:
+        assert trainable(built.model.get_submodule(target.name)) == target.parameters_after
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_law_2_holds_with_frozen_and_tied_parameters(name: str) -> None:
+    model = ZOO[name].fresh()
+    blocks = [model.get_submodule(block) for stack in replearn.find_stacks(model) for block in stack.blocks[:4]]
+    for block in blocks[::2]:  # the first and the third block of each stack, both sources
+        block.requires_grad_(False)
+    tied = next(key for key, _ in blocks[1].named_parameters())
+    module, _, leaf = tied.rpartition(".")
+    for other in (blocks[2], blocks[3]) if len(blocks) > 3 else (blocks[2],):
+        shared = blocks[1].get_parameter(tied)
+        if other.get_parameter(tied).shape == shared.shape:  # a removed block's parameter, shared with a kept one
+            setattr(other.get_submodule(module), leaf, shared)
+    before = trainable(model)
+    plan = replearn.plan(model, first=2)
+    replearn.replace_(model, plan)
+    assert plan.parameters_before == before
+    assert plan.parameters_after == trainable(model) < before
+
+
+# Law 3: removed blocks are gone
+
+
+def test_law_3_removed_blocks_are_gone(built: Built) -> None:
+    assert built.removed
+    if any(reference() is not None for reference in built.removed):
+        gc.collect()
+    assert [reference() for reference in built.removed if reference() is not None] == []
+    for target in built.plan.targets:
+        theirs = {name for name in built.before if name.startswith(f"{target.name}.")}
+        own = {f"{target.name}.{name}" for name in built.model.get_submodule(target.name).state_dict()}
+        assert {name for name in built.after if name.startswith(f"{target.name}.")} == own
+        # a key of the same name is a new tensor, which starts at a value of its own
+        for name in theirs & own:
+            assert built.before[name].numel() == 1 or not torch.equal(built.before[name], built.after[name])
+
+
+# Law 4: kept blocks keep their keys; nothing appears twice; safetensors takes it
+
+
+def test_law_4_kept_blocks_keep_their_keys_and_values(built: Built, tmp_path: Path) -> None:
+    gone = tuple(f"{target.name}." for target in built.plan.targets)
+    kept = {name for name in built.before if not name.startswith(gone)}
+    assert {name for name in built.after if not name.startswith(gone)} == kept
+    for name in kept:
+        assert torch.equal(built.before[name], built.after[name]), name
+    now = dict(built.model.named_parameters(remove_duplicate=False))
+    assert all(now[name] is parameter for name, parameter in built.parameters.items())
+
+    places: dict[int, list[str]] = {}
+    for name, tensor in built.model.state_dict().items():
+        places.setdefault(tensor.data_ptr(), []).append(name)
+    twice = [names for names in places.values() if len(names) > 1]
+    tied = set(getattr(built.model, "all_tied_weights_keys", None) or ())  # Hugging Face's own
+    assert all(set(names) & tied for names in twice), twice
+    state = {name: tensor for name, tensor in built.model.state_dict().items() if name not in tied}
+    save_file(state, tmp_path / "plain.safetensors")
+    assert load_file(tmp_path / "plain.safetensors").keys() == state.keys()
+
+
+# Law 7: deploy gives plain modules with the same outputs, and touches nothing
+
+
+def test_law_7_the_deployed_model_is_equal_in_float32(built: Built) -> None:
+    batch = built.entry.batch()
+    assert not any(module.training for module in built.plain.modules())
+    assert largest_difference(outputs(built.plain, batch), outputs(built.model, batch)) < 1e-5
+
+
+def test_law_7_the_deployed_model_is_equal_in_float64(built: Built) -> None:
+    batch = doubled(built.entry.batch())
+    found, expected = outputs(replearn.deploy(built.double), batch), outputs(built.double, batch)
+    assert all(tensor.dtype is torch.float64 for tensor in found)
+    assert largest_difference(found, expected) < 1e-12
+
+
+def doubled(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: doubled(tensor) for name, tensor in batch.items()}
+    return batch.double() if batch.is_floating_point() else batch
+
+
+def test_law_7_deploy_does_not_touch_its_input(built: Built) -> None:
+    built.model.train()
+    before = everything(built.model)
+    plain = replearn.deploy(built.model)
+    assert everything(built.model) == before
+    built.model.eval()
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(built.model)} - {0}
+    assert own.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in tensors_of(plain))
+
+
+def test_law_7_a_deployed_model_needs_nothing_of_ours(built: Built) -> None:
+    assert {name: type(m).__qualname__ for name, m in built.plain.named_modules() if from_replearn(m)} == {}
+    if built.entry.family not in ("cifar_resnet", "mine"):  # whose own classes carry an anatomy
+        assert b"replearn" not in pickle.dumps(built.plain)
+
+
+def from_replearn(module: nn.Module) -> bool:
+    where = type(module).__module__
+    return where.startswith("replearn") and not where.startswith("replearn.models")
+
+
+# Law 8: a plan survives JSON; a checkpoint carries it and loads onto a fresh model
+
+
+def test_law_8_a_plan_survives_json(built: Built) -> None:
+    text = built.plan.to_json()
+    assert replearn.Plan.from_json(text) == built.plan
+    assert replearn.Plan.from_json(json.dumps(json.loads(text), indent=2)) == built.plan
+
+
+def test_law_8_a_checkpoint_loads_onto_a_fresh_model(built: Built, tmp_path: Path) -> None:
+    replearn.save(built.model, tmp_path / "run.safetensors")
+    other = built.entry.fresh(seed=1)
+    loaded = replearn.load(other, tmp_path / "run.safetensors")
+    assert loaded is other
+    expected = built.model.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    batch = built.entry.batch()
+    assert all(map(torch.equal, outputs(loaded, batch), outputs(built.model, batch)))
+
+
+# The same with options other than the defaults, for one model of each kind
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "full": {"correction": "full"},
+    "low_rank": {"correction": "low-rank", "rank": 2},
+    "previous": {"sources": "previous"},
+    "next": {"sources": "next", "correction": "full"},
+    "shared": {"coefficients": "shared"},
+    "gradients": {"stop_gradient": False, "start": 0.5},
+}
+CHANGED = [
+    pytest.param(ZOO[name], options(**changes), id=f"{name}-{options.name}-{label}")
+    for name in ("cifar_resnet", "torchvision_resnext", "timm_vit_swiglu_packed", "hf_gpt2", "swin")
+    for options in operators.available().values()
+    for label, changes in CHANGES.items()
+    if ZOO[name].suits(options) and changes.keys() <= {field.name for field in fields(options)}
+]
+
+
+@pytest.mark.parametrize(("entry", "options"), CHANGED)
+def test_the_laws_hold_with_other_options(entry: Entry, options: Options, tmp_path: Path) -> None:
+    built, batch = build(entry, options), entry.batch()
+    assert trainable(built.model) == built.plan.parameters_after
+    assert replearn.Plan.from_json(built.plan.to_json()) == built.plan
+    expected = outputs(built.model, batch)
+    assert largest_difference(outputs(built.plain, batch), expected) < 1e-5
+    found, exact = outputs(replearn.deploy(built.double), doubled(batch)), outputs(built.double, doubled(batch))
+    assert largest_difference(found, exact) < 1e-12
+    replearn.save(built.model, tmp_path / "run.safetensors")
+    loaded = replearn.load(entry.fresh(seed=1), tmp_path / "run.safetensors")
+    assert all(map(torch.equal, outputs(loaded, batch), expected))
+    twin = copy.deepcopy(built.model)
+    shake_(built.model, 0.5)
+    assert all(map(torch.equal, outputs(twin, batch), expected))
+
+
+# What does not suit
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_an_operator_that_does_not_suit_is_refused_with_the_reason(name: str) -> None:
+    entry = ZOO[name]
+    others = [options for options in operators.available().values() if not entry.suits(options)]
+    assert others
+    for options in others:
+        with pytest.raises(replearn.ReplearnError, match=r"no targets|can't be replaced|suits|has no"):
+            replearn.plan(fresh(name), first=2, operator=options())
+
+
+def test_every_operator_and_every_family_is_in_the_zoo() -> None:
+    from replearn.families import families
+
+    assert {options.name for _, options in builds()} == set(operators.available())
+    missing = set(families()) - {entry.family for entry in ZOO.values()} - {"declared"}
+    assert missing == set()

@@ -1,0 +1,302 @@
+"""The package as a whole: what it imports, what it ships, and how its files hang together."""
+
+from __future__ import annotations
+
+import ast
+import email
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import replearn
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "replearn"
+
+# What is built on the core, and what the core must never import.
+ABOVE_THE_CORE = {"training", "recipes", "benchmarks", "benchmark", "cli", "command_line", "report", "reports"}
+
+# ---- what importing it costs --------------------------------------------------------------------
+
+USE_IT = """
+import json, sys
+
+for optional in {optional}:
+    sys.modules[optional] = None  # as if it were not installed
+import torch, safetensors
+before = set(sys.modules)
+import replearn
+imported = sorted(set(sys.modules) - before)
+
+model = replearn.models.CifarResNet(20, width=4)
+replearn.replace_(model, replearn.plan(model, interval=2, first=2))
+planned = sorted(set(sys.modules) - before)
+replearn.save(model, "run.safetensors")
+again = replearn.load(replearn.models.CifarResNet(20, width=4), "run.safetensors")
+images = torch.randn(2, 3, 8, 8)
+plain = replearn.deploy(again, example=images)
+equal = torch.allclose(plain(images), model.eval()(images), rtol=1e-4, atol=1e-4)
+print(json.dumps({{"imported": imported, "planned": planned, "equal": equal}}))
+"""
+
+
+def optional_imports() -> list[str]:
+    """The import names of everything in the extras, NumPy included: neither torch nor safetensors brings it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {requirement.split(">=")[0] for found in extras.values() for requirement in found}
+    renamed = {"scikit-learn": "sklearn"}
+    return sorted(renamed.get(name, name) for name in names if not name.startswith("replearn["))
+
+
+@pytest.fixture(scope="module")
+def bare_use(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What happened in a fresh interpreter in which no optional library can be imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", USE_IT.format(optional=optional_imports())],
+        cwd=tmp_path_factory.mktemp("bare"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def outsiders(modules: list[str]) -> set[str]:
+    """The installed packages among these modules, apart from our own two dependencies."""
+    top = {name.partition(".")[0] for name in modules}
+    return top - set(sys.stdlib_module_names) - {"replearn", "torch", "safetensors"}
+
+
+def test_importing_it_imports_nothing_but_torch_and_safetensors(bare_use: dict[str, Any]) -> None:
+    assert "replearn" in bare_use["imported"]
+    assert outsiders(bare_use["imported"]) == set()
+
+
+def test_the_core_works_without_any_extra(bare_use: dict[str, Any]) -> None:
+    assert bare_use["equal"] is True
+
+
+def test_planning_does_not_load_the_compiler_or_fsdp(bare_use: dict[str, Any]) -> None:
+    """Each takes seconds to import, and a plan should be there at once."""
+    slow = {"torch._dynamo", "torch._inductor", "torch.distributed.fsdp"}
+    assert slow & set(bare_use["planned"]) == set()
+
+
+# ---- the public names ---------------------------------------------------------------------------
+
+
+def written_doc(thing: Any) -> str:
+    """The docstring; a dataclass without one has a made-up signature instead, which does not count."""
+    text = inspect.getdoc(thing) or ""
+    return "" if inspect.isclass(thing) and text.startswith(f"{thing.__name__}(") else text
+
+
+def public_things() -> Iterator[tuple[str, Any]]:
+    for module in (replearn, replearn.models):
+        for name in module.__all__:
+            yield f"{module.__name__}.{name}", getattr(module, name, None)
+    for options in replearn.operators.available().values():
+        yield f"replearn.operators.{options.__name__}", options
+
+
+@pytest.mark.parametrize(("name", "thing"), [pytest.param(*found, id=found[0]) for found in public_things()])
+def test_every_public_name_exists_and_has_a_docstring(name: str, thing: Any) -> None:
+    assert thing is not None, f"{name} is listed in __all__ and does not exist"
+    assert written_doc(thing), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("kind", [replearn.Plan, replearn.Stack, replearn.Target, replearn.Anatomy, replearn.Part])
+def test_every_public_method_of_the_data_has_a_docstring(kind: type) -> None:
+    methods = [name for name, _ in inspect.getmembers(kind, inspect.isroutine) if not name.startswith("_")]
+    assert [name for name in methods if not inspect.getdoc(getattr(kind, name))] == []
+
+
+def test_all_is_sorted_and_lists_no_name_twice() -> None:
+    assert replearn.__all__ == sorted(set(replearn.__all__))
+
+
+def test_type_checkers_see_exactly_the_operators_of_the_folder() -> None:
+    """The list under TYPE_CHECKING is the one list kept by hand, so it is held against the folder."""
+    tree = ast.parse((PACKAGE / "operators" / "__init__.py").read_text(encoding="utf-8"))
+    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
+    assert ast.unparse(guarded.test) == "TYPE_CHECKING"
+    listed = {
+        (node.module, alias.name, alias.asname)
+        for node in guarded.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    folder = {
+        (options.__module__.rpartition(".")[2], options.__name__, options.__name__)
+        for options in replearn.operators.available().values()
+    }
+    assert listed == folder
+
+
+# ---- how the files hang together ----------------------------------------------------------------
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module_name(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(name: str, *, types_too: bool = True) -> set[str]:
+    """Every module that a file imports, at its top or inside a function; ours by their full name."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types_too:
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            found.update(resolved(name, node))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(FILES[name].read_text(encoding="utf-8")))
+    return found
+
+
+def resolved(name: str, node: ast.ImportFrom) -> set[str]:
+    """`from .x import y` as the module x, or as x.y where that is a module too."""
+    base = node.module or ""
+    if node.level:
+        package = name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
+        parts = package.split(".")
+        base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
+    return {f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base for alias in node.names}
+
+
+def core() -> set[str]:
+    """All that `import replearn` may come to load: what it imports, whatever that imports, and so on.
+
+    A folder that lists itself (families, operators) loads all of its files.
+    """
+    todo, seen = ["replearn"], set()
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in FILES:
+            continue
+        seen.add(name)
+        todo += imports_of(name)
+        if "pkgutil" in imports_of(name):
+            todo += [other for other in FILES if other.startswith(f"{name}.")]
+    return seen
+
+
+def test_the_core_never_imports_what_is_built_on_it() -> None:
+    assert {"replearn.planning", "replearn.operators.basic", "replearn.families.hf_llama"} <= core()
+    rooms = {name: name.split(".")[1] for name in core() if "." in name}
+    assert [name for name, room in rooms.items() if room in ABOVE_THE_CORE] == []
+
+
+def test_the_core_imports_nothing_but_torch_safetensors_and_the_standard_library() -> None:
+    used = {(name, wanted) for name in core() for wanted in imports_of(name)}
+    assert sorted((name, wanted) for name, wanted in used if outsiders([wanted])) == []
+
+
+def test_imports_point_one_way() -> None:
+    """No two modules need each other at run time, not even through others; CycleError names those that do.
+
+    Left out are imports for types, and a file's look at the folder it lies in, which is always loaded first.
+    """
+    graph = {
+        name: {
+            wanted
+            for wanted in imports_of(name, types_too=False)
+            if wanted in FILES and not name.startswith(f"{wanted}.")
+        }
+        for name in FILES
+    }
+    order = list(TopologicalSorter(graph).static_order())
+    assert order.index("replearn.errors") < order.index("replearn.planning") < order.index("replearn")
+
+
+def test_every_file_is_short_enough_to_read_in_one_go() -> None:
+    lines = {name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in FILES.items()}
+    assert {name: count for name, count in lines.items() if count > 400} == {}
+
+
+def test_the_design_page_tells_the_job_of_every_file_of_the_core() -> None:
+    """Families, operators and models are told by their folder; everything else by a line of its own."""
+    told_by_folder = {options.__module__ for options in replearn.operators.available().values()}
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    files = {
+        FILES[name].relative_to(PACKAGE).as_posix()
+        for name in core() - told_by_folder
+        if FILES[name].name != "__init__.py" and not name.startswith(("replearn.families.", "replearn.models."))
+    }
+    assert sorted(file for file in files if f"| `{file}` |" not in page) == []
+
+
+def test_no_file_is_called_utils() -> None:
+    words = {"utils", "util", "helpers", "common", "manager", "misc"}
+    assert [name for name in FILES if words & set(name.split("."))] == []
+
+
+# ---- what is shipped ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    pytest.importorskip("hatchling")
+    uv = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    out = tmp_path_factory.mktemp("wheel")
+    # without build isolation the installed hatchling is used, and nothing is fetched
+    command = [uv, "build", "--wheel", "--no-build-isolation", "--offline", "--python", sys.executable]
+    done = subprocess.run([*command, "--out-dir", out, ROOT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (file,) = out.glob("*.whl")
+    return zipfile.ZipFile(file)
+
+
+def test_the_wheel_holds_the_package_its_type_marker_and_the_licence(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    assert "replearn/py.typed" in names
+    assert {file.relative_to(PACKAGE.parent).as_posix() for file in FILES.values()} <= names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"replearn"}
+
+
+def test_the_wheel_requires_torch_and_safetensors_alone(wheel: zipfile.ZipFile) -> None:
+    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    about = email.message_from_bytes(wheel.read(metadata))
+    always = [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert {line.split(">=")[0] for line in always} == {"torch", "safetensors"}
+    assert set(about.get_all("Provides-Extra", [])) == {
+        "vision",
+        "hf",
+        "train",
+        "report",
+        "quant",
+        "export",
+        "all",
+    }
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about["Version"] == replearn.__version__
+
+
+def test_constraints_pin_exact_versions_and_name_no_host_or_path() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert [line for line in pins if line.count("==") != 1 or any(mark in line for mark in "/@ ")] == []
+    assert {"torch===", "torchvision==="} <= {line.rstrip("0123456789.") for line in pins}

@@ -1,0 +1,416 @@
+"""Which blocks become targets: interval, fraction, names and similarity, and what can't be honoured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import replearn
+from replearn import ReplearnError, operators
+from replearn.placement import best_apart, evenly, most_apart
+from replearn.similarity import block_similarity
+
+quick = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+def names(plan: replearn.Plan) -> list[str]:
+    return [target.name for target in plan.targets]
+
+
+def staged(*lengths: int) -> nn.Module:
+    with torch.device("meta"):
+        return tiny.Stages(*lengths)
+
+
+# ---- interval and first -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "printed", "densest"),
+    [
+        ((5, 5, 5), 3, 3),
+        ((18, 18, 18), 12, 12),
+        ((3, 4, 6, 3), 1, 4),
+        ((3, 4, 23, 3), 5, 9),
+        ((3, 8, 36, 3), 9, 13),
+        ((12,), 2, 3),
+    ],
+)
+def test_interval_4_gives_the_paper_s_number_of_targets(
+    lengths: tuple[int, ...], printed: int, densest: int
+) -> None:
+    model = staged(*lengths)
+    assert len(replearn.plan(model).targets) == printed
+    assert len(replearn.plan(model, interval=4, first=4).targets) == printed
+    assert len(replearn.plan(model, interval=4, first=2).targets) == densest
+
+
+def test_interval_counts_from_one_in_every_stack_and_never_takes_the_ends() -> None:
+    plan = replearn.plan(staged(7, 5), interval=3, first=2)
+    assert [(t.name, t.position, t.previous, t.next) for t in plan.targets] == [
+        ("stages.0.1", 2, "stages.0.0", "stages.0.2"),
+        ("stages.0.4", 5, "stages.0.3", "stages.0.5"),
+        ("stages.1.1", 2, "stages.1.0", "stages.1.2"),
+    ]
+    assert [(s.name, s.position) for s in plan.skipped] == [("stages.1.4", 5)]
+    assert plan.skipped[0].reason == "last block of its stack: it has no next source"
+
+
+@given(
+    lengths=st.lists(st.integers(2, 9), min_size=1, max_size=3),
+    interval=st.integers(2, 6),
+    first=st.integers(2, 6),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_interval_is_the_printed_formula_in_every_stack(lengths: list[int], interval: int, first: int) -> None:
+    model = staged(*lengths)
+    expected = [
+        f"stages.{i}.{r - 1}" for i, length in enumerate(lengths) for r in range(first, length, interval) if r > 1
+    ]
+    if expected:
+        assert names(replearn.plan(model, interval, first)) == expected
+    else:
+        with pytest.raises(ReplearnError, match="has no targets"):
+            replearn.plan(model, interval, first)
+
+
+def test_a_block_that_has_to_be_kept_is_skipped_with_its_reason() -> None:
+    model = tiny.Stages(9)
+    model.stages[0][1].register_forward_hook(lambda module, args, out: None)
+    model.stages[0][3] = model.stages[0][7]
+    plan = replearn.plan(model, 2, first=2)
+    assert names(plan) == ["stages.0.5"]
+    assert {entry.name: entry.reason for entry in plan.skipped} == {
+        "stages.0.1": "it has hooks, which would be lost with it; remove them, or keep the block",
+        "stages.0.3": "the same module is also registered as stages.0.7",
+        "stages.0.7": "the same module is also registered as stages.0.3",
+    }
+
+
+def test_an_operator_that_fits_no_block_is_an_error_that_names_block_and_reason() -> None:
+    with pytest.raises(ReplearnError, match=r"no targets.*stages\.0\.1 has to be kept \(.*'projection'.*basic"):
+        replearn.plan(staged(5), 2, first=2, operator=operators.Projection())
+
+
+@pytest.mark.parametrize("lengths", [(2,), (2, 2)])
+def test_a_model_without_a_middle_block_is_an_error(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(ReplearnError, match="No block of it can be replaced: take a deeper model"):
+        replearn.plan(staged(*lengths))
+
+
+# ---- fraction -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.25, 0.3, 0.4])
+def test_fraction_takes_exactly_its_share_and_never_two_adjacent(fraction: float) -> None:
+    model = staged(6, 9, 5)
+    plan = replearn.plan(model, fraction=fraction)
+    assert len(plan.targets) == round(fraction * 20)
+    kept = {t.previous for t in plan.targets} | {t.next for t in plan.targets}
+    assert not kept & set(names(plan))
+
+
+def test_fraction_spreads_over_all_stacks_and_inside_each() -> None:
+    assert names(replearn.plan(staged(5, 5, 5), fraction=0.2)) == ["stages.0.2", "stages.1.2", "stages.2.2"]
+    assert [t.position for t in replearn.plan(staged(12), fraction=0.25).targets] == [3, 6, 9]
+
+
+def test_a_fraction_out_of_reach_says_what_is_reachable_and_why() -> None:
+    with pytest.raises(ReplearnError) as caught:
+        replearn.plan(staged(6, 6), fraction=0.5)
+    text = str(caught.value)
+    assert "fraction=0.5 is 6 of 12 blocks, and at most 4 can go" in text
+    assert "fraction=0.333333 or less" in text
+    assert "stages.0.0 (first block of its stack" in text
+    assert len(replearn.plan(staged(6, 6), fraction=0.333333).targets) == 4
+
+
+def test_a_fraction_with_no_legal_block_names_the_reason() -> None:
+    with pytest.raises(
+        ReplearnError, match=r"at most 0 can go.*stages\.0\.1 \(the operator 'mlp' suits transformer"
+    ):
+        replearn.plan(staged(4), fraction=0.25, operator=operators.MLP())
+
+
+def apart(positions: Sequence[int]) -> bool:
+    return all(b - a > 1 for a, b in itertools.pairwise(positions))
+
+
+def choices(positions: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    return [chosen for chosen in itertools.combinations(sorted(positions), count) if apart(chosen)]
+
+
+subsets = st.sets(st.integers(2, 12), max_size=9).map(sorted)
+
+
+@given(positions=subsets)
+@quick
+def test_most_apart_is_the_largest_brute_force_choice(positions: list[int]) -> None:
+    assert most_apart(positions) == max(n for n in range(len(positions) + 1) if choices(positions, n))
+
+
+@given(
+    scores=st.dictionaries(st.integers(1, 11), st.floats(-1, 1).map(lambda x: round(x, 3)), max_size=8),
+    count=st.integers(0, 6),
+)
+@quick
+def test_best_apart_is_the_best_brute_force_choice(scores: dict[int, float], count: int) -> None:
+    legal = choices(list(scores), count)
+    if not legal:
+        with pytest.raises(
+            ReplearnError, match=f"{count} targets do not fit; at most {most_apart(list(scores))} do"
+        ):
+            best_apart(scores, count)
+        return
+    found = best_apart(scores, count)
+    assert tuple(found) in legal
+    assert sum(scores[p] for p in found) == pytest.approx(max(sum(scores[p] for p in c) for c in legal), abs=1e-9)
+
+
+@given(legal=st.lists(subsets, min_size=1, max_size=4), count=st.integers(0, 9))
+@quick
+def test_evenly_is_in_proportion_and_as_even_as_brute_force(legal: list[list[int]], count: int) -> None:
+    stacks = {f"stack{i}": positions for i, positions in enumerate(legal)}
+    room = {name: most_apart(positions) for name, positions in stacks.items()}
+    total = sum(room.values())
+    if count > total:
+        with pytest.raises(ReplearnError, match=f"{count} targets do not fit; at most {total} do"):
+            evenly(stacks, count)
+        return
+    found = evenly(stacks, count)
+    assert sum(len(chosen) for chosen in found.values()) == count
+    for name, chosen in found.items():
+        assert tuple(chosen) in choices(stacks[name], len(chosen))
+        if total:
+            assert abs(len(chosen) - count * room[name] / total) < 1  # a fair share, rounded
+        assert unevenness(stacks[name], chosen) == pytest.approx(
+            min(unevenness(stacks[name], other) for other in choices(stacks[name], len(chosen))), abs=1e-9
+        )
+
+
+def unevenness(legal: Sequence[int], chosen: Sequence[int]) -> float:
+    """The summed distance to the middles of as many equal parts of the legal range."""
+    if not chosen:
+        return 0.0
+    low, high, count = min(legal), max(legal), len(chosen)
+    return sum(abs(p - (low + (high - low) * (i + 0.5) / count)) for i, p in enumerate(sorted(chosen)))
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+def test_named_targets_come_in_the_model_s_order_each_once() -> None:
+    plan = replearn.plan(staged(5, 5), targets=iter(["stages.1.3", "stages.0.1", "stages.1.3"]))
+    assert names(plan) == ["stages.0.1", "stages.1.3"]
+    assert plan.placement == "named targets"
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (
+            ["stages.0.9"],
+            r"'stages\.0\.9' is not a block.*stages\.0\.0 to stages\.0\.4, stages\.1\.0 to stages\.1\.4",
+        ),
+        (["stages.0.1", "stages.0.2"], r"stages\.0\.1 and stages\.0\.2 are adjacent.*Drop one"),
+        (["stages.1.0"], r"stages\.1\.0 \(position 1 of 5\) can't be replaced: first block"),
+        (["stages.1.4"], r"stages\.1\.4 \(position 5 of 5\) can't be replaced: last block"),
+        ("stages.0.1", r"targets='stages\.0\.1': write a list of block names"),
+        ([3], r"targets=\[3\]: write a list of block names"),
+        (7, "targets=7: write a list of block names"),
+        ([], r"targets=\[\] names no block"),
+    ],
+)
+def test_names_that_can_t_be_honoured_are_errors(targets: Any, message: str) -> None:
+    with pytest.raises(ReplearnError, match=message):
+        replearn.plan(staged(5, 5), targets=targets)
+
+
+def test_a_named_block_that_changes_the_shape_is_an_error_with_the_reason() -> None:
+    model = tiny.resnet(26)
+    model.layer1[1].conv1.stride = (2, 2)
+    with pytest.raises(ReplearnError, match=r"layer1\.1.*(changes resolution|first block)"):
+        replearn.plan(model, targets=["layer1.1"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"targets": ["stages.0.1"], "fraction": 0.2},
+        {"targets": ["stages.0.1"], "first": 2},
+        {"targets": ["stages.0.1"], "interval": 2},
+        {"targets": ["stages.0.1"], "similarity": torch.zeros(1, 4, 8, 8)},
+        {"fraction": 0.2, "first": 2},
+        {"fraction": 0.2, "interval": 2},
+    ],
+)
+def test_two_placements_at_once_are_an_error_and_not_a_silent_choice(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ReplearnError, match="leave out"):
+        replearn.plan(staged(5), **arguments)
+
+
+# ---- similarity ---------------------------------------------------------------------------------
+
+
+class Noisy(nn.Module):
+    """Turns its input by an angle it is told, in the mode it is in, and leaves marks where it can."""
+
+    def __init__(self, angle: float) -> None:
+        super().__init__()
+        self.angle = nn.Parameter(torch.tensor(angle))
+        self.norm = nn.BatchNorm1d(2, affine=False)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.norm(torch.rand_like(x))
+        turned = torch.stack([-x[:, 1], x[:, 0]], 1)
+        return x.copy_(torch.cos(self.angle) * x + torch.sin(self.angle) * turned)  # in place, as some blocks do
+
+
+class Turns(nn.Module):
+    def __init__(self, *angles: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Noisy(angle) for angle in angles)
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> tuple[Tensor, int]:
+        x = x.clone() if extra is None else x + extra
+        for block in self.blocks:
+            x = block(x)
+        return x, 0
+
+
+ANGLES = (0.3, 0.8, 0.1, 0.9, 0.2, 0.7, 0.4)
+WHERE_MOST_ALIKE = ["blocks.2", "blocks.4"]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.randn(5, 2, generator=torch.Generator().manual_seed(0)),
+        (torch.ones(5, 2), torch.ones(5, 2)),
+        {"extra": torch.ones(3, 2), "x": torch.ones(3, 2)},
+    ],
+    ids=["tensor", "tuple", "dict"],
+)
+@pytest.mark.parametrize(
+    "placement", [{"interval": 4, "first": 2}, {"fraction": 0.25}], ids=["interval", "fraction"]
+)
+def test_similarity_takes_the_blocks_whose_output_is_most_like_their_input(batch: Any, placement: Any) -> None:
+    plan = replearn.plan(Turns(*ANGLES), similarity=batch, **placement)
+    assert names(plan) == WHERE_MOST_ALIKE
+    assert plan.placement.endswith("by similarity")
+
+
+def test_similarity_is_the_mean_cosine_of_output_and_input() -> None:
+    model = Turns(*ANGLES)
+    scores = block_similarity(model, {f"blocks.{i}": "x" for i in range(7)}, torch.randn(4, 2))
+    for i, angle in enumerate(ANGLES):
+        assert scores[f"blocks.{i}"] == pytest.approx(float(torch.tensor(angle).cos()), abs=1e-6)
+
+
+def test_a_block_that_changes_the_shape_has_the_worst_score() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+    assert block_similarity(model, {"0": "input", "1": "input"}, torch.randn(2, 3))["0"] == -1.0
+
+
+def marks(model: nn.Module) -> dict[str, Any]:
+    hooks = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks_with_kwargs",
+    )
+    return {
+        "values": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "identities": [id(t) for t in (*model.parameters(), *model.buffers())],
+        "modes": [module.training for module in model.modules()],
+        "hooks": [dict(getattr(module, name)) for module in model.modules() for name in hooks],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "random": torch.get_rng_state(),
+        "attributes": [sorted(vars(module)) for module in model.modules()],
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["a good batch", "a batch that fails halfway"])
+def test_similarity_leaves_no_trace_on_the_model(fails: bool) -> None:
+    model = Turns(*ANGLES).train()
+    model.blocks[3].eval()
+    model.blocks[5].angle.requires_grad_(False)
+    model.blocks[1].angle.grad = torch.tensor(5.0)
+    batch = torch.randn(4, 2)
+    given = batch.clone()
+    if fails:
+        handle = model.blocks[4].register_forward_pre_hook(lambda module, args: 1 / 0)
+    before = marks(model)
+    if fails:
+        with pytest.raises(ReplearnError, match="could not be run on the calibration batch"):
+            replearn.plan(model, fraction=0.2, similarity=batch)
+    else:
+        replearn.plan(model, fraction=0.2, similarity=batch)
+    after = marks(model)
+    assert [key for key in before if not same(before[key], after[key])] == []
+    assert torch.equal(batch, given)
+    if fails:
+        handle.remove()
+
+
+def test_similarity_works_on_a_real_network_and_does_not_move_batch_norm() -> None:
+    model, batch = tiny.resnet(32).train(), torch.randn(4, 3, 8, 8)
+    before = marks(model)
+    plan = replearn.plan(model, similarity=batch)
+    assert [t.stack for t in plan.targets] == ["layer1", "layer2", "layer3"]
+    assert same(before, marks(model))
+
+
+def test_similarity_takes_keywords_and_dict_outputs_of_a_transformer() -> None:
+    plan = replearn.plan(
+        tiny.Tokens(7), 4, first=2, similarity={"tokens": torch.arange(10).view(2, 5), "scale": 2.0}
+    )
+    assert len(plan.targets) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.ones(3, 5, 7), "Turns could not be run on the calibration batch.*a tensor, a tuple of arguments"),
+        ({"wrong": torch.ones(3, 2)}, "TypeError.*wrong"),
+        (torch.full((3, 2), float("nan")), r"NaN in blocks\.1"),
+    ],
+)
+def test_a_batch_that_does_not_suit_is_an_error_that_says_so(batch: Any, message: str) -> None:
+    with pytest.raises(ReplearnError, match=message):
+        replearn.plan(Turns(*ANGLES), fraction=0.2, similarity=batch)
+
+
+def test_similarity_needs_every_candidate_to_run() -> None:
+    class Lazy(Turns):
+        def forward(self, x: Tensor, extra: Tensor | None = None) -> tuple[Tensor, int]:
+            return self.blocks[0](x), 0
+
+    with pytest.raises(ReplearnError, match=r"never reached blocks\.1, .*blocks\.5\. Pass a batch"):
+        replearn.plan(Lazy(*ANGLES), fraction=0.2, similarity=torch.ones(2, 2))
+
+
+def test_similarity_on_meta_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ReplearnError, match=r"on the meta device\. Plan by interval or fraction"):
+        replearn.plan(staged(5), similarity=torch.ones(1, 4, 8, 8))

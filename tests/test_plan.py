@@ -1,0 +1,392 @@
+"""The plan: frozen data, an exact JSON round trip, a strict reader, and the printed table."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import tiny
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import replearn
+from replearn import Plan, ReplearnError, operators
+from replearn.operators.options import Options
+
+# ---- every operator with every option -----------------------------------------------------------
+
+
+def values_of(field: dataclasses.Field[Any], hint: Any) -> list[Any]:
+    """Some values of an option that its type allows, the default among them."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if hint is bool:
+        return [True, False]
+    if field.name == "rank":
+        return [1, 2]
+    if field.name == "start":
+        return ["mean", "previous", "zero", 0, -1, 0.1, 1e-45, 2**53 + 1]
+    raise AssertionError(f"say here which values to try for the new option {field.name}")
+
+
+def variants(kind: type[Options]) -> Iterator[Options]:
+    """The defaults, and each option changed alone; with a correction where nothing else is left."""
+    hints = get_type_hints(kind, localns={"Kind": str})
+    yield kind()
+    for field in dataclasses.fields(kind):
+        for value in values_of(field, hints[field.name]):
+            try:
+                yield kind(**{field.name: value})
+            except ReplearnError:
+                yield kind(**{field.name: value, "correction": "full"})
+
+
+# these read a norm or nothing else, and so refuse to read nobody; test_errors.py has the texts
+READERS = (operators.MLP, operators.HeadWise, operators.AttentionMLP, operators.WholeBlock)
+ALL_OPTIONS = [
+    options
+    for kind in operators.available().values()
+    for options in variants(kind)
+    if not (isinstance(options, READERS) and options.sources == "none")
+]
+
+
+@cache
+def models() -> dict[str, nn.Module]:
+    with torch.device("meta"):
+        return {
+            "basic": tiny.resnet(),
+            "bottleneck": nn.Sequential(*(tiny.Bottleneck(16) for _ in range(5))),
+            "transformer": tiny.Tokens(5),
+            "any": nn.Sequential(*(tiny.Own(4) for _ in range(5))),
+        }
+
+
+def plan_with(options: Options) -> Plan:
+    return replearn.plan(models()[options.kinds[0]], 2, first=2, operator=options)
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS, ids=repr)
+def test_a_plan_survives_json_exactly(options: Options) -> None:
+    plan = plan_with(options)
+    text = plan.to_json()
+    again = Plan.from_json(text)
+    assert again == plan
+    assert again.to_json() == text
+    assert hash(again) == hash(plan)
+    assert str(again) == str(plan)
+    assert [type(t.operator) for t in again.targets] == [type(options)] * len(plan.targets)
+    assert repr(again) == repr(plan)  # 1 and 1.0 are equal, and still not the same
+
+
+def test_the_options_above_are_really_many() -> None:
+    assert len(ALL_OPTIONS) > 100
+    assert {type(options) for options in ALL_OPTIONS} == set(operators.available().values())
+
+
+# ---- frozen -------------------------------------------------------------------------------------
+
+
+@cache
+def small_plan() -> Plan:
+    with torch.device("meta"):
+        return replearn.plan(tiny.resnet(), 2, first=2, operator=operators.Basic(correction="low-rank", rank=2))
+
+
+def test_no_part_of_a_plan_can_be_changed() -> None:
+    plan = small_plan()
+    text = plan.to_json()
+    target = plan.targets[0]
+    for part in (plan, target, target.anatomy, target.reads[0], target.reads[0].part, target.operator):
+        for field in dataclasses.fields(part):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(part, field.name, None)
+    with pytest.raises(TypeError):
+        target.anatomy.parts["conv1"] = target.anatomy.parts["conv2"]  # type: ignore[index]
+    assert plan.to_json() == text
+
+
+def test_plans_are_keys_and_copies_of_them_are_equal() -> None:
+    plan = small_plan()
+    copies = [copy.copy(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))]
+    assert {plan: 1, **dict.fromkeys(copies, 2)} == {plan: 2}
+    assert plan != dataclasses.replace(plan, num_blocks=10)
+
+
+def test_planning_twice_gives_the_same_plan() -> None:
+    model = tiny.resnet()
+    assert replearn.plan(model, 2, first=2).to_json() == replearn.plan(model, 2, first=2).to_json()
+
+
+def test_a_plan_can_t_contradict_itself() -> None:
+    plan = small_plan()
+    one, two = plan.targets[:2]
+    with pytest.raises(ReplearnError, match="at least one target"):
+        dataclasses.replace(plan, targets=())
+    with pytest.raises(ReplearnError, match=f"names '{one.name}' twice"):
+        dataclasses.replace(plan, targets=(one, two, one))
+    with pytest.raises(ReplearnError, match=f"'{one.previous}' is a target and a source of '{one.name}'"):
+        dataclasses.replace(plan, targets=(one, dataclasses.replace(two, name=one.previous)))
+
+
+def test_planning_a_deep_model_on_meta_takes_seconds() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.TransformerEncoderLayer(8192, 64, 28672) for _ in range(80)))
+    start = time.perf_counter()
+    plan = replearn.plan(model, 4, first=2)
+    assert time.perf_counter() - start < 10
+    assert plan.parameters_before > 5e10
+    assert len(plan.targets) == 20
+
+
+# ---- reading what strangers wrote ---------------------------------------------------------------
+
+
+def data() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(small_plan().to_json())
+    return read
+
+
+def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [here, *(path for key, item in inside for path in paths(item, (*here, key)))]
+
+
+PATHS = paths(data())[1:]
+nested = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**400), 10**400)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["both", "basic", "layer1.1", "\ud800", "previous", "mean", "\x1b[31m", "0"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def set_at(value: Any, path: tuple[Any, ...], new: Any) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    value[path[-1]] = new
+
+
+def refused_or_plan(text: Any) -> Plan | None:
+    """Reading must give a plan that is one, or a ReplearnError that can be shown; nothing else."""
+    try:
+        plan = Plan.from_json(text)
+    except ReplearnError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert len(refused.encode()) < 1000
+        return None
+    assert Plan.from_json(plan.to_json()) == plan
+    str(plan).encode()
+    hash(plan)
+    return plan
+
+
+@given(path=st.sampled_from(PATHS), new=nested)
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def test_a_plan_with_one_value_exchanged_is_refused_or_whole(path: tuple[Any, ...], new: Any) -> None:
+    mutated = data()
+    set_at(mutated, path, new)
+    refused_or_plan(json.dumps(mutated))
+
+
+@given(path=st.sampled_from(PATHS), action=st.sampled_from(["remove", "double", "rename"]))
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_a_plan_with_something_missing_or_added_is_refused_or_whole(path: tuple[Any, ...], action: str) -> None:
+    mutated = data()
+    parent: Any = mutated
+    for key in path[:-1]:
+        parent = parent[key]
+    if action == "remove":
+        del parent[path[-1]]
+    elif isinstance(parent, list):
+        parent.append(parent[path[-1]])
+    else:
+        parent["surprise"] = parent.pop(path[-1]) if action == "rename" else parent[path[-1]]
+    refused_or_plan(json.dumps(mutated))
+
+
+@given(cut=st.integers(0, 5000), flip=st.integers(0, 7), tail=st.binary(max_size=4))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_a_plan_with_bytes_cut_or_flipped_is_refused_or_whole(cut: int, flip: int, tail: bytes) -> None:
+    whole = small_plan().to_json().encode()
+    cut %= len(whole)
+    flipped = bytearray(whole)
+    flipped[cut] ^= 1 << flip
+    for damaged in (whole[:cut] + tail, bytes(flipped), flipped.decode(errors="replace")):
+        refused_or_plan(damaged)
+
+
+@given(text=st.text(max_size=30) | st.binary(max_size=30) | nested.map(lambda value: json.dumps(value)))
+@example("[" * 100_000)
+@example('{"replearn_plan":1,"targets":' + "[" * 900 + "]" * 900 + "}")
+@example('{"replearn_plan":1,"a":' * 5000)
+@example("1" * 5000)
+@example('{"replearn_plan": NaN}')
+@example('{"replearn_plan": true}')
+@example('{"replearn_plan": 1.0}')
+@example(None)
+@example(3.5)
+@example(Path("plan.json"))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_what_is_no_plan_is_refused(text: Any) -> None:
+    assert refused_or_plan(text) is None
+
+
+@pytest.mark.parametrize("depth", [50, 400, 700, 900, 960, 985, 3000])
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("replearn_plan",),
+        ("targets",),
+        ("notes",),
+        ("targets", 0, "operator", "name"),
+        ("targets", 0, "operator", "sources"),
+    ],
+)
+def test_deep_nesting_is_refused_at_any_depth(path: tuple[Any, ...], depth: int) -> None:
+    mutated = data()
+    set_at(mutated, path, "@")
+    assert refused_or_plan(json.dumps(mutated).replace('"@"', "[" * depth + "0" + "]" * depth)) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "message"),
+    [
+        (("num_blocks",), "nine", r"plan\.num_blocks is a whole number from 0 on, not 'nine'"),
+        (("num_blocks",), -1, r"plan\.num_blocks is a whole number from 0 on, not -1"),
+        (("num_blocks",), 2**63, r"plan\.num_blocks is a whole number"),
+        (("num_blocks",), True, r"plan\.num_blocks is a whole number from 0 on, not True"),
+        (("notes",), "text", r"plan\.notes is a list, not 'text'"),
+        (("targets",), [], "at least one target"),
+        (("targets", 0), None, r"plan\.targets\[0\] is an object, not None"),
+        (
+            ("targets", 1, "reads", 0, "side"),
+            "left",
+            r"targets\[1\]\.reads\[0\]\.side is one of previous, next, not 'l",
+        ),
+        (("targets", 1, "anatomy", "kind"), [], r"anatomy\.kind is one of basic, bottleneck.* not a list"),
+        (("targets", 0, "anatomy", "parts", "norm", "rows"), [1], r"parts\.norm\.rows is a list of 2, not a list"),
+        (("targets", 0, "anatomy", "parts", "norm", "transposed"), 0, r"transposed is true or false, not 0"),
+        (("targets", 0, "operator", "name"), "magic", r"no operator 'magic'; there are attention_mlp, basic"),
+        (("targets", 0, "operator", "rank"), 0, "rank is a whole number of at least 1, not 0"),
+        (("targets", 0, "operator", "start"), float("inf"), "a finite number, not inf"),
+        (("targets", 0, "operator", "extra"), 1, "'basic' does not have these options"),
+        (("targets", 0, "name"), "\ud800", r"targets\[0\]\.name is a text, not"),
+        (("surprise",), 1, "plan has no field 'surprise'; its fields are model, placement"),
+        (("replearn_plan",), 2, "has format 2; this version of replearn reads 1"),
+    ],
+)
+def test_a_damaged_plan_is_refused_with_the_place_and_the_reason(path: Any, new: Any, message: str) -> None:
+    mutated = data()
+    set_at(mutated, path, new)
+    with pytest.raises(ReplearnError, match=message):
+        Plan.from_json(json.dumps(mutated))
+
+
+def test_a_missing_field_is_named() -> None:
+    mutated = data()
+    del mutated["targets"][2]["previous"]
+    with pytest.raises(ReplearnError, match=r"plan\.targets\[2\] lacks the field 'previous'"):
+        Plan.from_json(json.dumps(mutated))
+
+
+@given(
+    path=st.sampled_from([p for p in PATHS if p[:1] == ("targets",) and len(p) > 2]),
+    new=nested | st.integers(0, 9),
+)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def test_a_readable_plan_of_a_stranger_is_carried_out_as_planned_or_not_at_all(path: Any, new: Any) -> None:
+    mutated = data()
+    set_at(mutated, path, new)
+    plan = refused_or_plan(json.dumps(mutated))
+    if plan is None:
+        return
+    with torch.device("meta"):
+        model = tiny.resnet()
+    before = list(model.modules())
+    try:
+        replearn.replace_(model, plan)
+    except ReplearnError:
+        assert list(model.modules()) == before
+        assert not hasattr(model, "_replearn_plan")
+        return
+    # all that decides what is built is what planning on this model decides
+    planned = {target.name: target for target in small_plan().targets}
+    for target in plan.targets:
+        mine = planned[target.name]
+        assert dataclasses.replace(
+            target, notes=(), parameters_before=0, operator=mine.operator
+        ) == dataclasses.replace(mine, notes=(), parameters_before=0)
+
+
+# ---- the printed table --------------------------------------------------------------------------
+
+TABLE = """\
+CifarResNet: 3 of 12 blocks replaced (interval=3, first=2)
+
+module    position  operator                  sources              parameters  after
+--------  --------  ------------------------  -------------------  ----------  -----
+layer1.1         2  basic (low-rank, rank=2)  layer1.0 + layer1.2         304     96
+layer2.1         2  basic (low-rank, rank=2)  layer2.0 + layer2.2       1,184    192
+layer3.1         2  basic (low-rank, rank=2)  layer3.0 + layer3.2       4,672    384
+
+total    23,694 -> 18,206 trainable parameters (-23.2%)"""
+
+
+def test_the_printed_table_is_this() -> None:
+    model = tiny.resnet(26)
+    plan = replearn.plan(model, 3, first=2, operator=operators.Basic(correction="low-rank", rank=2))
+    assert str(plan) == TABLE
+
+
+NOTED = """\
+Sequential: 1 of 4 blocks replaced (interval=2, first=2)
+
+module  position  operator     sources  parameters  after
+------  --------  -----------  -------  ----------  -----
+1              2  whole_block  0 + 2            24      6
+
+note     no family knows these blocks; they were found by the generic scan and are replaced by the whole-block operator, which saves parameters and optimizer state, not forward time
+skipped  3 (position 4): last block of its stack: it has no next source
+total    96 -> 78 trainable parameters (-18.8%)"""  # noqa: E501
+
+
+def test_the_table_shows_notes_and_what_was_skipped() -> None:
+    assert str(replearn.plan(nn.Sequential(*(tiny.Own(4) for _ in range(4))), 2, first=2)) == NOTED
+
+
+def test_a_name_that_would_write_into_the_terminal_is_shown_escaped() -> None:
+    mutated = data()
+    mutated["targets"][0]["name"] = "layer\x1b[31m\n1"
+    shown = str(Plan.from_json(json.dumps(mutated)))
+    assert r"layer\x1b[31m\n1" in shown
+    assert "\x1b" not in shown
+
+
+def test_the_table_s_numbers_are_the_model_s() -> None:
+    model = tiny.resnet(26)
+    plan = replearn.plan(model, 2, first=2)
+    assert plan.parameters_before == sum(p.numel() for p in model.parameters())
+    replearn.replace_(model, plan)
+    assert plan.parameters_after == sum(p.numel() for p in model.parameters())
+    for target in plan.targets:
+        operator = model.get_submodule(target.name)
+        assert target.parameters_after == sum(p.numel() for p in operator.parameters())

@@ -1,0 +1,199 @@
+"""Every recipe of the folder is whole, states its claim, and agrees with the others on what the paper prints."""
+
+import json
+import shlex
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from replearn import ReplearnError, plan, recipes
+from replearn.training import data
+from replearn.training.methods import method_for
+from replearn.training.methods.base import Setting
+from replearn.training.recipe import recipe_from_dict
+
+ROOT = Path(__file__).parent.parent
+NAMES = recipes.available()
+every_recipe = pytest.mark.parametrize("name", NAMES)
+
+
+@every_recipe
+def test_a_recipe_is_called_like_its_file_and_survives_json(name):
+    recipe = recipes.recipe(name)
+    assert recipe.name == name
+    assert recipe_from_dict(recipe.to_dict()) == recipe
+
+
+@every_recipe
+def test_the_claim_is_whole_and_its_command_can_be_typed(name):
+    typer = pytest.importorskip("typer")
+    from replearn.cli.app import app
+
+    claim = recipes.claim(name)
+    assert tuple(claim) == recipes.CLAIM
+    program, command, *arguments = shlex.split(claim["Command"])
+    assert program == "replearn"
+    parsed = typer.main.get_command(app).commands[command].make_context(command, arguments).params
+    assert parsed["recipe"] == name
+    assert parsed["data"] in (None, *recipes.recipe(name).data)
+
+
+@every_recipe
+def test_a_number_is_claimed_only_where_a_committed_file_backs_it(name):
+    claim = recipes.claim(name)
+    if claim["Backed by"] == recipes.UNMEASURED:
+        assert claim["Expected"] == recipes.UNMEASURED
+    else:
+        assert all((ROOT / path.strip()).exists() for path in claim["Backed by"].split(","))
+
+
+@every_recipe
+def test_rows_have_names_of_their_own_and_methods_that_exist(name):
+    pytest.importorskip("typer")
+    from replearn.cli.runs import slug
+
+    recipe = recipes.recipe(name)
+    slugs = [slug(variant.label) for variant in recipe.variants]
+    assert len(set(slugs)) == len(slugs)
+    assert not any("," in variant.label for variant in recipe.variants)
+    assert [variant.method for variant in recipe.variants].count("e2e") == 1
+    for variant in recipe.variants:
+        assert method_for(Setting(variant, seed=0, epochs=recipe.epochs))
+
+
+@every_recipe
+def test_every_replacement_has_its_removal_beside_it(name):
+    variants = recipes.recipe(name).variants
+    floors = {(v.interval, v.first or v.interval) for v in variants if v.method == "removal"}
+    for variant in variants:
+        if variant.method == "repl":
+            assert (variant.interval, variant.first or variant.interval) in floors
+
+
+@every_recipe
+def test_data_sets_exist_and_each_has_its_augmentation(name):
+    recipe = recipes.recipe(name)
+    assert set(recipe.data) <= set(recipe.augment) <= set(data.available())
+
+
+@every_recipe
+def test_printed_rows_stand_beside_rows_that_are_trained(name):
+    recipe = recipes.recipe(name)
+    labels = {variant.label for variant in recipe.variants}
+    places = [(row.data, row.label) for row in recipe.paper]
+    assert len(set(places)) == len(places)
+    assert {label for _, label in places} <= labels
+    assert {on for on, _ in places} <= set(recipe.data)
+    assert bool(recipe.paper) == bool(recipe.table)
+
+
+def test_the_paper_prints_the_same_end_to_end_runs_in_every_table():
+    printed = defaultdict(set)
+    for name in NAMES:
+        recipe = recipes.recipe(name)
+        for row in recipe.paper:
+            if row.label == "E2E":
+                printed[recipe.model, row.data].add(row.accuracy)
+    assert len(printed) == 15
+    assert all(len(accuracies) == 1 for accuracies in printed.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "full", "rows"),
+    [
+        ("resnet110", 94.01, {"t1_resnet110": "RepL", "t3_resnet110": "RepL", "t5_resnet110": "RepL K=4"}),
+        ("resnet110", 94.01, {"t6_resnet110": "RepL both"}),
+        ("vit_tiny_8", 73.71, {"t1_vit_tiny8": "RepL", "t3_vit_tiny8": "RepL first=2"}),
+        ("vit_tiny_8", 73.71, {"t5_vit_tiny8": "RepL K=4", "t6_vit_tiny8": "RepL both"}),
+        ("vit_tiny_8", 73.71, {"tab_repl_ablation": "RepL attention+MLP"}),
+        ("vit_tiny_8", 73.71, {"tab_repl_param_ablation": "RepL 2 parameters"}),
+        ("vit_tiny_8", 73.71, {"tab_adaptive_repl_vit_tiny8": "Fixed-RepL"}),
+        ("resnet32", 93.43, {"t1_resnet32": "RepL", "tab_adaptive_repl_resnet32": "Fixed-RepL"}),
+        ("resnet32", 93.43, {"tab_repl_sd_ckpt_resnet32": "RepL"}),
+        ("resnet34", 75.44, {"t2_resnet34": "RepL", "t4_resnet34": "RepL first=2"}),
+        ("vit_tiny_16", 60.93, {"t2_vit_tiny16": "RepL", "t4_vit_tiny16": "RepL"}),
+    ],
+)
+def test_the_papers_main_run_is_one_number_in_all_its_tables(model, full, rows):
+    for name, label in rows.items():
+        recipe = recipes.recipe(name)
+        assert recipe.model == model
+        (row,) = [row for row in recipe.paper if row.label == label and row.data in ("cifar10", "imagenet")]
+        assert row.accuracy == full
+
+
+def test_every_classification_table_of_the_paper_has_recipes():
+    tables = {recipes.recipe(name).table for name in NAMES}
+    assert tables >= {"t1", "t2", "t3", "t4", "t5", "t6"}
+    assert tables >= {"tab:repl_ablation", "tab:repl_sd_ckpt", "tab:adaptive_repl", "tab:repl_param_ablation"}
+
+
+@cache
+def model_of(name):
+    pytest.importorskip("timm")
+    pytest.importorskip("torchvision")
+    from replearn.training.architectures import architecture
+
+    with torch.device("meta"):
+        return architecture(name, size=224 if name.endswith("_16") else 32)
+
+
+def num_targets(name, label):
+    recipe = recipes.recipe(name)
+    variant = recipe.variant(label)
+    found = plan(model_of(recipe.model), variant.interval, variant.first, operator=variant.operator)
+    return len(found.targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed_equation", "densest"),
+    [("t2_resnet34", 1, 4), ("t2_resnet101", 5, 9), ("t2_resnet152", 9, 13), ("t1_vit_tiny8", 2, 3)],
+)
+def test_both_placements_replace_as_many_blocks_as_the_recipe_says(name, printed_equation, densest):
+    assert num_targets(name, "RepL") == printed_equation
+    assert num_targets(name, "RepL first=2") == densest
+
+
+@every_recipe
+def test_every_replacement_can_be_planned_on_the_recipes_model(name):
+    for variant in recipes.recipe(name).variants:
+        if variant.method in ("repl", "removal", "adaptive"):
+            assert num_targets(name, variant.label) >= 1
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest_names():
+    with pytest.raises(ReplearnError, match=r"There is no recipe 't1_resnet23'. Did you mean t1_resnet32"):
+        recipes.recipe("t1_resnet23")
+
+
+def test_a_file_of_ones_own_is_a_recipe_too(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import replace\nfrom replearn import recipes\n"
+        "RECIPE = replace(recipes.recipe('demo'), name='mine', epochs=3)\n"
+    )
+    assert recipes.recipe(str(mine)).epochs == 3
+    (tmp_path / "recipe.json").write_text(json.dumps(recipes.recipe("demo").to_dict()))
+    assert recipes.recipe(str(tmp_path / "recipe.json")) == recipes.recipe("demo")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.py", "RECIPE = 3", "has no RECIPE = Recipe"),
+        ("b.py", "1 / 0", "can't be read as a recipe: ZeroDivisionError"),
+        ("c.json", "{", "Can't read the recipe"),
+        ("d.json", '{"name": "d", "wings": 2}', "no field 'wings'"),
+        ("e.py", None, "There is no file"),
+        ("f.json", None, "Can't read the recipe"),
+    ],
+)
+def test_a_broken_file_is_told_and_named(tmp_path, name, text, message):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ReplearnError, match=message):
+        recipes.recipe(str(path))

@@ -1,0 +1,330 @@
+"""ImageNet-like streams: class folders and shards, the same batches however many processes read them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import tarfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from replearn.errors import ReplearnError
+from replearn.training import data
+from replearn.training.data import IGNORED
+from replearn.training.data.folders import FolderStream
+from replearn.training.data.shards import ShardStream
+
+CLASSES = ("n01", "n02", "n03")
+TRAIN, TEST = 14, 7
+
+
+def jpeg(number: int) -> bytes:
+    """Red tells which picture it is, green which part of it was taken."""
+    stream = io.BytesIO()
+    width = 40 + number
+    red, blue = Image.new("L", (width, 32), number * 10), Image.new("L", (width, 32), 99)
+    green = Image.linear_gradient("L").rotate(60).resize((width, 32))
+    Image.merge("RGB", (red, green, blue)).save(stream, "JPEG", quality=98, subsampling=0)
+    return stream.getvalue()
+
+
+def numbers(images: torch.Tensor) -> list[int]:
+    """Which pictures these are, by their red."""
+    return [round(float(image[0].float().mean()) / 10) for image in images]
+
+
+def write_folders(root: Path) -> None:
+    for split, count in (("train", TRAIN), ("val", TEST)):
+        for number in range(count):
+            folder = root / "imagenet" / split / CLASSES[number % 3]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number:03}.JPEG").write_bytes(jpeg(number))
+    (root / "imagenet" / "train" / "n01" / ".DS_Store").write_bytes(b"rubbish")
+    (root / "imagenet" / "train" / "n01" / "list.txt").write_text("not a picture")
+
+
+def write_shard(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, raw in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+
+
+def write_shards(root: Path) -> None:
+    folder = root / "imagenet-wds"
+    folder.mkdir(parents=True)
+    for split, count, shards in (("train", TRAIN, 4), ("val", TEST, 3)):
+        for shard in range(shards):
+            members = {}
+            for number in range(shard, count, shards):
+                members |= {f"{number:03}.jpg": jpeg(number), f"{number:03}.cls": str(number % 3).encode()}
+            write_shard(folder / f"imagenet1k-{split}-{shard:04}.tar", members)
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory):
+    root = tmp_path_factory.mktemp("imagenet")
+    write_folders(root / "folders")
+    write_shards(root / "shards")
+    return root
+
+
+@pytest.fixture
+def folders(originals) -> FolderStream:
+    stream = data.load("imagenet", originals / "folders", strict_counts=False)
+    assert isinstance(stream, FolderStream)
+    return replace(stream, size=16, workers=0)
+
+
+@pytest.fixture
+def shards(originals) -> ShardStream:
+    stream = data.load("imagenet", originals / "shards", strict_counts=False)
+    assert isinstance(stream, ShardStream)
+    return replace(stream, size=16, workers=0)
+
+
+@pytest.fixture(params=["folders", "shards"])
+def stream(request):
+    return request.getfixturevalue(request.param)
+
+
+def same(left: list, right: list) -> bool:
+    return len(left) == len(right) and all(
+        torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(left, right, strict=True)
+    )
+
+
+# ---- what every stream keeps -----------------------------------------------------------------
+
+
+def test_a_stream_tells_its_counts(stream):
+    assert (stream.name, stream.num_train, stream.num_test) == ("imagenet", TRAIN, TEST)
+    assert (stream.channels, replace(stream, size=224).size) == (3, 224)
+    assert stream.steps(4) == 3
+    assert len(stream.mean) == len(stream.std) == 3
+
+
+def test_batches_are_uint8_with_the_right_labels(stream):
+    for images, labels in [*stream.train_batches(0, 0, batch_size=4), *stream.test_batches(batch_size=4)]:
+        assert (images.shape[1:], images.dtype, labels.dtype) == ((3, 16, 16), torch.uint8, torch.int64)
+        assert [number % 3 for number in numbers(images)] == labels.tolist()
+
+
+def test_an_epoch_draws_each_image_at_most_once_and_leaves_out_a_short_batch(stream):
+    batches = list(stream.train_batches(0, 0, batch_size=4))
+    assert [len(labels) for _, labels in batches] == [4, 4, 4]
+    drawn = Counter(number for images, _ in batches for number in numbers(images))
+    assert max(drawn.values()) == 1
+
+
+def test_each_epoch_crops_the_same_picture_anew(stream):
+    def by_number(epoch: int) -> dict[int, torch.Tensor]:
+        ((images, _),) = stream.train_batches(epoch, 0, batch_size=TRAIN)
+        return dict(zip(numbers(images), images[:, 1], strict=True))
+
+    first, second = by_number(0), by_number(1)
+    assert len(first) == TRAIN
+    assert sum(torch.equal(first[number], second[number]) for number in first) < 2
+
+
+def test_the_same_seed_and_epoch_give_the_same_batches_and_others_do_not(stream):
+    first = list(stream.train_batches(1, 7, batch_size=4))
+    assert same(first, list(stream.train_batches(1, 7, batch_size=4)))
+    for epoch, seed in ((2, 7), (1, 8)):
+        assert not same(first, list(stream.train_batches(epoch, seed, batch_size=4)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_goes_on_with_the_very_next_batch(stream, workers):
+    stream = replace(stream, workers=workers)
+    whole = list(stream.train_batches(3, 0, batch_size=2))
+    for first in (1, 4, len(whole)):
+        assert same(whole[first:], list(stream.train_batches(3, 0, batch_size=2, first=first)))
+
+
+def test_reading_data_leaves_the_global_random_numbers_alone(stream):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    list(stream.train_batches(0, 0, batch_size=4))
+    list(replace(stream, workers=1).test_batches(batch_size=4))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("per_process", [1, 2, 4])
+def test_every_test_image_is_seen_once_by_as_many_batches_in_each_process(stream, world, per_process):
+    parts = [list(stream.test_batches(rank, world, per_process * world)) for rank in range(world)]
+    assert len({len(part) for part in parts}) == 1
+    kept = [(images[labels >= 0], labels[labels >= 0]) for part in parts for images, labels in part]
+    assert sorted(number for images, _ in kept for number in numbers(images)) == list(range(TEST))
+    assert all(int(label) in (0, 1, 2, IGNORED) for part in parts for _, labels in part for label in labels)
+    if world == 1:
+        assert sum(len(labels) for _, labels in parts[0]) == TEST  # nothing to fill up
+
+
+def test_one_process_s_test_images_are_the_same_with_workers(stream):
+    alone = list(stream.test_batches(batch_size=3))
+    helped = list(replace(stream, workers=2).test_batches(batch_size=3))
+    seen = [sorted(number for images, _ in part for number in numbers(images)) for part in (alone, helped)]
+    assert seen == [list(range(TEST))] * 2
+
+
+def test_rand_augment_changes_the_pictures(stream):
+    plain = list(stream.train_batches(0, 0, batch_size=14))
+    augmented = list(replace(stream, rand_augment=True).train_batches(0, 0, batch_size=14))
+    assert torch.equal(plain[0][1], augmented[0][1])
+    assert not torch.equal(plain[0][0], augmented[0][0])
+
+
+def test_batches_that_can_t_be_shared_out_are_told(stream):
+    with pytest.raises(ReplearnError, match="A batch of 5 can't be divided among 2 processes"):
+        stream.train_batches(0, 0, 0, 2, 5)
+    with pytest.raises(ReplearnError, match="no process 2 among 2"):
+        stream.test_batches(2, 2, 4)
+    with pytest.raises(ReplearnError, match="A batch of 16 can't be drawn from imagenet, which has 14"):
+        stream.train_batches(0, 0, batch_size=16)
+
+
+def test_the_validation_picture_is_the_centre_of_the_resized_one(tmp_path, originals):
+    shutil.copytree(originals / "folders", tmp_path, dirs_exist_ok=True)
+    framed = Image.new("RGB", (512, 512), (255, 255, 255))
+    framed.paste((0, 0, 0), (32, 32, 480, 480))  # the frame is what 256 -> 224 cuts away
+    framed.save(tmp_path / "imagenet" / "val" / "n01" / "000.JPEG", quality=100)
+    stream = data.load("imagenet", tmp_path, strict_counts=False)
+    images, _ = next(replace(stream, workers=0).test_batches(batch_size=1))
+    assert images.shape == (1, 3, 224, 224)
+    assert int(images[..., 2:-2, 2:-2].max()) < 10
+    smaller = next(replace(stream, workers=0, size=112).test_batches(batch_size=1))[0]
+    assert int(smaller[..., 2:-2, 2:-2].max()) < 10
+
+
+# ---- class folders ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_together_read_the_batches_of_one(folders, world):
+    alone = list(folders.train_batches(2, 1, batch_size=4))
+    parts = [list(folders.train_batches(2, 1, rank, world, 4)) for rank in range(world)]
+    together = [
+        (torch.cat([images for images, _ in step]), torch.cat([labels for _, labels in step]))
+        for step in zip(*parts, strict=True)
+    ]
+    assert same(alone, together)
+
+
+def test_the_number_of_workers_changes_nothing(folders):
+    alone = list(folders.train_batches(0, 0, batch_size=4))
+    assert same(alone, list(replace(folders, workers=2).train_batches(0, 0, batch_size=4)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_picture_is_named_in_one_line(originals, tmp_path, workers):
+    shutil.copytree(originals / "folders", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "imagenet" / "train" / "n02" / "004.JPEG"
+    path.write_bytes(path.read_bytes()[:400])
+    stream = replace(data.load("imagenet", tmp_path, strict_counts=False), size=16, workers=workers)
+    with pytest.raises(ReplearnError, match=r"n02/004\.JPEG is no picture that can be read") as error:
+        list(stream.train_batches(0, 0, batch_size=14))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_picture_that_vanished_is_named(originals, tmp_path):
+    shutil.copytree(originals / "folders", tmp_path, dirs_exist_ok=True)
+    stream = replace(data.load("imagenet", tmp_path, strict_counts=False), size=16, workers=0)
+    (tmp_path / "imagenet" / "val" / "n03" / "002.JPEG").unlink()
+    with pytest.raises(ReplearnError, match=r"n03/002\.JPEG"):
+        list(stream.test_batches(batch_size=4))
+
+
+def test_folders_that_are_not_imagenet_are_told(originals, tmp_path):
+    shutil.copytree(originals / "folders", tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "imagenet"
+    with pytest.raises(ReplearnError, match="holds 3 classes, and ImageNet has 1,000"):
+        data.load("imagenet", tmp_path)
+    for path in (folder / "val" / "n03").iterdir():
+        path.unlink()
+    with pytest.raises(ReplearnError, match="n03 holds no picture"):
+        data.load("imagenet", tmp_path, strict_counts=False)
+    (folder / "val" / "n03").rmdir()
+    with pytest.raises(ReplearnError, match=r"The class n03 is only in .*train"):
+        data.load("imagenet", tmp_path, strict_counts=False)
+    shutil.rmtree(folder / "val")
+    (folder / "val").mkdir()
+    (folder / "val" / "ILSVRC2012_val_00000001.JPEG").write_bytes(jpeg(1))
+    with pytest.raises(ReplearnError, match="must be sorted into folders"):
+        data.load("imagenet", tmp_path, strict_counts=False)
+    assert "sorted into folders" in str(data.status("imagenet", tmp_path).problem)
+
+
+# ---- shards ----------------------------------------------------------------------------------
+
+
+def test_processes_read_different_shards_and_as_many_batches(shards):
+    parts = [list(shards.train_batches(0, 0, rank, 2, 4)) for rank in range(2)]
+    assert [len(part) for part in parts] == [3, 3]
+    drawn = [{number for images, _ in part for number in numbers(images)} for part in parts]
+    assert not drawn[0] & drawn[1]
+
+
+def test_sizes_beside_the_shards_save_counting(originals, tmp_path):
+    shutil.copytree(originals / "shards", tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "imagenet-wds"
+    names = [path.name for path in folder.glob("*.tar")]
+    (folder / "sizes.json").write_text(json.dumps(dict.fromkeys(names, 1000)))
+    assert data.load("imagenet", tmp_path, strict_counts=False).num_train == 4000
+    (folder / "sizes.json").write_text("[1, 2]")
+    with pytest.raises(ReplearnError, match=r"sizes\.json is not of the form"):
+        data.load("imagenet", tmp_path, strict_counts=False)
+
+
+def test_shards_that_can_t_be_read_are_told(originals, tmp_path):
+    shutil.copytree(originals / "shards", tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "imagenet-wds"
+    with pytest.raises(ReplearnError, match="holds 14 training pictures, and ImageNet has 1,281,167"):
+        data.load("imagenet", tmp_path)
+    stream = replace(data.load("imagenet", tmp_path, strict_counts=False), size=16, workers=0)
+    with pytest.raises(ReplearnError, match="4 training shards can't be dealt to 5 processes"):
+        stream.train_batches(0, 0, 0, 5, 5)
+    broken = folder / "imagenet1k-train-0001.tar"
+    broken.write_bytes(broken.read_bytes()[:1200])
+    with pytest.raises(ReplearnError, match=r"train-0001\.tar is broken"):
+        list(stream.train_batches(0, 0, batch_size=14))
+    with pytest.raises(ReplearnError, match=r"train-0001\.tar is cut off or no tar file"):
+        data.load("imagenet", tmp_path, strict_counts=False)
+    for path in folder.glob("*val*"):
+        path.unlink()
+    broken.unlink()
+    with pytest.raises(ReplearnError, match=r"no \*val\*\.tar"):
+        data.load("imagenet", tmp_path, strict_counts=False)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"a.jpg": jpeg(1), "a.cls": b"1000"},
+        {"a.jpg": jpeg(1), "a.cls": b"cat"},
+        {"a.txt": b"", "a.cls": b"1"},
+        {"a.jpg": b"no picture", "a.cls": b"1"},
+    ],
+)
+def test_a_sample_that_is_not_one_is_named_with_its_shard(tmp_path, members):
+    write_shards(tmp_path)
+    write_shard(tmp_path / "imagenet-wds" / "imagenet1k-val-0001.tar", members)
+    stream = replace(data.load("imagenet", tmp_path, strict_counts=False), size=16, workers=0)
+    with pytest.raises(ReplearnError, match=r"a in .*imagenet1k-val-0001\.tar"):
+        list(stream.test_batches(batch_size=2))
+
+
+def test_without_webdataset_shards_say_what_to_install(shards, monkeypatch):
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    with pytest.raises(ReplearnError, match="pip install webdataset"):
+        list(shards.test_batches(batch_size=2))
