@@ -11,13 +11,13 @@ READY   := $(VENV)/.ready
 .PHONY: help demo test check clean
 
 help:
-	@echo "make demo    plan, replace, train a little, deploy; promised against measured"
+	@echo "make demo    E2E, removal and RepL on digits: a table and a picture"
 	@echo "make test    lint, types and the whole test suite"
 	@echo "make check   lint and types only"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/replearn compare demo --out runs/demo
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

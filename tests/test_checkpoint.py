@@ -524,6 +524,15 @@ def test_a_pickle_is_refused_and_never_run(protocol: Any, tmp_path: Path, monkey
     assert not (tmp_path / "exploded").exists()
 
 
+def test_a_header_whose_length_looks_like_a_pickle_s_first_byte_is_read(saved: Path) -> None:
+    for padding in range(0, 260, 8):
+        path = rewritten(saved, lambda tensors, about, padding=padding: about.update(padding="x" * padding))
+        if path.read_bytes()[0] == 0x80:
+            break
+    assert path.read_bytes()[0] == 0x80
+    replearn.load(tiny.resnet(), path)
+
+
 def test_no_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
     assert "There is no file" in refused(tiny.resnet(), tmp_path / "nothing.safetensors")
     assert "is a folder. Write the name of the file in it" in refused(tiny.resnet(), tmp_path)

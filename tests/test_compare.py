@@ -159,6 +159,7 @@ def test_runs_that_shared_a_device_have_no_time_of_their_own(three):
     (comparison,) = compare(shared)
     assert all(row.time_ratio is row.memory_ratio is None for row in comparison.rows)
     assert any("--together 1" in note for note in comparison.notes)
+    assert "s/epoch" not in comparison_table(comparison)
 
 
 def test_times_on_different_hardware_are_not_divided(three):

@@ -29,8 +29,8 @@ HELD_OUT = 5  # every fifth batch is kept for choosing the ridge and for the rep
 class Fit:
     """How well one operator imitates its block on held-out rows.
 
-    Errors are mean squares of the block's output, divided by that of the residual branch: 1 is what
-    removing the block costs, 0 a perfect imitation.
+    Errors are mean squares over the block's output, divided by the mean square of its residual branch: 0 is a
+    perfect imitation. Removal's own error stands beside it: 1, or less where an activation follows the sum.
     """
 
     name: str
@@ -100,20 +100,16 @@ def _calibrate_one(model: nn.Module, target: Target, data: Iterable[Any], forwar
             raise ReplearnError(f"{target.name}: its activations hold NaN or infinity on the calibration data.")
         ridge = stage.fit(moments, held)
     error, removal = _errors(model, target, data, forward, operator)
-    if error > removal and isinstance(fallback := silence(operator), str):
-        error, note = removal, fallback
+    if error > removal:
+        silent = operator.silence()
+        error = removal if silent else error
+        note = (
+            "no fit was better than removal, so its branch starts at zero"
+            if silent
+            else "worse than removal, and this operator's form can't do nothing; use another"
+        )
     set_submodule(model, target.name, operator)
     return Fit(target.name, error, removal, ridge, note), samples
-
-
-def silence(operator: Operator) -> str | None:
-    """Make an operator that imitates worse than nothing do nothing, if its form can."""
-    norm = getattr(operator, "norm", None)
-    if norm is not None and getattr(norm, "weight", None) is not None:
-        nn.init.zeros_(norm.weight)
-        nn.init.zeros_(norm.bias)
-        return "no fit was better than removal, so its branch starts at zero"
-    return None
 
 
 def _moments(
@@ -130,7 +126,7 @@ def _moments(
     samples = 0
     for number, (x, y, preactivation) in enumerate(observe(model, target, data, forward)):
         samples += len(x)
-        aim = preactivation if preactivation is not None else y
+        aim = y if preactivation is None or not stage.ends_in_activation else preactivation
         for earlier in before:
             x = earlier.compute(x)
         branch = aim - x

@@ -13,7 +13,6 @@ from ..errors import ReplearnError
 from ..training.compare import Comparison
 from ..training.compare import compare as compare_results
 from ..training.comparison_table import comparison_table
-from ..training.fit import fit
 from ..training.picture import draw
 from ..training.results import Result, write_atomically
 from ..training.run import RunSpec
@@ -80,6 +79,8 @@ def compare(
 
 def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
+    from ..training.fit import fit  # seconds to import, which help and reading need not wait for
+
     results = {index: result for index, spec in enumerate(specs) if (result := found(spec)) and result.finished}
     missing = [index for index in range(len(specs)) if index not in results]
     with watching(len(missing), specs[0].recipe.epochs) as progress:

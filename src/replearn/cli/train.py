@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from ..errors import ReplearnError
-from ..training.fit import fit
 from ..training.processes import Parallel
 from ..training.recipe import Recipe, Variant
 from .flags import Data, DataRoot, Device, Epochs, Out, Settings
@@ -50,6 +49,8 @@ def train(
 
     * `torchrun --nproc_per_node 4 -m replearn train t2_resnet34 --method repl-first-2`
     """
+    from ..training.fit import fit  # seconds to import, which help and errors need not wait for
+
     chosen = resolved(recipe, epochs, settings or [])
     variant = default_variant(chosen) if method is None else variant_named(chosen, method)
     spec = spec_of(chosen, variant, data_of(chosen, data), seed, out, data_root)

@@ -55,6 +55,15 @@ class Operator(nn.Module, ABC):
         """The parts that are fitted one after another, each seeing the output of those before."""
         return (self,)
 
+    @property
+    def ends_in_activation(self) -> bool:
+        """Whether the sum with the residual is followed by an activation, as in a ResNet's blocks."""
+        return False
+
+    def silence(self) -> bool:
+        """Make the branch give zero, if this form can; what a fit that is worse than nothing falls back to."""
+        return False
+
     def regressors(self, x: Tensor) -> Tensor | None:
         """Rows of the inputs of the operator's last linear map, for fitting; None if nothing can be fitted."""
         return None

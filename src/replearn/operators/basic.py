@@ -17,7 +17,7 @@ from ..anatomy import Anatomy
 from ..plain import residual
 from .base import MixingOperator, Operator
 from .fitting import Moments, fit_rows
-from .layers import Convolution, fit_norm, fresh_norm, own_activation
+from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
 from .options import MixingOptions, Need
 from .site import Site
 from .synthesis import full_precision, unit_rows
@@ -60,6 +60,13 @@ class BasicOperator(MixingOperator):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.start_rows("kernel")
+
+    @property
+    def ends_in_activation(self) -> bool:
+        return True
+
+    def silence(self) -> bool:
+        return silence_norm(self.norm)
 
     def regressors(self, x: Tensor) -> Tensor:
         return self.conv.patches(x)

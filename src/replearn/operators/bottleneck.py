@@ -21,7 +21,7 @@ from ..anatomy import Anatomy
 from ..plain import as_module, residual
 from .base import MixingOperator, Operator
 from .fitting import Moments
-from .layers import Convolution, fresh_norm, own_activation
+from .layers import Convolution, fresh_norm, own_activation, silence_norm
 from .options import MixingOptions, Need
 from .reduced_bottleneck import fit_expansion
 from .site import Site
@@ -75,6 +75,13 @@ class BottleneckOperator(MixingOperator):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.start_rows("middle")
+
+    @property
+    def ends_in_activation(self) -> bool:
+        return True
+
+    def silence(self) -> bool:
+        return silence_norm(self.norm)
 
     def regressors(self, x: Tensor) -> Tensor:
         reduce, middle, _ = self.kernels()

@@ -61,6 +61,10 @@ class NoWeightsOperator(Operator):
         self.scale.zero_()
         self.shift.zero_()
 
+    def silence(self) -> bool:
+        self.reset_parameters()
+        return True
+
     def regressors(self, x: Tensor) -> Tensor:
         last = x if self.scale.dim() == 1 else x.movedim(1, -1)
         return last.reshape(-1, last.shape[-1])

@@ -65,6 +65,13 @@ class ProjectionOperator(MixingOperator):
         super().reset_parameters()
         self.start_coefficients({side: torch.ones_like(self.coefficient(side)) for side in self._sources["proj"]})
 
+    @torch.no_grad()
+    def silence(self) -> bool:
+        for coefficient in self.coefficients():
+            coefficient.zero_()
+        super().reset_parameters()
+        return True
+
     def regressors(self, x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1])
 

@@ -17,7 +17,7 @@ from ..anatomy import Anatomy
 from ..plain import as_module, residual
 from .base import Operator, ReadingOperator
 from .fitting import Moments, fit_rows
-from .layers import Convolution, fit_norm, fresh_norm, own_activation
+from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
 from .options import Need, ReadingOptions
 from .site import Site
 from .synthesis import full_precision
@@ -56,6 +56,13 @@ class ReducedBottleneckOperator(ReadingOperator):
             reduce, expand = self.read_one("reduce"), self.read_one("expand")
         z = self.activation(self.conv1(x, reduce))
         return self.activation(x + self.norm(self.conv3(z, expand)))
+
+    @property
+    def ends_in_activation(self) -> bool:
+        return True
+
+    def silence(self) -> bool:
+        return silence_norm(self.norm)
 
     def regressors(self, x: Tensor) -> Tensor:
         return self.conv3.patches(self.activation(self.conv1(x, self.read_one("reduce"))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from ..errors import ReplearnError
 from .augmentation import DeviceImages
+from .data.base import IGNORED
 from .processes import Processes
 from .seeds import seed_at
 
@@ -61,8 +64,6 @@ class Batches(ABC):
         """Each image mixed with its partner, the batch in reverse order, by one share a batch."""
         if not self.mixup:
             return images
-        import random
-
         chance = random.Random(seed_at(self._seed, self._epoch, step, "mixup"))
         self._share = chance.betavariate(self.mixup, self.mixup)
         return self._share * images + (1 - self._share) * images.flip(0)
@@ -106,7 +107,11 @@ class DeviceBatches(Batches):
         return self.images.batch(self._draws[: min(256, self.batch_size)])[0]
 
     def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
-        indices = torch.arange(processes.rank, len(self.images.test_labels), processes.world)
-        for part in indices.split(1000):
-            part = part.to(self.images.test_labels.device)
-            yield self.images.normalised(self.images.test_images[part]), self.images.test_labels[part]
+        count = len(self.images.test_labels)
+        share = math.ceil(count / processes.world)  # alike in every process, so that sharded models stay in step
+        indices = processes.rank + processes.world * torch.arange(share)
+        for part in indices.to(self.images.test_labels.device).split(1000):
+            inside = part < count
+            part = torch.where(inside, part, 0)
+            labels = torch.where(inside, self.images.test_labels[part], IGNORED)
+            yield self.images.normalised(self.images.test_images[part]), labels

@@ -29,7 +29,8 @@ class Row:
     top5: float
     against_e2e: Difference | None
     against_removal: Difference | None  # against removal of the same targets
-    seconds: float  # of an epoch, training alone
+    alone: bool  # False if a run shared its device: then time and memory say nothing
+    seconds: float  # of an epoch, without evaluation
     memory: int  # bytes at the peak; 0 where the device can't tell
     parameters: int
     flops: int
@@ -134,6 +135,7 @@ def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]])
         top5=mean_of([run.last.test_top5 for run in runs.values()]),
         against_e2e=_against(runs, e2e),
         against_removal=None if first.variant["method"] == "e2e" else _against(runs, removal),
+        alone=not any(shared(run) for run in runs.values()),
         seconds=seconds,
         memory=memory,
         parameters=first.parameters,

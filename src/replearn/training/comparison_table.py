@@ -57,10 +57,10 @@ def cost_table(rows: Sequence[Row]) -> list[str]:
     full = next((row.parameters for row in rows if row.method == "e2e"), None)
     columns: dict[str, list[str]] = {
         "method": [row.label for row in rows],
-        "s/epoch": [f"{row.seconds:.2f}" for row in rows],
+        "s/epoch": [f"{row.seconds:.2f}" if row.alone else "" for row in rows],
         "time": [ratio(row.time_ratio) for row in rows],
         "paper time": [ratio(row.paper_time_ratio) for row in rows],
-        "GB": [f"{row.memory / 1e9:.2f}" if row.memory else "" for row in rows],
+        "GB": [f"{row.memory / 1e9:.2f}" if row.memory and row.alone else "" for row in rows],
         "memory": [ratio(row.memory_ratio) for row in rows],
         "paper memory": [ratio(row.paper_memory_ratio) for row in rows],
         "parameters": [f"{row.parameters:,}" for row in rows],

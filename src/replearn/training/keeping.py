@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from typing import Any
 
 import torch
@@ -34,24 +35,27 @@ def save_run(run: Run) -> None:
     }
     if run.sharded:
         write_shards(run.checkpoint, run.model, run.optimizer, about)
+        (run.spec.out / "checkpoint.safetensors").unlink(missing_ok=True)  # a form that is older now
         return
     tensors, held = collect(run.bare, run.optimizer, run.ema)
     if run.processes.leads:
         write_state(run.checkpoint, tensors, {**about, "optimizer": held})
+        shutil.rmtree(run.spec.out / "checkpoint", ignore_errors=True)
 
 
 def resume_run(run: Run) -> bool:
     """Go on from the state on disk, if there is one; it must be of this very run."""
-    if not run.checkpoint.exists():
+    found = run.found
+    if found is None:
         return False
-    if run.checkpoint.is_dir():
+    if found.is_dir():
         rates = [group["lr"] for group in run.optimizer.param_groups]
-        about = read_shards(run.checkpoint, run.model, run.optimizer)
+        about = read_shards(found, run.model, run.optimizer)
         for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         check_identity(run, about)
     else:
-        tensors, about = read_state(run.checkpoint)
+        tensors, about = read_state(found)
         check_identity(run, about)
         restore(tensors, about["optimizer"], run.bare, run.optimizer, run.ema)
     run.method.load_state(run.bare, about["method"])
@@ -67,7 +71,7 @@ def check_identity(run: Run, about: dict[str, Any]) -> None:
     changed = sorted(k for k, v in identity(run.spec).items() if about["identity"].get(k) != v)
     if changed:
         raise ReplearnError(
-            f"{run.checkpoint} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
+            f"{run.found} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
             "or delete it to start anew."
         )
 

@@ -20,7 +20,7 @@ def draw(comparison: Comparison, path: str | Path) -> Path:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ReplearnError("A picture needs matplotlib: pip install 'replearn[report]'.") from error
+        raise ReplearnError("A picture needs matplotlib: pip install 'replearn[train]'.") from error
     rows = comparison.rows
     figure = Figure(figsize=(11, 1.8 + 0.42 * len(rows)), dpi=150, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(6, 4, 4))
@@ -89,10 +89,10 @@ def _verdict(difference: Difference | None) -> tuple[str, str]:
 def _costs(axes: Any, rows: Sequence[Row]) -> None:
     """Time as a bar and memory as a tick, as ratios to E2E; seconds where there is none to divide by."""
     relative = any(row.time_ratio is not None for row in rows)
-    widths = [(row.time_ratio or 0.0) if relative else row.seconds for row in rows]
+    widths = [(row.time_ratio or 0.0) if relative else row.seconds * row.alone for row in rows]
     axes.barh(range(len(rows)), widths, height=0.5, color=PALE, label="time")
     for y, (row, width) in enumerate(zip(rows, widths, strict=True)):
-        known = row.time_ratio is not None or not relative
+        known = row.time_ratio is not None if relative else row.alone
         text = (f"{width:.2f}" if relative else f"{width:.1f} s") if known else "not measured alone"
         axes.annotate(text, (0, y), (6, 0), textcoords="offset points", va="center", fontsize=8)
     marks = [("memory", "|", BLUE, 15, [row.memory_ratio for row in rows])]

@@ -57,11 +57,13 @@ class Processes:
                 device_ids=[device.index] if device.type == "cuda" else None,
                 find_unused_parameters=leaves_idle,
             )
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        mesh = init_device_mesh(device.type, (self.world,))  # by default it would take a GPU that is not ours
         for block in shard_groups(model):
-            fully_shard(block)
-        fully_shard(model)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         return model
 
 

@@ -161,7 +161,7 @@ class Run:
         if not loss / images < float("inf"):  # NaN compares false too
             raise ReplearnError(
                 f"{self.title}: the training loss is {loss / images} in epoch {self.epoch + 1}. "
-                + (f"The last good state is {self.checkpoint}; " if self.checkpoint.exists() else "")
+                + (f"The last good state is {self.found}; " if self.found else "")
                 + "lower the learning rate or add warm-up."
             )
         self.seconds += seconds
@@ -208,9 +208,14 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """The state on disk: a file, or a folder of shards where the model is sharded."""
-        shards = self.spec.out / "checkpoint"
-        return shards if self.sharded or shards.is_dir() else self.spec.out / "checkpoint.safetensors"
+        """Where the state is written: a file, or a folder of shards where the model is sharded."""
+        return self.spec.out / ("checkpoint" if self.sharded else "checkpoint.safetensors")
+
+    @property
+    def found(self) -> Path | None:
+        """The state that is there, whichever form it was written in."""
+        names = ("checkpoint.safetensors", "checkpoint")
+        return next((path for name in names if (path := self.spec.out / name).exists()), None)
 
     @property
     def sharded(self) -> bool:

@@ -1,0 +1,265 @@
+"""Closed-form fitting: exact where the block is of the operator's form, and never worse than removal."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import replearn
+from replearn import ReplearnError, operators
+from replearn.operators.fitting import Moments, fit_full, fit_rows, fit_scalars
+
+
+def rows(count: int, width: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def moments_of(features: torch.Tensor, targets: torch.Tensor, parts: int = 1) -> Moments:
+    made = Moments()
+    for f, t in zip(features.chunk(parts), targets.chunk(parts), strict=True):
+        made.add(f, t)
+    return made
+
+
+def test_moments_do_not_depend_on_how_the_data_is_cut() -> None:
+    f, t = rows(60, 5, 0), rows(60, 3, 1)
+    whole, parts = moments_of(f, t), moments_of(f, t, parts=7)
+    torch.testing.assert_close(whole.gram, parts.gram)
+    torch.testing.assert_close(whole.covariance(), torch.cov(f.T, correction=0))
+    weight, shift = rows(3, 5, 2), rows(1, 3, 3)[0]
+    direct = (t - f @ weight.T - shift).square().sum() / 60
+    torch.testing.assert_close(whole.error(weight, shift), direct)
+
+
+def test_a_full_fit_is_least_squares() -> None:
+    f, t = rows(200, 6, 0) + 1.0, rows(200, 4, 1)
+    made = moments_of(f, t)
+    found = fit_full(made, made, base=torch.zeros(4, 6, dtype=torch.float64))
+    ones = torch.cat([f, torch.ones(200, 1, dtype=torch.float64)], dim=1)
+    expected = torch.linalg.lstsq(ones, t).solution
+    torch.testing.assert_close(found.weight, expected[:-1].T, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(made.shift_for(found.weight), expected[-1], rtol=1e-5, atol=1e-6)
+
+
+def test_the_ridge_is_the_one_that_does_best_on_held_out_rows() -> None:
+    truth = rows(1, 40, 9)
+    f, held = rows(45, 40, 0), rows(500, 40, 1)
+    noise = 3 * rows(545, 1, 2)
+    made, rest = moments_of(f, f @ truth.T + noise[:45]), moments_of(held, held @ truth.T + noise[45:])
+    found = fit_full(made, rest, base=torch.zeros(1, 40, dtype=torch.float64))
+    assert found.ridge > 1e-3  # 45 noisy rows for 40 unknowns need a real one
+    overfitted = fit_full(made, made, base=torch.zeros(1, 40, dtype=torch.float64))
+    assert overfitted.ridge == 1e-8
+    error = [float(rest.error(s.weight, made.shift_for(s.weight))) for s in (found, overfitted)]
+    assert error[0] < 0.7 * error[1]
+
+
+def test_a_low_rank_fit_is_the_best_of_its_rank() -> None:
+    f, t = rows(300, 6, 0), rows(300, 5, 1) + rows(300, 6, 0) @ rows(6, 5, 2)
+    made = moments_of(f, t)
+    base = torch.zeros(5, 6, dtype=torch.float64)
+    found = fit_full(made, made, base, rank=2)
+    assert found.left is not None
+    assert torch.linalg.matrix_rank(found.weight) == 2
+    torch.testing.assert_close(found.left @ found.right, found.weight)
+    error = float(made.error(found.weight, made.shift_for(found.weight)))
+    for seed in range(200):  # gradient-free search around it finds nothing better
+        nudged = (found.left + 0.01 * rows(5, 2, seed)) @ (found.right + 0.01 * rows(2, 6, seed + 999))
+        assert float(made.error(nudged, made.shift_for(nudged))) >= error - 1e-9
+
+
+def test_coefficients_are_least_squares_of_their_directions() -> None:
+    f, t = rows(100, 6, 0), rows(100, 4, 1)
+    made = moments_of(f, t)
+    one, other = rows(4, 6, 2), rows(4, 6, 3)
+    a, b = fit_rows(made, [one, other])
+    for c in range(4):
+        design = torch.stack([f @ one[c], f @ other[c], torch.ones(100, dtype=torch.float64)], dim=1)
+        expected = torch.linalg.lstsq(design, t[:, c : c + 1]).solution[:2, 0]
+        torch.testing.assert_close(torch.stack([a[c], b[c]]), expected, rtol=1e-6, atol=1e-7)
+    shifts = [rows(1, 4, 4)[0], rows(1, 4, 5)[0]]
+    fixed = rows(1, 4, 6)[0]
+    found = fit_scalars(made, [one, other], shifts, fixed)
+    design = torch.stack([(f @ d.T + s).flatten() for d, s in zip((one, other), shifts, strict=True)], dim=1)
+    expected = torch.linalg.lstsq(design, (t - fixed).flatten()[:, None]).solution[:, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def resnet() -> nn.Module:
+    torch.manual_seed(0)
+    model = replearn.models.CifarResNet(20, width=4)
+    for _ in range(3):  # running statistics away from their start
+        model(torch.randn(16, 3, 12, 12))
+    return model.eval()
+
+
+def bottlenecks() -> nn.Module:
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [3, 3, 3, 3], width_per_group=8)
+    for _ in range(2):
+        model(torch.randn(8, 3, 32, 32))
+    return model.eval()
+
+
+def vit() -> nn.Module:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 5, "num_heads": 3, "num_classes": 7}
+    return timm.create_model("vit_tiny_patch16_224", **size).eval()
+
+
+def language_model() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 24, "n_layer": 5, "n_head": 3, "vocab_size": 50, "n_positions": 32}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+
+
+def images(size: int, count: int = 6) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(16, 3, size, size, generator=generator) for _ in range(count)]
+
+
+def texts() -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [{"input_ids": torch.randint(50, (12, 20), generator=generator)} for _ in range(6)]
+
+
+FULL = {"correction": "full"}
+CASES = [
+    (resnet, lambda: images(12), operators.Basic()),
+    (resnet, lambda: images(12), operators.Basic(coefficients="shared")),
+    (resnet, lambda: images(12), operators.Basic(sources="next")),
+    (resnet, lambda: images(12), operators.Basic(correction="low-rank", rank=3)),
+    (resnet, lambda: images(12), operators.Basic(**FULL)),
+    (resnet, lambda: images(12), operators.Basic(sources="none", **FULL)),
+    (resnet, lambda: images(12), operators.NoWeights()),
+    (bottlenecks, lambda: images(32), operators.Bottleneck()),
+    (bottlenecks, lambda: images(32), operators.Bottleneck(**FULL)),
+    (bottlenecks, lambda: images(32), operators.ReducedBottleneck(correction="low-rank", rank=4)),
+    (bottlenecks, lambda: images(32), operators.ReducedBottleneck(**FULL)),
+    (vit, lambda: images(16), operators.Projection()),
+    (vit, lambda: images(16), operators.Projection(coefficients="shared")),
+    (vit, lambda: images(16), operators.Projection(correction="low-rank", rank=4)),
+    (vit, lambda: images(16), operators.Projection(**FULL)),
+    (vit, lambda: images(16), operators.HeadWise(correction="low-rank", rank=4)),
+    (vit, lambda: images(16), operators.HeadWise(**FULL)),
+    (vit, lambda: images(16), operators.MLP(**FULL)),
+    (vit, lambda: images(16), operators.AttentionMLP(**FULL)),
+    (vit, lambda: images(16), operators.AttentionMLP(attention="head_wise", **FULL)),
+    (language_model, texts, operators.Projection(**FULL)),
+    (language_model, texts, operators.MLP(correction="low-rank", rank=4)),
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "data", "operator"), CASES, ids=lambda c: c.label() if hasattr(c, "label") else ""
+)
+def test_a_fit_is_never_worse_than_removal_on_held_out_batches(build, data, operator) -> None:  # type: ignore[no-untyped-def]
+    model, batches = build(), data()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plan = replearn.plan(model, 2, operator=operator)
+    report = replearn.calibrate_(model, plan, batches)
+    assert [fit.name for fit in report.fits] == [target.name for target in plan.targets]
+    for fit in report.fits:
+        form_is_stuck = operator.name == "mlp" and "can't do nothing" in fit.note
+        assert fit.error <= fit.removal_error + 1e-6 or form_is_stuck, fit
+    if "correction" in operator.label() or operator.to_dict().get("correction") == "full":
+        assert all(fit.error < 0.95 * fit.removal_error for fit in report.fits)
+    assert "error" in str(report)
+    assert not model.training
+    after = model.state_dict()
+    targets = tuple(f"{target.name}." for target in plan.targets)
+    for name, tensor in state.items():
+        if not name.startswith(targets):
+            assert torch.equal(after[name], tensor), name
+    replearn.deploy(model, example=batches[0])
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == plan.parameters_after
+
+
+class Linear(nn.Module):
+    """A block that is already of the operator's form: x + conv(x), then ReLU."""
+
+    replearn_anatomy = replearn.anatomy(
+        "exact", "basic", conv1="conv1", conv2="conv2", norm="norm", activation="act"
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(3)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.act(x + self.norm(self.conv2(x)))
+        return out
+
+
+def test_a_block_of_the_operators_own_form_is_reproduced_exactly() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Linear() for _ in range(3))).double()
+    for _ in range(5):
+        model(torch.randn(16, 3, 8, 8, dtype=torch.float64))
+    model.eval()
+    batches = [torch.randn(16, 3, 8, 8, dtype=torch.float64) for _ in range(4)]
+    expected = model(batches[0])
+    fitted = copy.deepcopy(model)
+    plan = replearn.plan(fitted, 2, operator=operators.Basic(correction="full"))
+    report = replearn.calibrate_(fitted, plan, batches)
+    assert report.fits[0].error < 1e-10
+    torch.testing.assert_close(fitted(batches[0]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_later_fits_see_earlier_replacements() -> None:
+    both, batches = resnet(), images(12)
+    plan = replearn.plan(both, targets=["layer1.1", "layer2.1"], operator=operators.Basic(correction="full"))
+    replearn.calibrate_(both, plan, batches)
+    alone = resnet()
+    single = replearn.plan(alone, targets=["layer2.1"], operator=operators.Basic(correction="full"))
+    replearn.calibrate_(alone, single, batches)
+    key = "layer2.1.corrections.kernel.delta"
+    assert not torch.equal(both.state_dict()[key], alone.state_dict()[key])
+
+
+def test_one_batch_is_enough_and_its_last_samples_are_held_out() -> None:
+    model = resnet()
+    report = replearn.calibrate_(model, replearn.plan(model, 2), [images(12)[0]])
+    assert report.num_samples == 16
+
+
+def test_what_cannot_be_fitted_keeps_its_start_and_says_so() -> None:
+    model, batches = resnet(), images(12)
+    report = replearn.calibrate_(model, replearn.plan(model, 2, operator=operators.WholeBlock()), batches)
+    assert all("keeps its start" in fit.note for fit in report.fits)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "calibration data is empty"),
+        (iter([torch.randn(4, 3, 12, 12)]), "not an iterator"),
+        ([torch.randn(4, 5, 12, 12)], r"could not be run on calibration batch 0.*forward=lambda"),
+        ([torch.full((4, 3, 12, 12), float("nan"))] * 2, "NaN or infinity"),
+    ],
+)
+def test_bad_data_is_refused_and_the_model_unchanged(data: object, message: str) -> None:
+    model = resnet()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modules = dict(model.named_modules())
+    with pytest.raises(ReplearnError, match=message):
+        replearn.calibrate_(model, replearn.plan(model, 2), data)  # type: ignore[arg-type]
+    assert dict(model.named_modules()) == modules
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_loader_with_labels_is_used_through_forward() -> None:
+    model = resnet()
+    loader = [(batch, torch.zeros(len(batch))) for batch in images(12)]
+    report = replearn.calibrate_(model, replearn.plan(model, 2), loader, forward=lambda m, b: m(b[0]))
+    assert len(report.fits) == 3
