@@ -17,7 +17,7 @@ help:
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(READY)
-	$(BIN)/replearn compare demo --out runs/demo
+	OMP_NUM_THREADS=1 $(BIN)/replearn compare demo --out runs/demo
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -138,12 +138,14 @@ def test_a_file_of_any_floating_dtype_loads_onto_a_model_of_any_other(
         assert torch.equal(tensor, own[name].to(tensor.dtype))
 
 
-def test_loading_keeps_mode_frozen_parameters_layout_and_the_random_state(saved: Path) -> None:
+def test_loading_keeps_mode_frozen_parameters_layout_and_the_random_state(tmp_path: Path) -> None:
+    saved = trained(operator=operators.Basic(correction="low-rank", rank=2))  # whose start would draw numbers
+    replearn.save(saved, tmp_path / "run.safetensors")
     model = tiny.resnet().to(memory_format=torch.channels_last).eval()
     model.fc.requires_grad_(False)
     kept = {name: parameter for name, parameter in model.named_parameters() if not name.startswith("layer")}
     random = torch.get_rng_state()
-    replearn.load(model, saved)
+    replearn.load(model, tmp_path / "run.safetensors")
     assert not any(module.training for module in model.modules())
     now = dict(model.named_parameters())
     assert all(now[name] is parameter for name, parameter in kept.items())
@@ -151,7 +153,7 @@ def test_loading_keeps_mode_frozen_parameters_layout_and_the_random_state(saved:
     assert model.layer3[2].conv1.weight.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(torch.get_rng_state(), random)
     images = torch.randn(2, 3, 8, 8)
-    assert torch.allclose(model(images), trained()(images), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(model(images), saved(images), rtol=1e-4, atol=1e-4)
 
 
 class Odd(nn.Module):
@@ -685,7 +687,7 @@ def test_a_model_made_under_inference_mode_is_refused(saved: Path) -> None:
 def test_a_replaced_model_and_no_model_are_refused(saved: Path) -> None:
     with pytest.raises(ReplearnError, match=r"CifarResNet is replaced already.*Start from a fresh model"):
         replearn.load(trained(), saved)
-    with pytest.raises(ReplearnError, match=r"Expected a torch\.nn\.Module, got"):
+    with pytest.raises(ReplearnError, match=r"Expected a torch\.nn\.Module as the first argument, got"):
         replearn.load(saved, tiny.resnet())  # type: ignore[arg-type]
     with pytest.raises(ReplearnError, match="CifarResNet was not replaced"):
         replearn.save(tiny.resnet(), saved.with_name("never.safetensors"))
@@ -767,6 +769,6 @@ def test_saving_holds_one_tensor_and_loading_holds_the_file_once(tmp_path: Path)
     )
     assert made.returncode == 0, made.stderr
     size, saving, loading = map(int, made.stdout.split())
-    assert size > 100
+    assert size > 80
     assert saving < size / 4, (size, saving)
     assert loading < size * 1.25, (size, loading)  # the mapped file itself, and little else

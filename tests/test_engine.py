@@ -32,7 +32,9 @@ VARIANTS = {
     "adaptive": Variant(label="adaptive", method="adaptive", interval=2),
     "stochastic_depth": Variant(label="SD", method="stochastic_depth", drop_rate=0.5),
     "repl+stochastic_depth": Variant(label="RepL+SD", method="repl+stochastic_depth", interval=2, drop_rate=0.5),
+    "checkpointing": Variant(label="checkpointing", method="checkpointing"),
     "repl+checkpointing": Variant(label="RepL+C", method="repl+checkpointing", interval=2),
+    "skip_attention": Variant(label="skip attention", method="skip_attention"),
 }
 
 
@@ -82,15 +84,17 @@ class StopAt:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_method_trains_digits_and_leaves_its_files(variant: str, tmp_path: Path) -> None:
-    (result,) = fit([spec(tmp_path, variant)], device="cpu")
+    changes = {"model": "vit:16:4:2:2", "optimizer": Optimizer(name="adamw", lr=3e-3)}
+    changes = changes if variant == "skip_attention" else {}
+    (result,) = fit([spec(tmp_path, variant, **changes)], device="cpu")
     assert result.finished
     assert len(result.epochs) == 2
     assert result.epochs[1].train_loss < result.epochs[0].train_loss
     assert read_result(tmp_path / "result.json") == result
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
-    assert recipe_from_dict(json.loads((tmp_path / "recipe.json").read_text())) == recipe()
-    assert (result.plan is None) == (variant in ("e2e", "stochastic_depth"))
+    assert recipe_from_dict(json.loads((tmp_path / "recipe.json").read_text())) == recipe(**changes)
+    assert (result.plan is not None) == (variant.startswith(("repl", "removal", "adaptive")))
     assert (tmp_path / "model.safetensors").exists()
 
 
@@ -244,6 +248,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
         fit([spec(tmp_path / "x", batch_size=100_000)], device="cpu")
     with pytest.raises(ReplearnError, match="There is no device 'warp'"):
         fit([spec(tmp_path / "x")], device="warp")
+    with pytest.raises(ReplearnError, match="can't be built for 8x8 images"):
+        fit([spec(tmp_path / "x", model="vit:16:4:2:16")], device="cpu")
     with pytest.raises(ReplearnError, match="There is no model 'resnet9000'"):
         fit([spec(tmp_path / "x", model="resnet9000")], device="cpu")
     with pytest.raises(ReplearnError, match="There is no data set 'imagenot'"):
@@ -371,6 +377,24 @@ def test_a_captured_step_trains_as_the_plain_one(
     assert any("not captured" in note for note in plain.notes)
     for a, b in zip(measured(captured), measured(plain), strict=True):
         assert a[0] == pytest.approx(b[0], rel=2e-2 if precision == "bfloat16" else 1e-3)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_resumed_run_is_bit_equal_on_a_gpu_in_deterministic_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit([spec(tmp_path / "whole", ema_decay=0.9)], device="cuda", deterministic=True)[0]
+    stopped = spec(tmp_path / "stopped", ema_decay=0.9)
+    interrupt_at_step(monkeypatch, 4)
+    with pytest.raises(Interrupted):
+        fit([stopped], device="cuda", deterministic=True)
+    monkeypatch.undo()
+    resumed = fit([stopped], device="cuda", deterministic=True, resume=True)[0]
+    assert measured(resumed) == measured(whole)
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
 
 
 def test_resume_run_says_when_there_is_nothing_to_resume(tmp_path: Path) -> None:

@@ -442,6 +442,23 @@ def test_an_anatomy_without_a_role_rules_out_the_operators_that_read_it() -> Non
             replearn.plan(model, first=2, operator=options)
 
 
+def test_settings_of_a_block_that_are_named_like_an_operator_s_parts_do_no_harm() -> None:
+    class Awkward(Declared):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = self.b = self.scale = 1
+            self.target = self.fuse = self.forward_mode = "fast"
+
+    for options in operators.available().values():
+        if "transformer" not in options.kinds:
+            continue
+        model = Listed(Awkward).eval()
+        plan = replearn.plan(model, first=2, operator=options())
+        replearn.replace_(model, plan)
+        plain = replearn.deploy(model, example=sequence())
+        assert model.blocks[1].forward_mode == plain.blocks[1].forward_mode == "fast"
+
+
 def test_a_subclass_with_a_forward_of_its_own_falls_to_the_generic_scan() -> None:
     from timm.models.vision_transformer import Block
 

@@ -203,6 +203,22 @@ def test_law_3_removed_blocks_are_gone(built: Built) -> None:
             assert built.before[name].numel() == 1 or not torch.equal(built.before[name], built.after[name])
 
 
+@pytest.mark.parametrize("name", ["cifar_resnet", "timm_vit", "hf_llama"])
+@pytest.mark.parametrize("operator", [None, operators.WholeBlock()], ids=["default", "whole_block"])
+def test_law_3_their_gradients_are_gone_too(name: str, operator: Options | None) -> None:
+    model = ZOO[name].fresh()
+    sum(tensor.sum() for tensor in tensors_in(call(model, ZOO[name].batch()))).backward()
+    plan = replearn.plan(model, first=2, operator=operator)
+    blocks = [model.get_submodule(target.name) for target in plan.targets]
+    references = [weakref.ref(p.grad) for block in blocks for p in block.parameters() if p.grad is not None]
+    references += [weakref.ref(module) for block in blocks for module in block.modules()]
+    assert len(references) > 10
+    del blocks
+    replearn.replace_(model, plan)
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+
+
 # Law 4: kept blocks keep their keys; nothing appears twice; safetensors takes it
 
 
@@ -224,6 +240,76 @@ def test_law_4_kept_blocks_keep_their_keys_and_values(built: Built, tmp_path: Pa
     state = {name: tensor for name, tensor in built.model.state_dict().items() if name not in tied}
     save_file(state, tmp_path / "plain.safetensors")
     assert load_file(tmp_path / "plain.safetensors").keys() == state.keys()
+
+
+# Surgery leaves the rest of the model as it was
+
+
+KEPT = [
+    pytest.param(ZOO[name], options, id=f"{name}-{options.name if options else 'default'}")
+    for name in ("torchvision_bottleneck", "timm_vit", "hf_llama", "swin", "decoder")
+    for options in (None, operators.WholeBlock(), operators.AttentionMLP(attention="head_wise"))
+    if options is None or ZOO[name].suits(type(options))
+]
+
+
+@pytest.mark.parametrize(("entry", "operator"), KEPT)
+def test_hooks_frozen_parameters_and_modes_of_kept_blocks_survive(entry: Entry, operator: Options | None) -> None:
+    model = entry.fresh().train()
+    plan = replearn.plan(model, first=2, operator=operator)
+    (target,) = plan.targets
+    previous, following = model.get_submodule(target.previous), model.get_submodule(target.next)
+    calls: list[nn.Module] = []
+    watched = [*previous.modules(), *following.modules()]  # their norms too, which an operator may borrow
+    for module in watched:
+        module.register_forward_hook(lambda module, *_: calls.append(module))
+    call(model, entry.batch())
+    expected = list(calls)
+    assert previous in expected
+    assert following in expected
+    for parameter in list(previous.parameters())[::2]:
+        parameter.requires_grad_(False)
+    following.eval()
+    model.get_submodule(target.name).eval()
+    modes = {m: m.training for m in model.modules()}
+    frozen = {p for p in model.parameters() if not p.requires_grad}
+    calls.clear()
+
+    replearn.replace_(model, replearn.plan(model, first=2, operator=operator))
+    assert {p for p in model.parameters() if not p.requires_grad} == frozen
+    assert all(modes.get(module, False) == module.training for module in model.modules())
+    call(model, entry.batch())
+    assert calls == expected
+
+
+def test_a_module_shared_by_the_blocks_stays_shared_by_those_that_are_kept() -> None:
+    model = ZOO["sequential"].fresh()
+    norm = nn.LayerNorm(16)
+    for block in model:
+        block.norm = norm
+    expected = model[2](torch.ones(1, 16))
+    plan = replearn.plan(model, first=2)
+    replearn.replace_(model, plan)
+    assert model[0].norm is model[2].norm is model[3].norm is norm
+    assert torch.equal(model[2](torch.ones(1, 16)), expected)
+    assert plan.parameters_after == trainable(model)
+    replearn.deploy(model, example=ZOO["sequential"].batch())
+
+
+def test_a_block_that_stands_in_two_places_is_kept() -> None:
+    model = ZOO["sequential"].fresh()
+    model[3] = model[1]
+    with pytest.raises(replearn.ReplearnError, match="the same module is also registered as 3"):
+        replearn.plan(model, targets=["1"])
+    assert [target.name for target in replearn.plan(model, first=3).targets] == ["2"]
+
+
+def test_a_block_with_hooks_of_its_own_is_kept() -> None:
+    model = ZOO["timm_vit"].fresh()
+    model.blocks[1].register_forward_hook(lambda *_: None)
+    assert [target.name for target in replearn.plan(model, first=3).targets] == ["blocks.2"]
+    with pytest.raises(replearn.ReplearnError, match=r"blocks\.1 .*has hooks"):
+        replearn.plan(model, targets=["blocks.1"])
 
 
 # Law 7: deploy gives plain modules with the same outputs, and touches nothing

@@ -342,6 +342,8 @@ def test_the_scale_stands_behind_a_squeeze_and_excite_layer() -> None:
     model = TimmResNet(
         TimmBlock, (2, 2, 2, 2), channels=(8, 8, 8, 8), stem_width=8, block_args={"attn_layer": "se"}
     )
+    for parameter in (*model.layer1[1].se.parameters(), *model.layer1[1].bn2.parameters()):
+        nn.init.normal_(parameter)  # timm starts with a branch of zeros
     plain = copy.deepcopy(model.layer1[1])
     prepared("stochastic_depth", model, drop_rate=0.5)
     x = relu(torch.randn(2, 8, 4, 4))

@@ -103,11 +103,12 @@ def _calibrate_one(model: nn.Module, target: Target, data: Iterable[Any], forwar
     if error > removal:
         silent = operator.silence()
         error = removal if silent else error
-        note = (
+        worse = (
             "no fit was better than removal, so its branch starts at zero"
             if silent
             else "worse than removal, and this operator's form can't do nothing; use another"
         )
+        note = f"{note}; {worse}" if note else worse
     set_submodule(model, target.name, operator)
     return Fit(target.name, error, removal, ridge, note), samples
 

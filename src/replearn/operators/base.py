@@ -36,7 +36,8 @@ class Operator(nn.Module, ABC):
         self._input = site.target.anatomy.input
         self._as_tuple = site.target.anatomy.returns == "tuple"
         # Hugging Face models read such labels off their layers (attention_type, layer_idx)
-        self._labels = labels_of(site.block)
+        own = {"a", "b", *dir(self)}
+        self._labels = {name: value for name, value in labels_of(site.block).items() if name not in own}
         for name, value in self._labels.items():
             setattr(self, name, value)
 
@@ -269,10 +270,9 @@ class MixingOperator(ReadingOperator):
 
 
 def labels_of(block: nn.Module) -> dict[str, str | int | bool]:
-    """The plain public settings of a block that do not collide with a module's own names."""
-    taken = vars(nn.Module()).keys() | dir(nn.Module)
+    """The plain public settings of a block."""
     return {
         name: value
         for name, value in vars(block).items()
-        if isinstance(value, (str, int, bool)) and not name.startswith("_") and name not in taken
+        if isinstance(value, (str, int, bool)) and not name.startswith("_")
     }

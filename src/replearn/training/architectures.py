@@ -35,12 +35,14 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
             return CifarResNet(int(numbers[0]), num_classes, channels, width=int(numbers[1]))
         if kind == "vit" and len(numbers) == 4:
             dim, depth, heads, patch = (int(number) for number in numbers)
+            check_patch(name, patch, size)
             shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch}
             return _timm(
                 "vit_tiny_patch16_224", num_classes=num_classes, in_chans=channels, img_size=size, **shape
             )
         if name in _TIMM:
             base, patch = _TIMM[name]
+            check_patch(name, patch, size)
             return _timm(base, num_classes=num_classes, in_chans=channels, img_size=size, patch_size=patch)
         if kind == "timm" and len(numbers) == 1:
             return _timm(numbers[0], num_classes=num_classes, in_chans=channels)
@@ -55,6 +57,14 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
         f"There is no model {name!r}. There are {known}; or write cifar_resnet:DEPTH:WIDTH, "
         "vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME."
     )
+
+
+def check_patch(name: str, patch: int, size: int) -> None:
+    if patch < 1 or size % patch:
+        raise ReplearnError(
+            f"The model {name!r} can't be built for {size}x{size} images: patches of {patch} pixels do not divide "
+            "them. Use another patch size, or resize the images (augment.resize)."
+        )
 
 
 def _timm(name: str, **settings: Any) -> nn.Module:

@@ -48,7 +48,7 @@ class Result:
     plan: Mapping[str, Any] | None
     parameters: int
     flops: int  # multiply-adds times two, of a forward pass on one image
-    step_ms: float  # the median over the last epoch
+    step_ms: float  # the mean over the last epoch
     epochs: tuple[Epoch, ...]
     hardware: Mapping[str, Any]
     versions: Mapping[str, str]

@@ -54,8 +54,11 @@ class Run:
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.bare = model
         self.model = processes.wrap(model, device, self.method.leaves_idle)
-        if recipe.compile:
+        self.notes: list[str] = []
+        if recipe.compile and self.method.capturable:
             self.model.compile()
+        elif recipe.compile:
+            self.note(f"not compiled: {self.method.name} takes another path at every step")
         self.ema: AveragedModel | None = None
         if recipe.ema_decay is not None and self.sharded:
             raise ReplearnError("Averaging (ema_decay) does not work on a sharded model; train it with ddp.")
@@ -68,7 +71,6 @@ class Run:
         self.sums = torch.zeros(3, device=device)  # loss, correct, images of the epoch so far
         self.epoch, self.step_in_epoch = 0, 0
         self.epochs: list[Epoch] = []
-        self.notes: list[str] = []
         self.started = now()
         self._captured: CapturedStep | None = None
         self._capture = device.type == "cuda" and processes.world == 1 and recipe.accumulate == 1

@@ -164,7 +164,7 @@ def scale_ends(block: nn.Module, anatomy: Anatomy, chance: float) -> bool:
 
 def end_of(branch: nn.Module, anatomy: Anatomy) -> nn.Module | None:
     """The last layer before the addition in a residual block whose activation comes after it."""
-    if anatomy.kind not in ("basic", "bottleneck"):
+    if anatomy.kind not in ("basic", "bottleneck") or "norm" not in anatomy.parts:
         return None
     if isinstance(branch, Operator):
         end = getattr(branch, "norm", None)

@@ -1,0 +1,225 @@
+"""The sixth law under torch.compile: one graph per mode, no break, no recompilation, and eager's results."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from tiny import Own
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torchvision.models.resnet import Bottleneck
+from torchvision.models.vision_transformer import EncoderBlock
+from zoo import ZOO
+
+import replearn
+from replearn import operators
+from replearn.models.cifar_resnet import BasicBlock
+from replearn.operators.options import Options, ReadingOptions
+from replearn.similarity import call
+
+# one stack of three blocks each: a target and its two sources
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "basic": (lambda: BasicBlock(4, 4, 1), (2, 4, 6, 6)),
+    "bottleneck": (lambda: Bottleneck(8, 2), (2, 8, 6, 6)),
+    "transformer": (lambda: EncoderBlock(2, 8, 12, 0.0, 0.0, partial(nn.LayerNorm, eps=1e-6)), (2, 5, 8)),
+    "any": (lambda: Own(8), (2, 8)),
+}
+
+
+def subject(kind: str, options: Options) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    block, shape = KINDS[kind]
+    model = nn.Sequential(*(block() for _ in range(3)))
+    replearn.replace_(model, replearn.plan(model, first=2, operator=options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model, torch.randn(shape)
+
+
+def every_operator() -> Iterator[Any]:
+    """Each operator on each kind of block it suits, as the paper has it and with everything else switched on."""
+    for name, options in operators.available().items():
+        for kind in options.kinds:
+            yield pytest.param(kind, options(), id=f"{name}-{kind}")
+            if issubclass(options, ReadingOptions):
+                rest: dict[str, Any] = {"stop_gradient": False, "correction": "low-rank", "rank": 1}
+                if "coefficients" in {field.name for field in fields(options)}:
+                    rest["coefficients"] = "shared"
+                yield pytest.param(kind, options(**rest), id=f"{name}-{kind}-all_options")
+
+
+@pytest.fixture(autouse=True)
+def no_graphs_of_other_tests() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@contextmanager
+def no_compilation(counter: CompileCounterWithBackend) -> Iterator[None]:
+    before = counter.frame_count
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+    assert counter.frame_count == before
+
+
+def gradients(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    y = run(x)
+    y.square().mean().backward()
+    return y.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def same(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("kind", "options"), every_operator())
+def test_one_graph_per_mode_with_the_results_of_eager(kind: str, options: Options) -> None:
+    model, x = subject(kind, options)
+    eager = copy.deepcopy(model)
+    counter = CompileCounterWithBackend("aot_eager" if options == type(options)() else "eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)  # a graph break is an error
+
+    same(gradients(model, x, compiled), gradients(eager, x, eager))
+    with no_compilation(counter):
+        for _ in range(2):
+            same(gradients(model, x, compiled), gradients(eager, x, eager))
+    assert counter.frame_count == 1
+
+    model.eval()
+    eager.eval()
+    same(compiled(x), eager(x))
+    with no_compilation(counter):
+        before = compiled(x)
+        with torch.no_grad():
+            for block in (0, 2):  # the sources alone
+                for one, other in zip(model[block].parameters(), eager[block].parameters(), strict=True):
+                    change = 0.1 * torch.randn_like(one)
+                    one.add_(change)
+                    other.add_(change)
+        same(compiled(x), eager(x))
+        assert not torch.allclose(compiled(x), before)
+        model.train()
+        eager.train()
+        same(gradients(model, x, compiled), gradients(eager, x, eager))
+    assert counter.frame_count <= 2
+    same(dict(model.named_buffers()), dict(eager.named_buffers()))
+
+
+def test_an_operator_alone_sees_its_sources_change() -> None:
+    model, x = subject("basic", operators.Basic())
+    operator = model[1].eval()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(operator, backend=counter, fullgraph=True)
+    before = compiled(x)
+    with torch.no_grad(), no_compilation(counter):
+        model[0].conv2.weight.mul_(-1)  # the operator does not own it
+        model[2].conv1.weight.mul_(-1)
+    after = compiled(x)
+    same(after, operator(x))
+    assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("kind", ["basic", "transformer"])
+def test_batches_of_any_size_share_a_dynamic_graph(kind: str) -> None:
+    model, x = subject(kind, operators.WholeBlock())
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model.eval(), backend=counter, fullgraph=True, dynamic=True)
+    same(compiled(x), model(x))
+    with no_compilation(counter):
+        for size in (3, 5, 7):
+            batch = torch.randn(size, *x.shape[1:])
+            same(compiled(batch), model(batch))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("hf_llama", operators.AttentionMLP(), id="llama: keywords, RMSNorm, gated MLP"),
+        pytest.param("hf_gpt2", operators.WholeBlock(), id="gpt2: transposed weights"),
+    ],
+)
+def test_hugging_face_models_compile_to_one_graph(name: str, options: Options) -> None:
+    model, batch = ZOO[name].replaced(options), ZOO[name].batch()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    same(call(compiled, batch).logits, call(model, batch).logits)
+    with no_compilation(counter):
+        call(compiled, batch)
+    assert counter.frame_count == 1
+
+
+def test_forward_and_backward_of_a_training_step_are_one_graph() -> None:
+    model, x = subject("basic", operators.Basic(stop_gradient=False, correction="full"))
+    eager = copy.deepcopy(model)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    compiled = torch.compile(step, backend=counter, fullgraph=True)
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        compiled(x)
+        with no_compilation(counter):
+            for _ in range(2):
+                model.zero_grad()
+                compiled(x)
+    same({name: p.grad for name, p in model.named_parameters()}, gradients(eager, x, eager)[1])
+    assert counter.frame_count == 1
+
+
+def test_a_whole_training_step_compiles_once_and_trains_as_eager_does() -> None:
+    model, x = subject("transformer", operators.HeadWise(stop_gradient=False))
+    eager = copy.deepcopy(model)
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(train_step, backend=counter)  # in pieces: torch breaks the graph at the optimizer
+    optimizers = [torch.optim.SGD(replearn.param_groups(m, 1e-2), lr=0.1, momentum=0.9) for m in (model, eager)]
+    for step in range(4):
+        if step < 2:  # the optimizer's first step, which makes its state, is another graph than the second
+            run(model, optimizers[0], x)
+        else:
+            with no_compilation(counter):
+                run(model, optimizers[0], x)
+        train_step(eager, optimizers[1], x)
+    same(model.state_dict(), eager.state_dict())
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        pytest.param("basic", operators.Basic(stop_gradient=False), id="basic"),
+        pytest.param("transformer", operators.HeadWise(correction="low-rank", rank=2), id="head_wise"),
+        pytest.param("any", operators.WholeBlock(), id="whole_block"),
+    ],
+)
+def test_inductor_computes_what_eager_computes(kind: str, options: Options) -> None:
+    model, x = subject(kind, options)
+    eager = copy.deepcopy(model)
+    compiled = torch.compile(model, fullgraph=True)
+    same(gradients(model, x, compiled), gradients(eager, x, eager), 1e-5)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        same(gradients(model, x, compiled), gradients(eager, x, eager), 1e-5)
+    same(dict(model.named_buffers()), dict(eager.named_buffers()), 1e-5)
