@@ -125,15 +125,16 @@ def convolve(x: Tensor, kernel: Tensor, dilation: int = 1, groups: int = 1) -> T
     edge = dilation * (q // 2)
     padded = torch.zeros(num, channels, height + 2 * edge, width + 2 * edge, dtype=x.dtype)
     padded[:, :, edge : edge + height, edge : edge + width] = x
+    shifted = []
+    for u in range(q):
+        for v in range(q):
+            shifted.append(padded[:, :, u * dilation :, v * dilation :][:, :, :height, :width])
+    seen = torch.stack(shifted, dim=2)  # (image, input channel, u and v, i, j)
     maps = []
     for c in range(outputs):
         first = c // (outputs // groups) * inputs  # the first input channel of this output's group
-        total = torch.zeros(num, height, width, dtype=x.dtype)
-        for u in range(q):
-            for v in range(q):
-                seen = padded[:, first : first + inputs, u * dilation :, v * dilation :][:, :, :height, :width]
-                total = total + (kernel[c, :, u, v].reshape(1, inputs, 1, 1) * seen).sum(1)
-        maps.append(total)
+        weights = kernel[c].reshape(1, inputs, q * q, 1, 1)
+        maps.append((weights * seen[:, first : first + inputs]).sum((1, 2)))
     return torch.stack(maps, dim=1)
 
 

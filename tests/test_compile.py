@@ -84,11 +84,13 @@ def same(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("kind", "options"), every_operator())
+@pytest.mark.parametrize(("kind", "options"), list(every_operator()))
 def test_one_graph_per_mode_with_the_results_of_eager(kind: str, options: Options) -> None:
     model, x = subject(kind, options)
     eager = copy.deepcopy(model)
-    counter = CompileCounterWithBackend("aot_eager" if options == type(options)() else "eager")
+    # aot_eager traces the backward pass too, and takes twice as long: once per operator
+    thorough = options == type(options)() and kind == options.kinds[-1]
+    counter = CompileCounterWithBackend("aot_eager" if thorough else "eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)  # a graph break is an error
 
     same(gradients(model, x, compiled), gradients(eager, x, eager))
@@ -212,14 +214,14 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) ->
     [
         pytest.param("basic", operators.Basic(stop_gradient=False), id="basic"),
         pytest.param("transformer", operators.HeadWise(correction="low-rank", rank=2), id="head_wise"),
-        pytest.param("any", operators.WholeBlock(), id="whole_block"),
+        pytest.param("any", operators.WholeBlock(stop_gradient=False), id="whole_block"),
     ],
 )
 def test_inductor_computes_what_eager_computes(kind: str, options: Options) -> None:
     model, x = subject(kind, options)
     eager = copy.deepcopy(model)
-    compiled = torch.compile(model, fullgraph=True)
-    same(gradients(model, x, compiled), gradients(eager, x, eager), 1e-5)
+    compiled = torch.compile(model[1], fullgraph=True)  # the operator alone: the blocks would take a minute
+    same(gradients(model, x, compiled), gradients(eager, x, eager[1]), 1e-5)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        same(gradients(model, x, compiled), gradients(eager, x, eager), 1e-5)
+        same(gradients(model, x, compiled), gradients(eager, x, eager[1]), 1e-5)
     same(dict(model.named_buffers()), dict(eager.named_buffers()), 1e-5)

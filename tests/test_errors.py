@@ -255,6 +255,10 @@ deep = "[" * 850 + "0" + "]" * 850
 Provoke = Callable[[Path], Any]
 CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
     "what is passed as a model": [
+        (
+            lambda f: plan(nn.Sequential(nn.LazyLinear(4))),
+            ("its submodule 0 is lazy", "Run the model once on a batch", "then plan"),
+        ),
         (lambda f: plan("resnet32"), ("torch.nn.Module as the first argument, got str",)),
         (lambda f: plan(nn.DataParallel(tiny.resnet())), ("it is wrapped in DataParallel", "first, then wrap")),
         (plan_distributed, ("it is wrapped in DistributedDataParallel", "first, then wrap the result")),

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import ZOO, Declared, Listed, Residual, Scaled, Staged, hugging_face, sequence, timm_vit
+from zoo import ZOO, Declared, Listed, Residual, Scaled, Staged, hugging_face, sequence, shake_, timm_vit
 
 import replearn
 from replearn import operators
+from replearn.deployment import tensors_in
 from replearn.similarity import call
 
 
@@ -42,6 +43,20 @@ def families_of(model: nn.Module) -> set[str]:
 
 
 # The zoo
+
+
+@pytest.mark.parametrize("name", ZOO)
+@torch.no_grad()
+def test_every_model_of_the_zoo_listens_to_its_batch_and_to_its_blocks(name: str) -> None:
+    """Else nothing that is checked on its outputs could fail."""
+    model, batch = ZOO[name].fresh(), ZOO[name].batch()
+    made = tensors_in(call(model, batch))[0]
+    assert made.isfinite().all()
+    assert (made[0] - made[1]).abs().max() > 1e-3 * made.abs().max()
+    for target in replearn.plan(model, first=2).targets:
+        before = tensors_in(call(model, batch))[0]
+        shake_(model.get_submodule(target.name), 0.1)
+        assert (tensors_in(call(model, batch))[0] - before).abs().max() > 1e-3 * before.abs().max(), target.name
 
 
 @pytest.mark.parametrize("name", ZOO)

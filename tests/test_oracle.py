@@ -72,6 +72,14 @@ def cases() -> Iterator[Any]:
                     yield pytest.param(subject, name, choice, id=f"{name}-{subject.name}-{label}")
 
 
+CASES = list(cases())
+
+
+def one_subject(name: str) -> Subject:
+    """The first subject that suits an operator."""
+    return next(subject for subject in SUBJECTS if subject.block.kind in OPERATORS[name].kinds)
+
+
 def options_of(name: str, choice: dict[str, Any], **more: Any) -> Any:
     return OPERATORS[name](**choice, **({"rank": 2} if "correction" in choice else {}), **more)
 
@@ -194,7 +202,7 @@ def agree(pair: Pair, training: bool, tolerance: float = 1e-10) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_has_an_oracle_and_is_tried_with_every_combination_of_options(name):
     assert callable(getattr(oracle, name, None)), f"write tests/oracle.py's {name}(x, given) from its equations"
-    tried = [case.values[2] for case in cases() if case.values[1] == name]
+    tried = [case.values[2] for case in CASES if case.values[1] == name]
     for choice in combinations(name):
         assert choice in tried or not is_legal(name, choice), f"no subject is thorough about {name}: {choice}"
 
@@ -212,7 +220,7 @@ def test_every_option_of_every_operator_is_walked(name):
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if walked_fields(name)])
 def test_combinations_without_any_weight_to_compute_with_are_refused(name):
-    subject = next(case.values[0] for case in cases() if case.values[1] == name)
+    subject = one_subject(name)
     illegal = [choice for choice in combinations(name) if not is_legal(name, choice)]
     assert illegal
     for choice in illegal:
@@ -230,7 +238,7 @@ def test_the_oracle_shares_nothing_with_the_package():
 # --- agreement ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("subject", "name", "choice"), list(cases()))
+@pytest.mark.parametrize(("subject", "name", "choice"), CASES)
 def test_output_and_gradients_are_the_oracles(subject, name, choice):
     pair = Pair(subject, name, choice)
     agree(pair, training=False)
@@ -286,10 +294,6 @@ def test_the_model_calls_the_operator_on_what_the_block_would_have_seen(subject)
 # --- gradients, without an oracle ---------------------------------------------------------------------
 
 
-def one_case_each(name: str) -> Subject:
-    return next(case.values[0] for case in cases() if case.values[1] == name)
-
-
 GRADCHECKS = [(name, True) for name in OPERATORS] + [
     (name, False) for name in OPERATORS if "stop_gradient" in walked_fields(name)
 ]
@@ -297,7 +301,7 @@ GRADCHECKS = [(name, True) for name in OPERATORS] + [
 
 @pytest.mark.parametrize(("name", "stop_gradient"), GRADCHECKS)
 def test_gradcheck_with_respect_to_everything_that_is_not_stopped(name, stop_gradient):
-    pair = Pair(one_case_each(name), name, {} if stop_gradient else {"stop_gradient": False})
+    pair = Pair(one_subject(name), name, {} if stop_gradient else {"stop_gradient": False})
     pair.operator.train()
     x = pair.subject.example().requires_grad_()
     inputs = [x, *pair.operator.parameters()]
@@ -356,7 +360,7 @@ def reproducing(pair: Pair, given: oracle.Given) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("name", "choice", "start"), list(start_cases()))
 def test_coefficients_start_as_asked(name, choice, start):
-    subject = one_case_each(name)
+    subject = one_subject(name)
     if not start_is_legal(choice, start):
         with pytest.raises(replearn.ReplearnError, match="start="):
             options_of(name, choice, start=start)
@@ -388,7 +392,7 @@ def test_a_convolution_starts_as_the_mean_of_its_two_sources(subject):
 
 
 def test_a_projection_starts_as_the_mean_of_its_two_sources():
-    pair = Pair(one_case_each("projection"), "projection", {}, fresh=True)
+    pair = Pair(one_subject("projection"), "projection", {}, fresh=True)
     given = pair.given(pair.leaves(), training=False)
     x = pair.subject.example()
     weight = (given.previous["proj"] + given.next["proj"]) / 2
@@ -425,7 +429,7 @@ def test_a_whole_block_starts_as_a_block_of_mean_parameters_and_statistics(subje
 @pytest.mark.parametrize("name", [name for name in OPERATORS if "correction" in walked_fields(name)])
 @pytest.mark.parametrize("correction", ["low-rank", "full"])
 def test_a_correction_starts_at_zero_and_can_learn(name, correction):
-    subject = one_case_each(name)
+    subject = one_subject(name)
     plain = Pair(subject, name, {}, fresh=True)
     pair = Pair(subject, name, {"correction": correction}, fresh=True)
     x = subject.example()
@@ -439,7 +443,7 @@ def test_a_correction_starts_at_zero_and_can_learn(name, correction):
 
 
 def test_the_operators_own_norm_starts_fresh():
-    norm = Pair(one_case_each("basic"), "basic", {}, fresh=True).operator.norm
+    norm = Pair(one_subject("basic"), "basic", {}, fresh=True).operator.norm
     for found, expected in ((norm.weight, 1), (norm.bias, 0), (norm.running_mean, 0), (norm.running_var, 1)):
         assert torch.equal(found.detach(), torch.full_like(found, expected))
 
@@ -499,7 +503,7 @@ def test_options_change_the_number_of_learnable_parameters_as_they_must():
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_deployed_model_computes_what_the_model_computes(name):
     subjects = [s for s in SUBJECTS if s.block.kind in OPERATORS[name].kinds and s.name in MODEL_INPUTS]
-    for subject in subjects or [one_case_each(name)]:
+    for subject in subjects or [one_subject(name)]:
         pair = Pair(subject, name, {})
         torch.manual_seed(5)
         x = MODEL_INPUTS[subject.name]()

@@ -94,8 +94,10 @@ def shake_(model: nn.Module, size: float) -> None:
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=size)
     for name, buffer in model.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            buffer.add_(torch.rand_like(buffer), alpha=10 * size)
+        if name.endswith("running_mean"):
+            buffer.add_(torch.randn_like(buffer), alpha=size)
+        if name.endswith("running_var"):
+            buffer.mul_(1 + 10 * size * torch.rand_like(buffer))
 
 
 class Staged(nn.Module):
@@ -292,7 +294,7 @@ def entries() -> Iterator[Entry]:
         "cifar_resnet",
         "cifar_resnet",
         "basic",
-        lambda: replearn.models.CifarResNet(20, num_classes=4, width=4),
+        lambda: replearn.models.CifarResNet(20, num_classes=4, width=8),
         images,
         (3, 3, 3),
     )
@@ -340,7 +342,7 @@ def timm_entries() -> Iterator[Entry]:
         ("timm_vit_parallel", lambda: timm_vit("ParallelScalingBlock"), NO_MLP),
         ("timm_deit", lambda: timm_model("deit", "VisionTransformerDistilled"), ()),
         ("timm_beit", lambda: timm_model("beit", "Beit", init_values=0.1), ()),
-        ("timm_cait", lambda: timm_model("cait", "Cait"), ()),
+        ("timm_cait", lambda: timm_model("cait", "Cait", init_values=0.5), ()),
         ("timm_eva", lambda: timm_model("eva", "Eva", swiglu_mlp=True, use_rot_pos_emb=True), ()),
         ("timm_eva_post_norm", timm_eva_post_norm, ()),
         ("timm_relpos", lambda: timm_model("vision_transformer_relpos", "VisionTransformerRelPos"), ()),

@@ -6,6 +6,7 @@ import sys
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from .errors import ReplearnError
 from .operators.base import Operator
@@ -36,6 +37,11 @@ def refuse_wrapped(model: nn.Module) -> None:
             raise ReplearnError(
                 f"{type(model).__name__} can't be planned: {where} is a TorchScript module, whose blocks can't be "
                 "exchanged. Start from the Python model."
+            )
+        if any(isinstance(parameter, UninitializedParameter) for parameter in module._parameters.values()):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is lazy and has no shape yet. Run the model "
+                "once on a batch, then plan."
             )
         if _sharded(module):
             raise ReplearnError(
