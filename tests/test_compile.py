@@ -51,7 +51,7 @@ def every_operator() -> Iterator[Any]:
     for name, options in operators.available().items():
         for kind in options.kinds:
             yield pytest.param(kind, options(), id=f"{name}-{kind}")
-            if issubclass(options, ReadingOptions):
+            if issubclass(options, ReadingOptions) and kind == options.kinds[-1]:
                 rest: dict[str, Any] = {"stop_gradient": False, "correction": "low-rank", "rank": 1}
                 if "coefficients" in {field.name for field in fields(options)}:
                     rest["coefficients"] = "shared"

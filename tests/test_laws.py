@@ -426,6 +426,71 @@ def test_the_laws_hold_with_other_options(entry: Entry, options: Options, tmp_pa
     assert all(map(torch.equal, outputs(twin, batch), expected))
 
 
+# Blocks that are built in unusual ways, which only the whole-block operator takes
+
+
+class Twisted(nn.Module):
+    """One norm under two names, two layers with one weight, a scalar, and a method kept as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = self.after = nn.LayerNorm(16)
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.two.weight = self.one.weight
+        self.gain = nn.Parameter(torch.tensor(0.5))
+        self.run = self.twice
+        self.inner = self.one.forward
+
+    def twice(self, x: Tensor) -> Tensor:
+        return self.after(self.two(self.inner(self.before(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gain * self.run(x)
+
+
+class Branched(nn.Module):
+    """As in RepVGG: the first block of a stage lacks a branch that the others have."""
+
+    def __init__(self, branch: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.branch = nn.BatchNorm2d(3) if branch else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) if self.branch is None else self.conv(x) + self.branch(x)
+
+
+@pytest.mark.parametrize("correction", ["none", "low-rank", "full"])
+def test_a_whole_block_with_shared_layers_tied_weights_and_kept_methods(correction: Any) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Twisted() for _ in range(4))).eval(), torch.randn(2, 16)
+    references = [weakref.ref(parameter) for parameter in model[1].parameters()]
+    plan = replearn.plan(model, first=2, operator=operators.WholeBlock(correction=correction, rank=2))
+    replearn.replace_(model, plan)
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+    shake_(model, 0.1)
+    plain = replearn.deploy(model, example=x)
+    expected = outputs(plain, x)
+    for operator_parameter in model[1].parameters():
+        with torch.no_grad():
+            operator_parameter.add_(1)
+        assert not torch.equal(outputs(model, x)[0], expected[0])  # each of them counts
+        with torch.no_grad():
+            operator_parameter.sub_(1)
+
+
+def test_a_whole_block_whose_neighbour_lacks_a_layer_takes_it_from_the_other() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Branched(False), *(Branched(True) for _ in range(3))).eval()
+    shake_(model, 0.1)
+    plan = replearn.plan(model, first=2)
+    assert any("branch.weight comes from the next source alone" in note for note in plan.targets[0].notes)
+    replearn.replace_(model, plan)
+    assert torch.equal(model[1].run.block.branch.running_mean, model[2].branch.running_mean)
+    replearn.deploy(model, example=torch.randn(2, 3, 4, 4))
+
+
 # What does not suit
 
 

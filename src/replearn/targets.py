@@ -13,6 +13,7 @@ from .anatomy import Anatomy, Part, resolve
 from .errors import ReplearnError
 from .operators.base import Operator
 from .operators.options import Need, Options
+from .operators.shell import parameter_names
 from .operators.site import Site
 from .plans import Read, Side, Target
 from .stacks import Stack, class_path
@@ -80,7 +81,7 @@ def expand(needs: tuple[Need, ...], block: nn.Module) -> Iterable[Need]:
         if need.role != "*":
             yield need
             continue
-        for name, _ in block.named_parameters(remove_duplicate=False):
+        for name in parameter_names(block):
             yield Need(name, previous=name, next=name, like=name, by_path=True)
 
 

@@ -78,10 +78,10 @@ class LowRankCorrection(Correction):
 
 
 def correction_of(options: Options, shape: tuple[int, ...], site: Site, where: str) -> Correction | None:
-    """The correction that the options ask for, or None; vectors are always corrected in full."""
+    """The correction that the options ask for, or None; vectors and scalars are always corrected in full."""
     if not isinstance(options, ReadingOptions) or options.correction == "none":
         return None
-    if options.correction == "full" or len(shape) == 1:
+    if options.correction == "full" or len(shape) < 2:
         return FullCorrection(shape, site.device, site.dtype)
     largest = min(shape[0], math.prod(shape[1:]))
     if options.rank > largest:

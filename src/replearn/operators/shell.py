@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,16 @@ def without_hooks(module: nn.Module) -> nn.Module:
             if hooks in layer.__dict__:
                 layer.__dict__[hooks] = OrderedDict()
     return module
+
+
+def parameter_names(module: nn.Module) -> list[str]:
+    """Every place of a module that holds a parameter; one inside a shared submodule by its first name only."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, layer in module.named_modules()
+        for name, parameter in layer._parameters.items()
+        if parameter is not None
+    ]
 
 
 def shell_of(
@@ -51,4 +63,14 @@ def shell_of(
         }
         return shell
 
-    return without_hooks(copy(module, ""))
+    made = copy(module, "")
+    for shell in copies.values():
+        vars(shell).update({name: _own(value, copies) for name, value in vars(shell).items()})
+    return without_hooks(made)
+
+
+def _own(value: Any, copies: Mapping[int, nn.Module]) -> Any:
+    """An attribute that points at the original (`self.run = self.run_fast`), turned to the copy."""
+    if isinstance(value, MethodType) and id(value.__self__) in copies:
+        return MethodType(value.__func__, copies[id(value.__self__)])
+    return copies.get(id(value), value)

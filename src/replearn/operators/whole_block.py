@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from ..anatomy import Anatomy, resolve
+from ..anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
 from .base import MixingOperator, Operator
 from .correction import correction_of
 from .options import MixingOptions, Need
-from .shell import shell_of
+from .shell import parameter_names, shell_of
 from .site import Site
 from .synthesis import full_precision, mean_of
 
@@ -57,9 +57,9 @@ class WholeBlockOperator(MixingOperator):
                 f"{site.target.name} contains an {nn.RNNBase.__name__} layer (RNN, LSTM or GRU), whose weights "
                 "can't be synthesized: it keeps flat copies of them. Keep this block, or use operators.Removal()."
             )
-        named = dict(site.block.named_parameters(remove_duplicate=False))
-        self._names = tuple(named)
-        for name, parameter in named.items():
+        self._names = tuple(parameter_names(site.block))
+        for name in self._names:
+            parameter = site.block.get_parameter(name)
             self._sources[name] = site.sources(name)
             correction = correction_of(
                 site.options, tuple(parameter.shape), site, where=f"{site.target.name}, {name}"
@@ -67,7 +67,7 @@ class WholeBlockOperator(MixingOperator):
             if correction is not None:
                 self.corrections[self._key(name)] = correction
         sides = tuple(s for s in ("previous", "next") if any(s in found for found in self._sources.values()))
-        self.make_coefficients(site, sides, len(named))
+        self.make_coefficients(site, sides, len(self._names))
         self.run = _ForwardOnly(shell_of(site.block, device=site.device))
         if site.device.type != "meta":
             start_statistics(self.run.block, site)
@@ -150,7 +150,14 @@ def start_statistics(shell: nn.Module, site: Site) -> None:
         layer.reset_running_stats()
         for name in ("running_mean", "running_var"):
             own = getattr(layer, name)
-            found = [resolve(block, path) for block in (site.previous, site.next)]
-            values = [getattr(other, name) for other in found]
-            if own is not None and all(value is not None and value.shape == own.shape for value in values):
-                own.copy_(mean_of(values))
+            values = [statistics_at(block, path, name) for block in (site.previous, site.next)]
+            fitting = [
+                value for value in values if value is not None and own is not None and value.shape == own.shape
+            ]
+            if fitting:
+                own.copy_(mean_of(fitting))
+
+
+def statistics_at(block: nn.Module, path: str, name: str) -> Tensor | None:
+    """A neighbour's running statistic, if it has that layer at all: the first block of a stage may differ."""
+    return getattr(resolve(block, path), name, None) if holds(block, path) else None
