@@ -225,3 +225,44 @@ def test_inductor_computes_what_eager_computes(kind: str, options: Options) -> N
     with torch._dynamo.config.patch(error_on_recompile=True):
         same(gradients(model, x, compiled), gradients(eager, x, eager[1]), 1e-5)
     same(dict(model.named_buffers()), dict(eager.named_buffers()), 1e-5)
+
+
+COMPILED = {
+    "torch.compile(model)": (lambda m: torch.compile(m, backend="eager"), "the plain model (model._orig_mod)"),
+    "model.compile()": (lambda m: m.compile(backend="eager") or m, "a fresh model, before model.compile()"),
+    "one block": (
+        lambda m: m.append(torch.compile(BasicBlock(4, 4, 1), backend="eager")),
+        "a model with model.3._orig_mod in its place",
+    ),
+    "one block, in place": (
+        lambda m: m[1].compile(backend="eager") or m,
+        "a fresh model, before model.1.compile()",
+    ),
+    "torch.jit.script": (torch.jit.script, "Start from the Python model"),
+    "torch.jit.trace": (lambda m: torch.jit.trace(m, torch.randn(1, 4, 6, 6)), "Start from the Python model"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("how", COMPILED)
+def test_a_compiled_model_is_refused_with_the_cure(how: str) -> None:
+    plain = nn.Sequential(*(BasicBlock(4, 4, 1) for _ in range(3))).eval()
+    plan = replearn.plan(plain, first=2)
+    compile_, cure = COMPILED[how]
+    compiled = compile_(plain)
+    before = list(compiled.state_dict())
+    for door in (replearn.plan, lambda model: replearn.replace_(model, plan)):
+        with pytest.raises(replearn.ReplearnError) as caught:
+            door(compiled)
+        assert cure in str(caught.value)
+    assert list(compiled.state_dict()) == before
+
+
+def test_the_cure_for_a_compiled_model_works() -> None:
+    compiled = torch.compile(nn.Sequential(*(BasicBlock(4, 4, 1) for _ in range(3))).eval(), backend="eager")
+    x = torch.randn(2, 4, 6, 6)
+    compiled(x)
+    plain = compiled._orig_mod
+    replearn.replace_(plain, replearn.plan(plain, first=2))
+    counter = CompileCounterWithBackend("eager")
+    same(torch.compile(plain, backend=counter, fullgraph=True)(x), plain(x))

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_laws import outputs
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from zoo import ZOO, Entry, builds
+from zoo import ZOO, Entry, builds, outputs
 
 import replearn
+from replearn.deployment import tensors_in
 from replearn.operators.options import Options, ReadingOptions
 from replearn.surgery import plan_of
 
@@ -60,25 +60,19 @@ def change_sources_(model: nn.Module) -> None:
 def operators_alone(model: nn.Module, batch: Any) -> Callable[[], list[Tensor]]:
     """The outputs of the operators for what they were given on this batch, whatever changes before them."""
     calls: list[tuple[nn.Module, Any, Any]] = []
-    handles = [
-        model.get_submodule(target.name).register_forward_pre_hook(
-            lambda module, args, kwargs: calls.append((module, args, kwargs)), with_kwargs=True
-        )
-        for target in plan_of(model).targets
-    ]
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        calls.append((module, args, {k: v for k, v in kwargs.items() if k != "past_key_values"}))  # a cache grows
+
+    names = [target.name for target in plan_of(model).targets]
+    handles = [model.get_submodule(name).register_forward_pre_hook(note, with_kwargs=True) for name in names]
     outputs(model, batch)
     for handle in handles:
         handle.remove()
 
     @torch.no_grad()
     def again() -> list[Tensor]:
-        made = [
-            module(*args, **{**kwargs, "past_key_values": None})
-            if "past_key_values" in kwargs
-            else module(*args, **kwargs)
-            for module, args, kwargs in calls
-        ]
-        return [value[0] if isinstance(value, tuple) else value for value in made]
+        return [tensor for module, args, kwargs in calls for tensor in tensors_in(module(*args, **kwargs))]
 
     return again
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from zoo import ZOO, Entry, builds, shake_
+from zoo import ZOO, Entry, builds, outputs, shake_
 
 import replearn
 from replearn import operators
@@ -71,11 +71,6 @@ def build(entry: Entry, options: Options, first: int = 2) -> Built:
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     yield from module.parameters()
     yield from module.buffers()
-
-
-@torch.no_grad()
-def outputs(model: nn.Module, batch: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors_in(call(model, batch)) if tensor.is_floating_point()]
 
 
 def largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:

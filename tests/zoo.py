@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import operators
+from replearn.deployment import tensors_in
 from replearn.operators.options import Options
+from replearn.similarity import call
 
 NO_MLP = ("mlp", "attention_mlp")  # operators that need the MLP's own matrices
 VARIANTS = (
@@ -98,6 +100,12 @@ def shake_(model: nn.Module, size: float) -> None:
             buffer.add_(torch.randn_like(buffer), alpha=size)
         if name.endswith("running_var"):
             buffer.mul_(1 + 10 * size * torch.rand_like(buffer))
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+    """Everything with values that a model returns for a batch."""
+    return [tensor for tensor in tensors_in(call(model, batch)) if tensor.is_floating_point()]
 
 
 class Staged(nn.Module):
