@@ -292,69 +292,61 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
 
 
 WORKER = """
-import sys, json
+import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_engine as t
-from replearn.training.fit import fit, Interrupted
-import os, signal
+from replearn.training.fit import Interrupted, fit
 from replearn.training.run import Run
-out, parallel, stop = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "stop"
-run = t.spec(out, model="vit:16:4:2:4", batch_size=100)
+
 plain, taken = Run.step, []
+told = None
 
 def step(self):
     taken.append(1)
-    if stop and len(taken) == 18 and os.environ["RANK"] == "1":
+    if len(taken) == told and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGINT)  # one process alone is told to stop, in the second epoch
     plain(self)
 
 Run.step = step
-try:
-    fit([run], device="cpu", parallel=parallel)
-    assert not stop
-except Interrupted:
-    pass
+for parallel in ("ddp", "fsdp"):
+    for told in (None, 18):
+        taken.clear()
+        out = Path(sys.argv[1]) / (parallel if told is None else parallel + "-stopped")
+        try:
+            fit([t.spec(out, model="vit:16:4:2:4", batch_size=100)], device="cpu", parallel=parallel)
+            assert told is None, "the run was to be interrupted"
+        except Interrupted:
+            assert told is not None
 """
 
 
-def two_processes(tmp_path: Path, parallel: str, stop: bool, out: Path) -> None:
+@pytest.mark.distributed
+def test_two_processes_give_the_curve_of_one_and_what_they_saved_resumes_in_one(tmp_path: Path) -> None:
+    one = fit([spec(tmp_path / "one", model="vit:16:4:2:4", batch_size=100)], device="cpu")[0]
     script = tmp_path / "worker.py"
     script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        script,
+        tmp_path,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, out, parallel, "stop" if stop else "go"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_give_the_curve_of_one(parallel: str, tmp_path: Path) -> None:
-    one = fit([spec(tmp_path / "one", model="vit:16:4:2:4", batch_size=100)], device="cpu")[0]
-    two_processes(tmp_path, parallel, False, tmp_path / "two")
-    two = read_result(tmp_path / "two/result.json")
-    assert two.hardware["processes"] == 2
-    for a, b in zip(measured(one), measured(two), strict=True):
-        assert a == pytest.approx(b, rel=1e-4)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_run_saved_by_two_processes_resumes_in_one(parallel: str, tmp_path: Path) -> None:
-    whole = fit([spec(tmp_path / "one", model="vit:16:4:2:4", batch_size=100)], device="cpu")[0]
-    two_processes(tmp_path, parallel, True, tmp_path / "two")
-    rest = spec(tmp_path / "two", model="vit:16:4:2:4", batch_size=100)
-    resumed = fit([rest], device="cpu", resume=True)[0]
-    assert resumed.finished
-    assert len(resumed.epochs) == 2
-    for a, b in zip(measured(whole), measured(resumed), strict=True):
-        assert a == pytest.approx(b, rel=1e-4)
+    for parallel in ("ddp", "fsdp"):
+        two = read_result(tmp_path / parallel / "result.json")
+        assert two.hardware["processes"] == 2
+        rest = spec(tmp_path / f"{parallel}-stopped", model="vit:16:4:2:4", batch_size=100)
+        resumed = fit([rest], device="cpu", resume=True)[0]
+        for other in (two, resumed):
+            assert other.finished
+            for a, b in zip(measured(one), measured(other), strict=True):
+                assert a == pytest.approx(b, rel=1e-4), parallel
 
 
 @pytest.mark.cuda

@@ -20,7 +20,7 @@ def stored(modules: Sequence[nn.Module], name: str) -> Tensor | None:
     if torch.compiler.is_compiling():  # a graph has no guards on FSDP2's state: it takes what is there
         return tensor
     for module in modules:
-        if hasattr(module, "_get_fsdp_state"):
+        if hasattr(type(module), "_get_fsdp_state"):  # on the class: a module is slow to say no
             for shard, stand_ins in _shards(module):
                 if any(tensor is stand_in for stand_in in stand_ins):
                     return shard
@@ -30,7 +30,7 @@ def stored(modules: Sequence[nn.Module], name: str) -> Tensor | None:
 def _shards(module: Any) -> Iterator[tuple[Tensor, tuple[Tensor | None, ...]]]:
     """Every shard of an FSDP2 module with the tensors that FSDP2 puts in its place at times."""
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # a list since torch 2.12
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has one group, 2.13 a list
     for group in [state._fsdp_param_group] if groups is None else groups:
         for parameter in () if group is None else group.fsdp_params:
             names = ("_unsharded_param", "_sharded_post_forward_param")
