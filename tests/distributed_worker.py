@@ -365,7 +365,8 @@ def same_steps() -> dict[str, Callable[[], Result]]:
                 found[f"{operator} | {name} | {gradient}"] = partial(steps, operator, WRAPS[name], held)
         for operator in ("basic", "head-wise", "whole block"):
             for name in list(WRAPS)[2:]:
-                found[f"{operator} | {name} | {gradient}"] = partial(steps, operator, WRAPS[name], held)
+                if not held or "early" in name or "after forward" in name or operator == "basic":
+                    found[f"{operator} | {name} | {gradient}"] = partial(steps, operator, WRAPS[name], held)
         for operator in ("basic", "projection"):
             name = f"{operator} | FSDP2 accumulating, blocks kept whole | {gradient}"
             found[name] = partial(accumulation, operator, held, True)
