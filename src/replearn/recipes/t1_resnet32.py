@@ -5,7 +5,7 @@ Command: replearn compare t1_resnet32 --data cifar10 --seeds 0,1,2 --epochs 100 
 Expected: E2E 92.17 ± 0.12, removal 91.84 ± 0.05, RepL 91.97 ± 0.33; RepL against either: undecided
 Seeds: three, 0 to 2
 Hardware: one H200
-Time: 6 minutes for the nine runs together
+Time: 7.5 minutes for the nine runs together
 Backed by: benchmarks/results/t1_resnet32_cifar10_100_epochs
 
 The full 250 epochs, and SVHN and STL-10, are not yet measured.
