@@ -1,6 +1,7 @@
 """Results made up for tests of what happens to results."""
 
-from replearn.training.recipe import Optimizer, PaperRow, Recipe, Variant, plain
+from replearn.jsonable import encode
+from replearn.training.recipe import Optimizer, PaperRow, Recipe, Variant
 from replearn.training.results import Epoch, Result
 
 RECIPE = Recipe(
@@ -45,7 +46,7 @@ def run(label, seed, accuracy, *, recipe=RECIPE, best=None, seconds=1.0, memory=
     )
     fields = {
         "recipe": recipe.to_dict(),
-        "variant": plain(recipe.variant(label)),
+        "variant": encode(recipe.variant(label)),
         "data": "cifar10",
         "seed": seed,
         "plan": None,

@@ -22,7 +22,7 @@ def encode(value: Any) -> Any:
         return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return [encode(item) for item in value]
     return value
 

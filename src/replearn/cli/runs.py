@@ -10,8 +10,9 @@ from pathlib import Path
 
 from .. import recipes
 from ..errors import ReplearnError
+from ..jsonable import encode
 from ..training.comparable import differences
-from ..training.recipe import Recipe, Variant, plain
+from ..training.recipe import Recipe, Variant
 from ..training.results import Result, read_result
 from ..training.run import RunSpec
 from .overrides import with_settings
@@ -91,7 +92,7 @@ def found(spec: RunSpec) -> Result | None:
         return None
     result = read_result(path)
     changed = differences(result.recipe, spec.recipe.to_dict())
-    changed += differences(result.variant, plain(spec.variant))
+    changed += differences(result.variant, encode(spec.variant))
     for field, before, now in changed:
         raise ReplearnError(
             f"{spec.out} holds a run with other settings ({field} is {before!r} there, {now!r} here). "

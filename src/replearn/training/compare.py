@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ReplearnError
+from ..jsonable import encode
 from .comparable import changes_of, check_same_settings, machine, shared
 from .intervals import Difference, mean_of, paired_difference, std_of
-from .recipe import PaperRow, plain
+from .recipe import PaperRow
 from .results import Result
 
 
@@ -54,7 +55,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = plain(self)
+        found: dict[str, Any] = encode(self)
         return found
 
 

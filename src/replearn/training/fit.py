@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import ReplearnError
+from ..jsonable import encode
 from . import data as data_room
 from .augmentation import DeviceImages
 from .batches import Batches, DeviceBatches
@@ -20,7 +21,7 @@ from .interrupting import Interruption, interruption
 from .keeping import result_of, resume_run, save_run, write_model, write_result
 from .log import RunLog
 from .processes import Parallel, Processes, start_processes
-from .recipe import Augment, plain
+from .recipe import Augment
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
 from .streaming import StreamBatches
@@ -82,7 +83,7 @@ def _train(
     results: dict[int, Result] = {}
     for run in runs:
         if not (resume and resume_run(run)) and processes.leads:
-            write_atomically(run.spec.out / "recipe.json", json.dumps(plain(run.spec.recipe), indent=1))
+            write_atomically(run.spec.out / "recipe.json", json.dumps(encode(run.spec.recipe), indent=1))
     logs = [RunLog(run.spec.out) for run in runs] if processes.leads else []
     for log, run in zip(logs, runs, strict=False):
         log.start(kept=run.epoch)

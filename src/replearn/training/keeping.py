@@ -11,8 +11,8 @@ import torch
 
 from ..checkpoint import save
 from ..errors import ReplearnError
+from ..jsonable import encode
 from ..surgery import operators_of
-from .recipe import plain
 from .results import Epoch, Result, hardware_of, versions_of, write_atomically
 from .run import Run, RunSpec
 from .shards import read_shards, write_shards
@@ -28,7 +28,7 @@ def save_run(run: Run) -> None:
         "step": run.step_in_epoch,
         "sums": sums,
         "seconds": run.seconds,
-        "epochs": [plain(epoch) for epoch in run.epochs],
+        "epochs": [encode(epoch) for epoch in run.epochs],
         "method": run.method.state(),
         "notes": run.notes,
         "started": run.started,
@@ -78,10 +78,10 @@ def check_identity(run: Run, about: dict[str, Any]) -> None:
 
 def identity(spec: RunSpec) -> dict[str, Any]:
     """What must agree for a state to be this run's."""
-    recipe = plain(spec.recipe)
+    recipe = encode(spec.recipe)
     for field in ("variants", "paper", "data"):
         recipe.pop(field)
-    values = {"recipe": recipe, "variant": plain(spec.variant), "data": spec.data, "seed": spec.seed}
+    values = {"recipe": recipe, "variant": encode(spec.variant), "data": spec.data, "seed": spec.seed}
     return dict(json.loads(json.dumps(values)))
 
 
@@ -101,8 +101,8 @@ def write_model(run: Run) -> None:
 
 def result_of(run: Run, step_ms: float = 0.0) -> Result:
     return Result(
-        recipe=plain(run.spec.recipe),
-        variant=plain(run.spec.variant),
+        recipe=encode(run.spec.recipe),
+        variant=encode(run.spec.variant),
         data=run.spec.data,
         seed=run.spec.seed,
         plan=None if run.method.plan is None else json.loads(run.method.plan.to_json()),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .recipe import plain
+from ..jsonable import encode
 from .results import Epoch
 
 
@@ -23,7 +23,7 @@ class RunLog:
         self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def epoch(self, epoch: Epoch) -> None:
-        values = plain(epoch)
+        values = encode(epoch)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
         if self._events is not None:

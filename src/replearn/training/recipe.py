@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ..errors import ReplearnError
+from ..jsonable import encode
 from ..operators.options import Options, options_from_dict
 
 Data = TypeVar("Data")
@@ -111,20 +112,7 @@ class Recipe:
         raise ReplearnError(f"The recipe {self.name} has no variant {label!r}; it has {known}.")
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(plain(self))
-
-
-def plain(value: Any) -> Any:
-    """Data as JSON can hold it: dataclasses as dicts, tuples as lists, operators by name."""
-    if isinstance(value, Options):
-        return value.to_dict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    return value
+        return dict(encode(self))
 
 
 def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
