@@ -121,17 +121,11 @@ def synthesized(operator: Any) -> dict[str, Tensor]:
     """The matrices and kernels that an operator computes with, as it synthesizes them."""
     if hasattr(operator, "parameters_of_block"):
         return {name: tensor for name, tensor in operator.parameters_of_block().items() if tensor.dim() > 1}
-    if hasattr(operator, "kernel"):
-        return {"kernel": operator.kernel()}
-    if hasattr(operator, "kernels"):
-        return dict(zip(("reduce", "middle", "expand"), operator.kernels(), strict=True))
-    if hasattr(operator, "_matrices"):
-        return {role: operator.weight_and_bias(role)[0] for role in operator._matrices}
     if hasattr(operator, "attention"):
         return synthesized(operator.attention) | synthesized(operator.mlp)
-    if hasattr(operator, "weight_and_bias"):
-        return {"proj": operator.weight_and_bias()[0]}
-    return {role: operator.read_one(role) for role in getattr(operator, "_sources", ())}
+    if not hasattr(operator, "made"):
+        return {}
+    return {name: tensor for name, tensor in operator.made().items() if tensor.dim() > 1}
 
 
 @pytest.mark.parametrize("dtype", [*LOW, torch.float64], ids=str)

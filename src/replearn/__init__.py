@@ -11,6 +11,7 @@ from .planning import plan
 from .plans import Plan, Target
 from .stacks import Stack, find_stacks
 from .surgery import replace_
+from .synthesizing import synthesized
 
 __version__ = "0.1.0"
 
@@ -33,4 +34,5 @@ __all__ = [
     "plan",
     "replace_",
     "save",
+    "synthesized",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from ..errors import ReplearnError
 from .correction import Correction, LowRankCorrection, correction_of
 from .fitting import Moments, Solution, fit_full
+from .mixture import Along, HandOut, Made, Mixture, Mixtures, dtype_beside, handed_out, synthesize
 from .options import MixingOptions, ReadingOptions
+from .recomputing import recomputed
 from .site import Site
-from .synthesis import Source, per_row, row_norms, unit_rows
+from .synthesis import Source, row_norms, wide
 
 if TYPE_CHECKING:
     from ..plans import Target
@@ -35,11 +38,17 @@ class Operator(nn.Module, ABC):
         self._dtype = site.dtype  # of the model here, which the deployed form has too
         self._input = site.target.anatomy.input
         self._as_tuple = site.target.anatomy.returns == "tuple"
+        self._recompute = getattr(site.options, "recompute", False)
         # Hugging Face models read such labels off their layers (attention_type, layer_idx)
         own = {"a", "b", *dir(self)}
         self._labels = {name: value for name, value in labels_of(site.block).items() if name not in own}
         for name, value in self._labels.items():
             setattr(self, name, value)
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The dtype of the model here."""
+        return self._dtype
 
     @abstractmethod
     def compute(self, x: Tensor) -> Tensor:
@@ -75,8 +84,22 @@ class Operator(nn.Module, ABC):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs[self._input]
-        y = self.compute(x)
+        recompute = self._recompute and self.training and torch.is_grad_enabled()
+        y = self._recomputed(x) if recompute else self.compute(x)
         return (y,) if self._as_tuple else y
+
+    def _recomputed(self, x: Tensor) -> Tensor:
+        """The same, keeping nothing between x and the result; the weights are made once, outside."""
+        readers = [part for part in self.stages() if isinstance(part, ReadingOperator)]
+        compiling = torch.compiler.is_compiling()
+        made = {} if compiling else {id(reader): reader.synthesized(x) for reader in readers}
+
+        def run(x: Tensor) -> Tensor:
+            with nullcontext() if compiling else HandOut(made):
+                return self.compute(x)
+
+        y: Tensor = recomputed(run, self, x)
+        return y
 
     def fuse(self) -> nn.Module:
         """The deployed form, callable as the block was; timm's `reparameterize_model` calls this."""
@@ -137,12 +160,48 @@ class ReadingOperator(Operator):
         if correction is not None:
             self.corrections[f"{role}_bias"] = correction
 
+    def mixtures(self) -> Mixtures:
+        """What this operator computes with, by name: how each weight is made, or None for an absent bias."""
+        return {}
+
+    def synthesized(self, x: Tensor) -> Made:
+        """The mixtures, made, in the dtype that x is computed in."""
+        dtype = dtype_beside(x, self._dtype)
+        # a compiled graph makes its own: it must not depend on what happened to be made before
+        made = None if torch.compiler.is_compiling() else handed_out(self, dtype)
+        return synthesize(self.mixtures(), dtype) if made is None else made
+
+    def made(self) -> Made:
+        """The mixtures in full precision, for whatever is not a training step."""
+        return {name: mixture.plain() for name, mixture in self.mixtures().items() if mixture is not None}
+
+    def mixture(self, role: str, **how: Any) -> Mixture:
+        """This role's sources and correction, with what the operator says of coefficients."""
+        sources: dict[str, Any] = {side: source.weight() for side, source in self._sources[role].items()}
+        return Mixture(**sources, correction=self.delta(role), **how)
+
+    def bias_mixture(self, role: str, **how: Any) -> Mixture | None:
+        """This role's biases, likewise, or None if no source has one and nothing corrects it."""
+        found: dict[str, Any] = {side: source.bias() for side, source in self._sources[role].items()}
+        delta = self.delta(f"{role}_bias")
+        if delta is None and all(bias is None for bias in found.values()):
+            return None
+        return Mixture(**found, correction=delta, **how)
+
+    def mean_bias_mixture(self, role: str) -> Mixture | None:
+        """The mean of the sources' biases, corrected."""
+        count = sum(source.bias() is not None for source in self._sources[role].values())
+        return self.bias_mixture(role, factor=1 / max(1, count))
+
+    def delta(self, role: str) -> Tensor | None:
+        return self._correction(role).weight() if role in self.corrections else None
+
     def weights(self, role: str) -> dict[str, Tensor]:
-        return {side: source.weight() for side, source in self._sources[role].items()}
+        return {side: wide(source.weight()) for side, source in self._sources[role].items()}
 
     def biases(self, role: str) -> dict[str, Tensor]:
         found = {side: source.bias() for side, source in self._sources[role].items()}
-        return {side: bias for side, bias in found.items() if bias is not None}
+        return {side: wide(bias) for side, bias in found.items() if bias is not None}
 
     def corrected(self, role: str, terms: Sequence[Tensor]) -> Tensor:
         """The sum of the terms and of this role's correction."""
@@ -156,7 +215,7 @@ class ReadingOperator(Operator):
         for term in terms:
             total = term if total is None else total + term
         if role in self.corrections:
-            delta = self._correction(role).weight()
+            delta = wide(self._correction(role).weight())
             total = delta if total is None else total + delta
         return total
 
@@ -191,8 +250,8 @@ class ReadingOperator(Operator):
         return self.corrected(role, list(self.weights(role).values()))
 
     def mean_bias(self, role: str) -> Tensor | None:
-        biases = list(self.biases(role).values())
-        return self.corrected_or_none(f"{role}_bias", [bias / len(biases) for bias in biases])
+        mixture = self.mean_bias_mixture(role)
+        return None if mixture is None else mixture.plain()
 
     def reset_parameters(self) -> None:
         for role in self.corrections:
@@ -235,17 +294,16 @@ class MixingOperator(ReadingOperator):
             raise ReplearnError(f"{self.target.name} has no coefficient for its {side} source.")
         return parameter
 
-    def mixed_rows(self, role: str) -> Tensor:
-        """a_c norm(prev)_c + b_c norm(next)_c, and the correction."""
-        terms = [
-            per_row(self.coefficient(side), weight) * unit_rows(weight)
-            for side, weight in self.weights(role).items()
-        ]
-        return self.corrected(role, terms)
+    def weighed(self, role: str, along: Along, **how: Any) -> Mixture:
+        """This role's weight with the coefficients a and b on its sources."""
+        return self.mixture(role, along=along, **self.coefficients_of(role), **how)
+
+    def coefficients_of(self, role: str) -> dict[str, Tensor]:
+        return {"a" if side == "previous" else "b": self.coefficient(side) for side in self._sources[role]}
 
     @torch.no_grad()
     def start_rows(self, role: str) -> None:
-        """Start `mixed_rows`: a row's own length reproduces its source."""
+        """Start coefficients that weigh unit rows: a row's own length reproduces its source."""
         self.start_coefficients({side: row_norms(weight).flatten() for side, weight in self.weights(role).items()})
 
     @torch.no_grad()

@@ -18,9 +18,10 @@ from ..plain import residual
 from .base import MixingOperator, Operator
 from .fitting import Moments, fit_rows
 from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
+from .mixture import Mixtures
 from .options import MixingOptions, Need
 from .site import Site
-from .synthesis import full_precision, unit_rows
+from .synthesis import unit_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +49,11 @@ class BasicOperator(MixingOperator):
         self.norm = fresh_norm(site.part("norm"), site.device)
         self.activation = own_activation(site.part("activation"))
 
-    def kernel(self) -> Tensor:
-        return self.mixed_rows("kernel")
+    def mixtures(self) -> Mixtures:
+        return {"kernel": self.weighed("kernel", "rows", normalise=True)}
 
     def compute(self, x: Tensor) -> Tensor:
-        with full_precision(x.device):
-            kernel = self.kernel()
-        return self.activation(x + self.norm(self.conv(x, kernel)))
+        return self.activation(x + self.norm(self.conv(x, self.synthesized(x)["kernel"])))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -89,4 +88,4 @@ class BasicOperator(MixingOperator):
         return ridge
 
     def plain(self) -> nn.Module:
-        return residual(self.conv.plain(self.kernel(), self._dtype, self.norm), self.activation)
+        return residual(self.conv.plain(self.made()["kernel"], self._dtype, self.norm), self.activation)

@@ -22,10 +22,10 @@ from ..plain import as_module, residual
 from .base import MixingOperator, Operator
 from .fitting import Moments
 from .layers import Convolution, fresh_norm, own_activation, silence_norm
+from .mixture import Mixtures
 from .options import MixingOptions, Need
 from .reduced_bottleneck import fit_expansion
 from .site import Site
-from .synthesis import full_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +61,15 @@ class BottleneckOperator(MixingOperator):
         self.norm = fresh_norm(site.part("norm"), site.device)
         self.activation = own_activation(site.part("activation"))
 
-    def kernels(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.read_one("reduce"), self.mixed_rows("middle"), self.read_one("expand")
+    def mixtures(self) -> Mixtures:
+        middle = self.weighed("middle", "rows", normalise=True)
+        return {"reduce": self.mixture("reduce"), "middle": middle, "expand": self.mixture("expand")}
 
     def compute(self, x: Tensor) -> Tensor:
-        with full_precision(x.device):
-            reduce, middle, expand = self.kernels()
-        z1 = self.activation(self.conv1(x, reduce))
-        z2 = self.activation(self.conv2(z1, middle))
-        return self.activation(x + self.norm(self.conv3(z2, expand)))
+        made = self.synthesized(x)
+        z1 = self.activation(self.conv1(x, made["reduce"]))
+        z2 = self.activation(self.conv2(z1, made["middle"]))
+        return self.activation(x + self.norm(self.conv3(z2, made["expand"])))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -84,9 +84,9 @@ class BottleneckOperator(MixingOperator):
         return silence_norm(self.norm)
 
     def regressors(self, x: Tensor) -> Tensor:
-        reduce, middle, _ = self.kernels()
-        z1 = self.activation(self.conv1(x, reduce))
-        return self.conv3.patches(self.activation(self.conv2(z1, middle)))
+        made = self.made()
+        z1 = self.activation(self.conv1(x, made["reduce"]))
+        return self.conv3.patches(self.activation(self.conv2(z1, made["middle"])))
 
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
@@ -94,12 +94,12 @@ class BottleneckOperator(MixingOperator):
         return fit_expansion(self, self.norm, moments, held)
 
     def plain(self) -> nn.Module:
-        reduce, middle, expand = self.kernels()
+        made = self.made()
         branch = nn.Sequential(
-            self.conv1.plain(reduce, self._dtype),
+            self.conv1.plain(made["reduce"], self._dtype),
             as_module(self.activation),
-            self.conv2.plain(middle, self._dtype),
+            self.conv2.plain(made["middle"], self._dtype),
             as_module(self.activation),
-            self.conv3.plain(expand, self._dtype, self.norm),
+            self.conv3.plain(made["expand"], self._dtype, self.norm),
         )
         return residual(branch, self.activation)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import ReplearnError
 from .options import Options, ReadingOptions
-from .synthesis import wide
+from .synthesis import full_precision, wide
 
 if TYPE_CHECKING:
     from .fitting import Solution
@@ -23,7 +23,7 @@ class Correction(nn.Module, ABC):
 
     @abstractmethod
     def weight(self) -> Tensor:
-        """D, in float32 or better."""
+        """D, in the dtype that it is stored in."""
 
     @abstractmethod
     def reset_parameters(self) -> None:
@@ -45,7 +45,7 @@ class FullCorrection(Correction):
         nn.init.zeros_(self.delta)
 
     def weight(self) -> Tensor:
-        return wide(self.delta)
+        return self.delta
 
     @torch.no_grad()
     def set(self, solution: Solution, base: Tensor) -> None:
@@ -74,7 +74,8 @@ class LowRankCorrection(Correction):
         self.right.copy_(solution.right)
 
     def weight(self) -> Tensor:
-        return (wide(self.left) @ wide(self.right)).view(self._shape)
+        with full_precision(self.left.device):
+            return (wide(self.left) @ wide(self.right)).view(self._shape)
 
 
 def correction_of(options: Options, shape: tuple[int, ...], site: Site, where: str) -> Correction | None:

@@ -22,10 +22,11 @@ from ..plain import residual
 from .base import MixingOperator, Operator
 from .fitting import Moments, fit_scalars
 from .layers import BorrowedNorm, plain_linear
+from .mixture import Mixtures
 from .options import MixingOptions, Need
 from .projection import require_square
 from .site import Site, one_source
-from .synthesis import as_computed, full_precision, per_head, row_norms, unit_rows
+from .synthesis import per_head, row_norms, unit_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +68,15 @@ class HeadWiseOperator(MixingOperator):
         self.make_coefficients(site, tuple(self._sources["proj"]), heads)
         self.norm1 = BorrowedNorm(one_source(site, "norm1"), site.device)
 
-    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+    def mixtures(self) -> Mixtures:
         """The weight with d^-1/2 in it, and the bias without."""
-        terms = [
-            per_head(self.coefficient(side), weight) * unit_rows(weight)
-            for side, weight in self.weights("proj").items()
-        ]
-        return self._scale * self.corrected("proj", terms), self.mean_bias("proj")
+        weight = self.weighed("proj", "heads", normalise=True, scale=self._scale)
+        return {"weight": weight, "bias": self.mean_bias_mixture("proj")}
 
     def compute(self, x: Tensor) -> Tensor:
-        with full_precision(x.device):
-            weight, bias = self.weight_and_bias()
         normed = self.norm1(x)
-        return x + linear(normed, as_computed(weight, normed), None if bias is None else as_computed(bias, normed))
+        made = self.synthesized(normed)
+        return x + linear(normed, made["weight"], made.get("bias"))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -127,7 +124,10 @@ class HeadWiseOperator(MixingOperator):
         return ridge
 
     def plain(self) -> nn.Module:
-        return residual(nn.Sequential(self.norm1.plain(), plain_linear(*self.weight_and_bias(), self._dtype)))
+        made = self.made()
+        return residual(
+            nn.Sequential(self.norm1.plain(), plain_linear(made["weight"], made.get("bias"), self._dtype))
+        )
 
 
 def one_hot(index: int, length: int, like: Tensor) -> Tensor:

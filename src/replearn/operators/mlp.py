@@ -20,9 +20,9 @@ from ..plain import as_module, gated_mlp, residual
 from .base import Operator, ReadingOperator
 from .fitting import Moments
 from .layers import BorrowedNorm, own_activation, plain_linear
+from .mixture import Made, Mixtures
 from .options import Need, ReadingOptions
 from .site import Site, one_source
-from .synthesis import as_computed, full_precision, unit_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,36 +56,30 @@ class MLPOperator(ReadingOperator):
         self.norm2 = BorrowedNorm(one_source(site, "norm2"), site.device)
         self.activation = own_activation(site.part("activation"))
 
-    def weight_and_bias(self, role: str) -> tuple[Tensor, Tensor | None]:
-        weights = self.weights(role)
-        terms = [unit_rows(weight) / len(weights) for weight in weights.values()]
-        return self.corrected(role, terms), self.mean_bias(role)
+    def mixtures(self) -> Mixtures:
+        weights = {
+            role: self.mixture(role, normalise=True, factor=1 / max(1, len(self._sources[role])))
+            for role in self._matrices
+        }
+        return weights | {f"{role}_bias": self.mean_bias_mixture(role) for role in self._matrices}
 
     def compute(self, x: Tensor) -> Tensor:
-        with full_precision(x.device):
-            weight, bias = self.weight_and_bias("down")
-        hidden = self.hidden(x)
-        bias = None if bias is None else as_computed(bias, hidden)
-        return x + linear(hidden, as_computed(weight, hidden), bias)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """The activations that the last matrix is applied to."""
-        with full_precision(x.device):
-            layers = {role: self.weight_and_bias(role) for role in self._matrices if role != "down"}
-
-        def apply(role: str, tokens: Tensor) -> Tensor:
-            weight, bias = layers[role]
-            return linear(tokens, as_computed(weight, tokens), None if bias is None else as_computed(bias, tokens))
-
         normed = self.norm2(x)
-        hidden = apply("up", normed)
-        gated = "gate" in layers
-        return self.activation(apply("gate", normed)) * hidden if gated else self.activation(hidden)
+        made = self.synthesized(normed)
+        return x + linear(self.hidden(normed, made), made["down"], made.get("down_bias"))
+
+    def hidden(self, normed: Tensor, made: Made) -> Tensor:
+        """The activations that the last matrix is applied to."""
+        hidden = linear(normed, made["up"], made.get("up_bias"))
+        if "gate" not in made:
+            return self.activation(hidden)
+        return self.activation(linear(normed, made["gate"], made.get("gate_bias"))) * hidden
 
     def regressors(self, x: Tensor) -> Tensor | None:
         if "down" not in self.corrections:
             return None  # without corrections nothing of this operator is learnable
-        hidden = self.hidden(x)
+        normed = self.norm2(x)
+        hidden = self.hidden(normed, self.synthesized(normed))
         return hidden.reshape(-1, hidden.shape[-1])
 
     @torch.no_grad()
@@ -93,13 +87,14 @@ class MLPOperator(ReadingOperator):
         """Fit the correction of the last matrix and its bias; those before it stay at zero."""
         self._correction("down_bias").reset_parameters()
         self._correction("down").reset_parameters()
-        base, bias = self.weight_and_bias("down")
-        weight, ridge = self.fit_correction("down", base, moments, held)
-        self.fit_shift("down", weight, bias, moments)
+        made = self.made()
+        weight, ridge = self.fit_correction("down", made["down"], moments, held)
+        self.fit_shift("down", weight, made.get("down_bias"), moments)
         return ridge
 
     def plain(self) -> nn.Module:
-        layers = {role: plain_linear(*self.weight_and_bias(role), self._dtype) for role in self._matrices}
+        made = self.made()
+        layers = {role: plain_linear(made[role], made.get(f"{role}_bias"), self._dtype) for role in self._matrices}
         activation = as_module(self.activation)
         if "gate" in layers:
             return residual(nn.Sequential(self.norm2.plain(), gated_mlp(layers, activation)))

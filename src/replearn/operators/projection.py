@@ -21,9 +21,9 @@ from ..plain import residual
 from .base import MixingOperator, Operator
 from .fitting import Moments, fit_scalars
 from .layers import plain_linear
+from .mixture import Mixtures
 from .options import MixingOptions, Need
 from .site import Site
-from .synthesis import as_computed, full_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +50,15 @@ class ProjectionOperator(MixingOperator):
         self.use_bias(site, "proj")
         self.make_coefficients(site, tuple(self._sources["proj"]), 1)
 
-    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
-        weights = [self.coefficient(side) * weight for side, weight in self.weights("proj").items()]
-        biases = [self.coefficient(side) * bias for side, bias in self.biases("proj").items()]
-        return self.corrected("proj", weights), self.corrected_or_none("proj_bias", biases)
+    def mixtures(self) -> Mixtures:
+        return {
+            "weight": self.weighed("proj", "all"),
+            "bias": self.bias_mixture("proj", **self.coefficients_of("proj")),
+        }
 
     def compute(self, x: Tensor) -> Tensor:
-        with full_precision(x.device):
-            weight, bias = self.weight_and_bias()
-        return x + linear(x, as_computed(weight, x), None if bias is None else as_computed(bias, x))
+        made = self.synthesized(x)
+        return x + linear(x, made["weight"], made.get("bias"))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -95,7 +95,8 @@ class ProjectionOperator(MixingOperator):
         return ridge
 
     def plain(self) -> nn.Module:
-        return residual(plain_linear(*self.weight_and_bias(), self._dtype))
+        made = self.made()
+        return residual(plain_linear(made["weight"], made.get("bias"), self._dtype))
 
 
 def require_square(site: Site) -> None:

@@ -18,9 +18,9 @@ from ..plain import as_module, residual
 from .base import Operator, ReadingOperator
 from .fitting import Moments, fit_rows
 from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
+from .mixture import Mixtures
 from .options import Need, ReadingOptions
 from .site import Site
-from .synthesis import full_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,13 @@ class ReducedBottleneckOperator(ReadingOperator):
         self.norm = fresh_norm(site.part("norm"), site.device)
         self.activation = own_activation(site.part("activation"))
 
+    def mixtures(self) -> Mixtures:
+        return {"reduce": self.mixture("reduce"), "expand": self.mixture("expand")}
+
     def compute(self, x: Tensor) -> Tensor:
-        with full_precision(x.device):
-            reduce, expand = self.read_one("reduce"), self.read_one("expand")
-        z = self.activation(self.conv1(x, reduce))
-        return self.activation(x + self.norm(self.conv3(z, expand)))
+        made = self.synthesized(x)
+        z = self.activation(self.conv1(x, made["reduce"]))
+        return self.activation(x + self.norm(self.conv3(z, made["expand"])))
 
     @property
     def ends_in_activation(self) -> bool:
@@ -65,7 +67,7 @@ class ReducedBottleneckOperator(ReadingOperator):
         return silence_norm(self.norm)
 
     def regressors(self, x: Tensor) -> Tensor:
-        return self.conv3.patches(self.activation(self.conv1(x, self.read_one("reduce"))))
+        return self.conv3.patches(self.activation(self.conv1(x, self.made()["reduce"])))
 
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
@@ -73,10 +75,11 @@ class ReducedBottleneckOperator(ReadingOperator):
         return fit_expansion(self, self.norm, moments, held)
 
     def plain(self) -> nn.Module:
+        made = self.made()
         branch = nn.Sequential(
-            self.conv1.plain(self.read_one("reduce"), self._dtype),
+            self.conv1.plain(made["reduce"], self._dtype),
             as_module(self.activation),
-            self.conv3.plain(self.read_one("expand"), self._dtype, self.norm),
+            self.conv3.plain(made["expand"], self._dtype, self.norm),
         )
         return residual(branch, self.activation)
 

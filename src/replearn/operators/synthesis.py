@@ -45,17 +45,17 @@ class Source:
         return found
 
     def weight(self) -> Tensor:
-        """The weight as (out, in, ...), in float32 or better."""
+        """The weight as (out, in, ...), in the dtype that it is stored in."""
         # a path leads to a layer, or to a parameter itself
         below = () if isinstance(self.look_up(), Tensor) else ("weight",)
-        tensor = wide(self.read(*below))
+        tensor = self.read(*below)
         return self._cut(tensor.t() if self.transposed else tensor)
 
     def bias(self) -> Tensor | None:
         found = self.look_up()
         if isinstance(found, Tensor) or getattr(found, "bias", None) is None:
             return None
-        return self._cut(wide(self.read("bias")))
+        return self._cut(self.read("bias"))
 
     def read(self, *below: str) -> Tensor:
         """The parameter at a path below the source, whole, under stop-gradient if that is asked for."""

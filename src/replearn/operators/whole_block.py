@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
 from ..anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
 from .base import MixingOperator, Operator
 from .correction import correction_of
 from .options import MixingOptions, Need
+from .recomputing import recomputed
 from .shell import parameter_names, shell_of
 from .site import Site
 from .synthesis import full_precision, mean_of
@@ -91,9 +91,10 @@ class WholeBlockOperator(MixingOperator):
         return result
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.training and getattr(self.run.block, "gradient_checkpointing", False):
-            # a Hugging Face block would checkpoint inside, and recompute without its parameters
-            return checkpoint(self._call, *args, use_reentrant=False, **kwargs)
+        # a Hugging Face block would checkpoint inside, and recompute without its parameters
+        asked = self._recompute or getattr(self.run.block, "gradient_checkpointing", False)
+        if asked and self.training and torch.is_grad_enabled():
+            return recomputed(self._call, self, *args, draws=True, **kwargs)
         return self._call(*args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:

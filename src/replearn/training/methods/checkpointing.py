@@ -6,14 +6,14 @@ random numbers and leaves BatchNorm's running statistics alone, so that training
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ...operators.recomputing import held_statistics
 from ...stacks import Stack
 from .wrapping import Patch, Wrapper, branches, is_removed, unpatch_
 
@@ -45,21 +45,5 @@ class Recomputed(Patch):
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """What surrounds the first run, and the second."""
-        return nullcontext(), held_statistics(self.module)
-
-
-@contextmanager
-def held_statistics(block: nn.Module) -> Iterator[None]:
-    """Let BatchNorm layers compute as in training, and leave their running statistics as they are."""
-    layers = (layer for branch in branches(block) for layer in branch.modules())
-    norms = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase)]
-    before = [(layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in norms]
-    for layer in norms:
-        layer.momentum = 0.0  # not track_running_stats: that would change which tensors are saved
-        layer._buffers["num_batches_tracked"] = None
-    try:
-        yield
-    finally:
-        for layer, (momentum, batches) in zip(norms, before, strict=True):
-            layer.momentum = momentum
-            layer._buffers["num_batches_tracked"] = batches
+        layers = (layer for branch in branches(self.module) for layer in branch.modules())
+        return nullcontext(), held_statistics(layers)

@@ -1,0 +1,247 @@
+"""Synthesis in one Triton kernel each way, for any number of mixtures at once.
+
+A program makes one row of one weight. What belongs to which program stands in two tables on the device: a line of
+addresses and sizes for each mixture, and the mixture and row of each program. Parameters stay where they are from
+step to step, so the tables are made once and found again. `Mixture.plain` is the reference that this must equal.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from .mixture import Made, Mixture
+from .synthesis import full_precision
+
+_KEPT_TABLES = 256
+_ALIGNED = 64  # elements: every weight starts on a boundary that cuDNN and cuBLAS like
+Tables = tuple[Tensor, Tensor, Tensor]
+_tables: OrderedDict[tuple[Any, ...], Tables] = OrderedDict()
+
+
+def synthesize_fused(mixtures: Mapping[str, Mixture], dtype: torch.dtype) -> Made:
+    """Make the mixtures together; those that the kernel does not know are made in plain torch."""
+    known = {name: ready for name, mixture in mixtures.items() if (ready := fusable(mixture)) is not None}
+    made: Made = {}
+    groups: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
+    for name, mixture in known.items():
+        # a correction that was computed just now (low rank) has no lasting address: it is added afterwards
+        result = dtype if mixture.correction is mixtures[name].correction else torch.float32
+        groups.setdefault((source_dtype(mixture), result), []).append(name)
+    for (_, result), names in groups.items():
+        made |= dict(zip(names, mix([known[name] for name in names], result), strict=True))
+    for name, mixture in known.items():
+        correction = mixtures[name].correction
+        if correction is not None and mixture.correction is None:
+            made[name] = made[name].add(correction, alpha=mixture.scale).to(dtype)
+    for name, mixture in mixtures.items():
+        if name not in made:
+            with full_precision(mixture.tensors[0].device):
+                made[name] = mixture.plain().to(dtype)
+    return {name: made[name] for name in mixtures}
+
+
+def fusable(mixture: Mixture) -> Mixture | None:
+    """What the kernel can make of a mixture (all of it, or all but its correction), or None."""
+    if mixture.correction is not None and not isinstance(mixture.correction, nn.Parameter):
+        mixture = replace(mixture, correction=None)
+    weights = [t for t in (mixture.previous, mixture.next, mixture.correction) if t is not None]
+    if not weights:
+        return None
+    first = weights[0]
+    if mixture.previous is None and mixture.next is None:
+        return None
+    if first.dtype not in (torch.float32, torch.bfloat16, torch.float16) or transformed():
+        return None
+    if any(t.dtype is not first.dtype or t.stride() != first.stride() for t in weights[1:]):
+        return None
+    if any(c is not None and not c.is_contiguous() for c in (mixture.a, mixture.b)):
+        return None
+    return mixture if rows_are_dense(first) else None
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work, which know nothing of the kernel."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def rows_are_dense(weight: Tensor) -> bool:
+    """Whether each output row is one run of memory, and the rows follow one another."""
+    if weight.dim() < 2:
+        return weight.is_contiguous()
+    columns = weight[0].numel()
+    if weight.stride(0) != columns or not weight.numel():
+        return False
+    # the row itself may be permuted (channels_last), but must fill its memory without gaps
+    expected = 1
+    for stride, size in sorted(zip(weight.stride()[1:], weight.shape[1:], strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def source_dtype(mixture: Mixture) -> torch.dtype:
+    first = mixture.previous if mixture.previous is not None else mixture.next
+    return first.dtype if first is not None else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where one mixture's results lie in the buffers that all of them share."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    rows: int
+    columns: int
+    heads: int
+    start: int  # of the weight
+    partial: int  # of its coefficients' gradients: rows x heads numbers
+
+    def view(self, buffer: Tensor) -> Tensor:
+        return buffer.as_strided(self.shape, self.stride, self.start)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """A tensor of this shape as a line of memory, in the order of the sources."""
+        if tensor.stride() != self.stride:
+            tensor = torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device).copy_(
+                tensor
+            )
+        return tensor.as_strided((self.rows * self.columns,), (1,))
+
+
+def lay_out(mixtures: list[Mixture]) -> tuple[list[Layout], int, int]:
+    """A place for every mixture, and the sizes of the shared buffers."""
+    layouts, start, partial = [], 0, 0
+    for mixture in mixtures:
+        weight = mixture.previous if mixture.previous is not None else mixture.next
+        assert weight is not None  # `fusable` has seen to it
+        rows = weight.shape[0] if weight.dim() > 1 else 1
+        columns = weight.numel() // rows
+        coefficient = mixture.a if mixture.a is not None else mixture.b
+        heads = coefficient.numel() if mixture.along == "heads" and coefficient is not None else 1
+        layouts.append(Layout(weight.shape, weight.stride(), rows, columns, heads, start, partial))
+        start += -(-rows * columns // _ALIGNED) * _ALIGNED
+        partial += rows * heads
+    return layouts, start, partial
+
+
+def tables_for(mixtures: list[Mixture], layouts: list[Layout], device: torch.device) -> Tables:
+    """The kernel's tables on the device: numbers and addresses, factors, and who makes which row."""
+    lines = tuple(
+        (
+            *(0 if t is None else t.data_ptr() for t in (m.previous, m.next, m.correction, m.a, m.b)),
+            layout.start,
+            layout.columns,
+            layout.heads,
+            layout.columns // layout.heads,
+            int(m.along == "rows"),
+            int(m.normalise),
+            layout.partial,
+        )
+        for m, layout in zip(mixtures, layouts, strict=True)
+    )
+    factors = tuple((m.factor, m.scale) for m in mixtures)
+    key = (device, lines, factors, tuple(layout.rows for layout in layouts))
+    found = _tables.get(key)
+    if found is None:
+        numbers = torch.arange(len(layouts), dtype=torch.int32)
+        rows = torch.tensor([layout.rows for layout in layouts])
+        owners = numbers.repeat_interleave(rows)
+        inside = torch.cat([torch.arange(int(count), dtype=torch.int32) for count in rows])
+        owned = torch.stack([owners, inside], dim=1)
+        found = torch.tensor(lines).to(device), torch.tensor(factors).to(device), owned.to(device)
+        _tables[key] = found
+        while len(_tables) > _KEPT_TABLES:
+            _tables.popitem(last=False)
+    else:
+        _tables.move_to_end(key)
+    return found
+
+
+def mix(mixtures: list[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Make mixtures whose sources share a dtype, in one launch, with gradients."""
+    tensors = [t for m in mixtures for t in (m.previous, m.next, m.correction, m.a, m.b)]
+    made: tuple[Tensor, ...] = _Mix.apply(mixtures, dtype, *tensors)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Mix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mixtures: list[Mixture], dtype: torch.dtype, *tensors: Tensor | None) -> Any:
+        from .kernels.mixing import launch_forward
+
+        device = mixtures[0].tensors[0].device
+        layouts, size, partials = lay_out(mixtures)
+        tables = tables_for(mixtures, layouts, device)
+        out = torch.empty(size, dtype=dtype, device=device)
+        launch_forward(tables, out, source_dtype(mixtures[0]), layouts)
+        ctx.layouts, ctx.size, ctx.partials, ctx.tables = layouts, size, partials, tables
+        ctx.mixtures = [(m.along, m.a is not None, m.b is not None) for m in mixtures]
+        ctx.source_dtype = source_dtype(mixtures[0])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)  # autograd then notices if one is changed before the backward pass
+        return tuple(layout.view(out) for layout in layouts)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        from .kernels.mixing import launch_backward
+
+        ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
+        needed = ctx.needs_input_grad[2:]
+        given = [grad for grad in grads if grad is not None]
+        if not given:
+            return (None,) * len(ctx.needs_input_grad)
+        flat = gather(ctx.layouts, grads, ctx.size, given[0])
+        wants_sources = any(needed[5 * i] or needed[5 * i + 1] for i in range(len(ctx.layouts)))
+        wants_corrections = any(needed[5 * i + 2] for i in range(len(ctx.layouts)))
+        sources = [torch.empty(ctx.size, dtype=ctx.source_dtype, device=flat.device) for _ in range(2)]
+        sources = sources if wants_sources else [flat, flat]
+        corrections = torch.empty_like(sources[0], dtype=ctx.source_dtype) if wants_corrections else flat
+        partials = torch.empty(2, ctx.partials, device=flat.device)
+        launch_backward(
+            ctx.tables, flat, partials, sources, corrections, ctx.source_dtype, ctx.layouts,
+            wants_sources=wants_sources, wants_corrections=wants_corrections,
+        )  # fmt: skip
+        found: list[Tensor | None] = []
+        for index, (layout, (along, *_)) in enumerate(zip(ctx.layouts, ctx.mixtures, strict=True)):
+            made = [layout.view(sources[0]), layout.view(sources[1]), layout.view(corrections)]
+            made += [reduced(partials[side], layout, along) for side in range(2)]
+            wanted = needed[5 * index : 5 * index + 5]
+            found += [tensor if want else None for tensor, want in zip(made, wanted, strict=True)]
+        return (None, None, *found)
+
+
+def gather(layouts: list[Layout], grads: tuple[Tensor | None, ...], size: int, like: Tensor) -> Tensor:
+    """All gradients in one buffer, laid out as the weights were: one launch, as their addresses change."""
+    if len(layouts) == 1 and grads[0] is not None:
+        return layouts[0].flat(grads[0])
+    pieces, end = [], 0
+    zeros = None
+    for layout, grad in zip(layouts, grads, strict=True):
+        if layout.start > end or grad is None:
+            zeros = like.new_zeros(size) if zeros is None else zeros
+        if layout.start > end and zeros is not None:
+            pieces.append(zeros[end : layout.start])
+        count = layout.rows * layout.columns
+        if grad is not None:
+            pieces.append(layout.flat(grad))
+        elif zeros is not None:
+            pieces.append(zeros[:count])
+        end = layout.start + count
+    return torch.cat(pieces)
+
+
+def reduced(partials: Tensor, layout: Layout, along: str) -> Tensor:
+    """A coefficient's gradient from what each row gave."""
+    mine = partials[layout.partial : layout.partial + layout.rows * layout.heads]
+    if along == "rows":
+        return mine
+    return mine.sum().view(1) if along == "all" else mine.view(layout.rows, layout.heads).sum(0)

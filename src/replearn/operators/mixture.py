@@ -1,0 +1,116 @@
+"""A weight to be synthesized, as data: which sources, which coefficients, which correction.
+
+    W = scale * (factor * a * norm(W_prev) + factor * b * norm(W_next) + D)     (eq:general_synthesis)
+
+Operators say what they need as mixtures. `Mixture.plain` is the arithmetic in ordinary torch: the reference, and
+what runs on a CPU and under `torch.compile`. `fused.py` makes any number of mixtures in one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .synthesis import autocasting, full_precision, per_head, per_row, unit_rows, wide
+
+Along = Literal["all", "rows", "heads"]  # what one coefficient multiplies: everything, a row, a head's columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """One weight: at most two sources, each with a coefficient or with none, and at most one correction."""
+
+    previous: Tensor | None = None
+    next: Tensor | None = None
+    a: Tensor | None = None
+    b: Tensor | None = None
+    correction: Tensor | None = None
+    along: Along = "all"
+    normalise: bool = False
+    factor: float = 1.0
+    scale: float = 1.0
+
+    def plain(self) -> Tensor:
+        """The weight in float32, or float64 for a float64 model."""
+        total: Tensor | None = None
+        for source, coefficient in ((self.previous, self.a), (self.next, self.b)):
+            if source is not None:
+                term = self._term(wide(source), coefficient)
+                total = term if total is None else total + term
+        if self.correction is not None:
+            total = wide(self.correction) if total is None else total + wide(self.correction)
+        if total is None:
+            raise ValueError("a mixture of nothing")
+        return total if self.scale == 1.0 else self.scale * total
+
+    def _term(self, source: Tensor, coefficient: Tensor | None) -> Tensor:
+        if self.normalise:
+            source = unit_rows(source)
+        if self.factor != 1.0:
+            source = self.factor * source
+        if coefficient is None:
+            return source
+        if self.along == "all":
+            return coefficient * source
+        return (per_row if self.along == "rows" else per_head)(coefficient, source) * source
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        found = (self.previous, self.next, self.a, self.b, self.correction)
+        return tuple(tensor for tensor in found if tensor is not None)
+
+
+Mixtures = Mapping[str, Mixture | None]
+Made = dict[str, Tensor]
+
+
+def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
+    """Make every mixture in this dtype: in one kernel on a GPU, in plain torch elsewhere."""
+    wanted = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
+    if not wanted:
+        return {}
+    device = next(iter(wanted.values())).tensors[0].device
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        from .fused import synthesize_fused
+
+        return synthesize_fused(wanted, dtype)
+    with full_precision(device):
+        return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
+
+
+def dtype_beside(x: Tensor, stored: torch.dtype) -> torch.dtype:
+    """The dtype that x is computed in by a layer whose weights are stored in this one."""
+    if not autocasting(x):
+        return x.dtype
+    # autocast leaves float64 alone
+    return stored if stored is torch.float64 else torch.get_autocast_dtype(x.device.type)
+
+
+# What `synthesized` made for the operators of a model, by operator: no state on modules, which may be copied.
+_handed_out: ContextVar[dict[int, Made] | None] = ContextVar("handed_out", default=None)
+
+
+def handed_out(operator: object, dtype: torch.dtype) -> Made | None:
+    """What was made for this operator beforehand, if it was, and in the right dtype."""
+    everything = _handed_out.get()
+    made = None if everything is None else everything.get(id(operator))
+    return made if made and all(tensor.dtype is dtype for tensor in made.values()) else None
+
+
+class HandOut(AbstractContextManager[None]):
+    """While it is entered, operators find their weights made."""
+
+    def __init__(self, made: dict[int, Made]) -> None:
+        self._made = made
+
+    def __enter__(self) -> None:
+        self._token = _handed_out.set(self._made)
+
+    def __exit__(self, *error: object) -> None:
+        _handed_out.reset(self._token)

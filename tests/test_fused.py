@@ -1,0 +1,233 @@
+"""The fused kernels against the plain arithmetic: in Triton's interpreter here, for real on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import replearn
+from replearn import operators
+from replearn.operators import fused
+from replearn.operators.mixture import Mixture, synthesize
+
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+runs_kernels = pytest.mark.skipif(
+    HERE == "cpu" and not INTERPRETED, reason="kernels need a GPU, or Triton's interpreter: see the last test"
+)
+
+
+def mixture(
+    *shape: int,
+    along: Any = "all",
+    sides: int = 2,
+    coefficients: bool = True,
+    corrected: bool = False,
+    channels_last: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **how: Any,
+) -> Mixture:
+    def weight() -> nn.Parameter:
+        made = torch.randn(*shape, device=HERE, dtype=dtype)
+        if channels_last:
+            made = made.contiguous(memory_format=torch.channels_last)
+        return nn.Parameter(made)
+
+    def coefficient() -> Tensor | None:
+        count = {"all": 1, "rows": shape[0], "heads": 4}[along]
+        return torch.randn(count, device=HERE, requires_grad=True) if coefficients else None
+
+    return Mixture(
+        previous=weight(), next=weight() if sides == 2 else None, a=coefficient(),
+        b=coefficient() if sides == 2 else None, correction=weight() if corrected else None, along=along, **how,
+    )  # fmt: skip
+
+
+def every() -> list[Mixture]:
+    return [
+        mixture(8, 8, 3, 3, along="rows", normalise=True),
+        mixture(16, 8, 3, 3, along="rows", normalise=True, channels_last=True, corrected=True),
+        mixture(12, 16, along="heads", normalise=True, scale=0.25, corrected=True),
+        mixture(12, 12),
+        mixture(12),
+        mixture(12, coefficients=False, factor=0.5),
+        mixture(6, 40, along="rows", normalise=True, sides=1),
+        mixture(3, 2100, coefficients=False, normalise=True, factor=0.5),  # rows longer than a block
+    ]
+
+
+def gradients(made: list[Tensor] | tuple[Tensor, ...], mixtures: list[Mixture]) -> tuple[Tensor | None, ...]:
+    generator = torch.Generator().manual_seed(1)
+    ahead = [torch.randn(t.shape, generator=generator).to(t) for t in made]
+    return torch.autograd.grad(made, [t for m in mixtures for t in m.tensors], ahead, allow_unused=True)
+
+
+@runs_kernels
+@pytest.mark.parametrize("which", [*range(8), "together"])
+def test_kernels_equal_the_plain_arithmetic_both_ways(which: int | str) -> None:
+    torch.manual_seed(0)
+    mixtures = every() if which == "together" else [every()[int(which)]]
+    assert all(fused.fusable(m) is m for m in mixtures)
+    made, plain = fused.mix(mixtures, torch.float32), [m.plain() for m in mixtures]
+    for one, other in zip(made, plain, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride()
+    for one, other in zip(gradients(made, mixtures), gradients(plain, mixtures), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@runs_kernels
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+def test_the_sum_is_made_in_float32_and_cast_once(stored: torch.dtype) -> None:
+    torch.manual_seed(0)
+    one = mixture(8, 8, 3, 3, along="rows", normalise=True, dtype=stored)
+    made = fused.mix([one], torch.bfloat16)[0]
+    assert made.dtype is torch.bfloat16
+    # one unit of bfloat16: the interpreter cuts digits off where a GPU rounds
+    torch.testing.assert_close(made.float(), one.plain(), rtol=2**-7, atol=0)
+
+
+@runs_kernels
+def test_a_weight_that_got_no_gradient_counts_as_zero() -> None:
+    mixtures = every()[:4]
+    made = fused.mix(mixtures, torch.float32)
+    coefficients = [m.a for m in mixtures if m.a is not None]
+    found = torch.autograd.grad(made[1].sum(), coefficients, allow_unused=True)
+    expected = torch.autograd.grad(mixtures[1].plain().sum(), coefficients, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
+
+
+@runs_kernels
+def test_rows_of_zeros_stay_finite() -> None:
+    one = mixture(4, 6, along="rows", normalise=True)
+    with torch.no_grad():
+        for source in (one.previous, one.next):
+            assert source is not None
+            source[2] = 0
+    made = fused.mix([one], torch.float32)[0]
+    assert torch.equal(made[2], torch.zeros(6, device=HERE))
+    assert all(torch.isfinite(g).all() for g in gradients([made], [one]) if g is not None)
+
+
+@runs_kernels
+def test_changing_a_source_before_the_backward_pass_is_noticed() -> None:
+    one = mixture(4, 6, along="rows", normalise=True)
+    made = fused.mix([one], torch.float32)[0]
+    with torch.no_grad():
+        one.previous.add_(1)  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        made.sum().backward()
+
+
+@runs_kernels
+def test_what_the_kernel_does_not_know_is_made_in_plain_torch() -> None:
+    transposed = Mixture(previous=torch.randn(6, 4, device=HERE).t(), a=torch.ones(1, device=HERE))
+    left, right = torch.randn(8, 2, device=HERE), torch.randn(2, 12, device=HERE)
+    low_rank = Mixture(previous=torch.randn(8, 12, device=HERE), correction=left @ right, scale=0.5)
+    double = Mixture(previous=torch.randn(3, 3, device=HERE, dtype=torch.float64))
+    wanted = {"transposed": transposed, "low_rank": low_rank, "double": double}
+    made = fused.synthesize_fused(wanted, torch.float32)
+    assert fused.fusable(transposed) is None
+    assert fused.fusable(double) is None
+    assert list(made) == list(wanted)
+    for name, one in wanted.items():
+        torch.testing.assert_close(made[name], one.plain().float())
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 3, 3), (5, 7)])
+def test_which_layouts_have_dense_rows(shape: tuple[int, ...]) -> None:
+    whole = torch.randn(2 * shape[0], *shape[1:])
+    assert fused.rows_are_dense(whole)
+    assert fused.rows_are_dense(whole[shape[0] :])  # a slice of a fused matrix
+    assert not fused.rows_are_dense(whole[::2])
+    assert not fused.rows_are_dense(whole[:, 1:])
+    if len(shape) == 4:
+        assert fused.rows_are_dense(whole.contiguous(memory_format=torch.channels_last))
+
+
+# ---- all operators of a model at once ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replaced() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = replearn.models.CifarResNet(20, width=8)
+    replearn.replace_(model, replearn.plan(model, 2))
+    return model, torch.randn(2, 3, 16, 16)
+
+
+def test_weights_made_together_are_the_operators_own(replaced: tuple[nn.Module, Tensor]) -> None:
+    model, x = replaced
+    model.eval()
+    with replearn.synthesized(model):
+        together = model(x)
+    together.sum().backward()
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    alone = model(x)
+    alone.sum().backward()
+    assert torch.equal(together, alone)
+    for one, other in zip(found, [p.grad for p in model.parameters()], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_weights_made_together_are_used_once_entered_and_gone_after(replaced: tuple[nn.Module, Tensor]) -> None:
+    model, x = replaced
+    model.eval()
+    with torch.no_grad():
+        with replearn.synthesized(model):
+            before = model(x)
+            for operator in (m for m in model.modules() if hasattr(m, "mixtures")):
+                operator.a.add_(1)  # the weights are made already
+            assert torch.equal(model(x), before)
+        assert not torch.equal(model(x), before)
+
+
+def test_weights_made_in_another_precision_are_not_used(replaced: tuple[nn.Module, Tensor]) -> None:
+    model, x = replaced
+    model.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+        with replearn.synthesized(model):
+            assert torch.equal(model(x), expected)
+    with replearn.synthesized(model), torch.autocast("cpu", torch.bfloat16):  # made in float32
+        assert torch.equal(model(x), expected)
+
+
+def test_synthesized_wants_a_replaced_model() -> None:
+    with pytest.raises(replearn.ReplearnError, match="no operators to synthesize for; replace_ some"):
+        replearn.synthesized(replearn.models.resnet32()).__enter__()
+
+
+def test_a_composed_operator_gets_the_weights_of_both_halves() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
+    replearn.replace_(model, replearn.plan(model, 2, operator=operators.AttentionMLP(attention="head_wise")))
+    x = torch.randn(2, 5, 16)
+    with replearn.synthesized(model):
+        together = model(x)
+    assert torch.equal(together, model(x))
+
+
+def test_nothing_is_made_of_nothing() -> None:
+    assert synthesize({"bias": None}, torch.float32) == {}
+
+
+def test_the_kernels_run_in_tritons_interpreter() -> None:
+    """Without a GPU: the tests above that need kernels, in a process where Triton interprets them."""
+    if HERE == "cuda" or INTERPRETED:
+        pytest.skip("the kernels ran for real")
+    pytest.importorskip("triton")
+    chosen = "equal or float32 or zero or changing or know"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, __file__]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout.splitlines()[-1], done.stdout
