@@ -346,6 +346,12 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("CifarResNet is on the meta device", "interval or fraction"),
         ),
     ],
+    "synthesis": [
+        (
+            lambda f: replearn.synthesized(tiny.resnet()).__enter__(),
+            ("no operators to synthesize for", "replace_ some of its blocks first"),
+        ),
+    ],
     "an operator's options": [
         (
             lambda f: operators.Basic(sources="left"),
@@ -637,7 +643,7 @@ def test_the_message_says_what_was_given_why_not_and_what_instead(
 # ---- none forgotten -----------------------------------------------------------------------------
 
 # built on the core, with tests of their own
-ABOVE = {"training", "recipes", "cli", "benchmarks", "report", "calibration.py", "fitting.py"}
+ABOVE = {"training", "recipes", "cli", "bench", "exporting", "analysis", "report", "calibration.py", "fitting.py"}
 # fitting in closed form, which calibrate_ does: the operators' side of it
 FITTING = ("can't be fitted in closed form", "needs a low-rank fit", "A fit needs")
 # a plan that is nested this deeply fails in one place or the other, as the stack happens to be

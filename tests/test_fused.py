@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import replearn
 from replearn import operators
 from replearn.operators import fused
-from replearn.operators.mixture import Mixture, synthesize
+from replearn.operators.mixture import Mixture
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -218,7 +218,7 @@ def test_a_composed_operator_gets_the_weights_of_both_halves() -> None:
 
 
 def test_nothing_is_made_of_nothing() -> None:
-    assert synthesize({"bias": None}, torch.float32) == {}
+    assert fused.synthesize({"bias": None}, torch.float32) == {}
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:

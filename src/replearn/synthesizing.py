@@ -10,7 +10,8 @@ from torch import nn
 
 from .errors import ReplearnError
 from .operators.base import Operator, ReadingOperator
-from .operators.mixture import HandOut, Made, Mixture, dtype_beside, synthesize
+from .operators.fused import synthesize
+from .operators.mixture import HandOut, Made, Mixture, dtype_beside
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..errors import ReplearnError
 from .correction import Correction, LowRankCorrection, correction_of
 from .fitting import Moments, Solution, fit_full
-from .mixture import Along, HandOut, Made, Mixture, Mixtures, dtype_beside, handed_out, synthesize
+from .fused import synthesize
+from .mixture import Along, HandOut, Made, Mixture, Mixtures, dtype_beside, handed_out
 from .options import MixingOptions, ReadingOptions
 from .recomputing import recomputed
 from .site import Site

@@ -16,13 +16,25 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from .mixture import Made, Mixture
+from .mixture import Made, Mixture, Mixtures
 from .synthesis import full_precision
 
 _KEPT_TABLES = 256
 _ALIGNED = 64  # elements: every weight starts on a boundary that cuDNN and cuBLAS like
 Tables = tuple[Tensor, Tensor, Tensor]
 _tables: OrderedDict[tuple[Any, ...], Tables] = OrderedDict()
+
+
+def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
+    """Make every mixture in this dtype: in one kernel on a GPU, in plain torch elsewhere."""
+    wanted = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
+    if not wanted:
+        return {}
+    device = next(iter(wanted.values())).tensors[0].device
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        return synthesize_fused(wanted, dtype)
+    with full_precision(device):
+        return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
 
 
 def synthesize_fused(mixtures: Mapping[str, Mixture], dtype: torch.dtype) -> Made:

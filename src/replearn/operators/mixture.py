@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .synthesis import autocasting, full_precision, per_head, per_row, unit_rows, wide
+from .synthesis import autocasting, per_head, per_row, unit_rows, wide
 
 Along = Literal["all", "rows", "heads"]  # what one coefficient multiplies: everything, a row, a head's columns
 
@@ -68,20 +68,6 @@ class Mixture:
 
 Mixtures = Mapping[str, Mixture | None]
 Made = dict[str, Tensor]
-
-
-def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
-    """Make every mixture in this dtype: in one kernel on a GPU, in plain torch elsewhere."""
-    wanted = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
-    if not wanted:
-        return {}
-    device = next(iter(wanted.values())).tensors[0].device
-    if device.type == "cuda" and not torch.compiler.is_compiling():
-        from .fused import synthesize_fused
-
-        return synthesize_fused(wanted, dtype)
-    with full_precision(device):
-        return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
 
 
 def dtype_beside(x: Tensor, stored: torch.dtype) -> torch.dtype:

@@ -1,0 +1,109 @@
+"""Training steps on fixed random batches: one candidate on one backend, ready to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..errors import ReplearnError
+from ..training.optimizers import make_optimizer
+from ..training.run import to_channels_last_
+from ..training.step import CapturedStep
+from .cases import Candidate, Case
+
+Backend = Literal["tf32", "bf16", "captured", "compiled"]
+ABOUT = {
+    "tf32": "float32 with TF32 products, eager",
+    "bf16": "bfloat16 autocast, channels_last, eager",
+    "captured": "bfloat16 autocast, channels_last, the whole step as a CUDA graph",
+    "compiled": "bfloat16 autocast, channels_last, torch.compile, and the whole step as a CUDA graph on a GPU",
+}
+WARM_UP = 3
+
+
+class TrainingStep:
+    """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed."""
+
+    def __init__(self, case: Case, candidate: Candidate, backend: Backend, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        before = torch.cuda.memory_allocated(device) if self.on_gpu else 0
+        torch.manual_seed(0)
+        self.backend, self.device = backend, device
+        self.model = candidate.build().to(device).train()
+        self.channels_last = backend != "tf32"
+        if self.channels_last:
+            to_channels_last_(self.model)
+        self.around = candidate.around(self.model)
+        if backend == "compiled":
+            self.model.compile()
+        self.optimizer = make_optimizer(self.model, case.optimizer, device)
+        shape = (case.batch_size, 3, case.size, case.size)
+        format = torch.channels_last if self.channels_last else torch.contiguous_format
+        self.images = torch.randn(shape, device=device).contiguous(memory_format=format)
+        self.labels = torch.randint(case.num_classes, (case.batch_size,), device=device)
+        self.loss = torch.zeros((), device=device)
+        self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        for _ in range(WARM_UP):
+            self.body()
+        self._captured: CapturedStep | None = None
+        if self.on_gpu and backend in ("captured", "compiled"):
+            self._captured = CapturedStep(self.body, self.model, self.optimizer, [])
+            self.memory: int | None = self._captured.peak_memory - before
+        else:
+            self.memory = self._measure_memory() - before if self.on_gpu else None
+
+    def __call__(self) -> None:
+        (self._captured or self.body)()
+
+    def body(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        # no cache: a captured step must not keep casts from one replay to the next
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.channels_last, cache_enabled=False):
+            with self.around():
+                loss = cross_entropy(self.model(self.images), self.labels)
+        loss.backward()
+        self.loss.copy_(loss.detach())
+        self.optimizer.step()
+
+    def _measure_memory(self) -> int:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.body()
+        return int(torch.cuda.max_memory_allocated(self.device))
+
+
+@contextmanager
+def precision_of(backend: Backend) -> Iterator[None]:
+    """TF32 products and autotuned convolutions, as they are used for training, and as they were afterwards."""
+    if backend not in get_args(Backend):
+        raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(get_args(Backend))}.")
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
+    torch.set_float32_matmul_precision("high")
+    cudnn.allow_tf32, cudnn.benchmark = True, True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32, cudnn.benchmark = before[1:]
+
+
+def losses(step: TrainingStep, count: int) -> Tensor:
+    """The losses of the next steps."""
+    found = []
+    for _ in range(count):
+        step()
+        found.append(step.loss.clone())
+    return torch.stack(found)
+
+
+def flops_of(model: nn.Module, example: Tensor) -> int:
+    """FLOPs of a forward pass on the meta device."""
+    from ..training.run import count_flops
+
+    return count_flops(model.to("meta"), example.to("meta"))
