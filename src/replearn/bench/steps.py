@@ -63,9 +63,9 @@ class TrainingStep:
     def body(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         # no cache: a captured step must not keep casts from one replay to the next
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.channels_last, cache_enabled=False):
-            with self.around():
-                loss = cross_entropy(self.model(self.images), self.labels)
+        low = torch.autocast(self.device.type, torch.bfloat16, enabled=self.channels_last, cache_enabled=False)
+        with low, self.around():
+            loss = cross_entropy(self.model(self.images), self.labels)
         loss.backward()
         self.loss.copy_(loss.detach())
         self.optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..errors import ReplearnError
+from ..synthesizing import operators_in, synthesized
 from .architectures import architecture
 from .batches import Batches
 from .methods import method_for
@@ -50,6 +52,7 @@ class Run:
         model = self.method.prepare(model).to(device)
         if recipe.channels_last:
             to_channels_last_(model)
+        self._has_operators = next(operators_in(model), None) is not None
         self.flops = count_flops(model, batches.example(device))
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.bare = model
@@ -123,7 +126,7 @@ class Run:
         for x, y in zip(images.chunk(recipe.accumulate), labels.chunk(recipe.accumulate), strict=True):
             if recipe.channels_last:
                 x = x.contiguous(memory_format=torch.channels_last)
-            with self.autocast():
+            with self.autocast(), self._synthesized():
                 logits = self.model(x)
                 loss = self.batches.loss(logits, y, recipe.label_smoothing)
             (loss / recipe.accumulate).backward()
@@ -139,6 +142,11 @@ class Run:
         # no cache: a captured step must not keep casts from one replay to the next
         low = self.spec.recipe.precision == "bfloat16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=low, cache_enabled=False)
+
+    def _synthesized(self) -> AbstractContextManager[None]:
+        """All operators' weights in one launch; compiled and sharded models make each its own."""
+        together = self._has_operators and not self.spec.recipe.compile and not self.sharded
+        return synthesized(self.bare) if together else nullcontext()
 
     def _try_capture(self) -> None:
         self._capture = False  # one attempt for a model; a method that changes the model asks again
@@ -178,11 +186,18 @@ class Run:
             lr=self.spec.recipe.optimizer.lr * self.rate((self.epoch + 1) * self.steps_per_epoch - 1),
             seconds=self.seconds,
             images_per_second=images / max(self.seconds, 1e-9),
-            peak_memory=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
+            peak_memory=self.peak_memory,
         )
         self.epochs.append(measured)
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         return measured
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that training needed so far in this epoch; 0 where the device can't tell."""
+        if self._captured is not None:
+            return self._captured.peak_memory
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float, float]:

@@ -32,8 +32,13 @@ class CapturedStep:
         self.put_back(held, before, optimizer, states)
         optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
+        torch.cuda.reset_peak_memory_stats()
         with torch.cuda.graph(self.graph):
             body()
+        # a replay allocates nothing, so this is the only time that the step's memory can be seen; the copies made
+        # above are gone afterwards and don't count
+        copies = sum(tensor.untyped_storage().nbytes() for tensor in [*before, *states.values()])
+        self.peak_memory = torch.cuda.max_memory_allocated() - copies
         self.put_back(held, before, optimizer, states)
 
     @staticmethod

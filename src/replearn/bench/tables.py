@@ -1,0 +1,93 @@
+"""The printed view of a benchmark, and the README's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..table import text_table
+from .cases import E2E, REMOVAL, REPL
+from .epochs import EpochRow
+from .record import Comparison, Record
+
+LEGEND = """\
+time and memory are ratios to E2E in the same run, medians over rounds with the quartiles in brackets
+eta: the operators' FLOPs over the removed blocks'
+yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)
+synthesis: RepL over RepL with its weights given (frozen: given as constants)"""
+
+
+def training_table(comparison: Comparison) -> str:
+    """One case on one backend as text."""
+    head = ("candidate", "ms a step", "time", "memory", "of E2E", "parameters")
+    rows = [
+        (
+            row.label,
+            f"{row.timing.median:.2f}",
+            str(row.time),
+            "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
+            "" if row.memory_ratio is None else f"{row.memory_ratio:.3f}",
+            f"{row.parameters:,}",
+        )
+        for row in comparison.rows
+    ]
+    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=(1, 3, 4, 5))]
+    facts = [f"eta {comparison.eta:.3f}"]
+    if comparison.yield_ is not None:
+        facts.append(f"yield {comparison.yield_:.2f}")
+    if comparison.synthesis and comparison.frozen:
+        facts += [f"synthesis {comparison.synthesis}", f"frozen {comparison.frozen}"]
+    return "\n".join([*lines, "", ", ".join(facts), *(f"note: {note}" for note in comparison.notes)])
+
+
+def record_table(record: Record) -> str:
+    parts = [training_table(comparison) for comparison in record.training]
+    return "\n\n\n".join([*parts, LEGEND])
+
+
+def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:
+    """Whole epochs as text."""
+    head = ("run", "s an epoch", "time", "images/s each", "in all", "memory")
+    cells = [
+        (
+            row.label,
+            f"{row.timing.median / 1000:.3f}",
+            str(row.time),
+            f"{row.images_per_second:,.0f}",
+            f"{row.images_per_second_in_all:,.0f}",
+            "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
+        )
+        for row in rows
+    ]
+    notes = sorted({f"note: {row.label}: {note}" for row in rows for note in row.notes})
+    return "\n".join([title, "", *text_table(head, cells, right=(1, 3, 4, 5)), "", *notes])
+
+
+def readme_table(data: Mapping[str, Any]) -> str:
+    """The README's table from a record's JSON: a line a backbone and backend."""
+    lines = [
+        "| backbone, placement | backend | removal: time | RepL: time | yield | removal: memory | RepL: memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for entry in data["training"]:
+        rows = {row["label"]: row for row in entry["rows"]}
+        if not {E2E, REMOVAL, REPL} <= rows.keys():
+            continue
+        gone, ours = rows[REMOVAL], rows[REPL]
+        case = entry["case"]
+        name = f"{case['model']}, first={case['first'] or case['interval']}"
+        cells = [
+            name + (f", {case['operator']['name']}" if case["operator"] else ""),
+            entry["backend"],
+            f"{gone['time']['median']:.3f}",
+            f"{ours['time']['median']:.3f}",
+            "" if entry["yield_"] is None else f"{entry['yield_']:.2f}",
+            share(gone["memory_ratio"]),
+            share(ours["memory_ratio"]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def share(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}"

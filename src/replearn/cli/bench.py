@@ -1,0 +1,141 @@
+"""`replearn bench`: E2E, removal and RepL side by side in one process, in turns."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, get_args
+
+import torch
+import typer
+
+from ..bench.cases import ADAMW, SGD, SMALL_SUITE, SUITE, Case, candidates
+from ..bench.epochs import compare_epochs
+from ..bench.record import Record, new_record
+from ..bench.steps import ABOUT, Backend
+from ..bench.tables import epochs_table, record_table
+from ..bench.training import compare_steps
+from ..errors import ReplearnError
+from ..jsonable import encode
+from ..training.fit import device_named
+from .flags import Data, DataRoot, Device, Json, Settings
+from .plan import SMALL, operator_named
+from .runs import data_of, resolved, spec_of, variants_named
+
+app = typer.Typer(help="Measure E2E, removal and RepL side by side, in turns.", no_args_is_help=True)
+
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")]
+Inner = Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")]
+Keep = Annotated[Path | None, typer.Option("--out", "-o", help="Write everything that was measured, as JSON.")]
+
+
+@app.command()
+def steps(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Models; the paper's six if not given, two small ones on a CPU.")
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Any of {', '.join(get_args(Backend))}; all but the last if not given."),
+    ] = None,
+    interval: Annotated[int, typer.Option(help="Every K-th block (for models that you name).")] = 4,
+    first: Annotated[int | None, typer.Option(help="Position of the first target.")] = None,
+    operator: Annotated[
+        list[str] | None, typer.Option(help="Operators to measure beside the default, as reduced_bottleneck.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images a step.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Height and width of an image.")] = None,
+    rounds: Rounds = 10,
+    inner: Inner = 3,
+    device: Device = "auto",
+    out: Keep = None,
+    as_json: Json = False,
+) -> None:
+    """Time training steps: E2E, removal, RepL, RepL with its weights given or frozen, RepL recomputed.
+
+    Examples:
+
+    * `replearn bench steps`
+
+    * `replearn bench steps resnet32 --backend bf16 --backend captured -o bench.json`
+
+    * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
+    """
+    where = device_named(device)
+    cases = [case_of(name, interval, first, batch_size, size, where) for name in models or []]
+    cases = cases or list(SUITE if where.type == "cuda" else SMALL_SUITE)
+    backends = backend or ["tf32", "bf16", *(["captured"] if where.type == "cuda" else [])]
+    for name in backends:
+        if name not in ABOUT:
+            raise ReplearnError(f"--backend {name}: there are {', '.join(ABOUT)}.")
+    extra = tuple(options for text in operator or [] if (options := operator_named(text)) is not None)
+    found = []
+    for case in cases:
+        for name in backends:
+            sides = candidates(case, extra=extra)
+            chosen: Backend = name  # type: ignore[assignment]
+            found.append(compare_steps(case, chosen, where, sides=sides, rounds=rounds, inner=inner, say=say))
+    show(new_record(command(), where, rounds, inner, training=tuple(found)), out, as_json)
+
+
+@app.command()
+def epochs(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a file of your own.")],
+    methods: Annotated[str | None, typer.Option(help="Some of its rows, as e2e,removal,repl.")] = None,
+    data: Data = None,
+    together: Annotated[int, typer.Option(min=0, help="Also time this many seeds of the first row at once.")] = 0,
+    rounds: Rounds = 5,
+    device: Device = "auto",
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    out: Keep = None,
+    as_json: Json = False,
+) -> None:
+    """Time whole training epochs of a recipe's rows in turns: data, augmentation, loss and optimizer included.
+
+    Examples:
+
+    * `replearn bench epochs demo`
+
+    * `replearn bench epochs t1_resnet32 --set precision=bfloat16 --set channels_last=true --set compile=true --together 4`
+    """
+    where = device_named(device)
+    chosen = resolved(recipe, None, settings or [])
+    on = data_of(chosen, data)
+    specs = [spec_of(chosen, row, on, 0, None, data_root) for row in variants_named(chosen, methods)]
+    rows = compare_epochs(specs, where, rounds=rounds, together=together)
+    title = f"{chosen.name}: {chosen.model} on {on}, batch {chosen.batch_size}"
+    entry = {"title": title, "recipe": encode(chosen), "data": on, "rows": encode(rows)}
+    record = new_record(command(), where, rounds, 1, epochs=(entry,))
+    show(record, out, as_json, epochs_table(title, rows))
+
+
+def case_of(
+    name: str, interval: int, first: int | None, batch_size: int | None, size: int | None, where: torch.device
+) -> Case:
+    known = next((case for case in SUITE if case.model == name), None)
+    small = name in SMALL or name.startswith(("cifar_resnet:", "vit:"))
+    usual = known.batch_size if known else (128 if small else 64)
+    return Case(
+        model=name,
+        batch_size=batch_size or (usual if where.type == "cuda" else 8),
+        size=size or (32 if small else 224),
+        num_classes=10 if small else 1000,
+        interval=interval,
+        first=first,
+        optimizer=ADAMW if "vit" in name else SGD,
+    )
+
+
+def show(record: Record, out: Path | None, as_json: bool, text: str | None = None) -> None:
+    if out is not None:
+        record.write(out)
+    typer.echo(record.to_json() if as_json else (text or record_table(record)))
+
+
+def say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def command() -> str:
+    return " ".join(["replearn", *sys.argv[1:]])
