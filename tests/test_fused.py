@@ -231,3 +231,47 @@ def test_the_kernels_run_in_tritons_interpreter() -> None:
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout.splitlines()[-1], done.stdout
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------------------------
+
+
+def steps_of(backend: Any) -> Tensor:
+    from replearn.bench.cases import Case, candidates
+    from replearn.bench.steps import TrainingStep, losses, precision_of
+
+    case = Case(model="cifar_resnet:20:16", batch_size=64, interval=2)
+    side = next(side for side in candidates(case) if side.label == "RepL")
+    with precision_of(backend):
+        return losses(TrainingStep(case, side, backend, torch.device("cuda")), 50)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(HERE == "cpu", reason="needs a GPU")
+def test_fifty_steps_with_kernels_are_fifty_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = {backend: steps_of(backend) for backend in ("tf32", "bf16", "captured")}
+    monkeypatch.setattr(fused, "fusable", lambda mixture: None)
+    for backend, losses in ours.items():
+        torch.testing.assert_close(losses, steps_of(backend), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(ours["captured"], ours["bf16"], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(HERE == "cpu", reason="needs a GPU")
+def test_a_model_makes_all_its_weights_in_one_launch() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    model = replearn.models.resnet32()
+    replearn.replace_(model, replearn.plan(model, 4))
+    model.cuda()
+    x = torch.randn(4, 3, 32, 32, device="cuda")
+    with replearn.synthesized(model):
+        model(x).sum().backward()  # compiles the kernels
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        with replearn.synthesized(model):
+            loss = model(x).sum()
+        loss.backward()
+        torch.cuda.synchronize()
+    counts = {event.key: event.count for event in found.key_averages()}
+    assert counts["forward_kernel"] == 1
+    assert counts["backward_kernel"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -32,16 +33,26 @@ def synthesized(model: nn.Module) -> Iterator[None]:
     >>> torch.equal(together, model(x))
     True
     """
-    operators = list(operators_in(model))
-    if not operators:
-        raise ReplearnError("This model has no operators to synthesize for; replace_ some of its blocks first.")
-    parts = [part for operator in operators for part in operator.stages()]
-    with HandOut(made_for([part for part in parts if isinstance(part, ReadingOperator)])):
+    readers = _readers.get(model)
+    if readers is None:
+        operators = list(operators_in(model))
+        if not operators:
+            raise ReplearnError(
+                "This model has no operators to synthesize for; replace_ some of its blocks first."
+            )
+        parts = [part for operator in operators for part in operator.stages()]
+        readers = _readers[model] = [part for part in parts if isinstance(part, ReadingOperator)]
+    with HandOut(made_for(readers)):
         yield
 
 
+# Walking a large model takes longer than making its weights. An operator that came later finds nothing made for it
+# here, and makes its own; one that went is made for in vain.
+_readers: WeakKeyDictionary[nn.Module, list[ReadingOperator]] = WeakKeyDictionary()
+
+
 def operators_in(model: nn.Module) -> Iterator[Operator]:
-    """The operators of a model, without their names, which would cost a quarter of a millisecond a step."""
+    """The operators of a model; the parts of a composed one are not listed."""
     waiting = [model]
     while waiting:
         module = waiting.pop()

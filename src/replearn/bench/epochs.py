@@ -34,7 +34,8 @@ def compare_epochs(
 ) -> tuple[EpochRow, ...]:
     """Time an epoch of every run in turns, without evaluation.
 
-    `together` adds that many seeds of the first run at once. The first epoch of each run, in which steps are compiled and captured, is not counted.
+    `together` adds that many seeds of the first run at once. The first epoch of each run, in which steps are
+    compiled and captured, is not counted.
     """
     if not specs:
         raise ReplearnError("There is nothing to time: give at least one run.")

@@ -6,9 +6,11 @@ taken round by round and told as their median with the quartiles.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -65,11 +67,25 @@ def interleave(
             body()
     names = list(bodies)
     found: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            found[name].append(elapsed(bodies[name], device, inner) / inner)
+    with collector_off():
+        for number in range(rounds):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                found[name].append(elapsed(bodies[name], device, inner) / inner)
     return {name: Timing(milliseconds=tuple(values)) for name, values in found.items()}
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Keep Python's garbage collector from stopping whoever happens to be measured."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def elapsed(body: Body, device: torch.device, inner: int) -> float:

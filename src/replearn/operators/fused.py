@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from .mixture import Made, Mixture, Mixtures
 from .synthesis import full_precision
 
+_KNOWN = (torch.float32, torch.bfloat16, torch.float16)
 _KEPT_TABLES = 256
 _ALIGNED = 64  # elements: every weight starts on a boundary that cuDNN and cuBLAS like
 Tables = tuple[Tensor, Tensor, Tensor]
@@ -39,7 +40,7 @@ def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
 
 def synthesize_fused(mixtures: Mapping[str, Mixture], dtype: torch.dtype) -> Made:
     """Make the mixtures together; those that the kernel does not know are made in plain torch."""
-    known = {name: ready for name, mixture in mixtures.items() if (ready := fusable(mixture)) is not None}
+    known = {} if transformed() else {n: ready for n, m in mixtures.items() if (ready := fusable(m)) is not None}
     made: Made = {}
     groups: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for name, mixture in known.items():
@@ -69,7 +70,7 @@ def fusable(mixture: Mixture) -> Mixture | None:
     first = weights[0]
     if mixture.previous is None and mixture.next is None:
         return None
-    if first.dtype not in (torch.float32, torch.bfloat16, torch.float16) or transformed():
+    if first.dtype not in _KNOWN:
         return None
     if any(t.dtype is not first.dtype or t.stride() != first.stride() for t in weights[1:]):
         return None
@@ -85,8 +86,12 @@ def transformed() -> bool:
 
 def rows_are_dense(weight: Tensor) -> bool:
     """Whether each output row is one run of memory, and the rows follow one another."""
+    if weight.is_contiguous():
+        return weight.numel() > 0
     if weight.dim() < 2:
-        return weight.is_contiguous()
+        return False
+    if weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
+        return True
     columns = weight[0].numel()
     if weight.stride(0) != columns or not weight.numel():
         return False

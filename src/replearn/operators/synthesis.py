@@ -46,9 +46,9 @@ class Source:
 
     def weight(self) -> Tensor:
         """The weight as (out, in, ...), in the dtype that it is stored in."""
+        found = self.look_up()
         # a path leads to a layer, or to a parameter itself
-        below = () if isinstance(self.look_up(), Tensor) else ("weight",)
-        tensor = self.read(*below)
+        tensor = self.read() if isinstance(found, Tensor) else self.read("weight")
         return self._cut(tensor.t() if self.transposed else tensor)
 
     def bias(self) -> Tensor | None:
