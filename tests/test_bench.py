@@ -1,0 +1,145 @@
+"""`replearn bench`: candidates in turns, ratios within a round, and files that say how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from replearn import ReplearnError
+from replearn.bench.cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, SUITE, Case, candidates
+from replearn.bench.record import new_record
+from replearn.bench.steps import TrainingStep, losses, precision_of
+from replearn.bench.tables import readme_table, record_table
+from replearn.bench.timing import Timing, interleave, ratio
+from replearn.bench.training import compare_steps
+from replearn.cli.app import app
+from replearn.operators import NoWeights
+
+CPU = torch.device("cpu")
+TINY = Case(model="cifar_resnet:20:4", batch_size=2, size=8, interval=2)
+
+
+def test_every_round_runs_every_candidate_and_the_order_rotates() -> None:
+    order: list[str] = []
+    bodies = {name: lambda name=name: order.append(name) for name in "abc"}
+    found = interleave(bodies, CPU, rounds=3, inner=2, warmup=0)
+    assert "".join(order) == "aabbcc" + "bbccaa" + "ccaabb"
+    assert {name: len(timing.milliseconds) for name, timing in found.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    base = Timing(milliseconds=(1.0, 10.0, 2.0))
+    half = Timing(milliseconds=(0.5, 5.0, 1.0))
+    found = ratio(half, base)
+    assert (found.median, found.low, found.high) == (0.5, 0.5, 0.5)
+    with pytest.raises(ReplearnError, match="Only timings of the same rounds"):
+        ratio(Timing(milliseconds=(1.0,)), base)
+
+
+@pytest.mark.parametrize(("bodies", "rounds", "says"), [({}, 1, "nothing to time"), ({"a": print}, 0, "rounds=0")])
+def test_what_cant_be_timed_is_refused(bodies: Any, rounds: int, says: str) -> None:
+    with pytest.raises(ReplearnError, match=says):
+        interleave(bodies, CPU, rounds=rounds)
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Any:
+    return compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, extra=(NoWeights(),)), rounds=2, inner=1)
+
+
+def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: Any) -> None:
+    labels = [row.label for row in comparison.rows]
+    assert labels == [E2E, REMOVAL, REPL, LEAVES, FROZEN, RECOMPUTED, "RepL, no_weights"]
+    e2e, removal, repl = (comparison.row(label) for label in labels[:3])
+    assert comparison.eta == pytest.approx(0.5)  # one convolution of two
+    assert removal.flops < repl.flops < e2e.flops
+    assert removal.parameters < repl.parameters < e2e.parameters
+    expected = (1 - repl.time.median) / ((1 - removal.time.median) * 0.5)
+    assert comparison.yield_ is None or comparison.yield_ == pytest.approx(expected)
+    assert comparison.row(E2E).time.median == 1.0
+    with pytest.raises(ReplearnError, match="no row 'nothing'"):
+        comparison.row("nothing")
+
+
+def test_weights_given_learn_as_synthesized_ones_and_frozen_ones_do_not() -> None:
+    sides = {side.label: side for side in candidates(TINY)}
+    with precision_of("tf32"):
+        found = {
+            label: losses(TrainingStep(TINY, sides[label], "tf32", CPU), 1) for label in (REPL, LEAVES, FROZEN)
+        }
+    # the same first losses after warm-up steps in which only RepL changes its coefficients
+    assert torch.allclose(found[LEAVES], found[FROZEN])
+    assert torch.isfinite(found[REPL]).all()
+
+
+def test_recomputing_does_not_change_a_step() -> None:
+    sides = {side.label: side for side in candidates(TINY)}
+    kept, again = (losses(TrainingStep(TINY, sides[label], "tf32", CPU), 3) for label in (REPL, RECOMPUTED))
+    assert torch.equal(kept, again)
+
+
+def test_the_record_says_how_it_was_measured_and_makes_the_readmes_table(comparison: Any, tmp_path: Path) -> None:
+    record = new_record("replearn bench steps", CPU, 2, 1, training=(comparison,))
+    record.write(tmp_path / "deep" / "bench.json")
+    data = json.loads((tmp_path / "deep" / "bench.json").read_text())
+    assert data["format"] == "replearn-bench-1"
+    assert data["command"] == "replearn bench steps"
+    assert data["hardware"]["device"] == "cpu"
+    assert len(data["training"][0]["rows"][0]["timing"]["milliseconds"]) == 2
+    line = readme_table(data).splitlines()[2]
+    assert line.startswith("| cifar_resnet:20:4, first=2 | tf32 | ")
+    assert "yield" in record_table(record)
+
+
+def test_the_suite_is_the_issues_table() -> None:
+    placed = {case.model: (case.first or case.interval, case.operator and case.operator.name) for case in SUITE}
+    assert placed == {
+        "resnet32": (4, None),
+        "resnet110": (4, None),
+        "resnet34": (2, None),
+        "resnet101": (2, "reduced_bottleneck"),
+        "vit_small_16": (2, None),
+        "vit_base_16": (2, None),
+    }
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["bench", *words])
+
+
+def test_steps_from_the_command_line(tmp_path: Path) -> None:
+    words = "steps cifar_resnet:20:4 --interval 2 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16"
+    done = run(*words.split(), "--operator", "no_weights", "-o", str(tmp_path / "b.json"))
+    assert done.exit_code == 0, done.output
+    assert "RepL, no_weights" in done.output
+    assert "cifar_resnet:20:4, first=2, batch 2 of 8x8; bf16" in done.output
+    assert json.loads((tmp_path / "b.json").read_text())["training"][0]["backend"] == "bf16"
+
+
+def test_epochs_from_the_command_line(tmp_path: Path) -> None:
+    words = "epochs demo --methods e2e,repl --rounds 1 --together 2 --set model=cifar_resnet:20:4"
+    done = run(*words.split(), "--set", "batch_size=512", "-o", str(tmp_path / "e.json"))
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "e.json").read_text())["epochs"][0]["rows"]
+    assert [row["label"] for row in rows] == ["E2E", "RepL", "E2E, 2 seeds together"]
+    assert rows[2]["images_per_second_in_all"] == pytest.approx(2 * rows[2]["images_per_second"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("steps resnet32 --backend fp8", "--backend fp8: there are tf32, bf16, captured, compiled"),
+        ("steps resnet33", "There is no model 'resnet33'"),
+        ("steps cifar_resnet:20:4 --size 8", "has no targets"),
+        ("epochs nothing", "nothing"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(words: str, says: str) -> None:
+    done = run(*words.split())
+    assert done.exit_code == 2
+    assert says in done.output
