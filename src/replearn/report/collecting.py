@@ -1,4 +1,4 @@
-"""Find what a folder holds: results, runs that have only begun, measurements of other kinds, and what can't be read."""
+"""Find what a folder holds: results, runs that have only begun, other measurements, what can't be read."""
 
 from __future__ import annotations
 
@@ -155,4 +155,4 @@ def check_shape(result: Result) -> None:
         result.recipe[key]
     for epoch in result.epochs:
         for value in (epoch.epoch, epoch.test_accuracy, epoch.seconds, epoch.peak_memory):
-            value + 0  # noqa: B018 - a number, or TypeError
+            value + 0  # a number, or TypeError

@@ -1,4 +1,4 @@
-"""A drawing as plain data: marks with a role instead of a colour, so that one drawing becomes SVG, PNG, light and dark."""
+"""A drawing as plain data: marks have roles, not colours, so one drawing becomes SVG and PNG, light and dark."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ PALETTE: dict[str, tuple[str, str]] = {
     "kept": ("#d3d9e2", "#3a414d"),
     "skipped": ("#8a5a00", "#e0b252"),
     "e2e": ("#4b5563", "#b6bfcc"),
-    "removal": ("#8a4b2a", "#d9a07c"),
+    "removal": ("#0b6b80", "#54c6dd"),
     "repl": ("#b4460a", "#ff9a57"),
     "series0": ("#1f5fa8", "#7db4f2"),
     "series1": ("#15753c", "#5fce8b"),
     "series2": ("#7433c9", "#bf9bf7"),
     "series3": ("#b3125b", "#fb87b7"),
-    "series4": ("#0b6b80", "#54c6dd"),
+    "series4": ("#8a4b2a", "#d9a07c"),
     "series5": ("#7a5c00", "#d9bb4d"),
     "series6": ("#a11d1d", "#f78d8d"),
     "series7": ("#3f4fb5", "#9aa8ff"),
