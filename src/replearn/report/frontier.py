@@ -95,7 +95,7 @@ def _points(
     variants: Mapping[str, Mapping[str, Any]],
     metric: Metric,
 ) -> list[Mark]:
-    heights = spread_labels([frame.y(row.accuracy) + 4 for row in rows], 13, 26, frame.height - 52)
+    heights = spread_labels([frame.y(row.accuracy) - 5 for row in rows], 13, 26, frame.height - 52)
     marks: list[Mark] = []
     for row, height in zip(rows, heights, strict=True):
         x, y = frame.x(cost[row.label]), frame.y(row.accuracy)

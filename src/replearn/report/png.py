@@ -51,7 +51,7 @@ def _draw(axes: Any, mark: Mark) -> None:
             fontsize=mark.size,
             ha={"start": "left", "middle": "center", "end": "right"}[mark.anchor],
             va="baseline",
-            weight="semibold" if mark.bold else "normal",
+            weight="bold" if mark.bold else "normal",
             rotation=90 if mark.upright else 0,
             rotation_mode="anchor",
         )
