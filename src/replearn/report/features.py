@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
-from .scene import Disc, Drawing, Mark, Text
+from .scene import Disc, Drawing, Line, Mark, Text
 from .trained import Trained
 
 NEIGHBOURS = 20
@@ -96,12 +96,17 @@ def features_figure(scores: Sequence[FeatureScores], name: str = "features") -> 
         numbers = f"silhouette {score.silhouette:.3f}, {NEIGHBOURS}-NN accuracy {score.knn_accuracy:.2f} %"
         marks.append(Text(x=left + EDGE, y=38, text=numbers, role="muted", size=12))
         xs, ys = zip(*score.points, strict=True)
-        scale = max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0
+        inner = PANEL - 2 * EDGE
+        scale = 0.94 * inner / (max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0)
+        across, down = left + PANEL / 2, TOP + inner / 2
+        corners = ((left + EDGE, TOP), (left + EDGE + inner, TOP), (left + EDGE + inner, TOP + inner))
+        edge = (*corners, (left + EDGE, TOP + inner), corners[0])
+        marks.append(Line(points=edge, role="grid"))
         for x, y, label in zip(xs, ys, score.classes, strict=True):
             marks.append(
                 Disc(
-                    x=left + EDGE + (PANEL - 2 * EDGE) * (x - min(xs)) / scale,
-                    y=TOP + (PANEL - 2 * EDGE) * (y - min(ys)) / scale,
+                    x=across + scale * (x - (min(xs) + max(xs)) / 2),
+                    y=down + scale * (y - (min(ys) + max(ys)) / 2),
                     radius=2.4,
                     role=CLASS_ROLES[label % len(CLASS_ROLES)],
                     opacity=0.75,
