@@ -1,4 +1,4 @@
-"""The report in a real browser: Debian's Chromium, driven by playwright. Without it these tests say so and skip."""
+"""The report in a real browser: Debian's Chromium, driven by playwright; without it these tests skip."""
 
 from __future__ import annotations
 

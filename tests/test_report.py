@@ -1,4 +1,4 @@
-"""The report: what is collected from a folder, how it is drawn, and that nothing in a folder can break the page."""
+"""The report: what a folder holds, how it is drawn, and that nothing in a folder can break the page."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_it_shows_means_intervals_verdicts_and_the_papers_numbers(runs: Path) ->
     text = html(runs)
     (section,) = sections_of(collect(runs))
     assert section.comparison is not None
-    e2e, removal, repl = section.comparison.rows
+    _, removal, repl = section.comparison.rows
     assert f"{repl.accuracy:.2f} ± {repl.std:.2f}" in text
     assert removal.against_e2e is not None
     assert removal.against_e2e.verdict == "worse"
@@ -259,11 +259,9 @@ def test_the_area_of_a_bubble_is_the_time() -> None:
 
 def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
     base = run("E2E", 0, 90.0)
-    long = [
-        replace(base, seed=seed, epochs=tuple(replace(base.epochs[0], epoch=n + 1, test_accuracy=50 + n / 30 + seed)
-                                              for n in range(1000)))
-        for seed in (0, 1)
-    ]  # fmt: skip
+    risen = [replace(base.epochs[0], epoch=number + 1, test_accuracy=50 + number / 30) for number in range(1000)]
+    higher = [replace(epoch, test_accuracy=epoch.test_accuracy + 1) for epoch in risen]
+    long = [replace(base, seed=seed, epochs=tuple(epochs)) for seed, epochs in enumerate((risen, higher))]
     drawing = curves_figure(long, Metric(), "c")
     assert drawing is not None
     areas = [mark for mark in drawing.marks if type(mark).__name__ == "Area"]

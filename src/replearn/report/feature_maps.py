@@ -114,14 +114,15 @@ def feature_maps(
     outputs = [outputs_at(run.model, layers, x) for run in runs]
     shown = picture(x[:images])
     width = 1 + len(layers) * len(runs)
-    figure = Figure(figsize=(1.3 * width, 1.3 * images + 0.7), dpi=150, layout="constrained")
-    grid = figure.subplots(images, width, squeeze=False)
+    figure = Figure(figsize=(1.3 * width, 1.3 * images + 0.5), dpi=150)
+    space = {"left": 0.01, "right": 0.99, "bottom": 0.01, "top": 1 - 0.5 / (1.3 * images + 0.5)}
+    grid = figure.subplots(images, width, squeeze=False, gridspec_kw={**space, "wspace": 0.06, "hspace": 0.06})
     for row in range(images):
-        grid[row][0].imshow(shown[row].cpu(), cmap="gray")
+        grid[row][0].imshow(shown[row].cpu().numpy(), cmap="gray")
         for place, layer in enumerate(layers):
             for number, (run, found) in enumerate(zip(runs, outputs, strict=True)):
                 cell = grid[row][1 + place * len(runs) + number]
-                cell.imshow(maps_of(found[layer][row : row + 1])[0].cpu(), cmap="viridis")
+                cell.imshow(maps_of(found[layer][row : row + 1])[0].cpu().numpy(), cmap="viridis")
                 if row == 0:
                     cell.set_title(f"{layer}\n{run.label}", fontsize=7)
     grid[0][0].set_title("image", fontsize=7)

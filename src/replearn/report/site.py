@@ -23,8 +23,12 @@ from .sections import Section, sections_of
 
 def operators_page() -> str:
     """A card for each operator: its formula, cost and failures from its file's docstring, and its options."""
-    head = "# Operators\n\nWritten by the operators' own docstrings. `norm` divides each output row by its length; "
-    head += "`prev` and `next` are the kept neighbours; C is the width, H the number of heads, d the token's width.\n"
+    head = (
+        "# Operators\n\nWritten by the operators' own docstrings. `norm` divides each output row by its length; "
+    )
+    head += (
+        "`prev` and `next` are the kept neighbours; C is the width, H the number of heads, d the token's width.\n"
+    )
     return "\n".join([head, *(operator_card(options) for options in available().values())])
 
 
@@ -120,7 +124,9 @@ def _other(other: Other, most: int = 60) -> list[str]:
         if is_rows(rows):
             heads = list(dict.fromkeys(str(head) for row in rows for head in row))[:12]
             lines += ["", f"### {key}", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-            lines += ["| " + " | ".join(escaped(plain(row.get(head))) for head in heads) + " |" for row in rows[:most]]
+            lines += [
+                "| " + " | ".join(escaped(plain(row.get(head))) for head in heads) + " |" for row in rows[:most]
+            ]
     return lines
 
 
