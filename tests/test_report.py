@@ -229,6 +229,24 @@ def test_a_thousand_runs_make_a_page_that_stays_small(tmp_path: Path) -> None:
     assert text.count("<template>") == 246  # laid out only when opened
 
 
+def test_the_command_writes_the_page_and_names_what_it_could_not_read(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from replearn.cli.app import app
+
+    (runs / "half.json").write_text('{"format": "replearn')
+    out = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["report", str(runs), "-o", str(out), "--no-png", "--title", "Mine & yours"])
+    assert done.exit_code == 0, done.output
+    assert "9 runs in 1 comparisons, 4 figures" in done.output
+    assert "not read: half.json" in done.output
+    assert "<h1>Mine &amp; yours</h1>" in out.read_text(encoding="utf-8")
+    failed = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")], prog_name="replearn")
+    assert failed.exit_code == 2
+    assert "There is no folder" in failed.output
+
+
 # ---- the figures --------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     span = high - low
     if not span > 0 or not math.isfinite(span):
         return [low]
-    step = 10 ** math.floor(math.log10(span / most))
+    step = 10.0 ** math.floor(math.log10(span / most))
     step *= next(factor for factor in (1, 2, 5, 10, 20) if span / (factor * step) <= most)
     first = math.ceil(low / step - 1e-9)
     count = math.floor(high / step + 1e-9) - first
