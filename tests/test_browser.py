@@ -118,6 +118,8 @@ def test_bubbles_and_curves_have_hints_too(browser: Any, address: str) -> None:
     page, _ = opened(browser, address)
     page.locator("#made-up-cifar10-bubble circle.f-repl[data-tip]").hover()
     assert "3.20 GB" in page.locator("#tip").inner_text()
+    page.locator("#made-up-cifar10-bubble circle.s-repl[data-tip]").hover()  # a ring, which has nothing inside
+    assert "RepL in the paper" in page.locator("#tip").inner_text()
     page.locator("#made-up-cifar10-curves rect[data-tip]").last.hover()
     assert "epoch 2" in page.locator("#tip").inner_text()
     page.context.close()

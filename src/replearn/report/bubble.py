@@ -32,7 +32,11 @@ def bubble_figure(rows: Sequence[Row], metric: Metric, name: str) -> Drawing:
     roles = series_roles([row.method for row in rows])
     found = [_ours(row, role, metric, measured) for row, role in zip(rows, roles, strict=True)]
     if measured:
-        found += [_papers(row, metric) for row in rows if row.paper and row.paper.memory_gb and _paper_time(row)]
+        found += [
+            _papers(row, role, metric)
+            for row, role in zip(rows, roles, strict=True)
+            if row.paper and row.paper.memory_gb and _paper_time(row)
+        ]
     bubbles = [bubble for bubble in found if math.isfinite(bubble.y)]
     if not bubbles:
         return Drawing(name=name, title="", about="", width=WIDTH, height=1, marks=())
@@ -64,7 +68,7 @@ def _ours(row: Row, role: str, metric: Metric, measured: bool) -> Bubble:
     return Bubble(row.label, role, x, row.accuracy, row.std, size, False, tip)
 
 
-def _papers(row: Row, metric: Metric) -> Bubble:
+def _papers(row: Row, role: str, metric: Metric) -> Bubble:
     paper = row.paper
     assert paper is not None
     assert paper.memory_gb is not None
@@ -72,7 +76,7 @@ def _papers(row: Row, metric: Metric) -> Bubble:
     spread = f" ± {paper.std:.2f}" if paper.std is not None else ""
     tip = f"{row.label} in the paper\n{paper.accuracy:.2f}{spread} {metric.unit}\n{paper.memory_gb:.2f} GB"
     tip += f", {seconds:.2f} s an epoch"
-    return Bubble(f"{row.label}, paper", "paper", paper.memory_gb, paper.accuracy, paper.std, seconds, True, tip)
+    return Bubble(row.label, role, paper.memory_gb, paper.accuracy, paper.std, seconds, True, tip)
 
 
 def _paper_time(row: Row) -> float:
@@ -80,13 +84,14 @@ def _paper_time(row: Row) -> float:
 
 
 def _bubbles(frame: Frame, bubbles: Sequence[Bubble]) -> list[Mark]:
-    """Large bubbles first, so that small ones lie on top; each has its label beside it."""
+    """The paper's rings below, then ours from large to small, each with its label beside it."""
     largest = {paper: max((b.size for b in bubbles if b.paper == paper), default=0.0) for paper in (True, False)}
-    order = sorted(bubbles, key=lambda bubble: -bubble.size)
-    heights = spread_labels([frame.y(b.y) + 4 for b in order], 13, 26, frame.height - 52)
+    order = sorted(bubbles, key=lambda bubble: (not bubble.paper, -bubble.size))
+    ours = [bubble for bubble in order if not bubble.paper]
+    heights = spread_labels([frame.y(bubble.y) + 4 for bubble in ours], 13, 26, frame.height - 52)
     marks: list[Mark] = []
     labels: list[Mark] = []
-    for bubble, height in zip(order, heights, strict=True):
+    for bubble in order:
         x, y = frame.x(bubble.x), frame.y(bubble.y)
         share = bubble.size / largest[bubble.paper] if largest[bubble.paper] > 0 else 1.0
         radius = max(4.0, LARGEST * math.sqrt(max(share, 0.0)))
@@ -104,8 +109,10 @@ def _bubbles(frame: Frame, bubbles: Sequence[Bubble]) -> list[Mark]:
                 tip=bubble.tip,
             )
         )
-        if not bubble.paper:
-            marks.append(Disc(x=x, y=y, radius=1.8, role=bubble.role))
-        if len(bubbles) <= 14:  # more than that would be a blot: then the hints name them
+        if bubble.paper:
+            continue
+        marks.append(Disc(x=x, y=y, radius=1.8, role=bubble.role))
+        if len(ours) <= 14:  # more would be a blot: then the hints name them
+            height = heights[ours.index(bubble)]
             labels.append(beside(frame, x, height, radius + 5, bubble.label, bubble.role))
     return marks + labels

@@ -137,7 +137,7 @@ def _inside(section: Section) -> list[Raw]:
     parts.append(tag("div", *(_figure(figure) for figure in section.figures), class_="figures"))
     if section.strips:
         strips = [_figure(strip) for strip in section.strips]
-        parts.append(tag("div", *strips, class_="figures"))
+        parts.append(tag("div", *strips, class_="figures strips"))
     if comparison is not None:
         parts += [tag("h3", "Costs"), cost_table(comparison.rows)]
         parts += [tag("p", note, class_="note") for note in comparison.notes[:20]]
