@@ -8,12 +8,13 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check clean
+.PHONY: help demo test check docs clean
 
 help:
 	@echo "make demo    E2E, removal and RepL on digits: a table and a picture"
 	@echo "make test    lint, types and the whole test suite"
 	@echo "make check   lint and types only"
+	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(READY)
@@ -26,6 +27,10 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: $(READY)
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet
+	@echo "The site is build/site/index.html."
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("replearn needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; write: make PYTHON=python3.11 ...")'

@@ -9,8 +9,8 @@ import typer
 
 from .. import recipes
 from ..table import text_table
+from ..training.recipe import slug
 from .flags import Json
-from .runs import slug
 
 app = typer.Typer()
 

@@ -12,7 +12,7 @@ from .. import recipes
 from ..errors import ReplearnError
 from ..jsonable import encode
 from ..training.comparable import differences
-from ..training.recipe import Recipe, Variant
+from ..training.recipe import Recipe, Variant, slug
 from ..training.results import Result, read_result
 from ..training.run import RunSpec
 from .overrides import with_settings
@@ -36,11 +36,6 @@ def data_of(recipe: Recipe, data: str | None) -> str:
 def leads() -> bool:
     """Whether this process talks and writes: alone, or the first of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def slug(label: str) -> str:
-    """A label as a folder's name, which is also how one types it: `RepL first=2` is repl-first-2."""
-    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
 
 
 def variant_named(recipe: Recipe, label: str) -> Variant:

@@ -4,6 +4,11 @@
     g(x) = relu(x + BN(W * x))                                   (eq:basic_forward)
 
 Learnable: a, b and the BatchNorm, 4C. Half of the block's FLOPs.
+
+Cost: one 3x3 convolution instead of two: half of the block's FLOPs, and synthesis reads 2 kernels a
+step.
+Fails: on a block of another kind than `basic`; `sources='none'` without a correction has no weight
+left.
 """
 
 from __future__ import annotations

@@ -8,6 +8,11 @@
 Learnable: a, b per middle channel and the BatchNorm, 2B + 2C. Groups and dilation follow the
 removed block. As many FLOPs as the block itself: it saves parameters and optimizer state, hardly
 any time. `ReducedBottleneck` is the form that halves it.
+
+Cost: the block's own shapes, so as many FLOPs; only parameters, gradients and optimizer state are
+saved.
+Fails: on a block of another kind than `bottleneck`; it never makes a step faster, so don't take it
+for speed.
 """
 
 from __future__ import annotations

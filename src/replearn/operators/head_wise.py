@@ -6,6 +6,10 @@
 
 Learnable: 2H. Rows are normalised whole, before the columns are scaled. The printed deploy
 equation scales the bias by d^-1/2 too; the forward does not, and the forward is what is deployed.
+
+Cost: one d x d matrix a token and a borrowed LayerNorm.
+Fails: where the projection is not square, its columns can't be split among the heads, or
+`sources='none'`: it reads a neighbour's LayerNorm.
 """
 
 from __future__ import annotations

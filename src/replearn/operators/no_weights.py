@@ -3,6 +3,9 @@
     g(x) = x + s_c x + t_c
 
 Learnable: s and t, 2C; both start at zero, so that the operator starts as the identity.
+
+Cost: nothing but the residual path: 2C multiply-adds a position.
+Fails: on a block of unknown kind (`any`), whose width it can't tell.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@
 
 Learnable: 2 scalars, or 1 if they are shared. No normalisation, no LayerNorm. About 1/13 of a
 ViT block's FLOPs.
+
+Cost: one d x d matrix a token, where a block has twelve and the attention.
+Fails: where the attention's output projection is not square (WholeBlock and MLP work there); on a
+trained model its span alone explains almost nothing of a block: add a correction.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@
 
 Learnable: the BatchNorm, 2C. About half of the block's FLOPs: the printed bottleneck operator
 costs as much as the block it replaces, this one saves time too.
+
+Cost: two 1x1 convolutions: about half of the block's FLOPs.
+Fails: on a block of another kind than `bottleneck`; nothing in it looks at a pixel's neighbours, so
+a stack of them loses receptive field.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@
 Learnable: 2 per parameter tensor. It saves parameters, gradients and optimizer state, not forward
 time. Buffers that are constants of the code (index tables, masks) are the block's own; running
 statistics are new and start as the mean of the neighbours'.
+
+Cost: all of the block's FLOPs, and the synthesis of every parameter at each step.
+Fails: with `sources='none'`, on blocks with an RNN, LSTM or GRU inside, and where the neighbours'
+parameters have other shapes.
 """
 
 from __future__ import annotations

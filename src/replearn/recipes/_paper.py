@@ -1,4 +1,4 @@
-"""What the paper's recipes share: data sets, optimizers, rows to train and rows that are printed.
+"""What the paper's recipes share: data sets, optimizers, rows to train, and how the paper calls them.
 
 Not given by the paper, and ours: momentum 0.9 with Nesterov, every weight decay, the cosine schedule and
 the warm-up, without which a learning rate of 0.8 does not train at all.
@@ -6,10 +6,13 @@ the warm-up, without which a learning rate of 0.8 does not train at all.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
 from ..operators.options import Options
-from ..training.recipe import Augment, Optimizer, PaperRow, Schedule, Variant
+from ..training.paper import printed as printed
+from ..training.recipe import Augment, Optimizer, Schedule, Variant
+
+Labels = Mapping[str, str | tuple[str, ...]]
 
 SMALL_SETS = ("cifar10", "svhn", "stl10")
 SMALL_AUGMENT = {
@@ -45,29 +48,26 @@ def repl(
 BOTH_PLACEMENTS = (removal(), repl(), removal("removal first=2", first=2), repl("RepL first=2", first=2))
 
 
-def printed(
-    data: str,
-    label: str,
-    accuracy: float,
-    std: float | None = None,
-    memory: float | None = None,
-    seconds: float | None = None,
-    top5: float | None = None,
-    top5_std: float | None = None,
-) -> PaperRow:
-    """A row of the paper's: accuracy ± std, GPU memory in GB, seconds an epoch, top-5 accuracy ± std."""
-    return PaperRow(
-        data=data,
-        label=label,
-        accuracy=accuracy,
-        std=std,
-        memory_gb=memory,
-        seconds_per_epoch=seconds,
-        top5=top5,
-        top5_std=top5_std,
-    )
+# The paper's methods under our labels. It does not say which placement it measured, so its numbers stand
+# beside both.
+def either(label: str) -> tuple[str, str]:
+    return label, f"{label} first=2"
 
 
-def either(row: PaperRow) -> tuple[PaperRow, PaperRow]:
-    """A printed row beside both placements: the paper does not say which one it measured."""
-    return row, replace(row, label=f"{row.label} first=2")
+def same(*labels: str) -> dict[str, str]:
+    return {label: label for label in labels}
+
+
+REPL = either("RepL")
+E2E_REPL = same("E2E", "RepL")
+EITHER: Labels = {"E2E": "E2E", "RepL": REPL}
+WITH_SKIP: Labels = {**EITHER, "Skip-Attention": "Skip-Attention"}
+PLAIN_REMOVAL = {"- 25% layers": "removal"}
+EITHER_REMOVAL: Labels = {"- 25% layers": either("removal")}
+SOURCES = {
+    "E2E": "E2E",
+    "succeeding layer": "RepL next",
+    "preceding layer": "RepL previous",
+    "both layers": "RepL both",
+}
+COMBINED = same("E2E", "RepL", "Stochastic Depth", "RepL+Stochastic Depth", "Checkpointing", "RepL+Checkpointing")

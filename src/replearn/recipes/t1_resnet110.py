@@ -16,7 +16,18 @@ is CIFAR-10's to the digit, which nine times larger images can't have.
 from __future__ import annotations
 
 from ..training.recipe import Recipe
-from ._paper import COSINE, E2E, SMALL_AUGMENT, SMALL_SETS, SMALL_SGD, printed, removal, repl
+from ._paper import (
+    COSINE,
+    E2E,
+    E2E_REPL,
+    PLAIN_REMOVAL,
+    SMALL_AUGMENT,
+    SMALL_SETS,
+    SMALL_SGD,
+    printed,
+    removal,
+    repl,
+)
 
 RECIPE = Recipe(
     name="t1_resnet110",
@@ -30,13 +41,5 @@ RECIPE = Recipe(
     schedule=COSINE,
     augment=SMALL_AUGMENT,
     precision="tf32",
-    paper=(
-        printed("cifar10", "E2E", 93.49, 0.29, 9.31, 26.19),
-        printed("cifar10", "removal", 92.62, 2.01, 7.07, 19.54),  # from table t3
-        printed("cifar10", "RepL", 94.01, 0.17, 7.62, 20.93),
-        printed("svhn", "E2E", 96.93, 0.24, 9.31, 37.38),
-        printed("svhn", "RepL", 97.06, 0.27, 7.62, 30.08),
-        printed("stl10", "E2E", 79.78, 0.30, 9.31, 6.86),
-        printed("stl10", "RepL", 80.45, 0.51, 7.62, 5.23),
-    ),
+    paper=(*printed("t1", "ResNet-110", E2E_REPL), *printed("t3", "ResNet-110", PLAIN_REMOVAL)),
 )

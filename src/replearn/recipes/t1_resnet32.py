@@ -18,7 +18,7 @@ is CIFAR-10's to the digit, which nine times larger images can't have.
 from __future__ import annotations
 
 from ..training.recipe import Recipe
-from ._paper import COSINE, E2E, SMALL_AUGMENT, SMALL_SETS, SMALL_SGD, printed, removal, repl
+from ._paper import COSINE, E2E, E2E_REPL, SMALL_AUGMENT, SMALL_SETS, SMALL_SGD, printed, removal, repl
 
 RECIPE = Recipe(
     name="t1_resnet32",
@@ -32,12 +32,5 @@ RECIPE = Recipe(
     schedule=COSINE,
     augment=SMALL_AUGMENT,
     precision="tf32",
-    paper=(
-        printed("cifar10", "E2E", 93.17, 0.14, 3.38, 10.44),
-        printed("cifar10", "RepL", 93.43, 0.19, 2.69, 8.20),
-        printed("svhn", "E2E", 96.83, 0.15, 3.38, 13.89),
-        printed("svhn", "RepL", 96.97, 0.12, 2.69, 11.94),
-        printed("stl10", "E2E", 79.81, 0.51, 3.38, 5.11),
-        printed("stl10", "RepL", 80.33, 0.42, 2.69, 4.13),
-    ),
+    paper=printed("t1", "ResNet-32", E2E_REPL),
 )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from ..operators.reduced_bottleneck import ReducedBottleneck
 from ..training.recipe import Recipe
-from ._paper import BOTH_PLACEMENTS, COSINE, E2E, IMAGENET_AUGMENT, IMAGENET_SGD, either, printed, repl
+from ._paper import BOTH_PLACEMENTS, COSINE, E2E, EITHER, IMAGENET_AUGMENT, IMAGENET_SGD, printed, repl
 
 RECIPE = Recipe(
     name="t2_resnet101",
@@ -32,8 +32,5 @@ RECIPE = Recipe(
     augment=IMAGENET_AUGMENT,
     precision="tf32",
     channels_last=True,
-    paper=(
-        printed("imagenet", "E2E", 77.55, 1.22, 20.95, 720.11, 93.80, 1.78),
-        *either(printed("imagenet", "RepL", 78.13, 1.65, 18.05, 616.23, 94.02, 1.34)),
-    ),
+    paper=printed("t2", "ResNet-101", EITHER),
 )

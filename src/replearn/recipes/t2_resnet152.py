@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from ..operators.reduced_bottleneck import ReducedBottleneck
 from ..training.recipe import Recipe
-from ._paper import BOTH_PLACEMENTS, COSINE, E2E, IMAGENET_AUGMENT, IMAGENET_SGD, either, printed, repl
+from ._paper import BOTH_PLACEMENTS, COSINE, E2E, EITHER, IMAGENET_AUGMENT, IMAGENET_SGD, printed, repl
 
 RECIPE = Recipe(
     name="t2_resnet152",
@@ -32,8 +32,5 @@ RECIPE = Recipe(
     augment=IMAGENET_AUGMENT,
     precision="tf32",
     channels_last=True,
-    paper=(
-        printed("imagenet", "E2E", 78.16, 1.56, 27.58, 738.74, 94.03, 1.25),
-        *either(printed("imagenet", "RepL", 78.31, 1.46, 24.19, 633.89, 94.14, 1.14)),
-    ),
+    paper=printed("t2", "ResNet-152", EITHER),
 )

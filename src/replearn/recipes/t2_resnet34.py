@@ -15,7 +15,16 @@ silent: Nesterov momentum 0.9, weight decay 1e-4, cosine decay after a warm-up o
 from __future__ import annotations
 
 from ..training.recipe import Recipe
-from ._paper import BOTH_PLACEMENTS, COSINE, E2E, IMAGENET_AUGMENT, IMAGENET_SGD, either, printed
+from ._paper import (
+    BOTH_PLACEMENTS,
+    COSINE,
+    E2E,
+    EITHER,
+    EITHER_REMOVAL,
+    IMAGENET_AUGMENT,
+    IMAGENET_SGD,
+    printed,
+)
 
 RECIPE = Recipe(
     name="t2_resnet34",
@@ -30,9 +39,5 @@ RECIPE = Recipe(
     augment=IMAGENET_AUGMENT,
     precision="tf32",
     channels_last=True,
-    paper=(
-        printed("imagenet", "E2E", 74.82, 1.43, 9.21, 463.23, 91.04, 1.33),
-        *either(printed("imagenet", "removal", 72.99, 1.82, 7.75, 392.21, 90.12, 1.31)),  # from table t4
-        *either(printed("imagenet", "RepL", 75.44, 1.27, 8.06, 410.53, 91.47, 2.01)),
-    ),
+    paper=(*printed("t2", "ResNet-34", EITHER), *printed("t4", "ResNet-34", EITHER_REMOVAL)),
 )

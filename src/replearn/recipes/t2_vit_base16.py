@@ -23,7 +23,7 @@ from ._paper import (
     IMAGENET_ADAMW,
     IMAGENET_AUGMENT,
     SKIP_ATTENTION,
-    either,
+    WITH_SKIP,
     printed,
 )
 
@@ -39,9 +39,5 @@ RECIPE = Recipe(
     schedule=COSINE,
     augment=IMAGENET_AUGMENT,
     precision="tf32",
-    paper=(
-        printed("imagenet", "E2E", 59.46, 1.72, 41.97, 2566.70, 80.35, 1.12),
-        printed("imagenet", "Skip-Attention", 58.94, 1.25, 38.49, 2393.81, 79.70, 0.94),
-        *either(printed("imagenet", "RepL", 60.18, 1.27, 29.94, 1924.35, 81.97, 1.15)),
-    ),
+    paper=printed("t2", "ViT-B/16", WITH_SKIP),
 )

@@ -22,7 +22,7 @@ from ._paper import (
     IMAGENET_ADAMW,
     IMAGENET_AUGMENT,
     SKIP_ATTENTION,
-    either,
+    WITH_SKIP,
     printed,
 )
 
@@ -38,9 +38,5 @@ RECIPE = Recipe(
     schedule=COSINE,
     augment=IMAGENET_AUGMENT,
     precision="tf32",
-    paper=(
-        printed("imagenet", "E2E", 64.35, 1.83, 21.05, 798.61, 84.64, 1.22),
-        printed("imagenet", "Skip-Attention", 61.65, 1.25, 20.67, 755.14, 82.70, 1.16),
-        *either(printed("imagenet", "RepL", 65.09, 1.41, 16.22, 617.10, 85.42, 1.73)),
-    ),
+    paper=printed("t2", "ViT-S/16", WITH_SKIP),
 )

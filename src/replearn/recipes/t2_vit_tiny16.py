@@ -19,10 +19,11 @@ from ._paper import (
     BOTH_PLACEMENTS,
     COSINE,
     E2E,
+    EITHER_REMOVAL,
     IMAGENET_ADAMW,
     IMAGENET_AUGMENT,
     SKIP_ATTENTION,
-    either,
+    WITH_SKIP,
     printed,
 )
 
@@ -38,10 +39,5 @@ RECIPE = Recipe(
     schedule=COSINE,
     augment=IMAGENET_AUGMENT,
     precision="tf32",
-    paper=(
-        printed("imagenet", "E2E", 60.23, 1.52, 12.17, 357.66, 82.38, 1.32),
-        printed("imagenet", "Skip-Attention", 60.51, 1.20, 11.52, 381.44, 82.72, 1.09),
-        *either(printed("imagenet", "removal", 58.22, 0.91, 9.49, 287.55, 81.51, 1.22)),  # from table t4
-        *either(printed("imagenet", "RepL", 60.93, 1.19, 9.59, 290.15, 82.88, 1.07)),
-    ),
+    paper=(*printed("t2", "ViT-T/16", WITH_SKIP), *printed("t4", "ViT-Tiny/16", EITHER_REMOVAL)),
 )

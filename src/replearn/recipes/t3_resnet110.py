@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import t1_resnet110
-from ._paper import E2E, printed, removal, repl
+from ._paper import E2E, PLAIN_REMOVAL, printed, removal, repl
 
 RECIPE = replace(
     t1_resnet110.RECIPE,
@@ -23,9 +23,5 @@ RECIPE = replace(
     table="t3",
     data=("cifar10",),
     variants=(E2E, removal(), repl()),
-    paper=(
-        printed("cifar10", "E2E", 93.49, 0.29, 9.31, 26.19),
-        printed("cifar10", "removal", 92.62, 2.01, 7.07, 19.54),
-        printed("cifar10", "RepL", 94.01, 0.17, 7.62, 20.93),
-    ),
+    paper=printed("t3", "ResNet-110", {"E2E": "E2E", **PLAIN_REMOVAL, "+ computing layers": "RepL"}),
 )

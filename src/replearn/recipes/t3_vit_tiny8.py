@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import t1_vit_tiny8
-from ._paper import BOTH_PLACEMENTS, E2E, either, printed
+from ._paper import BOTH_PLACEMENTS, E2E, EITHER_REMOVAL, REPL, printed
 
 RECIPE = replace(
     t1_vit_tiny8.RECIPE,
@@ -24,9 +24,5 @@ RECIPE = replace(
     table="t3",
     data=("cifar10",),
     variants=(E2E, *BOTH_PLACEMENTS),
-    paper=(
-        printed("cifar10", "E2E", 72.77, 1.31, 2.81, 6.81),
-        *either(printed("cifar10", "removal", 71.13, 1.24, 2.04, 5.44)),
-        *either(printed("cifar10", "RepL", 73.71, 1.08, 2.08, 5.65)),
-    ),
+    paper=printed("t3", "ViT-Tiny/8", {"E2E": "E2E", **EITHER_REMOVAL, "+ computing layers": REPL}),
 )

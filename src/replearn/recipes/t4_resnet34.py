@@ -16,16 +16,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import t2_resnet34
-from ._paper import BOTH_PLACEMENTS, E2E, either, printed
+from ._paper import BOTH_PLACEMENTS, E2E, EITHER_REMOVAL, REPL, printed
 
 RECIPE = replace(
     t2_resnet34.RECIPE,
     name="t4_resnet34",
     table="t4",
     variants=(E2E, *BOTH_PLACEMENTS),
-    paper=(
-        printed("imagenet", "E2E", 74.82, 1.43, 9.21, 463.23, 91.04, 1.33),
-        *either(printed("imagenet", "removal", 72.99, 1.82, 7.75, 392.21, 90.12, 1.31)),
-        *either(printed("imagenet", "RepL", 75.44, 1.27, 8.06, 410.53, 91.47, 2.01)),
-    ),
+    paper=printed("t4", "ResNet-34", {"E2E": "E2E", **EITHER_REMOVAL, "+ computing layers": REPL}),
 )

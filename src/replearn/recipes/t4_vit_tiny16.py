@@ -16,16 +16,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import t2_vit_tiny16
-from ._paper import BOTH_PLACEMENTS, E2E, either, printed
+from ._paper import BOTH_PLACEMENTS, E2E, EITHER_REMOVAL, REPL, printed
 
 RECIPE = replace(
     t2_vit_tiny16.RECIPE,
     name="t4_vit_tiny16",
     table="t4",
     variants=(E2E, *BOTH_PLACEMENTS),
-    paper=(
-        printed("imagenet", "E2E", 60.23, 1.52, 12.17, 357.66, 82.38, 1.33),
-        *either(printed("imagenet", "removal", 58.22, 0.91, 9.49, 287.55, 81.51, 1.22)),
-        *either(printed("imagenet", "RepL", 60.93, 1.19, 9.59, 290.15, 82.88, 1.07)),
-    ),
+    paper=printed("t4", "ViT-Tiny/16", {"E2E": "E2E", **EITHER_REMOVAL, "+ computing layers": REPL}),
 )

@@ -33,9 +33,7 @@ RECIPE = replace(
         repl("RepL K=6", interval=6),
     ),
     paper=(
-        printed("cifar10", "E2E", 93.49, 0.29, 9.31, 26.19),  # from table t1
-        printed("cifar10", "RepL K=2", 92.67, 1.89, 6.25, 18.05),
-        printed("cifar10", "RepL K=4", 94.01, 0.17, 7.62, 20.93),
-        printed("cifar10", "RepL K=6", 94.11, 0.34, 8.63, 23.94),
+        *printed("t1", "ResNet-110", {"E2E": "E2E"}, data="cifar10"),
+        *printed("t5", "ResNet-110", {"k=2": "RepL K=2", "k=4": "RepL K=4", "k=6": "RepL K=6"}),
     ),
 )

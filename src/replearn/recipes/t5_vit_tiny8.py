@@ -38,9 +38,11 @@ RECIPE = replace(
         repl("RepL K=6 first=2", interval=6, first=2),
     ),
     paper=(
-        printed("cifar10", "E2E", 72.77, 1.31, 2.81, 6.81),  # from table t1
-        printed("cifar10", "RepL K=2", 71.48, 2.39, 1.70, 5.19),
-        *either(printed("cifar10", "RepL K=4", 73.71, 1.08, 2.08, 5.65)),
-        *either(printed("cifar10", "RepL K=6", 73.94, 1.17, 2.39, 6.39)),
+        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
+        *printed(
+            "t5",
+            "ViT-Tiny/8",
+            {"k=2": "RepL K=2", "k=4": either("RepL K=4"), "k=6": either("RepL K=6")},
+        ),
     ),
 )

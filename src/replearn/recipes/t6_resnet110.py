@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..operators.basic import Basic
 from . import t1_resnet110
-from ._paper import E2E, printed, removal, repl
+from ._paper import E2E, SOURCES, printed, removal, repl
 
 RECIPE = replace(
     t1_resnet110.RECIPE,
@@ -30,10 +30,5 @@ RECIPE = replace(
         repl("RepL previous", operator=Basic(sources="previous")),
         repl("RepL both", operator=Basic(sources="both")),
     ),
-    paper=(
-        printed("cifar10", "E2E", 93.49, 0.29),
-        printed("cifar10", "RepL next", 93.19, 1.38),
-        printed("cifar10", "RepL previous", 91.75, 2.31),
-        printed("cifar10", "RepL both", 94.01, 0.17),
-    ),
+    paper=printed("t6", "ResNet-110", SOURCES),
 )

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..operators.projection import Projection
 from . import t1_vit_tiny8
-from ._paper import E2E, printed, removal, repl
+from ._paper import E2E, SOURCES, printed, removal, repl
 
 RECIPE = replace(
     t1_vit_tiny8.RECIPE,
@@ -30,10 +30,5 @@ RECIPE = replace(
         repl("RepL previous", first=2, operator=Projection(sources="previous")),
         repl("RepL both", first=2, operator=Projection(sources="both")),
     ),
-    paper=(
-        printed("cifar10", "E2E", 72.77, 1.31),
-        printed("cifar10", "RepL next", 72.18, 1.93),
-        printed("cifar10", "RepL previous", 69.37, 4.85),
-        printed("cifar10", "RepL both", 73.71, 1.08),
-    ),
+    paper=printed("t6", "ViT-Tiny/8", SOURCES),
 )

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..training.recipe import Variant
 from . import t1_resnet32
-from ._paper import E2E, printed, removal, repl
+from ._paper import E2E, printed, removal, repl, same
 
 RECIPE = replace(
     t1_resnet32.RECIPE,
@@ -30,8 +30,7 @@ RECIPE = replace(
         Variant(label="Adaptive-RepL", method="adaptive"),
     ),
     paper=(
-        printed("cifar10", "E2E", 93.17, 0.14, 3.38, 10.44),  # from table t1
-        printed("cifar10", "Fixed-RepL", 93.43, None, 2.69, 8.20),
-        printed("cifar10", "Adaptive-RepL", 92.54, None, 3.17, 9.12),
+        *printed("t1", "ResNet-32", {"E2E": "E2E"}, data="cifar10"),
+        *printed("tab:adaptive_repl", "ResNet-32", same("Fixed-RepL", "Adaptive-RepL")),
     ),
 )

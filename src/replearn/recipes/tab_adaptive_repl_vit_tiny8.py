@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..training.recipe import Variant
 from . import t1_vit_tiny8
-from ._paper import E2E, printed, removal, repl
+from ._paper import E2E, printed, removal, repl, same
 
 RECIPE = replace(
     t1_vit_tiny8.RECIPE,
@@ -30,8 +30,7 @@ RECIPE = replace(
         Variant(label="Adaptive-RepL", method="adaptive", first=2),
     ),
     paper=(
-        printed("cifar10", "E2E", 72.77, 1.31, 2.81, 6.81),  # from table t1
-        printed("cifar10", "Fixed-RepL", 73.71, None, 2.08, 5.65),
-        printed("cifar10", "Adaptive-RepL", 71.97, None, 2.35, 6.17),
+        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
+        *printed("tab:adaptive_repl", "ViT-Tiny/8", same("Fixed-RepL", "Adaptive-RepL")),
     ),
 )

@@ -36,10 +36,16 @@ RECIPE = replace(
         repl("RepL no weights", first=2, operator=NoWeights()),
     ),
     paper=(
-        printed("cifar10", "E2E", 72.77, 1.31, 2.81, 6.81),  # from table t1
-        printed("cifar10", "RepL attention+MLP", 73.71, 1.08, 2.08, 5.65),
-        printed("cifar10", "RepL only attention", 72.39, 0.97, 2.05, 5.59),
-        printed("cifar10", "RepL only MLP", 72.14, 1.34, 2.07, 5.53),
-        printed("cifar10", "RepL no weights", 69.30, 2.11, 2.02, 5.20),
+        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
+        *printed(
+            "tab:repl_ablation",
+            "ViT-Tiny/8",
+            {
+                "RepL": "RepL attention+MLP",
+                "RepL (only Attention weights)": "RepL only attention",
+                "RepL (only MLP weights)": "RepL only MLP",
+                "RepL (no weights)": "RepL no weights",
+            },
+        ),
     ),
 )

@@ -30,8 +30,11 @@ RECIPE = replace(
         repl("RepL 1 parameter", first=2, operator=Projection(coefficients="shared")),
     ),
     paper=(
-        printed("cifar10", "E2E", 72.77, 1.31, 2.81, 6.81),  # from table t1
-        printed("cifar10", "RepL 2 parameters", 73.71, 1.08, 2.08, 5.65),
-        printed("cifar10", "RepL 1 parameter", 73.09, 0.85, 2.08, 5.65),
+        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
+        *printed(
+            "tab:repl_param_ablation",
+            "ViT-Tiny/8",
+            {"RepL (2 parameters)": "RepL 2 parameters", "RepL (1 parameter)": "RepL 1 parameter"},
+        ),
     ),
 )

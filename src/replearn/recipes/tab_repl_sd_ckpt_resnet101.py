@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from ..training.recipe import Variant
 from . import t2_resnet101
-from ._paper import E2E, printed, removal, repl
+from ._paper import COMBINED, E2E, printed, removal, repl
 
 RECIPE = replace(
     t2_resnet101.RECIPE,
@@ -33,12 +33,5 @@ RECIPE = replace(
         Variant(label="Checkpointing", method="checkpointing"),
         Variant(label="RepL+Checkpointing", method="repl+checkpointing", first=2),
     ),
-    paper=(
-        printed("imagenet", "E2E", 77.55, None, 20.95, 720),
-        printed("imagenet", "RepL", 78.13, None, 18.01, 616),
-        printed("imagenet", "Stochastic Depth", 77.63, None, 19.39, 652),
-        printed("imagenet", "RepL+Stochastic Depth", 78.11, None, 17.12, 551),
-        printed("imagenet", "Checkpointing", 78.25, None, 14.47, 1012),
-        printed("imagenet", "RepL+Checkpointing", 78.29, None, 12.93, 819),
-    ),
+    paper=printed("tab:repl_sd_ckpt", "ResNet-101", COMBINED),
 )

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from ..training.recipe import Variant
 from . import t1_resnet32
-from ._paper import E2E, printed, removal, repl
+from ._paper import COMBINED, E2E, printed, removal, repl
 
 RECIPE = replace(
     t1_resnet32.RECIPE,
@@ -33,12 +33,5 @@ RECIPE = replace(
         Variant(label="Checkpointing", method="checkpointing"),
         Variant(label="RepL+Checkpointing", method="repl+checkpointing"),
     ),
-    paper=(
-        printed("cifar10", "E2E", 93.17, None, 3.38, 10.44),
-        printed("cifar10", "RepL", 93.43, None, 2.69, 8.20),
-        printed("cifar10", "Stochastic Depth", 93.04, None, 3.31, 10.05),
-        printed("cifar10", "RepL+Stochastic Depth", 93.17, None, 2.67, 9.36),
-        printed("cifar10", "Checkpointing", 93.13, None, 1.77, 16.44),
-        printed("cifar10", "RepL+Checkpointing", 93.24, None, 1.64, 14.54),
-    ),
+    paper=printed("tab:repl_sd_ckpt", "ResNet-32", COMBINED),
 )

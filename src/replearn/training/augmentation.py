@@ -53,6 +53,11 @@ class DeviceImages:
             x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
         return self.normalised(x), self.labels[image]
 
+    def originals(self) -> Tensor:
+        """The training images as they are, neither padded nor flipped."""
+        edge = self.augment.pad
+        return self._padded[:, :, edge : edge + self.size, edge : edge + self.size]
+
     def normalised(self, images: Tensor) -> Tensor:
         return images.float().div(255).sub(self._mean).div(self._std)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -113,6 +114,15 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         return dict(encode(self))
+
+
+def slug(label: str) -> str:
+    """A label as a folder's name, which is also how one types it.
+
+    >>> slug("RepL first=2")
+    'repl-first-2'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
 
 
 def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:

@@ -1,0 +1,42 @@
+"""`replearn figures`: the paper's figures from finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .flags import DataRoot, Device
+
+
+def figures(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, E2E first.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write into.")] = Path("figures"),
+    images: Annotated[int, typer.Option(min=10, help="Test images in the t-SNE.")] = 1000,
+    layers: Annotated[str | None, typer.Option(help="Layers to show, as layer1.4,layer3.4.")] = None,
+    data_root: DataRoot = None,
+    device: Device = "auto",
+) -> None:
+    """Draw the features before the classifier (t-SNE) and the feature maps of runs, side by side.
+
+    With numbers, so that it isn't only a picture: silhouette and nearest-neighbour accuracy of the
+    features, and how alike the runs are at each layer (CKA).
+
+    Examples:
+
+    * `replearn figures runs/demo/digits/e2e/seed-0 runs/demo/digits/repl/seed-0 -o figures`
+    """
+    from ..report.paper_figures import paper_figures
+    from ..training.fit import device_named
+
+    chosen = None if layers is None else [name.strip() for name in layers.split(",") if name.strip()]
+    written, scores, likeness = paper_figures(
+        runs, out, images=images, layers=chosen, data_root=data_root, device=device_named(device)
+    )
+    for score in scores:
+        numbers = f"silhouette {score.silhouette:.3f}, nearest neighbours {score.knn_accuracy:.2f} %"
+        typer.echo(f"{score.label}, seed {score.seed}: {numbers}")
+    for entry in likeness:
+        typer.echo(f"{entry.layer}: CKA of {entry.one} and {entry.other} {entry.cka:.3f}")
+    typer.echo(", ".join(map(str, written)))

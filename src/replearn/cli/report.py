@@ -1,0 +1,55 @@
+"""`replearn report` and `replearn watch`: results as a page, once or live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Folder = Annotated[Path, typer.Argument(help="The folder of the runs.")]
+
+
+def report(
+    folder: Folder = Path("runs"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="The page's heading.")] = "",
+    svg: Annotated[bool, typer.Option("--svg/--no-svg", help="Each figure as SVG beside the page.")] = True,
+    png: Annotated[bool, typer.Option("--png/--no-png", help="Each figure as PNG beside the page.")] = True,
+) -> None:
+    """Write one self-contained HTML page from all results below a folder.
+
+    Tables with intervals and verdicts, the paper's numbers beside ours, curves, costs, plans, and how
+    to make each row again. Files that can't be read are named on the page.
+
+    Examples:
+
+    * `replearn report runs/ -o report.html`
+
+    * `replearn report benchmarks/results --no-png`
+    """
+    from ..report.building import build_report
+
+    made = build_report(folder, out, title=title, svg=svg, png=png)
+    runs, sections = len(made.collection.runs), len(made.sections)
+    typer.echo(f"{made.page}: {runs} runs in {sections} comparisons, {len(made.figures)} figures beside it.")
+    for entry in made.collection.unread[:5]:
+        typer.echo(f"not read: {entry.path}: {entry.reason}", err=True)
+
+
+def watch(
+    folder: Folder = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8378,
+    every: Annotated[int, typer.Option(min=1, help="Seconds between looks at the folder.")] = 5,
+) -> None:
+    """Show the same page live, for runs in progress, in a browser on this machine.
+
+    It only reads, and listens on 127.0.0.1 alone. Ctrl-C ends it.
+
+    Examples:
+
+    * `replearn watch runs/`
+    """
+    from ..report.serving import watch as serve
+
+    serve(folder, port, every, lambda address: typer.echo(f"{address} shows {folder}; Ctrl-C ends it."))

@@ -1,0 +1,142 @@
+"""The tables of a section: what was reached beside the paper's, what it cost, how to make it again, every run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ..training.compare import Row
+from ..training.comparison_table import ratio, signed, spread
+from ..training.intervals import Difference
+from .collecting import RunFile
+from .markup import Raw, columns, join, table, tag
+from .metrics import Metric, value_at
+from .reproducing import command_of
+from .scene import series_roles
+from .sections import Section
+
+MOST_RUNS = 60  # of one section, in its list of runs
+
+
+def reached_table(section: Section) -> Raw:
+    """The metric with its spread, differences with intervals and verdicts, and the paper's number."""
+    assert section.comparison is not None
+    rows = section.comparison.rows
+    roles = series_roles([row.method for row in rows])
+    reached = section.metric.name
+    return columns(
+        {
+            "method": [named(row.label, role) for row, role in zip(rows, roles, strict=True)],
+            "seeds": [str(len(row.seeds)) for row in rows],
+            reached: [tag("b", spread(row.accuracy, row.std)) for row in rows],
+            "best epoch": [f"{row.best:.2f}" for row in rows],
+            "against E2E": [difference(row.against_e2e) for row in rows],
+            "against removal": [difference(row.against_removal) for row in rows],
+            "paper": [spread(row.paper.accuracy, row.paper.std) if row.paper else "" for row in rows],
+            "top-5": [f"{row.top5:.2f}" if row.paper and row.paper.top5 else "" for row in rows],
+            "paper top-5": [
+                spread(row.paper.top5, row.paper.top5_std) if row.paper and row.paper.top5 else "" for row in rows
+            ],
+        },
+        left=("method", "against E2E", "against removal"),
+        label=f"{reached} of {section.recipe} on {section.data}",
+    )
+
+
+def cost_table(rows: Sequence[Row]) -> Raw:
+    full = next((row.parameters for row in rows if row.method == "e2e"), None)
+    roles = series_roles([row.method for row in rows])
+    return columns(
+        {
+            "method": [named(row.label, role) for row, role in zip(rows, roles, strict=True)],
+            "s/epoch": [f"{row.seconds:.2f}" if row.alone else "" for row in rows],
+            "time ratio": [ratio(row.time_ratio) for row in rows],
+            "paper time": [ratio(row.paper_time_ratio) for row in rows],
+            "GB": [f"{row.memory / 1e9:.2f}" if row.memory and row.alone else "" for row in rows],
+            "memory ratio": [ratio(row.memory_ratio) for row in rows],
+            "paper memory": [ratio(row.paper_memory_ratio) for row in rows],
+            "parameters": [f"{row.parameters:,}" for row in rows],
+            "share": [ratio(row.parameters / full if full else None) for row in rows],
+            "MFLOPs": [f"{row.flops / 1e6:,.1f}" for row in rows],
+        },
+        left=("method",),
+        label="costs",
+    )
+
+
+def reproduce_list(section: Section) -> Raw:
+    """One command a row, to copy."""
+    groups: dict[str, list[RunFile]] = defaultdict(list)
+    for run in section.runs:
+        groups[str(run.result.variant["label"])].append(run)
+    entries = [join(tag("dt", label), tag("dd", command(command_of(runs)))) for label, runs in groups.items()]
+    return tag("dl", *entries, class_="commands")
+
+
+def command(text: str) -> Raw:
+    return join(tag("code", text), tag("button", "copy", type="button", class_="copy"))
+
+
+def runs_table(section: Section) -> Raw:
+    """Every run: its seed, state, last and best value, its notes and its file."""
+    rows = []
+    for run in section.runs[:MOST_RUNS]:
+        result = run.result
+        done, epochs = len(result.epochs), int(result.recipe["epochs"])
+        last = value_at(result.last, section.metric) if result.epochs else None
+        rows.append(
+            (
+                str(result.variant["label"]),
+                str(result.seed),
+                "finished" if result.finished else join(bar(done, epochs), f" {done} of {epochs} epochs"),
+                "" if last is None else f"{last:.2f}",
+                f"{result.epoch_seconds:.2f}",
+                result.started,
+                run.path.as_posix(),
+                "; ".join(result.notes),
+            )
+        )
+    heads = ("method", "seed", "state", section.metric.name, "s/epoch", "started", "file", "notes")
+    shown = table(heads, rows, (0, 2, 5, 6, 7), "runs")
+    rest = len(section.runs) - MOST_RUNS
+    return join(shown, tag("p", f"and {rest} more runs, in the same tables and figures.")) if rest > 0 else shown
+
+
+def bar(done: int, whole: int) -> Raw:
+    return tag("progress", value=str(min(done, whole)), max=str(max(whole, 1)), aria_label="epochs done")
+
+
+def named(label: str, role: str) -> Raw:
+    return join(tag("span", "", class_=f"dot b-{role}"), label)
+
+
+def difference(value: Difference | None) -> Raw | str:
+    """The mean difference, its 95 % interval, and the verdict in words and colour."""
+    if value is None:
+        return ""
+    if value.low is None or value.high is None:
+        interval = "1 seed" if len(value.seeds) == 1 else "no spread"
+    else:
+        interval = f"[{signed(value.low)}, {signed(value.high)}]"
+    return join(
+        f"{signed(value.mean)} ",
+        tag("span", interval, class_="interval"),
+        " ",
+        tag("span", value.verdict, class_=f"verdict {value.verdict}"),
+    )
+
+
+def sentence(section: Section) -> str:
+    """What the section comes to, in one line: the rows with Replacement Learning against both baselines."""
+    if section.comparison is None:
+        return section.problem
+    rows = [row for row in section.comparison.rows if "repl" in row.method] or list(section.comparison.rows)
+    return "; ".join(phrase(row, section.metric) for row in rows[:3])
+
+
+def phrase(row: Row, metric: Metric) -> str:
+    parts = [f"{row.label} {spread(row.accuracy, row.std)}{metric.unit and ' ' + metric.unit}"]
+    for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal)):
+        if found is not None:
+            parts.append(f"{found.verdict} against {name} ({signed(found.mean)})")
+    return ", ".join(parts)

@@ -1,0 +1,177 @@
+"""The paper's figures from checkpoints: features with their numbers, feature maps, and what can't be drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from replearn import recipes
+from replearn.errors import ReplearnError
+from replearn.report.feature_maps import cka, default_layers, maps_of, outputs_at
+from replearn.report.features import features_figure, penultimate
+from replearn.report.paper_figures import paper_figures
+from replearn.report.trained import trained_run
+from replearn.training.fit import fit
+from replearn.training.recipe import Variant
+from replearn.training.run import RunSpec
+
+VARIANTS = (
+    Variant(label="E2E", method="e2e"),
+    Variant(label="RepL", method="repl", interval=2),
+    Variant(label="Stochastic Depth", method="stochastic_depth"),
+)
+
+
+def train(folder: Path, model: str, variants=VARIANTS) -> dict[str, Path]:
+    """One epoch of each variant on digits: enough for features that differ."""
+    recipe = replace(recipes.recipe("demo"), model=model, epochs=1, batch_size=479, variants=variants)
+    specs = [
+        RunSpec(recipe=recipe, variant=variant, data="digits", seed=0, out=folder / variant.label)
+        for variant in variants
+    ]
+    fit(specs, device="cpu")
+    return {spec.variant.label: spec.out for spec in specs}
+
+
+@pytest.fixture(scope="module")
+def resnets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return train(tmp_path_factory.mktemp("resnets"), "cifar_resnet:20:4")
+
+
+@pytest.fixture(scope="module")
+def vits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pytest.importorskip("timm")
+    return train(tmp_path_factory.mktemp("vits"), "vit:16:4:2:2", VARIANTS[:2])
+
+
+@pytest.mark.parametrize("kind", ["resnets", "vits"])
+def test_one_command_draws_both_figures_with_numbers(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    runs = request.getfixturevalue(kind)
+    written, scores, likeness = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=40)
+    assert {path.name for path in written} == {
+        "features.svg",
+        "features.png",
+        "feature_maps.png",
+        "feature_maps.svg",
+        "figures.json",
+    }
+    assert all(path.stat().st_size > 500 for path in written)
+    assert [score.label for score in scores] == ["E2E", "RepL"]
+    for score in scores:
+        assert -1 <= score.silhouette <= 1
+        assert 0 <= score.knn_accuracy <= 100
+        assert len(score.points) == 40
+    assert len(likeness) == (3 if kind == "resnets" else 4)
+    assert all(0 <= entry.cka <= 1 + 1e-6 for entry in likeness)
+    numbers = json.loads((tmp_path / "figures" / "figures.json").read_text())
+    assert numbers["features"][1]["knn_accuracy"] == scores[1].knn_accuracy
+    drawing = features_figure(scores)
+    assert f"silhouette {scores[0].silhouette:.3f}" in "".join(getattr(mark, "text", "") for mark in drawing.marks)
+
+
+def test_a_loaded_run_reaches_what_its_result_file_says(resnets: dict[str, Path]) -> None:
+    for label in ("E2E", "RepL", "Stochastic Depth"):
+        run = trained_run(resnets[label])
+        images, labels = run.test(360)
+        with torch.no_grad():
+            reached = 100 * (run.model(images).argmax(1) == labels).float().mean().item()
+        assert reached == pytest.approx(run.result.last.test_accuracy, abs=1e-3)
+
+
+def test_the_same_images_are_shown_of_every_run_with_classes_evenly(resnets: dict[str, Path]) -> None:
+    one, other = (trained_run(resnets[label]) for label in ("E2E", "RepL"))
+    assert torch.equal(one.test(50)[0], other.test(50)[0])
+    assert one.test(50)[1].bincount().tolist() == [5] * 10
+    images, labels = one.train(30)
+    assert images.shape == (30, 1, 8, 8)
+    assert labels.bincount().tolist() == [3] * 10
+
+
+def test_penultimate_features_are_what_the_classifier_is_given() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(penultimate(model, x, batch=2), torch.relu(model[1](x)))
+    assert not model[3]._forward_pre_hooks  # no trace
+
+
+def test_models_without_features_are_told() -> None:
+    with pytest.raises(ReplearnError, match="no linear layer"):
+        penultimate(nn.Conv2d(1, 1, 1), torch.zeros(1, 1, 2, 2))
+    broken = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    nn.init.constant_(broken[0].weight, float("nan"))
+    with pytest.raises(ReplearnError, match="not finite: this run has diverged"):
+        penultimate(broken, torch.zeros(1, 2))
+
+
+def test_maps_are_of_convolutions_and_of_patches() -> None:
+    assert maps_of(torch.randn(2, 7, 4, 4)).shape == (2, 4, 4)
+    tokens = torch.randn(2, 1 + 9, 5)
+    torch.testing.assert_close(maps_of(tokens)[0, 0, 0], tokens[0, 1].abs().mean())
+    with pytest.raises(ReplearnError, match=r"shape \(2, 7\) is no picture"):
+        maps_of(torch.randn(2, 7))
+
+
+def test_layers_are_found_by_name_or_told(resnets: dict[str, Path]) -> None:
+    run = trained_run(resnets["RepL"])
+    assert default_layers(run) == ("layer1.2", "layer2.2", "layer3.2")
+    images, _ = run.test(2)
+    assert outputs_at(run.model, ["layer2.1"], images)["layer2.1"].shape == (2, 8, 4, 4)
+    with pytest.raises(ReplearnError, match=r"no layer 'layer9'; its parts are conv1, bn1"):
+        outputs_at(run.model, ["layer9"], images)
+
+
+def test_a_vits_layers_are_a_quarter_apart(vits: dict[str, Path]) -> None:
+    assert default_layers(trained_run(vits["E2E"])) == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+
+
+def test_cka_is_one_for_what_is_alike_up_to_a_rotation_and_less_for_the_rest() -> None:
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    rotation = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1)))[0]
+    assert cka(x, x @ rotation) == pytest.approx(1.0)
+    assert cka(x, torch.randn(40, 6, generator=torch.Generator().manual_seed(2))) < 0.5
+    assert cka(x, torch.zeros(40, 6)) == 0.0
+
+
+def test_runs_that_dont_belong_together_are_told(
+    resnets: dict[str, Path], vits: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ReplearnError, match=r"its model is vit:16:4:2:2, not cifar_resnet:20:4"):
+        paper_figures([resnets["E2E"], vits["E2E"]], tmp_path)
+    with pytest.raises(ReplearnError, match="Name the folders of finished runs"):
+        paper_figures([], tmp_path)
+
+
+def test_an_unfinished_or_damaged_run_is_told(resnets: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(ReplearnError, match="Can't read the result file"):
+        trained_run(folder)
+    (folder / "result.json").write_text((resnets["E2E"] / "result.json").read_text())
+    with pytest.raises(ReplearnError, match=r"has no model\.safetensors"):
+        trained_run(folder)
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ReplearnError, match="can't be read"):
+        trained_run(folder)
+
+
+def test_the_command_draws_them(resnets: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from replearn.cli.app import app
+
+    arguments = ["figures", str(resnets["E2E"]), "-o", str(tmp_path), "--images", "30", "--layers", "layer1.0"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "nearest neighbours" in done.output
+    assert (tmp_path / "feature_maps.png").exists()

@@ -1,0 +1,497 @@
+"""The report: what a folder holds, how it is drawn, and that nothing in a folder can break the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import runs_made_up
+from runs_made_up import RECIPE, run
+
+import replearn
+from replearn.errors import ReplearnError
+from replearn.jsonable import encode
+from replearn.report.axes import padded, spread_labels, ticks
+from replearn.report.blueprint import blocks_of
+from replearn.report.bubble import bubble_figure
+from replearn.report.building import build_report
+from replearn.report.collecting import Reader, collect
+from replearn.report.curves import MOST_POINTS, curves_figure, thinned
+from replearn.report.frontier import frontier, frontier_figure
+from replearn.report.metrics import Metric, metric_of, value_at
+from replearn.report.page import page
+from replearn.report.paper_part import ours_of
+from replearn.report.reproducing import command_of
+from replearn.report.scene import PALETTE, series_roles
+from replearn.report.sections import sections_of
+from replearn.report.strip import strip_figure
+from replearn.report.svg import standalone_svg
+from replearn.training.compare import compare
+from replearn.training.paper import paper_tables
+from replearn.training.recipe import Recipe, Variant
+
+
+def put(folder: Path, result, name: str | None = None) -> Path:
+    label = str(result.variant["label"]).lower().replace(" ", "-").replace("/", "-")
+    place = folder / result.data / label / f"seed-{result.seed}"
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / (name or "result.json")
+    path.write_text(result.to_json(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Three methods over three seeds, measured alone, with a plan."""
+    plan = json.loads(replearn.plan(replearn.models.resnet32(), interval=4).to_json())
+    folder = tmp_path / "runs"
+    for seed, wobble in enumerate((0.0, 0.2, -0.1)):
+        put(folder, run("E2E", seed, 92.0 + wobble, seconds=2.0, memory=4_000_000_000))
+        put(folder, run("removal", seed, 90.0 + 1.1 * wobble, seconds=1.5, memory=3_000_000_000))
+        put(folder, run("RepL", seed, 91.0 + 0.9 * wobble, seconds=1.6, memory=3_200_000_000, plan=plan))
+    return folder
+
+
+def html(folder: Path) -> str:
+    collection = Reader(folder).read()
+    return page(collection, sections_of(collection))
+
+
+# ---- the page -----------------------------------------------------------------------------------
+
+
+def test_the_page_is_one_file_that_asks_for_nothing_else(runs: Path, tmp_path: Path) -> None:
+    report = build_report(runs, tmp_path / "out" / "report.html", png=False)
+    text = report.page.read_text(encoding="utf-8")
+    assert re.findall(r"""(?:src|href)=["'](?!#|data:,)([^"']*)""", text) == []
+    assert re.findall(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text) == []
+    assert text.startswith("<!doctype html>")
+
+
+def test_it_shows_means_intervals_verdicts_and_the_papers_numbers(runs: Path) -> None:
+    text = html(runs)
+    (section,) = sections_of(collect(runs))
+    assert section.comparison is not None
+    _, removal, repl = section.comparison.rows
+    assert f"{repl.accuracy:.2f} ± {repl.std:.2f}" in text
+    assert removal.against_e2e is not None
+    assert removal.against_e2e.verdict == "worse"
+    assert '<span class="verdict worse">worse</span>' in text
+    assert "93.43 ± 0.19" in text  # the paper's, of the made-up recipe
+    assert "0.800" in text  # the time of RepL as a share of E2E's
+
+
+def test_it_tells_hardware_versions_and_how_to_make_each_row_again(tmp_path: Path) -> None:
+    put(tmp_path, run("E2E", 0, 92.0, versions={"torch": "9.9"}, gpu="a fine GPU"))
+    text = html(tmp_path)
+    assert "a fine GPU" in text
+    assert "torch 9.9" in text
+    assert "replearn compare" in text
+
+
+def test_every_figure_lies_beside_it_as_svg_and_png(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = build_report(runs, tmp_path / "r.html")
+    names = {path.stem for path in report.figures}
+    assert names == {f"made-up-cifar10-{kind}" for kind in ("bubble", "curves", "frontier", "plan-1")}
+    assert {path.suffix for path in report.figures} == {".svg", ".png"}
+    for path in report.figures:
+        if path.suffix == ".svg":
+            assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        else:
+            assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_files_say_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>\"&"
+    recipe = replace(RECIPE, name=evil, variants=(Variant(label=evil, method="e2e"),), paper=())
+    put(tmp_path, run(evil, 0, 90.0, recipe=recipe, notes=(evil,), hardware={"device": evil}), "x.json")
+    (tmp_path / "bench_odd.json").write_text(json.dumps({evil: evil, "rows": [{evil: evil}]}))
+    text = html(tmp_path)
+    assert text.count("<script>") == 1  # the page's own
+    assert "alert('x')" not in text
+
+
+def test_an_empty_folder_and_a_missing_one_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ReplearnError, match=r"no results below .*replearn compare RECIPE"):
+        build_report(tmp_path, tmp_path / "r.html")
+    with pytest.raises(ReplearnError, match=r"There is no folder .*nowhere"):
+        build_report(tmp_path / "nowhere", tmp_path / "r.html")
+    put(tmp_path, run("E2E", 0, 90.0))
+    with pytest.raises(ReplearnError, match=r"one HTML file: write a name such as .*report\.html"):
+        build_report(tmp_path, tmp_path / "out")
+
+
+def test_files_that_cant_be_read_are_named_and_the_others_shown(runs: Path) -> None:
+    good = (runs / "cifar10" / "e2e" / "seed-0" / "result.json").read_text()
+    for name, text in {
+        "half.json": good[: len(good) // 2],
+        "empty.json": "",
+        "old.json": good.replace("replearn-result-1", "replearn-result-0"),
+        "odd.json": good.replace('"epochs": [', '"epochs": [3, ', 1),
+        "text.json": good.replace('"test_accuracy": 92.0', '"test_accuracy": "high"', 1),
+    }.items():
+        (runs / name).write_text(text)
+    (runs / "bytes.json").write_bytes(b"\xff\xfe{")
+    reasons = {entry.path.name: entry.reason for entry in collect(runs).unread}
+    assert "a run may be writing it just now" in reasons["half.json"]
+    assert "a run may be writing it just now" in reasons["empty.json"]
+    assert "another version (replearn-result-0; this one reads replearn-result-1)" in reasons["old.json"]
+    assert "damaged" in reasons["odd.json"]
+    assert "damaged" in reasons["text.json"]
+    assert "can't be read" in reasons["bytes.json"]
+    text = html(runs)
+    assert "half.json" in text
+    assert "9</b> runs" in text
+
+
+def test_json_of_other_kinds_is_shown_and_nothing_in_it_can_break_the_page(tmp_path: Path) -> None:
+    odd = (
+        [],
+        3,
+        None,
+        "text",
+        {},
+        {"rows": []},
+        {"rows": [{"a": [1, {"b": None}]}, {"c": float("nan")}]},
+        [[1], 2],
+    )
+    for number, data in enumerate(odd):
+        (tmp_path / f"bench_{number}.json").write_text(json.dumps(data))
+    rows = [{"backend": "tf32", "ratio": 0.91}] * 500
+    (tmp_path / "bench_rows.json").write_text(json.dumps({"hardware": {"gpu": "a GPU"}, "rows": rows}))
+    text = html(tmp_path)
+    assert "bench_rows.json" in text
+    assert "and 300 more rows" in text
+    assert text.count("<td") < 3000
+
+
+def test_runs_in_progress_are_shown_with_what_they_have(runs: Path) -> None:
+    put(runs, replace(run("RepL first=2", 0, 80.0), finished=False))
+    begun = runs / "cifar10" / "e2e" / "seed-9"
+    begun.mkdir(parents=True)
+    (begun / "log.jsonl").write_text("")
+    collection = collect(runs)
+    assert collection.begun == (Path("cifar10/e2e/seed-9"),)
+    text = html(runs)
+    assert "1 in progress" in text
+    assert "cifar10/e2e/seed-9" in text
+    assert "stopped after 2 epochs: left out" in text
+
+
+def test_a_folder_where_nothing_is_finished_says_so_and_draws_the_curves(tmp_path: Path) -> None:
+    put(tmp_path, replace(run("E2E", 0, 80.0), finished=False))
+    (section,) = sections_of(collect(tmp_path))
+    assert section.comparison is None
+    assert "No run of made_up on cifar10 is finished" in section.problem
+    assert [figure.name for figure in section.figures] == ["made-up-cifar10-curves"]
+
+
+def test_folders_of_runs_are_not_mixed(tmp_path: Path) -> None:
+    for name, accuracy in (("one", 90.0), ("two", 91.0)):
+        put(tmp_path / name, run("E2E", 0, accuracy))
+    sections = sections_of(collect(tmp_path))
+    assert [section.folder.as_posix() for section in sections] == ["one/cifar10", "two/cifar10"]
+    assert len({section.key for section in sections}) == 2
+    assert all(section.comparison is not None for section in sections)
+
+
+def test_runs_that_cant_be_compared_keep_the_rest_of_the_page(runs: Path) -> None:
+    put(runs, run("E2E", 7, 90.0, recipe=replace(RECIPE, batch_size=999)))
+    (section,) = sections_of(collect(runs))
+    assert section.comparison is None
+    assert "batch_size" in section.problem
+    assert "can&#x27;t be compared" in html(runs)
+
+
+def test_a_thousand_runs_make_a_page_that_stays_small(tmp_path: Path) -> None:
+    base = run("E2E", 0, 90.0)
+    long = replace(base, epochs=tuple(replace(base.epochs[0], epoch=n + 1) for n in range(25)))
+    text = long.to_json()
+    for number in range(1000):
+        place = tmp_path / f"recipe_{number % 250}" / "e2e" / f"seed-{number // 250}"
+        place.mkdir(parents=True)
+        held = text.replace('"made_up"', f'"recipe_{number % 250}"').replace(
+            '"seed": 0', f'"seed": {number // 250}'
+        )
+        (place / "result.json").write_text(held)
+    begin = time.perf_counter()
+    text = html(tmp_path)
+    assert time.perf_counter() - begin < 30
+    assert "1,000</b> runs" in text
+    assert len(text) < 12_000_000
+    assert text.count("<template>") == 246  # laid out only when opened
+
+
+def test_the_command_writes_the_page_and_names_what_it_could_not_read(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from replearn.cli.app import app
+
+    (runs / "half.json").write_text('{"format": "replearn')
+    out = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["report", str(runs), "-o", str(out), "--no-png", "--title", "Mine & yours"])
+    assert done.exit_code == 0, done.output
+    assert "9 runs in 1 comparisons, 4 figures" in done.output
+    assert "not read: half.json" in done.output
+    assert "<h1>Mine &amp; yours</h1>" in out.read_text(encoding="utf-8")
+    failed = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")], prog_name="replearn")
+    assert failed.exit_code == 2
+    assert "There is no folder" in failed.output
+
+
+# ---- the figures --------------------------------------------------------------------------------
+
+
+def rows_of(*results):
+    (comparison,) = compare(results)
+    return comparison.rows
+
+
+def test_the_bubble_figure_shows_memory_where_it_was_measured_and_says_so_where_not() -> None:
+    alone = rows_of(run("E2E", 0, 92.0, memory=2_000_000_000), run("RepL", 0, 91.0, memory=1_000_000_000))
+    drawing = bubble_figure(alone, Metric(), "b")
+    tips = [mark.tip for mark in drawing.marks if getattr(mark, "tip", "")]
+    assert "memory" in drawing.title
+    assert any(tip == "RepL in the paper\n93.43 ± 0.19 %\n3.00 GB, 8.00 s an epoch" for tip in tips)
+    shared = rows_of(run("E2E", 0, 92.0, notes=("shared its device with other runs",)), run("RepL", 0, 91.0))
+    assert "parameters" in bubble_figure(shared, Metric(), "b").title
+
+
+def test_the_area_of_a_bubble_is_the_time() -> None:
+    rows = rows_of(run("E2E", 0, 92.0, seconds=4.0), run("removal", 0, 91.0, seconds=1.0))
+    discs = {
+        mark.tip.partition("\n")[0]: mark.radius
+        for mark in bubble_figure(rows, Metric(), "b").marks
+        if getattr(mark, "tip", "")
+    }
+    assert discs["E2E"] / discs["removal"] == pytest.approx(2.0)
+
+
+def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
+    base = run("E2E", 0, 90.0)
+    risen = [replace(base.epochs[0], epoch=number + 1, test_accuracy=50 + number / 30) for number in range(1000)]
+    higher = [replace(epoch, test_accuracy=epoch.test_accuracy + 1) for epoch in risen]
+    long = [replace(base, seed=seed, epochs=tuple(epochs)) for seed, epochs in enumerate((risen, higher))]
+    drawing = curves_figure(long, Metric(), "c")
+    assert drawing is not None
+    areas = [mark for mark in drawing.marks if type(mark).__name__ == "Area"]
+    lines = [mark for mark in drawing.marks if type(mark).__name__ == "Line" and mark.role == "e2e"]
+    assert len(areas) == 1
+    assert max(len(mark.points) for mark in lines) <= MOST_POINTS
+    assert thinned(list(range(1, 1001)))[0] == 1
+    assert thinned(list(range(1, 1001)))[-1] == 1000
+
+
+def test_a_run_without_an_epoch_has_no_curve() -> None:
+    assert curves_figure([run("E2E", 0, 90.0, epochs=())], Metric(), "c") is None
+
+
+def test_the_frontier_holds_what_nothing_beats_and_follows_the_metrics_direction() -> None:
+    rows = rows_of(run("E2E", 0, 92.0), run("removal", 0, 90.0), run("RepL", 0, 89.0))
+    cost = {"E2E": 1.0, "removal": 0.8, "RepL": 0.9}
+    assert [row.label for row in frontier(rows, cost, Metric())] == ["removal", "E2E"]
+    lower = Metric(name="perplexity", unit="", better="lower")
+    assert [row.label for row in frontier(rows, cost, lower)] == ["removal", "RepL"]
+
+
+def test_the_frontier_joins_the_values_of_k() -> None:
+    variants = (
+        Variant(label="E2E", method="e2e"),
+        *(Variant(label=f"RepL K={k}", method="repl", interval=k) for k in (2, 4, 6)),
+    )
+    recipe = replace(RECIPE, variants=variants, paper=())
+    results = [run(variant.label, 0, 90.0 + i, recipe=recipe) for i, variant in enumerate(variants)]
+    drawing = frontier_figure(rows_of(*results), {v.label: encode(v) for v in variants}, Metric(), "f")
+    assert drawing is not None
+    assert "over K" in drawing.title
+    assert "K = 2, K = 4, K = 6" in drawing.about
+    assert any(type(mark).__name__ == "Line" and len(mark.points) == 3 for mark in drawing.marks)
+
+
+def test_the_strip_shows_every_block_with_its_sources_and_costs() -> None:
+    plan = json.loads(replearn.plan(replearn.models.resnet32(), interval=4).to_json())
+    drawing = strip_figure(plan, "resnet32", "RepL", "p")
+    assert drawing is not None
+    tips = [mark.tip for mark in drawing.marks if getattr(mark, "tip", "")]
+    assert len(tips) == 15
+    target = plan["targets"][0]
+    (tip,) = [tip for tip in tips if tip.startswith("layer1.3 ")]
+    assert "replaced by basic" in tip
+    assert "reads kernel from layer1.2" in tip
+    assert "reads kernel from layer1.4" in tip
+    assert f"{target['parameters_before']:,} parameters before, {target['parameters_after']:,} after" in tip
+    assert "3 of 15 blocks replaced" in drawing.about
+
+
+def test_the_strip_of_a_model_that_cant_be_built_shows_what_the_plan_names() -> None:
+    plan = json.loads(replearn.plan(replearn.models.resnet32(), interval=4).to_json())
+    drawing = strip_figure(plan, "nobody:knows", "RepL", "p")
+    assert drawing is not None
+    assert sum(1 for mark in drawing.marks if getattr(mark, "tip", "")) == 9
+    assert strip_figure({"targets": 3}, "resnet32", "RepL", "p") is None
+
+
+def test_skipped_blocks_are_told_with_their_reason() -> None:
+    plan = json.loads(replearn.plan(replearn.models.resnet32(), interval=4).to_json())
+    plan["skipped"] = [{"name": "layer1.1", "position": 2, "reason": "has hooks"}]
+    drawing = strip_figure(plan, "resnet32", "RepL", "p")
+    assert drawing is not None
+    assert any("though its turn came: has hooks" in getattr(mark, "tip", "") for mark in drawing.marks)
+
+
+def test_a_models_blocks_are_known_without_weights_and_without_the_compiler() -> None:
+    blocks = blocks_of("resnet110")
+    assert blocks is not None
+    assert {name: len(found) for name, found in blocks.items()} == {"layer1": 18, "layer2": 18, "layer3": 18}
+    assert blocks["layer1"][0].parameters == 2 * (16 * 16 * 9) + 4 * 16
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    bright, dark = sorted((light(one), light(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("role", [role for role in PALETTE if role not in ("ground", "grid", "kept")])
+def test_everything_that_is_read_stands_out_on_both_grounds(role: str) -> None:
+    for shade in (0, 1):
+        assert contrast(PALETTE[role][shade], PALETTE["ground"][shade]) >= 4.5
+
+
+def test_baselines_keep_their_colours_and_others_take_turns() -> None:
+    assert series_roles(["e2e", "removal", "repl", "repl", "adaptive"]) == [
+        "e2e",
+        "removal",
+        "repl",
+        "series0",
+        "series1",
+    ]
+
+
+def test_standalone_figures_are_titled_for_screen_readers(runs: Path) -> None:
+    (section,) = sections_of(collect(runs))
+    for drawing in (*section.figures, *section.strips):
+        assert f"<title>{drawing.title}</title>" in standalone_svg(drawing)
+        assert drawing.about
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (91.2, 91.9), (-3, 4000), (0.0001, 0.0002), (5, 5)])
+def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 8
+    assert all(low - 1e-9 <= value <= high + 1e-9 for value in found)
+
+
+def test_labels_are_moved_apart() -> None:
+    places = sorted(spread_labels([10, 10, 11, 50], 13, 0, 100))
+    assert all(b - a >= 13 - 1e-9 for a, b in pairwise(places))
+    assert padded([3.0]) == (pytest.approx(2.9), pytest.approx(3.1))
+
+
+# ---- metrics, commands, the paper ---------------------------------------------------------------
+
+
+def test_the_metric_is_the_files_own_where_it_says_so() -> None:
+    plain = run("E2E", 0, 90.0)
+    assert metric_of(plain) == Metric(name="accuracy", unit="%", better="higher")
+    assert value_at(plain.last, Metric()) == 90.0
+    recipe = {**plain.recipe, "metric": {"name": "perplexity", "better": "lower"}}
+    assert metric_of(replace(plain, recipe=recipe)) == Metric(name="perplexity", unit="", better="lower")
+    assert value_at(plain.last, Metric(name="perplexity")) is None
+    assert value_at(replace(plain.last, test_accuracy=float("nan")), Metric()) is None
+
+
+def test_the_command_names_what_was_changed_and_the_shell_takes_it(tmp_path: Path) -> None:
+    from replearn import recipes
+
+    shipped = recipes.recipe("t1_resnet32")
+    changed = replace(shipped, epochs=3, optimizer=replace(shipped.optimizer, lr=0.4), precision="bfloat16")
+    for seed in (0, 1, 2, 5):
+        put(tmp_path, run("RepL", seed, 90.0, recipe=changed))
+    command = command_of(collect(tmp_path).runs)
+    assert command == (
+        "replearn compare t1_resnet32 --data cifar10 --methods repl --seeds 0-2,5 --epochs 3 "
+        "--set optimizer.lr=0.4 --set precision=bfloat16"
+    )
+    from replearn.cli.runs import resolved
+
+    assert resolved("t1_resnet32", 3, ["optimizer.lr=0.4", "precision=bfloat16"]) == changed
+
+
+def test_a_recipe_that_is_not_shipped_is_named_by_its_file(tmp_path: Path) -> None:
+    put(tmp_path, run("E2E", 0, 90.0))
+    assert command_of(collect(tmp_path).runs).split()[2] == "cifar10/e2e/seed-0/recipe.json"
+
+
+def test_the_data_file_holds_every_table_of_the_paper() -> None:
+    tables = paper_tables()
+    assert len(tables) == 17
+    assert sum(len(table.rows) for table in tables.values()) == 120
+    for table in tables.values():
+        assert table.better.keys() <= table.columns.keys()
+        for row in table.rows:
+            assert row.keys() <= {"data", "backbone", "method", *table.columns}
+            assert table.columns.keys() <= row.keys()
+
+
+def test_recipes_print_nothing_that_the_data_file_does_not_hold() -> None:
+    """No second copy: every number of a recipe's paper rows is in its tables."""
+    from replearn import recipes
+
+    known = set()
+    for table in paper_tables().values():
+        for row in table.rows:
+            if "accuracy" in row:
+                value = row["accuracy"]
+                known.add((row["data"], value[0] if isinstance(value, list) else value, row.get("memory")))
+    for name in recipes.available():
+        for printed in recipes.recipe(name).paper:
+            if printed.memory_gb is not None:
+                assert (printed.data, printed.accuracy, printed.memory_gb) in known
+        source = (Path(recipes.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+        assert not re.search(r"printed\([^)]*\d\d\.\d", source)
+
+
+def test_our_rows_stand_beside_the_papers_where_they_carry_its_numbers(tmp_path: Path) -> None:
+    from replearn import recipes
+
+    recipe: Recipe = recipes.recipe("t1_resnet32")
+    put(tmp_path, run("E2E", 0, 92.5, recipe=recipe))
+    put(tmp_path, run("RepL", 0, 92.0, recipe=recipe))
+    sections = sections_of(collect(tmp_path))
+    found = ours_of(paper_tables()["t1"], sections)
+    printed = paper_tables()["t1"].rows
+    assert {(printed[i]["data"], printed[i]["backbone"], printed[i]["method"]) for i in found} == {
+        ("cifar10", "ResNet-32", "E2E"),
+        ("cifar10", "ResNet-32", "RepL"),
+    }
+    text = html(tmp_path)
+    assert "2 of 21 rows measured" in text
+    assert "not yet measured" in text
+
+
+def test_committed_results_make_a_report() -> None:
+    root = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+    collection = collect(root)
+    assert collection.unread == ()
+    sections = sections_of(collection)
+    assert {"demo", "t1_resnet32"} <= {section.recipe for section in sections}
+    assert all(section.comparison is not None for section in sections)
+
+
+def test_the_made_up_runs_are_what_a_run_writes() -> None:
+    assert runs_made_up.run("E2E", 0, 1.0).to_json()

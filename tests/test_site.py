@@ -1,0 +1,98 @@
+"""The documentation site: it builds, the pages that the code writes are whole, and the notebooks run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import replearn
+from replearn.report.site import api_page, operator_card, operators_page, results_page
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)]
+    environment = {**os.environ, "DISABLE_MKDOCS_2_WARNING": "true", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_the_site_has_every_page_and_links_to_it(site: Path) -> None:
+    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")}
+    pages |= {Path(name) for name in ("operators.html", "results.html", "api.html")}
+    start = (site / "index.html").read_text(encoding="utf-8")
+    for page in pages:
+        assert (site / page).exists()
+        assert f'href="{page.as_posix()}"' in start or page.name == "index.html"
+
+
+def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r"""<(?:script|link|img)[^>]+(?:src|href)=["']https?://[^"']+""", text) == []
+
+
+@pytest.mark.parametrize("name", replearn.operators.available())
+def test_every_operator_has_a_card_with_formula_cost_and_failures(name: str) -> None:
+    card = operator_card(replearn.operators.available()[name])
+    assert re.search(r"```text\n.*(g\(|theta|W).*=.*\n", card)
+    assert "**Cost:**" in card
+    assert "**Fails:**" in card
+    assert f"`{name}`" in card
+    assert card in operators_page()
+
+
+def test_the_results_page_is_written_from_the_committed_files() -> None:
+    text = results_page(ROOT / "benchmarks" / "results")
+    assert "91.97 ± 0.33" in text
+    assert "-0.33 [-0.59, -0.07] worse" in text
+    assert "replearn compare t1_resnet32 --data cifar10 --methods repl --seeds 0-2 --epochs 100" in text
+    assert "kept_t1_resnet32.json" in text
+
+
+@pytest.mark.parametrize("name", replearn.__all__)
+def test_the_api_page_has_every_public_name(name: str) -> None:
+    assert f"## replearn.{name}\n" in api_page()
+
+
+def test_there_are_two_notebooks_without_outputs() -> None:
+    """Outputs are made anew when they run: committed ones would go stale."""
+    nbformat = pytest.importorskip("nbformat")
+    assert len(NOTEBOOKS) == 2
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        assert all(not cell.get("outputs") for cell in notebook.cells)
+        assert "assert" in "".join(cell.source for cell in notebook.cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(path, as_version=4)
+    settings = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=settings).execute()
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+
+
+def test_the_browser_of_ci_is_the_one_that_the_tests_look_for() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "apt-get install" in script
+    assert "chromium" in script
+    assert shutil.which("bash") is None or subprocess.run(["bash", "-n", ROOT / ".ci" / "run"]).returncode == 0
