@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ReplearnError
-from . import bench, compare, data, plan, recipes, train
+from . import analyze, bench, compare, data, plan, recipes, train
 
 UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
 
@@ -79,6 +79,7 @@ def replearn(
 
 
 app.command()(plan.plan)
+app.command()(analyze.analyze)
 app.command()(train.train)
 app.command()(compare.compare)
 app.add_typer(bench.app, name="bench")
