@@ -68,6 +68,7 @@ def analyze(
             f"--images {images} with --batch-size {batch_size} is fewer than two batches, and one is held out. "
             f"Write --batch-size {max(1, images // 5)}."
         )
+    wanted = whole_numbers(intervals)
     trained = read_trained(run, device_named(device), data_root)
     chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
     plan = plan_model(trained.model, interval, first, targets=chosen, operator=operator_named(operator))
@@ -81,7 +82,7 @@ def analyze(
         score=lambda output, batch: 100 * float((output.argmax(1) == batch[1]).float().mean()),
         fit=fit,
         gradients=gradients,
-        intervals=whole_numbers(intervals),
+        intervals=wanted,
         first=first,
         starts=starts,
         iterations=iterations,
