@@ -43,7 +43,7 @@ SETTINGS = {
     "forward": lambda model, batch: model(batch[0]),
     "loss": lambda output, batch: cross_entropy(output, batch[1]),
     "score": accuracy,
-    "iterations": 40,
+    "iterations": 25,
     "starts": 2,
 }
 
