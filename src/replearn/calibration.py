@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .anatomy import resolve
 from .errors import ReplearnError
+from .observing import HELD_OUT as HELD_OUT
+from .observing import Forward as Forward
+from .observing import Seen, observe
 from .operators.base import Operator
-from .operators.fitting import Moments
+from .operators.fitting import Moments, Step
+from .operators.linearised import fit_coefficients_
+from .operators.statistics import estimate_statistics_
 from .plans import Plan, Target
-from .similarity import call, unchanged
+from .similarity import unchanged
 from .surgery import PLAN, check_fit, device_of, restored_on_error, set_submodule
 from .table import text_table
 from .targets import build_operator
 from .whole import refuse_wrapped
 
-Forward = Callable[[nn.Module, Any], Any]
-HELD_OUT = 5  # every fifth batch is kept for choosing the ridge and for the reported errors
+EXACT = 1e-10  # an error below which there is nothing left to fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def calibrate_(
     `data` is a list or loader of batches that can be gone through again; each is a tensor, a tuple of arguments
     or a dict of keywords, or whatever `forward(model, batch)` understands. Targets are fitted one after
     another, so that later ones see earlier replacements. Every fifth batch is held out: it chooses the
-    ridge and gives the errors in the report.
+    ridge and gives the errors in the report, which are never above removal's.
 
     Raises ReplearnError, with the model unchanged, for data that does not fit the model or gives NaN.
     """
@@ -78,7 +81,7 @@ def calibrate_(
     fits, samples = [], 0
     with restored_on_error(model, plan), unchanged(model), torch.no_grad():
         for target in plan.targets:
-            fitted, samples = _calibrate_one(model, target, data, forward or call)
+            fitted, samples = _Fitting(model, target, data, forward).run()
             fits.append(fitted)
         setattr(model, PLAN, plan)
     for target in plan.targets:
@@ -86,148 +89,160 @@ def calibrate_(
     return Calibration(tuple(fits), samples)
 
 
-def _calibrate_one(model: nn.Module, target: Target, data: Iterable[Any], forward: Forward) -> tuple[Fit, int]:
-    operator = build_operator(model, target, device_of(model, target)).eval()
-    operator.reset_parameters()
-    ridge, note, samples = 0.0, "", 0
-    for index, stage in enumerate(operator.stages()):
-        before = operator.stages()[:index]
-        moments, held, samples = _moments(model, target, data, forward, stage, before)
-        if held is None:
-            note = "nothing of it can be fitted in closed form; it keeps its start"
-            continue
-        if not bool(torch.isfinite(moments.gram).all()):
-            raise ReplearnError(f"{target.name}: its activations hold NaN or infinity on the calibration data.")
-        ridge = stage.fit(moments, held)
-    error, removal = _errors(model, target, data, forward, operator)
-    if error > removal:
-        silent = operator.silence()
-        error = removal if silent else error
-        worse = (
-            "no fit was better than removal, so its branch starts at zero"
-            if silent
-            else "worse than removal, and this operator's form can't do nothing; use another"
-        )
-        note = f"{note}; {worse}" if note else worse
-    set_submodule(model, target.name, operator)
-    return Fit(target.name, error, removal, ridge, note), samples
+class _Fitting:
+    """The fit of one target of a model whose earlier targets are replaced already."""
 
+    def __init__(self, model: nn.Module, target: Target, data: Iterable[Any], forward: Forward | None) -> None:
+        self.model, self.target, self.data, self.forward = model, target, data, forward
+        self.block = model.get_submodule(target.name)
+        self.operator = build_operator(model, target, device_of(model, target)).eval()
+        self.ridge, self.samples = 0.0, 0
 
-def _moments(
-    model: nn.Module,
-    target: Target,
-    data: Iterable[Any],
-    forward: Forward,
-    stage: Operator,
-    before: tuple[Operator, ...],
-) -> tuple[Moments, Moments | None, int]:
-    """Moments for fitting and held-out ones; without a second batch, a fifth of the samples is held out."""
-    parts: list[tuple[Moments, bool]] = []
-    fitted, held = Moments(), Moments()
-    samples = 0
-    for number, (x, y, preactivation) in enumerate(observe(model, target, data, forward)):
-        samples += len(x)
-        aim = y if preactivation is None or not stage.ends_in_activation else preactivation
-        for earlier in before:
-            x = earlier.compute(x)
-        branch = aim - x
-        edge = max(1, len(x) - len(x) // HELD_OUT) if number == 0 else len(x)
-        for rows, is_rest in ((slice(0, edge), False), (slice(edge, None), True)):
-            if not len(x[rows]):
+    def run(self) -> tuple[Fit, int]:
+        operator = self.operator
+        notes: list[str] = []
+        operator.reset_parameters()
+        error, removal = self.errors()
+        start = best = copied(operator)
+        fitted = False
+        for attempt in self.attempts():
+            operator.load_state_dict(start)
+            ridge = attempt()
+            if ridge is None:
                 continue
-            part = Moments()
-            for piece, aimed in chunks(x[rows], branch[rows]):
-                features = stage.regressors(piece)
-                if features is None:
-                    return fitted, None, samples
-                part.add(features, as_rows(aimed, target))
-            if number == 0 and is_rest:
-                parts.append((part, is_rest))
-            elif number % HELD_OUT == 1:
-                held.merge(part)
-            else:
-                fitted.merge(part)
-    for part, _ in parts:  # the first batch's last fifth, needed only if no batch was held out
-        (fitted if held.count else held).merge(part)
-    if not fitted.count or not held.count:
-        raise ReplearnError("The calibration data is empty, or its one batch has a single sample: give more.")
-    return fitted, held, samples
+            fitted = True
+            found, _ = self.errors()
+            if found < error:
+                error, best, self.ridge = found, copied(operator), ridge
+        operator.load_state_dict(best)
+        if operator.bends and error > removal and operator.silence():
+            error = self.errors()[0]  # from here every step is a gain on removal
+        if operator.bends and error > EXACT:
+            fitted = True
+            notes += filter(None, [self.bend()])
+            error = self.errors()[0]
+            error = self.refine(error)
+        if not fitted:
+            notes.append("nothing of it can be fitted in closed form; it keeps its start")
+        if not error <= removal:  # NaN counts as worse
+            notes.append(self.fall_back())
+            error = self.errors()[0]
+        set_submodule(self.model, self.target.name, operator)
+        return Fit(self.target.name, min(error, removal), removal, self.ridge, "; ".join(notes)), self.samples
 
+    def refine(self, error: float) -> float:
+        """Fit the last map once more, now that the coefficients before it have moved; the error it comes to."""
+        before = copied(self.operator)
+        if self.fit_stages(self.operator.stages(), ()) is not None:
+            found, _ = self.errors()
+            if found < error:
+                return found
+        self.operator.load_state_dict(before)
+        return error
 
-def _errors(
-    model: nn.Module, target: Target, data: Iterable[Any], forward: Forward, operator: Operator
-) -> tuple[float, float]:
-    """Mean squared output error of the operator and of removal on held-out data, over the branch's power."""
-    error = removal = power = 0.0
-    batches = list(observe(model, target, data, forward, held_out_only=True))
-    for x, y, preactivation in batches:
-        branch = (y if preactivation is None else preactivation) - x
-        power += float(branch.double().square().sum())
-        error += float((operator.compute(x) - y).double().square().sum())
-        removal += float((x - y).double().square().sum())
-    power = power or 1.0
-    return error / power, removal / power
+    def attempts(self) -> Iterator[Any]:
+        """Ways of fitting, each of which starts from the operator's starting values and gives its ridge."""
+        stages = self.operator.stages()
+        if len(stages) > 1:
+            yield lambda: self.fit_stages(stages, ())
+        else:
+            for way in self.operator.ways():
+                yield lambda way=way: self.fit_stages(stages, way)
+        if self.operator.bends:
+            yield lambda: self.adopt(own_statistics=False)
+            yield lambda: self.adopt(own_statistics=True)
+            yield self.estimate
 
+    def fit_stages(self, stages: tuple[Operator, ...], way: tuple[Step, ...]) -> float | None:
+        ridge = None
+        for step in way:
+            moments = self.moments(stages[0], (), step)
+            if moments is None:
+                return None
+            step.fit(*moments)
+        for index, stage in enumerate(stages):
+            moments = self.moments(stage, stages[:index], None)
+            if moments is not None:
+                ridge = stage.fit(*moments)
+        return ridge
 
-def observe(
-    model: nn.Module, target: Target, data: Iterable[Any], forward: Forward, held_out_only: bool = False
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Input, output and (for blocks that end in an activation) the value before it, batch by batch."""
-    block = model.get_submodule(target.name)
-    seen: dict[str, Tensor] = {}
-    anatomy = target.anatomy
+    def adopt(self, own_statistics: bool) -> float | None:
+        if not self.operator.adopt(self.block):
+            return None
+        return 0.0 if own_statistics else self.estimate()
 
-    def before_activation(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen["preactivation"] = args[0].clone()  # the last call counts; it may work in place
+    def estimate(self) -> float | None:
+        """Give BatchNorms inside the operator the statistics of what they are given now."""
+        estimate_statistics_(self.operator, (seen.through for seen in self.observe(held_out=False)))
+        return 0.0
 
-    def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen["x"] = (args[0] if args else kwargs[anatomy.input]).clone()
-
-    def left(module: nn.Module, args: Any, made: Any) -> None:
-        seen["y"] = made[0] if isinstance(made, tuple) else made
-        raise _Reached
-
-    handles = [block.register_forward_pre_hook(entered, with_kwargs=True), block.register_forward_hook(left)]
-    if anatomy.kind in ("basic", "bottleneck"):
-        activation = resolve(block, anatomy.parts["activation"].path)
-        if isinstance(activation, nn.Module):
-            handles.append(activation.register_forward_pre_hook(before_activation))
-    total = 0
-    try:
-        for number, batch in enumerate(data):
-            total += 1
-            if held_out_only and number and number % HELD_OUT != 1:
-                continue
-            seen.clear()
-            try:
-                forward(model, batch)
-            except _Reached:
-                pass
-            except ReplearnError:
+    def bend(self) -> str:
+        """Fit coefficients by linearising; a note where the block can't be differentiated forwards."""
+        try:
+            fit_coefficients_(
+                self.operator,
+                self.operator.coefficients(),
+                lambda: self.observe(held_out=False),
+                lambda: self.observe(held_out=True),
+            )
+        except (NotImplementedError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
-            except Exception as error:
-                raise ReplearnError(
-                    f"{type(model).__name__} could not be run on calibration batch {number} "
-                    f"({type(error).__name__}: {error}). Batches are passed as the model takes them: a tensor, "
-                    "a tuple of arguments or a dict of keywords; for others give forward=lambda model, batch: ..."
-                ) from error
-            if "y" not in seen:
-                raise ReplearnError(f"Calibration batch {number} never reached {target.name}.")
-            if seen["x"].shape != seen["y"].shape:
-                raise ReplearnError(
-                    f"{target.name} turns {tuple(seen['x'].shape)} into {tuple(seen['y'].shape)}; "
-                    "only blocks that keep the shape can be fitted."
-                )
-            yield seen["x"], seen["y"], seen.get("preactivation")
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not total:
-        raise ReplearnError("The calibration data is empty: give at least one batch.")
+            reason = str(error).splitlines()[0]
+            return f"its coefficients could not be refined, because its code can't be linearised ({reason})"
+        return ""
+
+    def fall_back(self) -> str:
+        if not self.operator.silence():
+            raise ReplearnError(
+                f"{self.target.name}: {self.target.operator.label()} does worse than removal on held-out data and "
+                "can't be made to do nothing. Use another operator, or operators.Removal()."
+            )
+        return "no fit was better than removal, so its branch starts at zero"
+
+    def moments(
+        self, stage: Operator, before: tuple[Operator, ...], step: Step | None
+    ) -> tuple[Moments, Moments] | None:
+        """Moments for fitting and held-out ones; None where there is nothing to fit or to aim at."""
+        fitted, held = Moments(), Moments()
+        inner = step is not None and step.aim != "branch"
+        self.samples = 0
+        for seen in self.observe(inner=inner):
+            self.samples += len(seen.x)
+            x = seen.x
+            for earlier in before:
+                x = earlier.compute(x)
+            if step is not None and step.aim in seen.inner:
+                aim = seen.inner[step.aim]
+            elif inner:
+                return None
+            else:
+                whole = seen.preactivation if stage.ends_in_activation else None
+                aim = (seen.y if whole is None else whole) - x
+            for piece, aimed in chunks(x, aim):
+                features = stage.regressors(piece) if step is None else step.features(piece)
+                if features is None:
+                    return None
+                (held if seen.held_out else fitted).add(features, as_rows(aimed, self.target))
+        return fitted, held
+
+    def errors(self) -> tuple[float, float]:
+        """Mean squared output error of the operator and of removal on held-out data, over the branch's power."""
+        error = removal = power = 0.0
+        for seen in self.observe(held_out=True):
+            branch = (seen.y if seen.preactivation is None else seen.preactivation) - seen.x
+            power += float(branch.double().square().sum())
+            error += float((seen.through(self.operator) - seen.y).double().square().sum())
+            removal += float((seen.x - seen.y).double().square().sum())
+        power = power or 1.0
+        return error / power if error == error else math.inf, removal / power
+
+    def observe(self, held_out: bool | None = None, inner: bool = False) -> Iterator[Seen]:
+        return observe(self.model, self.target, self.data, self.forward, held_out=held_out, inner=inner)
 
 
-class _Reached(Exception):
-    pass
+def copied(operator: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in operator.state_dict().items()}
 
 
 def as_rows(branch: Tensor, target: Target) -> Tensor:

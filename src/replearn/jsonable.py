@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -50,6 +51,9 @@ def decode(kind: Any, data: Any, where: str) -> Any:
     if kind is int:
         whole = isinstance(data, int) and not isinstance(data, bool) and 0 <= data <= LARGEST
         return _expect(whole, data, where, "a whole number from 0 on")
+    if kind is float:
+        number = isinstance(data, (int, float)) and not isinstance(data, bool) and math.isfinite(data)
+        return float(_expect(number, data, where, "a finite number"))
     raise TypeError(f"{where}: a field of type {kind} can't be read from JSON")
 
 

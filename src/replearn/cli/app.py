@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ReplearnError
-from . import bench, compare, data, figures, plan, recipes, report, train
+from . import analyze, bench, compare, data, figures, plan, recipes, report, train
 
 UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
 
@@ -79,6 +79,7 @@ def replearn(
 
 
 app.command()(plan.plan)
+app.command()(analyze.analyze)
 app.command()(train.train)
 app.command()(compare.compare)
 app.command()(report.report)

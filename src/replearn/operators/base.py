@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ReplearnError
 from .correction import Correction, LowRankCorrection, correction_of
-from .fitting import Moments, Solution, fit_full
+from .fitting import Moments, Solution, Step, fit_full
 from .fused import synthesize
 from .mixture import Along, HandOut, Made, Mixture, Mixtures, dtype_beside, handed_out
 from .options import MixingOptions, ReadingOptions
@@ -66,6 +66,19 @@ class Operator(nn.Module, ABC):
         """The parts that are fitted one after another, each seeing the output of those before."""
         return (self,)
 
+    def ways(self) -> tuple[tuple[Step, ...], ...]:
+        """Ways of setting inner maps before the last is fitted; the one that does best on held-out data wins."""
+        return ((),)
+
+    def adopt(self, block: nn.Module) -> bool:
+        """Set what is learnable to the nearest to the removed block's own weights, if they can be compared."""
+        return False
+
+    @property
+    def bends(self) -> bool:
+        """Whether coefficients act through a nonlinearity, so that they are fitted by linearising."""
+        return False
+
     @property
     def ends_in_activation(self) -> bool:
         """Whether the sum with the residual is followed by an activation, as in a ResNet's blocks."""
@@ -118,7 +131,7 @@ class Operator(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Operator:
         """Move as every module moves, but keep the coefficients in float32 or better."""
-        kept = {id(parameter) for parameter in self.coefficients()}
+        kept = {id(tensor) for tensor in (*self.coefficients(), *self.gains())}
         kept |= {id(p.grad) for p in self.coefficients() if p.grad is not None}
 
         def convert(tensor: Tensor) -> Tensor:
@@ -130,6 +143,10 @@ class Operator(nn.Module, ABC):
         super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
         self._dtype = fn(torch.empty(0, dtype=self._dtype, device="cpu")).dtype
         return self
+
+    def gains(self) -> list[Tensor]:
+        """Factors that are not trained, 1 unless a fit changed them; they stay in float32 too."""
+        return []
 
     def coefficients(self) -> list[nn.Parameter]:
         """The parameters that take no weight decay and stay in float32: a and b."""
@@ -189,10 +206,21 @@ class ReadingOperator(Operator):
             return None
         return Mixture(**found, correction=delta, **how)
 
-    def mean_bias_mixture(self, role: str) -> Mixture | None:
-        """The mean of the sources' biases, corrected."""
+    def mean_bias_mixture(self, role: str, gain: Tensor | None = None) -> Mixture | None:
+        """The mean of the sources' biases, times a gain if there is one, corrected."""
         count = sum(source.bias() is not None for source in self._sources[role].values())
-        return self.bias_mixture(role, factor=1 / max(1, count))
+        return self.bias_mixture(role, factor=1 / max(1, count), **self.gained(role, gain))
+
+    def gained(self, role: str, gain: Tensor | None) -> dict[str, Tensor]:
+        """One factor on all sources of a role, as a mixture's coefficients."""
+        if gain is None:
+            return {}
+        return {"a" if side == "previous" else "b": gain for side in self._sources[role]}
+
+    def make_gain(self, site: Site) -> None:
+        """Register a factor that is 1 until a fit sets it."""
+        dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
+        self.register_buffer("gain", torch.ones(1, device=site.device, dtype=dtype))
 
     def delta(self, role: str) -> Tensor | None:
         return self._correction(role).weight() if role in self.corrections else None
@@ -221,18 +249,20 @@ class ReadingOperator(Operator):
         return total
 
     @torch.no_grad()
-    def fit_correction(self, role: str, base: Tensor, moments: Moments, held: Moments) -> tuple[Tensor, float]:
+    def fit_correction(
+        self, role: str, base: Tensor, moments: Moments, held: Moments, *, shifted: bool = True
+    ) -> tuple[Tensor, float]:
         """Fit this role's correction on top of a base weight (R, K); the weight it makes, and the ridge."""
         if role not in self.corrections:
             return base.double(), 0.0
         correction = self._correction(role)
         rank = correction.left.shape[1] if isinstance(correction, LowRankCorrection) else None
-        solution = fit_full(moments, held, base, rank)
+        solution = fit_full(moments, held, base, rank, shifted=shifted)
         correction.set(solution, base)
         return solution.weight, solution.ridge
 
     @torch.no_grad()
-    def scale_correction(self, role: str, factor: float) -> None:
+    def scale_correction(self, role: str, factor: float | Tensor) -> None:
         correction = self._correction(role)
         (correction.left if isinstance(correction, LowRankCorrection) else next(correction.parameters())).mul_(
             factor

@@ -7,6 +7,7 @@ given directions, a full W with ridge, and a W of low rank, each with its error 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,14 @@ class Moments:
         k = self._split
         return self.gram[k:-1, :k] / self.count - self.targets.outer(self.features)
 
+    def second(self) -> Tensor:
+        """The features' second moments about zero, (K, K)."""
+        return self.gram[: self._split, : self._split] / self.count
+
+    def mixed(self) -> Tensor:
+        """The mean products of targets and features, (R, K)."""
+        return self.gram[self._split : -1, : self._split] / self.count
+
     def error(self, weight: Tensor, shift: Tensor) -> Tensor:
         """The mean squared error of Y = F W^T + t, summed over the outputs."""
         k = self._split
@@ -93,9 +102,23 @@ class Solution:
     right: Tensor | None = None
 
 
-def fit_rows(moments: Moments, directions: list[Tensor]) -> list[Tensor]:
-    """Per output row c, the coefficients of W_c = sum_i s_ic D_ic that fit best, with a free shift."""
-    covariance, cross = moments.covariance(), moments.cross()
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One inner linear map that is fitted before the operator's last one.
+
+    `aim` names what it should give: the role of the block's convolution whose pre-activation it imitates,
+    or `branch`, the residual branch as a whole.
+    """
+
+    aim: str
+    features: Callable[[Tensor], Tensor]
+    fit: Callable[[Moments, Moments], object]
+
+
+def fit_rows(moments: Moments, directions: list[Tensor], *, shifted: bool = True) -> list[Tensor]:
+    """Per output row c, the coefficients of W_c = sum_i s_ic D_ic that fit best, with a free shift or without."""
+    covariance = moments.covariance() if shifted else moments.second()
+    cross = moments.cross() if shifted else moments.mixed()
     stacked = torch.stack([direction.double() for direction in directions])  # (I, R, K)
     system = torch.einsum("irk,jrk->rij", stacked @ covariance, stacked)
     right = torch.einsum("irk,rk->ri", stacked, cross)
@@ -106,8 +129,7 @@ def fit_rows(moments: Moments, directions: list[Tensor]) -> list[Tensor]:
 def fit_scalars(moments: Moments, directions: list[Tensor], shifts: list[Tensor], fixed: Tensor) -> Tensor:
     """Scalars of Y = sum_i s_i (F D_i^T + t_i) + fixed; nothing else is free."""
     mean_f, mean_y = moments.features, moments.targets
-    second = moments.covariance() + mean_f.outer(mean_f)
-    mixed = moments.cross() + mean_y.outer(mean_f)
+    second, mixed = moments.second(), moments.mixed()
     d = torch.stack([direction.double() for direction in directions])
     t = torch.stack([shift.double() for shift in shifts])
     made = d @ second  # (I, R, K)
@@ -128,10 +150,25 @@ def damped_solve(system: Tensor, right: Tensor) -> Tensor:
     return solution[..., 0]
 
 
-def fit_full(moments: Moments, held: Moments, base: Tensor, rank: int | None = None) -> Solution:
-    """W = base + D, with D full or of the given rank; the ridge is the best one on held-out moments."""
-    covariance = moments.covariance()
-    rest = moments.cross() - base.double() @ covariance
+def leading(matrix: Tensor, rank: int) -> Tensor:
+    """The left singular vectors of the largest singular values; by subspace iteration where that is cheaper."""
+    if min(matrix.shape) > max(256, 4 * rank):
+        made: Tensor = torch.svd_lowrank(matrix, q=rank + 16, niter=6)[0][:, :rank]
+        return made
+    exact: Tensor = torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
+    return exact
+
+
+def fit_full(
+    moments: Moments, held: Moments, base: Tensor, rank: int | None = None, *, shifted: bool = True
+) -> Solution:
+    """W = base + D, with D full or of the given rank; the ridge is the best one on held-out moments.
+
+    `shifted=False` fits a map without the free t, as a convolution without bias and norm is.
+    """
+    covariance = moments.covariance() if shifted else moments.second()
+    rest = (moments.cross() if shifted else moments.mixed()) - base.double() @ covariance
+    none = torch.zeros_like(moments.targets)
     values, vectors = torch.linalg.eigh(covariance)
     values = values.clamp_min(0)
     scale = values.mean().clamp_min(torch.finfo(torch.float64).tiny)
@@ -145,11 +182,11 @@ def fit_full(moments: Moments, held: Moments, base: Tensor, rank: int | None = N
         if rank is not None:
             # reduced-rank regression: keep the directions of the output that the fit explains most
             explained = (turned / damped) * damped.sqrt()
-            left = torch.linalg.svd(explained, full_matrices=False).U[:, :rank]
+            left = leading(explained, rank)
             right = left.mT @ delta
             delta = left @ right
         weight = base.double() + delta
-        error = float(held.error(weight, moments.shift_for(weight)))
+        error = float(held.error(weight, moments.shift_for(weight) if shifted else none))
         if error < least:
             least, best = error, Solution(weight, ridge, left, right)
     if best is None:

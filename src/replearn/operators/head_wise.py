@@ -6,6 +6,7 @@
 
 Learnable: 2H. Rows are normalised whole, before the columns are scaled. The printed deploy
 equation scales the bias by d^-1/2 too; the forward does not, and the forward is what is deployed.
+The bias carries a fixed factor, 1 as the paper has it, which a fit to a trained block may change.
 
 Cost: one d x d matrix a token and a borrowed LayerNorm.
 Fails: where the projection is not square, its columns can't be split among the heads, or
@@ -57,6 +58,8 @@ class HeadWise(MixingOptions):
 
 
 class HeadWiseOperator(MixingOperator):
+    gain: Tensor  # of the bias
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         require_square(site)
@@ -71,11 +74,15 @@ class HeadWiseOperator(MixingOperator):
         self.use_bias(site, "proj")
         self.make_coefficients(site, tuple(self._sources["proj"]), heads)
         self.norm1 = BorrowedNorm(one_source(site, "norm1"), site.device)
+        self.make_gain(site)
+
+    def gains(self) -> list[Tensor]:
+        return [self.gain]
 
     def mixtures(self) -> Mixtures:
         """The weight with d^-1/2 in it, and the bias without."""
         weight = self.weighed("proj", "heads", normalise=True, scale=self._scale)
-        return {"weight": weight, "bias": self.mean_bias_mixture("proj")}
+        return {"weight": weight, "bias": self.mean_bias_mixture("proj", self.gain)}
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm1(x)
@@ -86,6 +93,7 @@ class HeadWiseOperator(MixingOperator):
     def reset_parameters(self) -> None:
         """Start each head at the least-squares fit of its own source."""
         super().reset_parameters()
+        self.gain.fill_(1)
         scales = {}
         for side, weight in self.weights("proj").items():
             lengths = row_norms(weight)
@@ -94,6 +102,14 @@ class HeadWiseOperator(MixingOperator):
             energy = unit.square().sum(dim=2)
             scales[side] = (energy * lengths).sum(dim=0) / energy.sum(dim=0).clamp_min(1e-30)
         self.start_coefficients(scales)
+
+    @torch.no_grad()
+    def silence(self) -> bool:
+        super().reset_parameters()
+        for coefficient in self.coefficients():
+            coefficient.zero_()
+        self.gain.zero_()
+        return True
 
     def regressors(self, x: Tensor) -> Tensor:
         normed: Tensor = self.norm1(x)
@@ -112,19 +128,25 @@ class HeadWiseOperator(MixingOperator):
             for unit in units.values()
             for head in range(heads)
         ]
-        bias = self.mean_bias("proj")
+        if "proj_bias" in self.corrections:
+            self._correction("proj_bias").reset_parameters()
+        self.gain.fill_(1)
         nothing = torch.zeros_like(moments.targets)
-        fixed = nothing if bias is None else bias.double()
-        found = fit_scalars(moments, directions, [nothing] * len(directions), fixed=fixed)
-        for side, scales in zip(units, found.view(len(units), heads), strict=True):
-            self.coefficient(side).copy_(scales)
+        mean = self.mean_bias("proj")
+        bias = nothing if mean is None else mean.double()
+        matrices = [*directions, torch.zeros_like(directions[0])]
+        *scales, gain = fit_scalars(moments, matrices, [nothing] * len(directions) + [bias], fixed=nothing)
+        found = torch.stack(scales)
+        self.gain.fill_(float(gain))
+        for side, values in zip(units, found.view(len(units), heads), strict=True):
+            self.coefficient(side).copy_(values)
         base = sum(
             (s * d.double() for s, d in zip(found, directions, strict=True)), torch.zeros_like(moments.cross())
         )
         weight, ridge = self.fit_correction("proj", base, moments, held)
         if "proj" in self.corrections:  # the forward scales the correction with the rest of the weight
             self.scale_correction("proj", 1 / self._scale)
-        self.fit_shift("proj", weight, bias, moments)
+        self.fit_shift("proj", weight, self.gain.double() * bias, moments)
         return ridge
 
     def plain(self) -> nn.Module:

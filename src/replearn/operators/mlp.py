@@ -3,12 +3,13 @@
     W_i  = (norm(prev.W_i) + norm(next.W_i)) / 2, biases averaged  (eq:vit_mlp_weight_synthesis)
     g(X) = X + MLP(LN_prev2(X))                                    (eq:vit_mlp_forward)
 
-Nothing to learn. A gated MLP (three matrices) is treated alike: down(act(gate) * up).
+Nothing to learn. A gated MLP (three matrices) is treated alike: down(act(gate) * up). The last matrix
+and its bias carry a fixed factor, 1 as the paper has it, which a fit to a trained block may change.
 
 Cost: the MLP's matrices, two thirds of a ViT block's; reading and normalising them costs 8 d^2 a
 step.
-Fails: with `sources='none'`: it reads a neighbour's norm. Without a correction it has nothing to
-learn, and can be worse than removal on a trained model.
+Fails: with `sources='none'`: it reads a neighbour's norm. From scratch it has nothing to learn but
+a correction.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from ..anatomy import Anatomy
 from ..errors import ReplearnError
 from ..plain import as_module, gated_mlp, residual
 from .base import Operator, ReadingOperator
-from .fitting import Moments
+from .fitting import Moments, fit_scalars
 from .layers import BorrowedNorm, own_activation, plain_linear
-from .mixture import Made, Mixtures
+from .mixture import Made, Mixture, Mixtures
 from .options import Need, ReadingOptions
 from .site import Site, one_source
 
@@ -52,6 +53,8 @@ class MLP(ReadingOptions):
 
 
 class MLPOperator(ReadingOperator):
+    gain: Tensor
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self._matrices = ("up", "gate", "down") if "gate" in site.target.anatomy.parts else ("up", "down")
@@ -60,13 +63,29 @@ class MLPOperator(ReadingOperator):
             self.use_bias(site, role)
         self.norm2 = BorrowedNorm(one_source(site, "norm2"), site.device)
         self.activation = own_activation(site.part("activation"))
+        self.make_gain(site)
 
     def mixtures(self) -> Mixtures:
-        weights = {
-            role: self.mixture(role, normalise=True, factor=1 / max(1, len(self._sources[role])))
-            for role in self._matrices
-        }
-        return weights | {f"{role}_bias": self.mean_bias_mixture(role) for role in self._matrices}
+        made: dict[str, Mixture | None] = {}
+        for role in self._matrices:
+            gain, share = self.gain if role == "down" else None, 1 / max(1, len(self._sources[role]))
+            made[role] = self.mixture(role, normalise=True, factor=share, **self.gained(role, gain))
+            made[f"{role}_bias"] = self.mean_bias_mixture(role, gain)
+        return made
+
+    def gains(self) -> list[Tensor]:
+        return [self.gain]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.gain.fill_(1)
+
+    @torch.no_grad()
+    def silence(self) -> bool:
+        self.reset_parameters()
+        self.gain.zero_()
+        return True
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm2(x)
@@ -80,21 +99,26 @@ class MLPOperator(ReadingOperator):
             return self.activation(hidden)
         return self.activation(linear(normed, made["gate"], made.get("gate_bias"))) * hidden
 
-    def regressors(self, x: Tensor) -> Tensor | None:
-        if "down" not in self.corrections:
-            return None  # without corrections nothing of this operator is learnable
+    def regressors(self, x: Tensor) -> Tensor:
         normed = self.norm2(x)
         hidden = self.hidden(normed, self.synthesized(normed))
         return hidden.reshape(-1, hidden.shape[-1])
 
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
-        """Fit the correction of the last matrix and its bias; those before it stay at zero."""
-        self._correction("down_bias").reset_parameters()
-        self._correction("down").reset_parameters()
+        """Fit the factor of the last matrix, then its correction and its bias; those before it stay at zero."""
+        for role in ("down", "down_bias"):
+            if role in self.corrections:
+                self._correction(role).reset_parameters()
+        self.gain.fill_(1)
+        nothing = torch.zeros_like(moments.targets)
         made = self.made()
-        weight, ridge = self.fit_correction("down", made["down"], moments, held)
-        self.fit_shift("down", weight, made.get("down_bias"), moments)
+        base = made["down"].double()
+        bias = made["down_bias"].double() if "down_bias" in made else nothing
+        self.gain.fill_(float(fit_scalars(moments, [base], [bias], fixed=nothing)[0]))
+        scale = self.gain.double()
+        weight, ridge = self.fit_correction("down", scale * base, moments, held)
+        self.fit_shift("down", weight, scale * bias, moments)
         return ridge
 
     def plain(self) -> nn.Module:

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy
+from ..errors import ReplearnError
 from ..plain import as_module, residual
 from .base import Operator, ReadingOperator
-from .fitting import Moments, fit_rows
+from .correction import FullCorrection
+from .fitting import Moments, Solution, Step, fit_full, fit_rows
 from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
 from .mixture import Mixtures
 from .options import Need, ReadingOptions
@@ -73,6 +75,33 @@ class ReducedBottleneckOperator(ReadingOperator):
     def regressors(self, x: Tensor) -> Tensor:
         return self.conv3.patches(self.activation(self.conv1(x, self.made()["reduce"])))
 
+    def ways(self) -> tuple[tuple[Step, ...], ...]:
+        """As it starts; the reduction fitted to the block's own; or to the directions that matter most."""
+        if not self.corrections or not self.conv1.ordinary:
+            return ((),)
+        own = (Step("conv1", self.conv1.patches, self._fit_reduce),)
+        if not isinstance(self.corrections["reduce"], FullCorrection):
+            return ((), own)
+        return ((), own, (Step("branch", self.conv1.patches, self._fit_directions),))
+
+    def _fit_reduce(self, moments: Moments, held: Moments) -> None:
+        fit_inner(self, "reduce", moments, held)
+
+    @torch.no_grad()
+    def _fit_directions(self, moments: Moments, held: Moments) -> None:
+        """Reduced-rank regression of the branch: relu(d x) and relu(-d x) together carry d x through the relu."""
+        correction = self._correction("reduce")
+        base = self.read_one("reduce").flatten(1).double() - correction.weight().flatten(1).double()
+        half = max(1, len(base) // 2)
+        nothing = torch.zeros(len(moments.targets), base.shape[1], dtype=base.dtype, device=base.device)
+        found = fit_full(moments, held, nothing, rank=min(half, *nothing.shape)).right
+        if found is None:
+            raise ReplearnError(f"{self.target.name}: no directions were found.")
+        rows = torch.zeros_like(base)
+        rows[: len(found)] = found[: len(base)]
+        rows[half : half + len(found)] = -found[: len(base) - half]
+        correction.set(Solution(rows, 0.0), base)
+
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
         """Fit the expansion's correction, or without one the scale of each output channel."""
@@ -88,13 +117,35 @@ class ReducedBottleneckOperator(ReadingOperator):
         return residual(branch, self.activation)
 
 
+@torch.no_grad()
+def fit_inner(operator: ReadingOperator, role: str, moments: Moments, held: Moments) -> None:
+    """Fit an inner borrowed map, which has no bias and no norm, to what the block's own gives."""
+    weights = list(operator.weights(role).values())
+    base = weights[0].flatten(1).double() if weights else torch.zeros_like(moments.mixed())
+    operator.fit_correction(role, base, moments, held, shifted=False)
+
+
+@torch.no_grad()
 def fit_expansion(operator: ReadingOperator, norm: nn.Module, moments: Moments, held: Moments) -> float:
-    """Fit the last 1x1 convolution of a bottleneck operator and the BatchNorm after it."""
+    """Fit the last 1x1 convolution of a bottleneck operator and the BatchNorm after it.
+
+    The borrowed kernel's rows get the scale that suits best, which the BatchNorm applies; a correction comes
+    on top.
+    """
     weights = list(operator.weights("expand").values())
     base = weights[0].flatten(1).double() if weights else torch.zeros_like(moments.cross())
+    scale = fit_rows(moments, [base])[0]
     if "expand" not in operator.corrections:
-        fit_norm(norm, base, moments, scale=fit_rows(moments, [base])[0])
+        fit_norm(norm, base, moments, scale=scale)
         return 0.0
-    weight, ridge = operator.fit_correction("expand", base, moments, held)
-    fit_norm(norm, weight, moments)
+    correction = operator._correction("expand")
+    if isinstance(correction, FullCorrection):
+        weight, ridge = operator.fit_correction("expand", base, moments, held)
+        fit_norm(norm, weight, moments)
+        return ridge
+    least = 1e-2 * scale.abs().max().clamp_min(1e-6)  # a row must not be divided by nothing
+    scale = torch.where(scale.abs() < least, least, scale)
+    weight, ridge = operator.fit_correction("expand", scale[:, None] * base, moments, held)
+    operator.scale_correction("expand", 1 / scale[:, None])
+    fit_norm(norm, weight / scale[:, None], moments, scale=scale)
     return ridge

@@ -24,12 +24,13 @@ from torch.func import functional_call
 from ..anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
 from .base import MixingOperator, Operator
-from .correction import correction_of
+from .correction import LowRankCorrection, correction_of
+from .fitting import Solution, damped_solve
 from .options import MixingOptions, Need
 from .recomputing import recomputed
 from .shell import parameter_names, shell_of
 from .site import Site
-from .synthesis import full_precision, mean_of
+from .synthesis import full_precision, mean_of, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,45 @@ class WholeBlockOperator(MixingOperator):
                 for side in sides:
                     self.coefficient(side)[index] = 1 / count
 
+    @property
+    def bends(self) -> bool:
+        return True
+
+    @torch.no_grad()
+    def adopt(self, block: nn.Module) -> bool:
+        """Each tensor as near to the block's own as its form comes: coefficients first, then the correction."""
+        for index, name in enumerate(self._names):
+            own, weights = wide(block.get_parameter(name)), self.weights(name)
+            found = span_coefficients(own, list(weights.values()), self._shared(tuple(weights)))
+            base = torch.zeros_like(own, dtype=torch.float64)
+            for (side, weight), value in zip(weights.items(), found, strict=True):
+                self.coefficient(side)[index] = value
+                base += value * weight.double()
+            if (key := self._key(name)) in self.corrections:
+                correction = self._correction(key)
+                rank = correction.left.shape[1] if isinstance(correction, LowRankCorrection) else None
+                correction.set(nearest(own.double(), base, rank), base)
+        for (_, own_norm), (_, norm) in zip(norms_of(block), norms_of(self.run.block), strict=True):
+            for statistic in ("running_mean", "running_var"):
+                if getattr(norm, statistic) is not None:
+                    getattr(norm, statistic).copy_(getattr(own_norm, statistic))
+        return True
+
+    @torch.no_grad()
+    def silence(self) -> bool:
+        """Zero the last maps of the branches, where the family tells which; else every tensor."""
+        super().reset_parameters()
+        parts = self.target.anatomy.parts
+        last = {"transformer": ("proj", "down"), "basic": ("norm",), "bottleneck": ("norm",)}
+        roles = last.get(self.target.anatomy.kind, ())
+        paths = tuple(f"{parts[role].path}." for role in roles if role in parts)
+        known = bool(roles) and len(paths) == len(roles)
+        for index, name in enumerate(self._names):
+            if not known or name.startswith(paths):
+                for coefficient in self.coefficients():
+                    coefficient[index] = 0
+        return True
+
     def plain(self) -> nn.Module:
         made = self.parameters_of_block()
         return shell_of(self.run.block, fill={name: tensor.clone() for name, tensor in made.items()})
@@ -137,6 +177,34 @@ class _ForwardOnly(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.block.forward(*args, **kwargs)
+
+
+def span_coefficients(own: Tensor, weights: list[Tensor], shared: bool) -> list[Tensor]:
+    """The factors that bring the neighbours' tensors nearest to the block's own."""
+    if not weights:
+        return []
+    rows = torch.stack([weight.double().flatten() for weight in weights])
+    if shared:
+        rows = rows.sum(0, keepdim=True)
+    found = damped_solve((rows @ rows.mT)[None], (rows @ own.double().flatten())[None])[0]
+    return [found[0]] * len(weights) if shared else list(found)
+
+
+def nearest(own: Tensor, base: Tensor, rank: int | None) -> Solution:
+    """The tensor itself; or the nearest one that differs from the base by a matrix of this rank."""
+    if rank is None:
+        return Solution(own, 0.0)
+    u, s, v = torch.linalg.svd((own - base).flatten(1), full_matrices=False)
+    left, right = u[:, :rank] * s[:rank], v[:rank]
+    return Solution(base + (left @ right).view(base.shape), 0.0, left, right)
+
+
+def norms_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [
+        (path, layer)
+        for path, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
+    ]
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -1,0 +1,101 @@
+"""Recoverability: how near the removed weights are to the span of their neighbours'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..anatomy import Part, resolve
+from ..operators.fitting import damped_solve
+from ..operators.synthesis import Source
+from ..plans import Target
+from .results import Distance
+
+
+@torch.no_grad()
+def distances(model: nn.Module, target: Target) -> tuple[Distance, ...]:
+    """Every kernel and matrix of a block against the same one of its neighbours, where shapes agree.
+
+    A BasicBlock's two kernels are also held against what the paper's operator mixes: the previous block's
+    second and the next block's first kernel.
+    """
+    found = []
+    for role, spans in _spans(model, target):
+        own = _weight(model, target.name, role, target)
+        sides = {name: weight for name, weight in spans.items() if weight.shape == own.shape}
+        if own.dim() < 2 or not sides:
+            continue
+        heads = target.anatomy.num_heads if role == "proj" else 0
+        found.append(_distance(role, " + ".join(sides), own, list(sides.values()), heads))
+    return tuple(found)
+
+
+def _spans(model: nn.Module, target: Target) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    parts = target.anatomy.parts
+    roles = [role for role in parts if role not in ("activation", "norm", "norm1", "norm2")]
+    if not roles:  # no family tells the parts: every parameter of the block
+        roles = [name for name, _ in model.get_submodule(target.name).named_parameters()]
+    for role in roles:
+        yield (
+            role,
+            {
+                f"previous.{role}": _weight(model, target.previous, role, target),
+                f"next.{role}": _weight(model, target.next, role, target),
+            },
+        )
+    if target.anatomy.kind == "basic":
+        for role in ("conv1", "conv2"):
+            yield (
+                role,
+                {
+                    "previous.conv2": _weight(model, target.previous, "conv2", target),
+                    "next.conv1": _weight(model, target.next, "conv1", target),
+                },
+            )
+
+
+def _weight(model: nn.Module, name: str, role: str, target: Target) -> Tensor:
+    """A block's weight as (out, in, ...) in float64."""
+    part = target.anatomy.parts.get(role, Part(role))
+    block = model.get_submodule(name)
+    if isinstance(resolve(block, part.path), Tensor):
+        found: Tensor = resolve(block, part.path)
+        return found.double()
+    return Source.of(block, part, stop_gradient=True).weight().double()
+
+
+def _distance(role: str, span: str, own: Tensor, sides: Sequence[Tensor], heads: int) -> Distance:
+    flat, spans = own.flatten(1), [side.flatten(1) for side in sides]
+    rows = _left(flat, spans)
+    lengths = flat.norm(dim=1)
+    shares = rows / lengths.clamp_min(1e-30)
+    whole = float(_left(flat.reshape(1, -1), [side.reshape(1, -1) for side in spans])[0])
+    size = float(flat.norm()) or 1.0
+    by_head: tuple[float, ...] = ()
+    if heads > 1 and flat.shape[1] % heads == 0:  # a head's part of the output projection are its columns
+        parts = [tensor.chunk(heads, dim=1) for tensor in (flat, *spans)]
+        by_head = tuple(
+            float(_left(mine.reshape(1, -1), [o.reshape(1, -1) for o in others])[0] / mine.norm().clamp_min(1e-30))
+            for mine, *others in zip(*parts, strict=True)
+        )
+    return Distance(
+        role=role,
+        span=span,
+        whole=whole / size,
+        absolute=whole,
+        rows=float(rows.norm()) / size,
+        best_row=float(shares.min()),
+        worst_row=float(shares.max()),
+        heads=by_head,
+        chance=max(0.0, 1 - len(sides) / flat.shape[1]) ** 0.5,
+    )
+
+
+def _left(rows: Tensor, spans: Sequence[Tensor]) -> Tensor:
+    """What is left of each row after its projection onto the span of the same rows of the others."""
+    basis = torch.stack(list(spans), dim=1)  # (rows, sides, n)
+    found = damped_solve(basis @ basis.mT, (basis @ rows[:, :, None])[..., 0])
+    left: Tensor = (rows - (found[:, :, None] * basis).sum(1)).norm(dim=1)
+    return left

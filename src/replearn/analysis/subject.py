@@ -1,0 +1,120 @@
+"""What is analysed: the full model, the same with blocks replaced, and the held-out batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..errors import ReplearnError
+from ..observing import HELD_OUT, Forward, run_to
+from ..plans import Plan, Target
+from ..surgery import set_submodule
+
+Loss = Callable[[Tensor, Any], Tensor]
+Score = Callable[[Tensor, Any], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The full model F, F_RepL, and the held-out data; both models are copies in eval mode."""
+
+    full: nn.Module
+    replaced: nn.Module
+    plan: Plan
+    held: tuple[Any, ...]
+    reference: tuple[Tensor, ...]  # F's outputs on them
+    forward: Forward
+    loss: Loss | None
+    score: Score | None
+    trainable: frozenset[str]  # the parameters that are trained in the user's model
+
+    def fresh(self) -> nn.Module:
+        """A new copy of the full model, with the parameters trainable that were."""
+        made = copy.deepcopy(self.full)
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_(name in self.trainable)
+        return made
+
+    def output(self, model: nn.Module, number: int) -> Tensor:
+        """What a model gives for a held-out batch."""
+        return finite_output(model, self.held[number], self.forward, number)
+
+    @contextmanager
+    def with_alone(self, target: Target) -> Iterator[nn.Module]:
+        """The full model with this one target replaced, for a while."""
+        with exchanged(self.full, target.name, self.replaced.get_submodule(target.name)):
+            yield self.full
+
+    def mean_loss(self, output: Tensor, number: int) -> Tensor:
+        """The given loss, or the cross-entropy against the full model's own predictions."""
+        if self.loss is not None:
+            return self.loss(output, self.held[number])
+        return cross_entropy(output.flatten(0, -2), self.reference[number].flatten(0, -2).argmax(-1))
+
+    @property
+    def labels(self) -> str:
+        return "the given loss" if self.loss is not None else "the full model's own predictions"
+
+
+@contextmanager
+def exchanged(model: nn.Module, name: str, module: nn.Module) -> Iterator[None]:
+    """Another module in a block's place, for a while; it reads neighbours equal to those of this model."""
+    block = model.get_submodule(name)
+    set_submodule(model, name, module)
+    try:
+        yield
+    finally:
+        set_submodule(model, name, block)
+
+
+def held_out(data: Iterable[Any]) -> tuple[Any, ...]:
+    """The batches that `calibrate_` holds out too: the second of every five."""
+    batches = list(data)
+    if len(batches) < 2:
+        raise ReplearnError(
+            f"An analysis needs at least two batches, and got {len(batches)}: some are for fitting the operators, "
+            "and every fifth, beginning with the second, is held out for the measurements."
+        )
+    return tuple(batch for number, batch in enumerate(batches) if number % HELD_OUT == 1)
+
+
+def finite_output(model: nn.Module, batch: Any, forward: Forward, number: int) -> Tensor:
+    """A model's output tensor; ReplearnError where there is none, or it holds NaN."""
+    made = output_of(run_to(model, batch, forward, number))
+    if not bool(torch.isfinite(made).all()):
+        raise ReplearnError(
+            f"The outputs of {type(model).__name__} hold NaN or infinity on held-out batch {number}; check the "
+            "batch and the weights."
+        )
+    return made
+
+
+def output_of(made: Any) -> Tensor:
+    """The tensor in what a model returned: itself, its `logits`, or the first of a tuple."""
+    if isinstance(made, Tensor):
+        found: Any = made
+    elif isinstance(getattr(made, "logits", None), Tensor):
+        found = made.logits
+    elif isinstance(made, Mapping):
+        found = made.get("logits", next(iter(made.values()), None))
+    else:
+        found = made[0] if isinstance(made, (tuple, list)) and made else None
+    if not isinstance(found, Tensor) or not found.dtype.is_floating_point or found.dim() < 2:
+        raise ReplearnError(
+            f"The model returned {type(made).__name__}, and an analysis compares output tensors with a row a "
+            "sample. Give forward=lambda model, batch: ... that returns one."
+        )
+    return found
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """The Euclidean norm of each sample, in float64."""
+    made: Tensor = rows.double().flatten(1).norm(dim=1)
+    return made

@@ -1,0 +1,334 @@
+"""The analysis: every number against a direct computation of it, and bounds that hold."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import replearn
+from replearn import ReplearnError, operators
+from replearn.analysis import Analysis, analyze, draw
+from replearn.analysis.recoverability import distances
+from replearn.analysis.suffix import largest_singular
+
+
+def resnet() -> nn.Module:
+    torch.manual_seed(0)
+    model = replearn.models.CifarResNet(20, width=4)
+    for _ in range(3):  # running statistics away from their start
+        model(torch.randn(16, 3, 8, 8))
+    return model.eval()
+
+
+def batches(count: int = 6, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (torch.randn(size, 3, 8, 8, generator=generator), torch.randint(10, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def accuracy(output: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+    return 100 * float((output.argmax(1) == batch[1]).float().mean())
+
+
+SETTINGS = {
+    "forward": lambda model, batch: model(batch[0]),
+    "loss": lambda output, batch: cross_entropy(output, batch[1]),
+    "score": accuracy,
+    "iterations": 25,
+    "starts": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return resnet()
+
+
+@pytest.fixture(scope="module")
+def plan(model: nn.Module) -> replearn.Plan:
+    return replearn.plan(model, 2, operator=operators.Basic(correction="low-rank", rank=3))
+
+
+@pytest.fixture(scope="module")
+def found(model: nn.Module, plan: replearn.Plan) -> Analysis:
+    return analyze(model, plan, batches(), intervals=(2, 3), **SETTINGS)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def replaced(model: nn.Module, plan: replearn.Plan) -> nn.Module:
+    made = copy.deepcopy(model)
+    torch.manual_seed(0)
+    replearn.calibrate_(made, plan, batches(), forward=SETTINGS["forward"])  # type: ignore[arg-type]
+    return made
+
+
+def inputs_and_outputs(model: nn.Module, name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    handle = model.get_submodule(name).register_forward_hook(lambda _, a, y: seen.extend((a[0].clone(), y)))
+    model(x)
+    handle.remove()
+    return seen[0], seen[1]
+
+
+@torch.no_grad()
+def test_local_errors_are_those_of_the_definition(
+    model: nn.Module, plan: replearn.Plan, found: Analysis, replaced: nn.Module
+) -> None:
+    held = batches()[1][0]  # the second of six batches is the held-out one
+    for target, made in zip(plan.targets, found.targets, strict=True):
+        h, f = inputs_and_outputs(model, target.name, held)
+        g = replaced.get_submodule(target.name)(h)
+        wrong, size = (g - f).flatten(1).norm(dim=1), h.flatten(1).norm(dim=1)
+        assert made.alone.epsilon == pytest.approx(float((wrong / size.clamp_min(1)).max()), rel=1e-4)
+        assert made.alone.absolute == pytest.approx(float(wrong.max()), rel=1e-4)
+        assert made.alone.height == pytest.approx(float(size.max()), rel=1e-4)
+        share = float((g - f).square().sum() / (h - f).square().sum())
+        assert made.alone.relative == pytest.approx(share, rel=1e-4)
+        # behind the replacements before it, the block itself put back
+        other = copy.deepcopy(replaced)
+        other.get_submodule(target.stack)[target.position - 1] = model.get_submodule(target.name)  # type: ignore[operator]
+        h, f = inputs_and_outputs(other, target.name, held)
+        wrong = (replaced.get_submodule(target.name)(h) - f).flatten(1).norm(dim=1)
+        assert made.together.absolute == pytest.approx(float(wrong.max()), rel=1e-4)
+
+
+def test_power_iteration_finds_the_largest_singular_values() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5)).double()
+    x = torch.randn(4, 6, dtype=torch.float64)
+    made = largest_singular(net, x, starts=3, iterations=500, seed=0)
+    for value, row in zip(made.values, x, strict=True):
+        jacobian = torch.autograd.functional.jacobian(net, row)
+        assert float(value) == pytest.approx(float(torch.linalg.matrix_norm(jacobian, 2)), rel=2e-2)
+    assert made.change <= 1e-2
+    assert made.disagreement < 5e-2
+
+
+def test_the_suffix_is_that_of_the_real_model(model: nn.Module, found: Analysis) -> None:
+    """Behind layer3.1 there are one block, a pool and a layer: their Jacobian fits in memory."""
+    last = found.targets[-1]
+    assert last.name == "layer3.1"
+
+    def suffix(h: torch.Tensor) -> torch.Tensor:
+        y = model.layer3[2](h)  # type: ignore[operator, index]
+        return model.fc(y.mean((2, 3)))  # type: ignore[operator, no-any-return]
+
+    held = batches()[1][0]
+    with torch.no_grad():
+        _, f = inputs_and_outputs(model, "layer3.1", held)
+    largest = max(
+        float(torch.linalg.matrix_norm(torch.autograd.functional.jacobian(suffix, row[None]).reshape(10, -1), 2))
+        for row in f
+    )
+    assert last.suffix.factor >= 0.97 * largest  # other points of the segment may have larger ones
+    assert last.suffix.points == 3 * len(held)
+
+
+@torch.no_grad()
+def test_deviations_are_measured_and_bounds_hold(
+    model: nn.Module, plan: replearn.Plan, found: Analysis, replaced: nn.Module
+) -> None:
+    held = batches()[1][0]
+    far = (replaced(held) - model(held)).norm(dim=1)
+    assert found.together.measured == pytest.approx(float(far.max()), rel=1e-4)
+    assert found.together.relative == pytest.approx(
+        float((replaced(held) - model(held)).norm() / model(held).norm()), rel=1e-4
+    )
+    for made in (found.together, *(target.deviation for target in found.targets)):
+        assert 0 < made.measured <= made.sharp <= made.bound * (1 + 1e-6)
+        assert made.bound <= made.printed * 1.05
+    for target in found.targets:
+        assert target.suffix.realised <= 1.05 * target.suffix.factor
+        assert target.deviation.bound == pytest.approx(
+            target.suffix.factor * target.alone.epsilon * max(target.alone.height, 1)
+        )
+    one = copy.deepcopy(model)
+    one.layer1[1] = replaced.layer1[1]  # type: ignore[index, operator]
+    assert found.targets[0].deviation.measured == pytest.approx(
+        float((one(held) - model(held)).norm(dim=1).max()), rel=1e-4
+    )
+
+
+def test_gradient_bias_is_the_difference_of_two_gradients(
+    model: nn.Module, found: Analysis, replaced: nn.Module
+) -> None:
+    x, y = batches()[1]
+    gone = ("layer1.1.", "layer2.1.", "layer3.1.")
+    names = [name for name, _ in model.named_parameters() if not name.startswith(gone)]
+
+    def gradient(net: nn.Module) -> torch.Tensor:
+        parameters = [net.get_parameter(name) for name in names]
+        return torch.cat([g.flatten() for g in torch.autograd.grad(cross_entropy(net(x), y), parameters)])
+
+    true, made = gradient(model), gradient(replaced)
+    assert found.gradient is not None
+    assert found.gradient.stopped.true == pytest.approx(float(true.norm()), rel=1e-3)
+    assert found.gradient.stopped.measured == pytest.approx(float((made - true).norm()), rel=1e-3)
+    assert found.gradient.flowing.measured != found.gradient.stopped.measured
+    assert found.gradient.stopped.through_output <= 1.05 * found.gradient.measured_bound
+    assert found.gradient.measured_bound <= found.gradient.bound
+
+
+def test_distances_are_projections_onto_the_neighbours_span(model: nn.Module, plan: replearn.Plan) -> None:
+    target = plan.targets[0]
+    made = {(d.role, d.span): d for d in distances(model, target)}[("conv2", "previous.conv2 + next.conv2")]
+    own, *sides = (model.layer1[i].conv2.weight.detach().double() for i in (1, 0, 2))  # type: ignore[index]
+    whole = torch.stack([side.flatten() for side in sides], dim=1)
+    left = own.flatten() - whole @ torch.linalg.lstsq(whole, own.flatten()[:, None]).solution[:, 0]
+    assert made.absolute == pytest.approx(float(left.norm()), rel=1e-5)
+    assert made.whole == pytest.approx(float(left.norm() / own.norm()), rel=1e-5)
+    rows = []
+    for c in range(len(own)):
+        span = torch.stack([side[c].flatten() for side in sides], dim=1)
+        row = own[c].flatten()
+        rows.append(
+            float((row - span @ torch.linalg.lstsq(span, row[:, None]).solution[:, 0]).norm() / row.norm())
+        )
+    assert made.best_row == pytest.approx(min(rows), rel=1e-5)
+    assert made.worst_row == pytest.approx(max(rows), rel=1e-5)
+
+
+def test_a_weight_in_the_span_is_at_no_distance(plan: replearn.Plan) -> None:
+    model = resnet()
+    with torch.no_grad():
+        model.layer1[1].conv1.weight.copy_(2 * model.layer1[0].conv1.weight - model.layer1[2].conv1.weight)  # type: ignore[index]
+    found = {(d.role, d.span): d for d in distances(model, plan.targets[0])}
+    assert found[("conv1", "previous.conv1 + next.conv1")].whole < 1e-4
+    assert found[("conv2", "previous.conv2 + next.conv2")].whole > 0.9
+
+
+def test_the_trade_off_saves_more_and_costs_more_where_k_is_small(found: Analysis) -> None:
+    assert [point.interval for point in found.tradeoff] == [2]  # three blocks a stage leave room for no other
+    (point,) = found.tradeoff
+    assert point.targets == 3
+    assert point.parameters < 1
+    assert 0.4 < point.eta < 0.6  # one convolution for two (eq:flop_homogeneous_short)
+    assert point.cost_formula == pytest.approx(1 - (1 - point.eta) / 2)
+    assert point.relative < point.removal_relative
+    assert point.relative == pytest.approx(found.together.relative, rel=1e-3)
+    assert point.score is not None
+
+
+def test_it_survives_json_prints_and_leaves_the_model_alone(found: Analysis, model: nn.Module) -> None:
+    assert Analysis.from_json(found.to_json()) == found
+    text = str(found)
+    for word in (
+        "layer2.1",
+        "epsilon",
+        "all together",
+        "Recoverability",
+        "Gradient bias",
+        "C(K)",
+        "not guarantees",
+    ):
+        assert word in text
+    fresh = resnet()
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), fresh.state_dict().values(), strict=True)
+    )
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_it_draws(found: Analysis, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = draw(found, tmp_path / f"analysis.{kind}")
+    assert path.stat().st_size > 10_000
+    bare = dataclasses.replace(found, gradient=None, tradeoff=())
+    assert draw(bare, tmp_path / f"bare.{kind}").exists()
+    with pytest.raises(ReplearnError, match="Can't write the picture"):
+        draw(found, tmp_path / "nowhere" / f"analysis.{kind}")
+
+
+def language_model(kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        sizes = {"n_embd": 24, "n_layer": 5, "n_head": 3, "vocab_size": 40, "n_positions": 32}
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()  # type: ignore[no-any-return]
+    sizes = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 5, "vocab_size": 40}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 3}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()  # type: ignore[no-any-return]
+
+
+def texts() -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [{"input_ids": torch.randint(40, (6, 9), generator=generator)} for _ in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_causal_language_models_are_analysed_on_their_own_predictions(kind: str) -> None:
+    model = language_model(kind)
+    plan = replearn.plan(model, 2, operator=operators.Projection(correction="full"))
+    made = analyze(model, plan, texts(), intervals=(4,), iterations=15, starts=1)
+    assert len(made.targets) == 2
+    assert made.gradient is not None
+    assert "own predictions" in made.gradient.labels
+    assert made.together.measured <= made.together.sharp
+    (proj,) = (d for d in made.targets[0].distances if d.role == "proj")
+    assert len(proj.heads) == 3
+    assert 0.9 < proj.whole <= 1
+
+
+def test_vision_transformers_and_whole_blocks_are_analysed() -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    size = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 7}
+    model = timm.create_model("vit_tiny_patch16_224", **size).eval()
+    plan = replearn.plan(model, 2, operator=operators.WholeBlock())
+    made = analyze(model, plan, [x for x, _ in batches(3, 4)], intervals=(), iterations=15, starts=1)
+    assert made.tradeoff == ()
+    assert made.targets[0].alone.relative < 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (batches(1), "at least two batches, and got 1"),
+        ([(torch.full((4, 3, 8, 8), float("nan")), torch.zeros(4))] * 3, "NaN or infinity on held-out batch 0"),
+        ([(torch.randn(4, 5, 8, 8), torch.zeros(4))] * 3, r"could not be run on calibration batch 0.*forward="),
+    ],
+)
+def test_bad_data_is_refused(model: nn.Module, plan: replearn.Plan, data: object, message: str) -> None:
+    with pytest.raises(ReplearnError, match=message):
+        analyze(model, plan, data, **SETTINGS)  # type: ignore[arg-type]
+
+
+def test_plans_and_models_that_do_not_fit_are_refused(
+    model: nn.Module, plan: replearn.Plan, replaced: nn.Module
+) -> None:
+    other = replearn.models.CifarResNet(32, width=4).eval()
+    with pytest.raises(ReplearnError, match="The plan does not fit"):
+        analyze(other, plan, batches())
+    with pytest.raises(ReplearnError, match=r"analyze takes a Plan, got int"):
+        analyze(model, 4, batches())  # type: ignore[arg-type]
+    with pytest.raises(ReplearnError, match="replaced"):
+        analyze(replaced, plan, batches())
+    another = replearn.plan(model, 2)
+    with pytest.raises(ReplearnError, match="made with another plan"):
+        analyze(model, another, batches(), replaced=replaced, **SETTINGS)  # type: ignore[arg-type]
+    with pytest.raises(ReplearnError, match=r"returned list.*Give forward="):
+        analyze(model, plan, [b[0] for b in batches()], forward=lambda m, x: [m(x).tolist()])
+    with pytest.raises(ReplearnError, match="not an analysis"):
+        Analysis.from_json(json.dumps({"format": "something"}))
+
+
+def test_a_replaced_model_of_ones_own_is_analysed(
+    model: nn.Module, plan: replearn.Plan, replaced: nn.Module, found: Analysis
+) -> None:
+    made = analyze(model, plan, batches(), replaced=replaced, intervals=(), gradients=False, **SETTINGS)  # type: ignore[arg-type]
+    assert made.gradient is None
+    assert made.together.measured == pytest.approx(found.together.measured, rel=1e-4)
+    start = analyze(model, plan, batches(), fit=False, intervals=(), gradients=False, **SETTINGS)  # type: ignore[arg-type]
+    assert start.together.measured > made.together.measured
+    assert any("starting values" in note for note in start.notes)

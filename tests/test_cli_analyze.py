@@ -1,0 +1,85 @@
+"""`replearn analyze`: from a run's folder to tables, JSON and a picture, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+from replearn.analysis import Analysis
+from replearn.cli.app import app
+
+TINY = """
+from replearn.training.recipe import Optimizer, Recipe, Variant
+
+RECIPE = Recipe(
+    name="tiny",
+    table="",
+    model="cifar_resnet:20:4",
+    data=("digits",),
+    variants=(Variant(label="E2E", method="e2e"), Variant(label="RepL", method="repl", first=2)),
+    epochs=1,
+    batch_size=479,
+    optimizer=Optimizer(lr=0.05),
+)
+"""
+QUICK = ["--first", "2", "--images", "60", "--batch-size", "20", "--iterations", "5", "--starts", "1"]
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments), prog_name="replearn")
+    assert result.exit_code == code, result.output + result.stderr
+    return result.output if code == 0 else result.stderr
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs, one of them end to end."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.py").write_text(TINY)
+    for method in ("e2e", "repl"):
+        call("train", str(folder / "tiny.py"), "--method", method, "--device", "cpu", "--out", str(folder))
+    return folder / "digits"
+
+
+def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
+    run = runs / "e2e" / "seed-0"
+    shown = call("analyze", str(run), *QUICK, "--intervals", "2", "--operator", "basic:correction=full")
+    assert "tiny, digits, seed 0, epoch 1" in shown
+    assert "Local errors and output deviation" in shown
+    found = Analysis.from_json((run / "analysis" / "analysis.json").read_text())
+    assert [target.name for target in found.targets] == ["layer1.1", "layer2.1", "layer3.1"]
+    assert found.num_samples == 20
+    assert found.score is not None
+    assert (run / "analysis" / "analysis.png").stat().st_size > 10_000
+
+
+def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> None:
+    checkpoint = runs / "e2e" / "seed-0" / "checkpoint.safetensors"
+    more = ["--json", "--intervals", "", "--no-gradients", "--start", "--picture", "svg", "--out", str(tmp_path)]
+    shown = call("analyze", str(checkpoint), *QUICK, "--operator", "no_weights", *more)
+    found = Analysis.from_json(shown)
+    assert found.gradient is None
+    assert found.tradeoff == ()
+    assert (tmp_path / "analysis.svg").read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "There is no checkpoint at nowhere"),
+        (["RUNS/repl/seed-0"], "was trained with RepL (repl), so it is not the full model"),
+        (["RUNS/e2e/seed-0", "--images", "10", "--batch-size", "8"], "Write --batch-size 2"),
+        (["RUNS/e2e/seed-0", "--picture", "gif"], "write png, svg or none"),
+        (["RUNS/e2e/seed-0", "--intervals", "1,2"], "whole numbers of at least 2"),
+        (["RUNS/e2e/seed-0", "--targets", "layer9.1"], "'layer9.1' is not a block"),
+    ],
+)
+def test_what_cannot_be_analysed_is_told(runs: Path, arguments: list[str], message: str) -> None:
+    assert message in call("analyze", *(word.replace("RUNS", str(runs)) for word in arguments), code=2)
