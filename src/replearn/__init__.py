@@ -4,6 +4,7 @@ from . import models, operators
 from .anatomy import Anatomy, Part, anatomy
 from .calibration import Calibration, calibrate_
 from .checkpoint import load, save
+from .costs import Cost, Machine, ModelCost, Promise, estimate, named_machine, predict, probe
 from .deployment import deploy
 from .errors import ReplearnError
 from .optimizing import param_groups
@@ -18,20 +19,28 @@ __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
     "Calibration",
+    "Cost",
+    "Machine",
+    "ModelCost",
     "Part",
     "Plan",
+    "Promise",
     "ReplearnError",
     "Stack",
     "Target",
     "anatomy",
     "calibrate_",
     "deploy",
+    "estimate",
     "find_stacks",
     "load",
     "models",
+    "named_machine",
     "operators",
     "param_groups",
     "plan",
+    "predict",
+    "probe",
     "replace_",
     "save",
     "synthesized",

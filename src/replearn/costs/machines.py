@@ -1,0 +1,89 @@
+"""Machines as data: how fast they compute, move memory and start kernels; named GPUs, and the roofline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import ReplearnError
+from .operations import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a roofline needs of a machine, as training reaches it and not as the data sheet has it.
+
+    FLOPs a second in 16 bits, in float32 through tensor cores (TF32) and in plain float32; bytes a second; and the
+    seconds that starting one kernel costs.
+    """
+
+    name: str
+    half_flops: float
+    tf32_flops: float
+    float32_flops: float
+    bandwidth: float
+    launch: float
+    source: str
+
+
+# Dense peaks and bandwidths in tera, from the maker's public data sheets (SXM where there is a choice, no sparsity):
+# 16 bits with float32 accumulation, TF32, float32, memory. A GPU without TF32 computes such work in float32.
+DATA_SHEETS = {
+    "B200": (2250.0, 1125.0, 80.0, 8.0),
+    "H200": (989.0, 494.5, 67.0, 4.8),
+    "H100": (989.0, 494.5, 67.0, 3.35),
+    "A100": (312.0, 156.0, 19.5, 2.039),
+    "L40S": (362.0, 183.0, 91.6, 0.864),
+    "L4": (121.0, 60.0, 30.3, 0.3),
+    "A10": (125.0, 62.5, 31.2, 0.6),
+    "RTX 4090": (165.2, 82.6, 82.6, 1.008),
+    "RTX 3090": (71.0, 35.6, 35.6, 0.936),
+    "V100": (125.0, 15.7, 15.7, 0.9),
+    "T4": (65.0, 8.1, 8.1, 0.32),
+}
+# The share of the data sheet that large matrix products and copies reach, and the cost of an eager kernel. They
+# are round numbers, not measurements of each GPU: use `probe` on the machine itself where seconds count, not ratios.
+REACHED_FLOPS, REACHED_BANDWIDTH, EAGER_LAUNCH = 0.6, 0.8, 5e-6
+
+
+def named_machine(name: str) -> Machine:
+    """A GPU by name, from its data sheet.
+
+    >>> named_machine("rtx4090").name
+    'RTX 4090'
+    """
+    wanted = _plain(name)
+    for known, (half, tf32, single, memory) in DATA_SHEETS.items():
+        if wanted in (_plain(known), _plain(known.split()[-1])):
+            return Machine(
+                name=known,
+                half_flops=half * REACHED_FLOPS * 1e12,
+                tf32_flops=tf32 * REACHED_FLOPS * 1e12,
+                float32_flops=single * REACHED_FLOPS * 1e12,
+                bandwidth=memory * REACHED_BANDWIDTH * 1e12,
+                launch=EAGER_LAUNCH,
+                source=SHEET,
+            )
+    raise ReplearnError(
+        f"There is no GPU {name!r} in the table; there are {', '.join(DATA_SHEETS)}. On the machine itself, probe "
+        "it instead: --probe, or replearn.probe()."
+    )
+
+
+SHEET = f"data sheet, {REACHED_FLOPS:.0%} of its FLOPs and {REACHED_BANDWIDTH:.0%} of its bandwidth"
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def seconds_of(operation: Operation, machine: Machine, precision: str) -> float:
+    """The roofline: computing or moving, whichever is slower, and the start of the kernel."""
+    if operation.dtype in (torch.float16, torch.bfloat16):
+        peak = machine.half_flops
+    elif precision == "tf32" or "convolution" in operation.name:  # torch lets cuDNN use TF32 unless told not to
+        peak = machine.tf32_flops
+    else:
+        peak = machine.float32_flops
+    return max(operation.flops / peak, operation.bytes_moved / machine.bandwidth) + machine.launch
