@@ -2,12 +2,15 @@
 
 from . import models, operators
 from .anatomy import Anatomy, Part, anatomy
+from .budgets import Budget
 from .calibration import Calibration, calibrate_
 from .checkpoint import load, save
+from .choosing import place
 from .costs import Cost, Machine, ModelCost, Promise, estimate, named_machine, predict, probe
 from .deployment import deploy
 from .errors import ReplearnError
 from .optimizing import param_groups
+from .placements import Placement
 from .planning import plan
 from .plans import Plan, Target
 from .stacks import Stack, find_stacks
@@ -18,11 +21,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Anatomy",
+    "Budget",
     "Calibration",
     "Cost",
     "Machine",
     "ModelCost",
     "Part",
+    "Placement",
     "Plan",
     "Promise",
     "ReplearnError",
@@ -38,6 +43,7 @@ __all__ = [
     "named_machine",
     "operators",
     "param_groups",
+    "place",
     "plan",
     "predict",
     "probe",

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from ..errors import ReplearnError
 from ..plans import Plan
-from ..similarity import call
 from ..stacks import find_stacks
 from ..surgery import check_fit, exchange_, operators_of
 from ..whole import refuse_wrapped
-from .backward import run_backward
 from .costing import BlockCost, Cost, ModelCost, Promise, optimizer_states
-from .fake import check_precision, double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu, on_meta
+from .fake import check_precision, double_of, on_meta
 from .machines import Machine, seconds_of
-from .operations import tensors_in
 from .recorder import Recorder
+from .stepping import Loss, run_step
 
-Loss = Callable[[Any], Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a model is trained; see `estimate`."""
+
+    optimizer: str = "adamw"
+    precision: str = "float32"
+    machine: Machine | None = None
+    loss: Loss | None = None
+
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
+        optimizer_states(self.optimizer)
 
 
 def estimate(
@@ -51,15 +60,13 @@ def estimate(
     >>> promise.after.total.trainable == replearn.plan(model).parameters_after
     True
     """
-    check_precision(precision)
     refuse_wrapped(model)
     names = [name for stack in find_stacks(model) for name in stack.blocks]
-    settings = (optimizer, precision, machine, loss)
-    before = _cost(model, example, names, *settings)
-    if plan is None:
-        return Promise(before, before, precision, optimizer, machine)
-    replaced = replaced_double(model, plan)
-    return Promise(before, _cost(replaced, example, names, *settings), precision, optimizer, machine)
+    terms = Terms(optimizer, precision, machine, loss)
+    replaced = None if plan is None else replaced_double(model, plan)
+    before = cost_of(model, example, names, terms)
+    after = before if replaced is None else cost_of(replaced, example, names, terms)
+    return Promise(before, after, precision, optimizer, machine)
 
 
 def predict(
@@ -72,7 +79,6 @@ def predict(
     loss: Loss | None = None,
 ) -> ModelCost:
     """Predict what training one model costs as it is, replaced or not; see `estimate`."""
-    check_precision(precision)
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a torch.nn.Module as the first argument, got {type(model).__name__}.")
     names = {name for stack in find_stacks(model) for name in stack.blocks}
@@ -80,7 +86,7 @@ def predict(
         parent = name.rpartition(".")[0]
         names |= {f"{parent}.{child}" for child, _ in model.get_submodule(parent).named_children()}
     order = [name for name, _ in model.named_modules() if name in names]
-    return _cost(model, example, order, optimizer, precision, machine, loss)
+    return cost_of(model, example, order, Terms(optimizer, precision, machine, loss))
 
 
 def replaced_double(model: nn.Module, plan: Plan) -> nn.Module:
@@ -93,95 +99,21 @@ def replaced_double(model: nn.Module, plan: Plan) -> nn.Module:
     return double
 
 
-def _cost(
-    model: nn.Module,
-    example: Any,
-    names: Iterable[str],
-    optimizer: str,
-    precision: str,
-    machine: Machine | None,
-    loss: Loss | None,
-) -> ModelCost:
-    states = optimizer_states(optimizer)
+def cost_of(model: nn.Module, example: Any, names: Iterable[str], terms: Terms) -> ModelCost:
+    """The cost of a model as it is, split over the blocks with these names."""
+    machine, precision = terms.machine, terms.precision
     kinds = {name: type(model.get_submodule(name)).__name__ for name in names}
     operators = {name: operator.target.operator.label() for name, operator in operators_of(model)}
     kinds = {name: operators.get(name, kind) for name, kind in kinds.items()}
-    recorder, saved = _run(model, example, kinds, operators, precision, loss)
+    recorder, saved = run_step(model, example, kinds, operators, precision, terms.loss)
     parts = {name: _numbers(recorder, name, saved, machine, precision) for name in (*kinds, "")}
     for name, weights in _weights(model, kinds).items():
-        parts[name] = parts[name] + weights_cost(weights, states, machine)
+        parts[name] = parts[name] + weights_cost(weights, optimizer_states(terms.optimizer), machine)
     held = sum(p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers()))
     blocks = tuple(BlockCost(name, kind, parts[name]) for name, kind in kinds.items())
     state = sum(part.optimizer_bytes for part in parts.values())
     return ModelCost(
         type(model).__name__, blocks, parts[""], held + state + recorder.peak, len(recorder.operations)
-    )
-
-
-def _run(
-    model: nn.Module,
-    example: Any,
-    kinds: Iterable[str],
-    operators: Iterable[str],
-    precision: str,
-    loss: Loss | None,
-) -> tuple[Recorder, dict[str, int]]:
-    """One training step on the fake GPU, forward and backward."""
-    with fake_gpu(precision):
-        double = double_of(model, on_fake_gpu).train()
-        batch = example_on_fake_gpu(example)
-        recorder = Recorder(double, tuple(kinds), tuple(operators))
-        recorder.mark_batch(batch)
-        with recorder, recorder.watching(), recorder.saving(), torch.enable_grad():
-            try:
-                made = call(double, batch)
-                value = (loss or default_loss)(made)
-            except ReplearnError:
-                raise
-            except Exception as error:
-                raise ReplearnError(_cannot_run(double, recorder, error)) from error
-            if not isinstance(value, Tensor) or not value.requires_grad:
-                raise ReplearnError(
-                    f"The loss of {type(model).__name__} depends on no trainable parameter, so there is "
-                    "nothing to train. Unfreeze some, or give loss=lambda output: ..."
-                )
-            torch.clear_autocast_cache()  # as leaving `with torch.autocast` does
-            saved = recorder.saved_bytes((made, value))
-            recorder.phase = "backward"
-            del made
-            gradients = run_backward(value.sum(), recorder)
-            del gradients, value
-    return recorder, saved
-
-
-def default_loss(output: Any) -> Tensor:
-    """The output's own loss; else cross entropy over the classes; else the sum of what it holds."""
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
-        return own
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
-    if isinstance(logits, Tensor) and logits.dim() >= 2 and logits.is_floating_point():
-        # tokens have their classes last, images and maps have them second
-        rows = logits.reshape(-1, logits.shape[-1]) if logits.dim() == 3 else logits
-        shape = (rows.shape[0], *rows.shape[2:])
-        return cross_entropy(rows, torch.empty(shape, dtype=torch.long, device=rows.device))
-    floating = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-    if not floating:
-        raise ReplearnError(
-            f"The model gives {type(output).__name__} without a number to train on: give loss=lambda output: ..."
-        )
-    return torch.stack([tensor.sum().float() for tensor in floating]).sum()
-
-
-def _cannot_run(model: nn.Module, recorder: Recorder, error: Exception) -> str:
-    path = recorder.path[-1] if recorder.path else ""
-    inside = type(model.get_submodule(path)).__name__
-    where = f"{path} ({inside})" if path else inside
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return (
-        f"{type(model).__name__} can't be run without values: {where} failed with {type(error).__name__}: {reason}. "
-        "Either the example does not fit (give it as the model takes it: a tensor, a tuple of arguments or a dict of "
-        "keywords), or the module asks for the value of a tensor (.item(), an if), which shapes alone can't answer."
     )
 
 

@@ -85,7 +85,7 @@ def fake_gpu(precision: str) -> Iterator[None]:
 
     dtype = AUTOCAST.get(precision)
     was, was_dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    with warnings.catch_warnings(), FakeTensorMode(), FusedAttention():
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), FusedAttention():
         # without a GPU torch.autocast("cuda") warns and does nothing, so its switches are set one by one
         warnings.filterwarnings("ignore", message=".*CUDA is not available.*")
         torch.set_autocast_enabled("cuda", dtype is not None)

@@ -27,7 +27,7 @@ class Machine:
     source: str
 
 
-# Dense peaks and bandwidths in tera, from the maker's public data sheets (SXM where there is a choice, no sparsity):
+# Dense peaks and bandwidths in tera, from the maker's public data sheets (SXM if there is a choice, no sparsity):
 # 16 bits with float32 accumulation, TF32, float32, memory. A GPU without TF32 computes such work in float32.
 DATA_SHEETS = {
     "B200": (2250.0, 1125.0, 80.0, 8.0),
@@ -43,7 +43,7 @@ DATA_SHEETS = {
     "T4": (65.0, 8.1, 8.1, 0.32),
 }
 # The share of the data sheet that large matrix products and copies reach, and the cost of an eager kernel. They
-# are round numbers, not measurements of each GPU: use `probe` on the machine itself where seconds count, not ratios.
+# are round numbers, not measured on each GPU: where seconds count, not ratios, use `probe` on the machine itself.
 REACHED_FLOPS, REACHED_BANDWIDTH, EAGER_LAUNCH = 0.6, 0.8, 5e-6
 
 

@@ -64,12 +64,17 @@ class Recorder(TorchDispatchMode):
         given, results = tensors_in(args, kwargs), tensors_in(made)
         from_batch = any(_key(tensor) in self._from_batch for tensor in given)
         block, synthesis = self._account(from_batch)
-        if synthesis and self.phase == "forward" and _makes_node(func, given):
-            self._synthesis_nodes.add(_sequence() - 1)  # autograd numbered its node just before
         for tensor in results:
             self._hold(tensor, block, from_batch)
         if runs_no_kernel(func) or not results:
             return made
+        if (
+            synthesis
+            and self.phase == "forward"
+            and torch.is_grad_enabled()
+            and any(t.requires_grad for t in given)
+        ):
+            self._synthesis_nodes.add(_sequence() - 1)  # autograd numbered its node just before
         self.operations.append(
             Operation(
                 name=func._overloadpacket.__name__,
@@ -199,10 +204,4 @@ def _key(tensor: Tensor) -> int:
 
 
 def _sequence() -> int:
-    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
-
-
-def _makes_node(func: Any, given: list[Tensor]) -> bool:
-    """Whether autograd will go back through this operation."""
-    held = func._overloadpacket.__name__ == "detach" or not torch.is_grad_enabled()
-    return not held and any(tensor.requires_grad for tensor in given)
+    return int(torch._C._autograd._get_sequence_nr())

@@ -1,0 +1,119 @@
+"""Choose what to take for the least damage that saves enough, with no two neighbours: numbers in, numbers out.
+
+Dynamic programming over the items of each stack. A state is a damage and what it saves; of two states that may go
+on alike, one that saves no more and damages no less is dropped. What is left grows with the number of distinct
+savings, which is small for models of repeated blocks. Where it is not, savings are rounded down to a grid: the choice
+may then miss the optimum by a hair, and still never misses the need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MOST_STATES = 4000
+GRID = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something to take: its position in its stack, the damage it does, and what it saves of each need."""
+
+    position: int
+    damage: float
+    saves: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    damage: float
+    saved: tuple[float, ...]
+    last: int  # the position taken last in this stack
+    taken: tuple[tuple[int, int], ...]  # (stack, index of the item)
+
+
+def choose(
+    stacks: Sequence[Sequence[Item]], needs: Sequence[float], most_states: int = MOST_STATES
+) -> list[tuple[int, int]] | None:
+    """The (stack, item) pairs of least total damage whose savings reach every need; None if none do."""
+    states = [State(0.0, tuple(0.0 for _ in needs), NEVER, ())]
+    for stack, items in enumerate(stacks):
+        states = [State(s.damage, s.saved, NEVER, s.taken) for s in states]
+        for index in sorted(range(len(items)), key=lambda i: items[i].position):
+            item = items[index]
+            more = [
+                State(
+                    s.damage + item.damage,
+                    tuple(min(a + b, need) for a, b, need in zip(s.saved, item.saves, needs, strict=True)),
+                    item.position,
+                    (*s.taken, (stack, index)),
+                )
+                for s in states
+                if s.last < item.position - 1
+            ]
+            states = prune([*states, *more], item.position, needs, most_states)
+    enough = [s for s in states if all(a >= need for a, need in zip(s.saved, needs, strict=True))]
+    return list(min(enough, key=lambda s: s.damage).taken) if enough else None
+
+
+NEVER = -2
+
+
+def prune(states: Sequence[State], position: int, needs: Sequence[float], most: int) -> list[State]:
+    """Drop states that another one beats; one that has just taken a neighbour beats none that has not."""
+    kept = _front(states, position)
+    if len(kept) <= most:
+        return kept
+    units = [max(abs(need), 1e-300) / GRID for need in needs]
+    # capped savings stay capped: a need that is met is not unmet by rounding
+    coarse = [
+        State(
+            s.damage,
+            tuple(
+                need if a >= need else (a // unit) * unit
+                for a, unit, need in zip(s.saved, units, needs, strict=True)
+            ),
+            s.last,
+            s.taken,
+        )
+        for s in kept
+    ]
+    return _front(coarse, position)
+
+
+def _front(states: Sequence[State], position: int) -> list[State]:
+    free: list[State] = []
+    blocked: list[State] = []
+    best_free = best_blocked = float("-inf")
+    # a state can only be beaten by one that comes before it in this order
+    for state in sorted(states, key=lambda s: (s.damage, tuple(-a for a in s.saved), s.last)):
+        is_blocked = state.last == position
+        if len(state.saved) == 1:  # one need: what was saved so far at less damage is all there is to compare
+            saved = state.saved[0]
+            if saved <= best_free or (is_blocked and saved <= best_blocked):
+                continue
+            best_free, best_blocked = (best_free, saved) if is_blocked else (saved, best_blocked)
+        elif any(_covers(other, state) for other in (*free, *(blocked if is_blocked else ()))):
+            continue
+        (blocked if is_blocked else free).append(state)
+    return free + blocked
+
+
+def _covers(one: State, other: State) -> bool:
+    return all(a >= b for a, b in zip(one.saved, other.saved, strict=True))
+
+
+def most_saved(stacks: Sequence[Sequence[Item]], which: int) -> tuple[float, int]:
+    """The most that can be saved of one need, and how many items that takes."""
+    total, number = 0.0, 0
+    for items in stacks:
+        # best with the last position taken, and best without it
+        taken, free, before = (float("-inf"), 0), (0.0, 0), NEVER
+        for item in sorted(items, key=lambda found: found.position):
+            skipped = max(taken, free)
+            start = free if item.position == before + 1 else skipped
+            taken, free = (start[0] + item.saves[which], start[1] + 1), skipped
+            before = item.position
+        best = max(taken, free)
+        total, number = total + best[0], number + best[1]
+    return total, number
