@@ -38,8 +38,8 @@ EXAMPLE = "memory<=75%, time<=80%, parameters<=60M, memory<=20GiB, time<=150ms o
 class Budget:
     """At most so much of a quantity: a share of what the model takes now, or a number in its own unit.
 
-    `memory` is what training holds when the forward pass ends, in bytes (weights, gradients, optimizer state,
-    activations), `activations` its last part alone, `time` a step's seconds, `parameters` the trainable ones,
+    `memory` is what training holds, in bytes (weights, gradients, optimizer state and activations added up),
+    `activations` its last part alone, `time` a step's seconds, `parameters` the trainable ones,
     `flops` those of a training step.
     """
 
@@ -50,7 +50,8 @@ class Budget:
     def __post_init__(self) -> None:
         if self.quantity not in get_args(Quantity):
             raise ReplearnError(
-                f"There is no budget of {self.quantity!r}, only of {', '.join(get_args(Quantity))}; write {EXAMPLE}."
+                f"There is no budget of {self.quantity!r}, only of {', '.join(get_args(Quantity))}; write "
+                f"{EXAMPLE}."
             )
         number = isinstance(self.at_most, (int, float)) and not isinstance(self.at_most, bool)
         if not number or not 0 < self.at_most < float("inf") or (self.share and self.at_most >= 1):

@@ -189,10 +189,11 @@ def _unreachable(
     for budget, least, number in zip(budgets, reachable, numbers, strict=True):
         now = budget.measure(whole)
         parts.append(
-            f"{budget} asks for {budget.spell(budget.limit(whole))} of {budget.spell(now)}, and the least that can "
-            f"be reached is {budget.spell(least)} ({least / now:.1%}, {number} of {legal} legal targets replaced)"
+            f"{budget} asks for {budget.spell(budget.limit(whole))} of {budget.spell(now)}, and the least that "
+            f"can be reached is {budget.spell(least)} ({least / now:.1%}, {number} of {legal} legal targets)"
         )
-    together = " Each alone may be reached, and not all at once." if len(budgets) > 1 else ""
+    alone = all(least <= budget.limit(whole) for budget, least in zip(budgets, reachable, strict=True))
+    together = " Each alone can be met, and not all at once." if alone and len(budgets) > 1 else ""
     return (
         f"No choice of targets of this {type(model).__name__} meets the budget: {'; '.join(parts)}.{together} "
         "Ask for less, or take a lighter operator; operators.Removal() is the floor."

@@ -2,8 +2,8 @@
 
 Dynamic programming over the items of each stack. A state is a damage and what it saves; of two states that may go
 on alike, one that saves no more and damages no less is dropped. What is left grows with the number of distinct
-savings, which is small for models of repeated blocks. Where it is not, savings are rounded down to a grid: the choice
-may then miss the optimum by a hair, and still never misses the need.
+savings, which is small for models of repeated blocks. Where it is not, savings are rounded down to a grid: the
+choice may then miss the optimum by a hair, and still never misses the need.
 """
 
 from __future__ import annotations
@@ -36,6 +36,18 @@ def choose(
     stacks: Sequence[Sequence[Item]], needs: Sequence[float], most_states: int = MOST_STATES
 ) -> list[tuple[int, int]] | None:
     """The (stack, item) pairs of least total damage whose savings reach every need; None if none do."""
+    for grid in (GRID, 10 * GRID, 100 * GRID):  # a coarse grid may hide the one choice that just suffices
+        found, exact = _choose(stacks, needs, most_states, grid)
+        if found is not None or exact:
+            return found
+    return None
+
+
+def _choose(
+    stacks: Sequence[Sequence[Item]], needs: Sequence[float], most_states: int, grid: int
+) -> tuple[list[tuple[int, int]] | None, bool]:
+    """The choice, and whether no saving had to be rounded on the way."""
+    exact = True
     states = [State(0.0, tuple(0.0 for _ in needs), NEVER, ())]
     for stack, items in enumerate(stacks):
         states = [State(s.damage, s.saved, NEVER, s.taken) for s in states]
@@ -51,37 +63,28 @@ def choose(
                 for s in states
                 if s.last < item.position - 1
             ]
-            states = prune([*states, *more], item.position, needs, most_states)
+            states = _front([*states, *more], item.position)
+            if len(states) > most_states:
+                exact = False
+                states = _front([_rounded(s, needs, grid) for s in states], item.position)
     enough = [s for s in states if all(a >= need for a, need in zip(s.saved, needs, strict=True))]
-    return list(min(enough, key=lambda s: s.damage).taken) if enough else None
+    return (list(min(enough, key=lambda s: s.damage).taken) if enough else None), exact
 
 
 NEVER = -2
 
 
-def prune(states: Sequence[State], position: int, needs: Sequence[float], most: int) -> list[State]:
-    """Drop states that another one beats; one that has just taken a neighbour beats none that has not."""
-    kept = _front(states, position)
-    if len(kept) <= most:
-        return kept
-    units = [max(abs(need), 1e-300) / GRID for need in needs]
-    # capped savings stay capped: a need that is met is not unmet by rounding
-    coarse = [
-        State(
-            s.damage,
-            tuple(
-                need if a >= need else (a // unit) * unit
-                for a, unit, need in zip(s.saved, units, needs, strict=True)
-            ),
-            s.last,
-            s.taken,
-        )
-        for s in kept
-    ]
-    return _front(coarse, position)
+def _rounded(state: State, needs: Sequence[float], grid: int) -> State:
+    """Savings rounded down to a grid; a need that is met is not unmet by it."""
+    saved = (
+        need if a >= need else (a // (abs(need) / grid or 1.0)) * (abs(need) / grid or 1.0)
+        for a, need in zip(state.saved, needs, strict=True)
+    )
+    return State(state.damage, tuple(saved), state.last, state.taken)
 
 
 def _front(states: Sequence[State], position: int) -> list[State]:
+    """Drop states that another one beats; one that has just taken a neighbour beats none that has not."""
     free: list[State] = []
     blocked: list[State] = []
     best_free = best_blocked = float("-inf")
@@ -93,14 +96,14 @@ def _front(states: Sequence[State], position: int) -> list[State]:
             if saved <= best_free or (is_blocked and saved <= best_blocked):
                 continue
             best_free, best_blocked = (best_free, saved) if is_blocked else (saved, best_blocked)
-        elif any(_covers(other, state) for other in (*free, *(blocked if is_blocked else ()))):
+        elif _covered(state, free) or (is_blocked and _covered(state, blocked)):
             continue
         (blocked if is_blocked else free).append(state)
     return free + blocked
 
 
-def _covers(one: State, other: State) -> bool:
-    return all(a >= b for a, b in zip(one.saved, other.saved, strict=True))
+def _covered(state: State, others: Sequence[State]) -> bool:
+    return any(all(a >= b for a, b in zip(other.saved, state.saved, strict=True)) for other in others)
 
 
 def most_saved(stacks: Sequence[Sequence[Item]], which: int) -> tuple[float, int]:

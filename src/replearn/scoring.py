@@ -102,7 +102,8 @@ def _run(model: nn.Module, batch: Any, number: int, forward: Forward) -> None:
     except Exception as error:
         raise ReplearnError(
             f"{type(model).__name__} could not be run on calibration batch {number} ({type(error).__name__}: "
-            f"{error}). Batches are passed as the model takes them: a tensor, a tuple of arguments or a dict of keywords."
+            f"{error}). Batches are passed as the model takes them: a tensor, a tuple of arguments or a dict of "
+            "keywords."
         ) from error
 
 
@@ -125,8 +126,8 @@ def _watched(model: nn.Module, fitting: Fitting, stage: int, number: int) -> Ite
         y = made[0] if isinstance(made, tuple) else made
         if y.shape != seen["x"].shape:
             raise ReplearnError(
-                f"{fitting.target.name} turns {tuple(seen['x'].shape)} into {tuple(y.shape)}; only blocks that keep "
-                "the shape can be fitted."
+                f"{fitting.target.name} turns {tuple(seen['x'].shape)} into {tuple(y.shape)}; only blocks that "
+                "keep the shape can be fitted."
             )
         _take(fitting, stage, number, seen["x"], y, seen.get("aim"))
 

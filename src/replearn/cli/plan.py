@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import typer
 from torch import nn
 
+from ..choosing import place
+from ..costs import Promise, estimate, named_machine
+from ..costs import probe as probe_machine
 from ..errors import ReplearnError
 from ..operators import available
 from ..operators.options import Options, options_from_dict
 from ..planning import plan as plan_model
+from ..plans import Plan
 from ..training.architectures import architecture
 from .flags import Json
 from .overrides import value_of
@@ -32,27 +37,73 @@ def plan(
     operator: Annotated[
         str | None, typer.Option(help="An operator, as no_weights or projection:coefficients=shared,start=zero.")
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Let the budget choose the targets, as memory<=75%, time<=80% or parameters<=60M."),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="Predict times for this GPU, as H200, A100 or RTX4090.")] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Predict times for this machine; measures it once, 20 seconds.")
+    ] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Images in a step, for the predicted costs.")] = 64,
+    precision: Annotated[str, typer.Option(help="float32, tf32, bfloat16 or float16.")] = "float32",
+    optimizer: Annotated[str, typer.Option(help="adamw, sgd_momentum, sgd, lion, ...")] = "adamw",
+    promise: Annotated[Path | None, typer.Option(help="Write the predicted costs to this file, as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show which blocks of a model would be replaced, by what, and what it saves.
 
-    The model is built without weights, so large ones cost nothing.
+    The model is built without weights, so large ones cost nothing. Parameters, FLOPs, memory and (with --gpu or
+    --probe) time are predicted from shapes alone. --json prints the plan, without the costs.
 
     Examples:
 
     * `replearn plan resnet110`
 
-    * `replearn plan vit_small_16 --first 2`
+    * `replearn plan vit_small_16 --first 2 --gpu H200 --precision bfloat16`
 
     * `replearn plan torchvision:resnet50 --first 2 --operator reduced_bottleneck`
 
+    * `replearn plan resnet34 --budget "memory<=85%" --batch 256`
+
     * `replearn plan timm:convnext_tiny --fraction 0.2 --json`
     """
+    if gpu is not None and probe:
+        raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
+    machine = named_machine(gpu) if gpu is not None else probe_machine() if probe else None
+    network, options = built(model), operator_named(operator)
+    example = images_for(network, model, batch)
+    terms: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "machine": machine}
+    if budget is not None:
+        if (interval, first, fraction, targets) != (4, None, None, None):
+            raise ReplearnError(
+                "--budget chooses the targets; leave out --interval, --first, --fraction, --targets."
+            )
+        placement = place(network, budget, example, operator=options, **terms)
+        show(placement.plan, placement.promise, str(placement), promise, as_json)
+        return
     chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
-    found = plan_model(
-        built(model), interval, first, fraction=fraction, targets=chosen, operator=operator_named(operator)
-    )
-    typer.echo(found.to_json() if as_json else str(found))
+    found = plan_model(network, interval, first, fraction=fraction, targets=chosen, operator=options)
+    if as_json and promise is None:
+        typer.echo(found.to_json())
+        return
+    try:
+        costs = estimate(network, example, found, **terms)
+    except ReplearnError as error:
+        if machine is not None or promise is not None or terms != {**DEFAULTS, "machine": None}:
+            raise
+        typer.echo(f"{found}\n\nnote     its costs can't be predicted: {error}")
+        return
+    show(found, costs, str(costs), promise, as_json)
+
+
+DEFAULTS = {"optimizer": "adamw", "precision": "float32"}
+
+
+def show(plan: Plan, costs: Promise, text: str, file: Path | None, as_json: bool) -> None:
+    if file is not None:
+        file.write_text(costs.to_json(), encoding="utf-8")
+    typer.echo(plan.to_json() if as_json else f"{plan}\n\n{text}")
 
 
 def built(name: str) -> nn.Module:
@@ -64,6 +115,15 @@ def built(name: str) -> nn.Module:
             return architecture(name, num_classes=classes, size=size)
     except (ReplearnError, NotImplementedError):
         return architecture(name, num_classes=classes, size=size)
+
+
+def images_for(model: nn.Module, name: str, batch: int) -> torch.Tensor:
+    """A batch of images as the model takes them, without values."""
+    small = name.startswith(("cifar_resnet:", "vit:")) or name in SMALL
+    shape = (3, 32, 32) if small else (3, 224, 224)
+    if name.startswith("timm:"):
+        shape = getattr(model, "default_cfg", {}).get("input_size", shape)
+    return torch.empty(batch, *shape, device="meta")
 
 
 SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32

@@ -42,7 +42,10 @@ class Cost:
 
     @property
     def memory_bytes(self) -> int:
-        """What training holds when the forward pass ends: weights, gradients, optimizer state, activations."""
+        """Weights, gradients, optimizer state and activations added up.
+
+        Gradients fill while activations drain, so that the peak of a step lies a little lower.
+        """
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
     def __add__(self, other: Cost) -> Cost:

@@ -38,7 +38,7 @@ def probe(device: str | torch.device | None = None, *, again: bool = False) -> M
     file = cache_folder() / f"machine-{FORMAT}-{_slug(f'{platform.node()} {name} {torch.__version__}')}.json"
     found = None if again else _remembered(file)
     if found is None:
-        found = measure(where, name)
+        found = measure(where, name, SECONDS)
         file.parent.mkdir(parents=True, exist_ok=True)
         beside = file.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps({"replearn_machine": FORMAT, **encode(found)}), encoding="utf-8")
@@ -46,7 +46,7 @@ def probe(device: str | torch.device | None = None, *, again: bool = False) -> M
     return found
 
 
-def measure(device: torch.device, name: str, seconds: float = SECONDS) -> Machine:
+def measure(device: torch.device, name: str, seconds: float) -> Machine:
     """Six small measurements of this many seconds each."""
     rows, images, copied = SIZES[device.type]
     tf32 = torch.backends.cuda.matmul.allow_tf32

@@ -1,0 +1,364 @@
+"""Predicted costs, held against the paper's formulas, torch's own counter and real tensors."""
+
+import json
+
+import pytest
+import tiny
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+import replearn
+from replearn import operators
+from replearn.costs import probing
+from replearn.costs.operations import allocated
+from replearn.costs.view import blocks_table
+
+B, C, Q, S = 4, 8, 3, 16  # batch, channels, kernel, image side
+
+
+def resnet(*lengths):
+    return tiny.Stages(*lengths, width=C)
+
+
+def images(width=C, batch=B):
+    return torch.empty(batch, width, S, S, device="meta")
+
+
+def encoder(depth=4, d=32, heads=4):
+    layer = nn.TransformerEncoderLayer(
+        d, heads, 4 * d, dropout=0.0, activation="gelu", norm_first=True, batch_first=True
+    )
+    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+
+
+def tokens(batch=2, length=24, d=32):
+    return torch.empty(batch, length, d, device="meta")
+
+
+# ---- the paper's closed formulas ----------------------------------------------------------------
+
+
+def test_a_basic_block_costs_what_the_paper_says():
+    model = resnet(5)
+    promise = replearn.estimate(model, images(), replearn.plan(model, targets=["stages.0.2"]))
+    block, operator = promise.before.of("stages.0.2"), promise.after.of("stages.0.2")
+    assert block.trainable == 2 * C**2 * Q**2 + 4 * C
+    assert operator.trainable == 4 * C
+    assert block.forward_flops == 2 * (2 * B * S * S * C**2 * Q**2)
+    assert operator.forward_flops / block.forward_flops == 1 / 2  # eta
+    assert operator.synthesis_flops < 0.01 * operator.training_flops
+    assert operator.synthesis_flops > 0
+
+
+def test_a_bottleneck_costs_what_the_paper_says():
+    torchvision = pytest.importorskip("torchvision")
+    wide, middle = 256, 64
+    with torch.device("meta"):
+        model = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [4, 1, 1, 1], num_classes=10)
+    plan = replearn.plan(model, targets=["layer1.2"], operator=operators.Bottleneck())
+    promise = replearn.estimate(model, torch.empty(2, 3, 32, 32, device="meta"), plan)
+    block, operator = promise.before.of("layer1.2"), promise.after.of("layer1.2")
+    assert block.trainable == 2 * wide * middle + middle**2 * Q**2 + 4 * middle + 2 * wide
+    assert operator.trainable == 2 * middle + 2 * wide
+    assert block.forward_flops == 2 * (2 * 8 * 8) * (2 * wide * middle + middle**2 * Q**2)
+    assert operator.forward_flops == block.forward_flops  # the printed form saves no FLOPs
+
+
+@pytest.mark.parametrize(("operator", "learned"), [(operators.Projection(), 2), (operators.HeadWise(), 2 * 4)])
+def test_a_vit_block_costs_what_the_paper_says(operator, learned):
+    model, (batch, length, d) = encoder(), (2, 24, 32)
+    promise = replearn.estimate(model, tokens(), replearn.plan(model, targets=["layers.2"], operator=operator))
+    block, made = promise.before.of("layers.2"), promise.after.of("layers.2")
+    assert block.trainable == 12 * d**2 + 13 * d  # 4 + 8 matrices, 9 biases, two LayerNorms
+    assert made.trainable == learned
+    assert block.forward_flops == pytest.approx(batch * (24 * length * d**2 + 4 * length**2 * d), rel=0.01)
+    assert made.forward_flops / block.forward_flops == pytest.approx(1 / (12 + 2 * length / d), rel=0.01)  # eta
+
+
+@pytest.mark.parametrize("interval", [2, 3])
+def test_the_cost_of_an_interval_is_the_papers_c_of_k(interval):
+    """C(K) = C0 (1 - (1 - eta) R / N), with the R that the placement really has."""
+    model = encoder(depth=5)
+    plan = replearn.plan(model, interval=interval)
+    promise = replearn.estimate(model, tokens(), plan)
+    blocks = {cost.name: cost.cost for cost in promise.before.blocks}
+    full = sum(cost.forward_flops for cost in blocks.values())
+    eta = 1 / (12 + 2 * 24 / 32)
+    after = sum(cost.cost.forward_flops for cost in promise.after.blocks)
+    assert after == pytest.approx(full * (1 - (1 - eta) * len(plan.targets) / 5), rel=0.01)
+    trained = sum(cost.cost.backward_flops for cost in promise.after.blocks)
+    assert trained <= 2 * after  # a source is read under stop-gradient: nothing flows back into it
+
+
+# ---- against torch itself -----------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """Layers whose saved tensors are the same on every device."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 40), nn.Linear(40, 24)
+        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 7)
+
+    def forward(self, x):
+        x = x + self.second(nn.functional.gelu(self.first(self.norm(x))))
+        return self.head(nn.functional.silu(x))
+
+
+def real_saved_bytes(model, given):
+    """What autograd keeps, on real tensors: each storage once, rounded as the CUDA allocator does."""
+    kept, owned = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
+    owned.add(given.untyped_storage().data_ptr())
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = (tensor.untyped_storage().nbytes(), tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model(given)
+        loss = cross_entropy(output, torch.zeros(len(output), dtype=torch.long))
+    for result in (output, loss):
+        kept[result.untyped_storage().data_ptr()] = (result.untyped_storage().nbytes(), result)
+    made = loss.grad_fn._saved_target.untyped_storage().data_ptr()
+    del kept[made]  # the labels are part of the batch
+    return sum(allocated(size) for key, (size, _) in kept.items() if key not in owned)
+
+
+def test_activations_are_what_autograd_really_keeps():
+    model, given = Plain(), torch.randn(64, 24)
+    cost = replearn.predict(model, given).total
+    labels = allocated(64 * 8)  # the default loss makes its own
+    assert cost.activation_bytes - labels == real_saved_bytes(model, given)
+
+
+def test_flops_are_those_of_torchs_counter_in_a_real_step():
+    model, given = replearn.models.CifarResNet(20, width=4), torch.randn(2, 3, 16, 16)
+    replearn.replace_(model, replearn.plan(model, interval=2, operator=operators.Basic(stop_gradient=False)))
+    counter = FlopCounterMode(display=False)
+    with counter:
+        cross_entropy(model(given), torch.tensor([1, 2])).backward()
+    cost = replearn.predict(model, given).total
+    assert cost.forward_flops + cost.backward_flops == counter.get_total_flops()
+
+
+def test_autocast_keeps_16_bit_copies_of_weights_and_inputs():
+    model, rows = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False)), 32
+    cost = replearn.predict(model, torch.empty(rows, 256), precision="bfloat16", loss=lambda y: y.sum()).total
+    inputs = 2 * rows * 256 + 2 * rows * 512  # of both layers
+    second = 2 * 512 * 256  # the first layer's weight is not needed: its input takes no gradient
+    outputs = 2 * rows * 256 + allocated(4)  # the output, and its sum in float32
+    assert cost.activation_bytes == inputs + second + outputs
+
+
+@pytest.mark.parametrize(("precision", "itemsize"), [("float32", 4), ("bfloat16", 2)])
+def test_attention_keeps_no_matrix_of_pairs(precision, itemsize):
+    class Attend(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(self.scale * x, x, x)
+
+    batch, heads, length, width = 2, 2, 512, 32
+    given = torch.empty(batch, heads, length, width, device="meta")
+    cost = replearn.predict(Attend(), given, precision=precision, loss=lambda y: y.float().sum()).total
+    one = batch * heads * length * width * itemsize
+    pairs = batch * heads * length * length * itemsize
+    assert cost.activation_bytes < 6 * one + batch * heads * length * 4 + 8 * one // itemsize
+    assert cost.activation_bytes < pairs
+    assert cost.forward_flops == 4 * batch * heads * length**2 * width
+
+
+def test_a_step_ends_with_nothing_but_the_gradients():
+    cost = replearn.predict(Plain(), torch.randn(64, 24), optimizer="sgd")
+    total = cost.total
+    assert total.parameter_bytes + total.activation_bytes < cost.peak_bytes
+    assert cost.peak_bytes < total.memory_bytes + 2 * allocated(64 * 40 * 4)
+
+
+# ---- what it must not do ------------------------------------------------------------------------
+
+
+def test_the_model_is_not_touched():
+    model = replearn.models.CifarResNet(20, width=4)
+    calls = []
+    model.layer1[0].register_forward_hook(lambda *given: calls.append(given))
+    model.eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    replearn.predict(model, torch.empty(2, 3, 16, 16), precision="float16")
+    assert calls == []
+    assert not model.training
+    assert torch.is_autocast_enabled("cuda") is False
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_larger_than_any_memory_is_priced_at_once():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(60_000, 60_000) for _ in range(30)))  # 432 GB
+    cost = replearn.predict(model, torch.empty(8, 60_000, device="meta"))
+    assert cost.total.parameters == 30 * (60_000**2 + 60_000)
+    assert cost.total.optimizer_bytes == 8 * cost.total.parameters
+
+
+def test_shared_frozen_and_loose_tensors_are_counted_as_they_are():
+    class Loose(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(50, 16)
+            self.head = nn.Linear(16, 50, bias=False)
+            self.head.weight = self.embed.weight
+            self.frozen = nn.Linear(16, 16).requires_grad_(False)
+            self.table = [torch.ones(16)]  # no buffer
+
+        def forward(self, ids):
+            return {"logits": self.head(self.frozen(self.embed(ids)) * self.table[0])}
+
+    cost = replearn.predict(Loose(), torch.zeros(2, 5, dtype=torch.long)).total
+    assert (cost.trainable, cost.parameters) == (50 * 16, 50 * 16 + 16 * 16 + 16)
+    assert (cost.gradient_bytes, cost.optimizer_bytes) == (4 * 50 * 16, 8 * 50 * 16)
+
+
+# ---- the promise --------------------------------------------------------------------------------
+
+
+def test_a_promise_keeps_the_plans_own_count_and_prints():
+    model = replearn.models.CifarResNet(20, width=4)
+    plan = replearn.plan(model, interval=2, first=2)
+    machine = replearn.named_machine("rtx 4090")
+    promise = replearn.estimate(model, torch.empty(8, 3, 32, 32), plan, machine=machine, optimizer="sgd_momentum")
+    assert promise.before.total.trainable == plan.parameters_before
+    assert promise.after.total.trainable == plan.parameters_after
+    assert 0 < promise.ratio("activation_bytes") < 1
+    assert 0 < promise.ratio("peak_bytes") < 1
+    assert promise.before.total.seconds > promise.before.num_kernels * machine.launch
+    text = str(promise)
+    for word in ("trainable parameters", "training FLOPs", "activation memory", "optimizer state", "RTX 4090"):
+        assert word in text
+    assert "basic" in blocks_table(promise.after)
+    data = json.loads(promise.to_json())
+    assert data["after"]["total"]["trainable"] == plan.parameters_after
+
+
+def test_predict_takes_a_replaced_model_as_it_is():
+    model = resnet(5)
+    plan = replearn.plan(model, interval=2, first=2)
+    promised = replearn.estimate(model, images(), plan).after
+    replearn.replace_(model, plan)
+    found = replearn.predict(model, images())
+    assert (found.total, found.peak_bytes) == (promised.total, promised.peak_bytes)
+
+
+def test_removal_is_the_floor():
+    model, machine = resnet(4), replearn.named_machine("H200")
+    (target,) = replearn.plan(model, first=2).targets
+    removal, repl, small = (
+        replearn.estimate(
+            model,
+            images(batch=size),
+            replearn.plan(model, targets=[target.name], operator=operator),
+            machine=machine,
+        )
+        for size, operator in ((2**15, operators.Removal()), (2**15, None), (2, None))
+    )
+    for quantity in ("training_flops", "activation_bytes", "memory_bytes", "seconds", "trainable"):
+        assert removal.ratio(quantity) < repl.ratio(quantity) < 1
+    assert small.ratio("seconds") > 1  # a small step is bound by launches, and synthesis has many
+
+
+def test_hugging_face_models_are_priced_with_their_own_loss():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=4, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config)
+    ids = torch.zeros(2, 16, dtype=torch.long)
+    plan = replearn.plan(model, interval=2)
+    promise = replearn.estimate(model, {"input_ids": ids, "labels": ids}, plan, precision="bfloat16")
+    assert promise.after.total.trainable == plan.parameters_after
+    assert 0 < promise.ratio("activation_bytes") < 1
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+class Peeking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), Asking())
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Asking(nn.Module):
+    def forward(self, x):
+        return x if x.sum().item() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: replearn.predict(Peeking(), torch.empty(2, 4)),
+            ("inner.1 (Asking)", ".item()", "without values"),
+        ),
+        (lambda: replearn.predict(Plain(), torch.empty(2, 5)), ("norm (LayerNorm)", "the example does not fit")),
+        (lambda: replearn.predict(Plain(), {"y": torch.empty(2)}), ("Plain failed", "dict of keywords")),
+        (lambda: replearn.predict("resnet", torch.empty(2)), ("Expected a torch.nn.Module", "got str")),
+        (lambda: replearn.predict(Plain(), torch.empty(2, 24), precision="half"), ("'half'", "bfloat16")),
+        (lambda: replearn.predict(Plain(), torch.empty(2, 24), optimizer="shampoo"), ("'shampoo'", "adamw")),
+        (lambda: replearn.named_machine("abacus"), ("'abacus'", "H200", "probe")),
+        (
+            lambda: replearn.predict(Plain().requires_grad_(False), torch.empty(2, 24)),
+            ("no trainable parameter", "Unfreeze"),
+        ),
+        (lambda: replearn.estimate(resnet(5), images(), "a plan"), ("not str", "replearn.plan(model)")),
+        (lambda: replearn.predict(resnet(3), images()).of("layer9"), ("no block 'layer9'", "stages.0.1")),
+        (lambda: replearn.probe("meta"), ("cpu and cuda", "'meta'")),
+    ],
+)
+def test_what_cannot_work_is_said(call, words):
+    with pytest.raises(replearn.ReplearnError) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# ---- the probe ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(probing, "SECONDS", 0.02)
+    monkeypatch.setitem(probing.SIZES, "cpu", (64, 1, 2**16))
+    return tmp_path / "replearn"
+
+
+def test_a_probe_is_measured_once_and_remembered(quick, monkeypatch):
+    first = replearn.probe("cpu")
+    assert min(first.half_flops, first.tf32_flops, first.float32_flops, first.bandwidth, first.launch) > 0
+    (file,) = quick.iterdir()
+    monkeypatch.setattr(probing, "measure", None)  # a second measurement would fail
+    assert replearn.probe("cpu") == first
+    assert json.loads(file.read_text())["replearn_machine"] == probing.FORMAT
+
+
+def test_a_damaged_or_older_probe_is_measured_over(quick):
+    replearn.probe("cpu")
+    (file,) = quick.iterdir()
+    good = json.loads(file.read_text())
+    for text in (
+        "{",
+        "[]",
+        json.dumps({**good, "bandwidth": "fast"}),
+        json.dumps({**good, "replearn_machine": 0}),
+    ):
+        file.write_text(text)
+        assert replearn.probe("cpu").bandwidth > 0
+        assert json.loads(file.read_text())["replearn_machine"] == probing.FORMAT
