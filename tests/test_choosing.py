@@ -1,6 +1,6 @@
 """Budgets, the knapsack against brute force, scores from one pass, and placements that explain themselves."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 import tiny
@@ -46,7 +46,7 @@ def items(needs):
 
 @pytest.mark.parametrize("needs", [1, 2])
 def test_the_choice_is_the_best_of_all_choices(needs):
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(items(needs))
     def check(problem):
         stacks, needed = problem
@@ -58,7 +58,7 @@ def test_the_choice_is_the_best_of_all_choices(needs):
         found = choose(stacks, needed)
         assert (found is None) == (not fitting)
         if found is not None:
-            assert tuple(found) in set(legal_sets(stacks)) or tuple(sorted(found)) in set(legal_sets(stacks))
+            assert tuple(sorted(found)) in set(legal_sets(stacks))
             damage, saved = totals(stacks, found, needs)
             assert damage == min(fitting)
             assert all(a >= b for a, b in zip(saved, needed, strict=True))
@@ -89,7 +89,7 @@ def test_a_hundred_different_blocks_are_chosen_from_at_once():
     found = choose([stack], [need])
     positions = sorted(stack[index].position for _, index in found)
     assert sum(stack[index].saves[0] for _, index in found) >= need
-    assert all(b - a > 1 for a, b in zip(positions, positions[1:], strict=False))
+    assert all(b - a > 1 for a, b in pairwise(positions))
 
 
 # ---- budgets ------------------------------------------------------------------------------------
@@ -222,18 +222,18 @@ EXAMPLE = torch.empty(16, 4, 16, 16, device="meta")
 def test_a_placement_is_the_cheapest_that_meets_its_budget(model):
     damages = {"stages.0.1": 3.0, "stages.0.2": 1.0, "stages.0.3": 2.5, "stages.0.4": 1.2}
     damages |= {"stages.1.1": 0.3, "stages.1.2": 0.2}
-    placement = replearn.place(model, "activations<=85%", EXAMPLE, score=damages)
+    placement = replearn.place(model, "activations<=90%", EXAMPLE, score=damages)
     saves = {candidate.name: candidate.saves.activation_bytes for candidate in placement.candidates}
     before = placement.promise.before.total.activation_bytes
     good = []
     for size in range(1, 4):
         for names in combinations(damages, size):
             near = any(a[:-1] == b[:-1] and abs(int(a[-1]) - int(b[-1])) == 1 for a, b in combinations(names, 2))
-            if not near and before - sum(saves[name] for name in names) <= 0.85 * before:
+            if not near and before - sum(saves[name] for name in names) <= 0.9 * before:
                 good.append((sum(damages[name] for name in names), names))
     assert tuple(target.name for target in placement.plan.targets) == min(good)[1]
-    assert placement.promise.after.total.activation_bytes <= 0.85 * before
-    assert placement.plan.placement == "budget activations<=85%, by given scores"
+    assert placement.promise.after.total.activation_bytes <= 0.9 * before
+    assert placement.plan.placement == "budget activations<=90%, by given scores"
     assert replearn.Plan.from_json(placement.plan.to_json()) == placement.plan
     text = str(placement)
     for words in (

@@ -48,6 +48,9 @@ def _choose(
 ) -> tuple[list[tuple[int, int]] | None, bool]:
     """The choice, and whether no saving had to be rounded on the way."""
     exact = True
+    # what is saved beyond a need is worth nothing, unless a later item may cost some of it again
+    negative = [any(item.saves[i] < 0 for items in stacks for item in items) for i in range(len(needs))]
+    caps = [float("inf") if below else need for below, need in zip(negative, needs, strict=True)]
     states = [State(0.0, tuple(0.0 for _ in needs), NEVER, ())]
     for stack, items in enumerate(stacks):
         states = [State(s.damage, s.saved, NEVER, s.taken) for s in states]
@@ -56,7 +59,7 @@ def _choose(
             more = [
                 State(
                     s.damage + item.damage,
-                    tuple(min(a + b, need) for a, b, need in zip(s.saved, item.saves, needs, strict=True)),
+                    tuple(min(a + b, cap) for a, b, cap in zip(s.saved, item.saves, caps, strict=True)),
                     item.position,
                     (*s.taken, (stack, index)),
                 )
@@ -66,7 +69,7 @@ def _choose(
             states = _front([*states, *more], item.position)
             if len(states) > most_states:
                 exact = False
-                states = _front([_rounded(s, needs, grid) for s in states], item.position)
+                states = _front([_rounded(s, needs, caps, grid) for s in states], item.position)
     enough = [s for s in states if all(a >= need for a, need in zip(s.saved, needs, strict=True))]
     return (list(min(enough, key=lambda s: s.damage).taken) if enough else None), exact
 
@@ -74,12 +77,10 @@ def _choose(
 NEVER = -2
 
 
-def _rounded(state: State, needs: Sequence[float], grid: int) -> State:
-    """Savings rounded down to a grid; a need that is met is not unmet by it."""
-    saved = (
-        need if a >= need else (a // (abs(need) / grid or 1.0)) * (abs(need) / grid or 1.0)
-        for a, need in zip(state.saved, needs, strict=True)
-    )
+def _rounded(state: State, needs: Sequence[float], caps: Sequence[float], grid: int) -> State:
+    """Savings rounded down to a grid; a need that is met for good is not unmet by it."""
+    units = [abs(need) / grid or 1.0 for need in needs]
+    saved = (a if a >= cap else (a // unit) * unit for a, cap, unit in zip(state.saved, caps, units, strict=True))
     return State(state.damage, tuple(saved), state.last, state.taken)
 
 
