@@ -69,7 +69,7 @@ def _choose(
             states = _front([*states, *more], item.position)
             if len(states) > most_states:
                 exact = False
-                states = _front([_rounded(s, needs, caps, grid) for s in states], item.position)
+                states = _front([_rounded(s, needs, grid) for s in states], item.position)
     enough = [s for s in states if all(a >= need for a, need in zip(s.saved, needs, strict=True))]
     return (list(min(enough, key=lambda s: s.damage).taken) if enough else None), exact
 
@@ -77,10 +77,13 @@ def _choose(
 NEVER = -2
 
 
-def _rounded(state: State, needs: Sequence[float], caps: Sequence[float], grid: int) -> State:
-    """Savings rounded down to a grid; a need that is met for good is not unmet by it."""
+def _rounded(state: State, needs: Sequence[float], grid: int) -> State:
+    """Savings rounded down to a grid; a need that is met is not unmet by it."""
     units = [abs(need) / grid or 1.0 for need in needs]
-    saved = (a if a >= cap else (a // unit) * unit for a, cap, unit in zip(state.saved, caps, units, strict=True))
+    saved = (
+        max((a // unit) * unit, need) if a >= need else (a // unit) * unit
+        for a, unit, need in zip(state.saved, units, needs, strict=True)
+    )
     return State(state.damage, tuple(saved), state.last, state.taken)
 
 

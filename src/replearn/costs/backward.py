@@ -7,6 +7,8 @@ is done here: gradients are added up, and reduced to the shape that the next nod
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,9 +17,25 @@ from torch import Tensor
 from .recorder import Recorder
 
 
-@torch.no_grad()
 def run_backward(loss: Tensor, recorder: Recorder) -> dict[Any, Tensor]:
     """Walk the graph of a loss; returns the gradients by accumulating node, so that they count as held."""
+    with torch.no_grad(), _one_graph_task():
+        return _walk(loss, recorder)
+
+
+@contextmanager
+def _one_graph_task() -> Iterator[None]:
+    """Activation checkpointing asks the engine which pass it is in, and runs a block again once for each."""
+    engine: Any = torch._C
+    ask = engine._current_graph_task_id
+    engine._current_graph_task_id = lambda: 1
+    try:
+        yield
+    finally:
+        engine._current_graph_task_id = ask
+
+
+def _walk(loss: Tensor, recorder: Recorder) -> dict[Any, Tensor]:
     root = loss.grad_fn
     waiting = _dependencies(root)
     arrived: dict[Any, list[Tensor | None]] = {root: [torch.ones_like(loss)]}
@@ -32,7 +50,7 @@ def run_backward(loss: Tensor, recorder: Recorder) -> dict[Any, Tensor]:
                 gradients[node] = given[0]
             continue
         made = _call(node, given, recorder)
-        for (following, slot), gradient in zip(node.next_functions, made, strict=False):
+        for (following, slot), gradient in zip(_edges(node), made, strict=True):
             if following is None:
                 continue
             if gradient is not None:
@@ -61,15 +79,28 @@ def _dependencies(root: Any) -> dict[Any, int]:
 
 
 def _call(node: Any, given: list[Tensor | None] | None, recorder: Recorder) -> tuple[Tensor | None, ...]:
-    """The gradients that a node gives; none if none came."""
+    """The gradients that a node gives along its edges; none if none came."""
     if given is None:
-        return (None,) * len(node.next_functions)
+        return (None,) * len(_edges(node))
     recorder.enter_node(node)
     try:
-        made = node.apply(*given) if isinstance(node, torch.autograd.function.BackwardCFunction) else node(*given)
+        made = node.apply(*given) if _is_python(node) else node(*given)
     finally:
         recorder.leave_node()
-    return made if isinstance(made, tuple) else (made,)
+    made = made if isinstance(made, tuple) else (made,)
+    if _is_python(node):
+        return tuple(gradient for gradient, needed in zip(made, node.needs_input_grad, strict=True) if needed)
+    return made
+
+
+def _edges(node: Any) -> list[tuple[Any, int]]:
+    """Where a node's gradients go; a Python function has no edge for arguments that are no tensors."""
+    edges = list(node.next_functions)
+    return [edge for edge in edges if edge[0] is not None] if _is_python(node) else edges
+
+
+def _is_python(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
 def _arrive(arrived: dict[Any, list[Tensor | None]], node: Any, slot: int, gradient: Tensor) -> None:

@@ -158,6 +158,8 @@ class Recorder(TorchDispatchMode):
         for ticket in self._unpacked:
             self._saved.pop(ticket, None)
         self._unpacked.clear()
+        self._running.clear()  # a checkpointed block is left early when all that was missing is there
+        self.path.clear()
         self._node = ("", False)
 
     # ---- who is running ---------------------------------------------------------------------

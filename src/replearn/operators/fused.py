@@ -192,13 +192,17 @@ def mix(mixtures: list[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
 class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mixtures: list[Mixture], dtype: torch.dtype, *tensors: Tensor | None) -> Any:
-        from .kernels.mixing import launch_forward
-
         device = mixtures[0].tensors[0].device
         layouts, size, partials = lay_out(mixtures)
-        tables = tables_for(mixtures, layouts, device)
         out = torch.empty(size, dtype=dtype, device=device)
-        launch_forward(tables, out, source_dtype(mixtures[0]), layouts)
+        tables: Tables | None = None
+        if has_values(out):
+            from .kernels.mixing import launch_forward
+
+            tables = tables_for(mixtures, layouts, device)
+            launch_forward(tables, out, source_dtype(mixtures[0]), layouts)
+        else:
+            out.zero_()  # stands for the launch where costs are predicted from shapes
         ctx.layouts, ctx.size, ctx.partials, ctx.tables = layouts, size, partials, tables
         ctx.mixtures = [(m.along, m.a is not None, m.b is not None) for m in mixtures]
         ctx.source_dtype = source_dtype(mixtures[0])
@@ -209,8 +213,6 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        from .kernels.mixing import launch_backward
-
         ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
         needed = ctx.needs_input_grad[2:]
         given = [grad for grad in grads if grad is not None]
@@ -223,10 +225,15 @@ class _Mix(torch.autograd.Function):
         sources = sources if wants_sources else [flat, flat]
         corrections = torch.empty_like(sources[0], dtype=ctx.source_dtype) if wants_corrections else flat
         partials = torch.empty(2, ctx.partials, device=flat.device)
-        launch_backward(
-            ctx.tables, flat, partials, sources, corrections, ctx.source_dtype, ctx.layouts,
-            wants_sources=wants_sources, wants_corrections=wants_corrections,
-        )  # fmt: skip
+        if has_values(flat):
+            from .kernels.mixing import launch_backward
+
+            launch_backward(
+                ctx.tables, flat, partials, sources, corrections, ctx.source_dtype, ctx.layouts,
+                wants_sources=wants_sources, wants_corrections=wants_corrections,
+            )  # fmt: skip
+        else:
+            partials.zero_()
         found: list[Tensor | None] = []
         for index, (layout, (along, *_)) in enumerate(zip(ctx.layouts, ctx.mixtures, strict=True)):
             made = [layout.view(sources[0]), layout.view(sources[1]), layout.view(corrections)]
@@ -234,6 +241,11 @@ class _Mix(torch.autograd.Function):
             wanted = needed[5 * index : 5 * index + 5]
             found += [tensor if want else None for tensor, want in zip(made, wanted, strict=True)]
         return (None, None, *found)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there is memory behind a tensor that says it is on a GPU."""
+    return type(tensor).__name__ != "FakeTensor"
 
 
 def gather(layouts: list[Layout], grads: tuple[Tensor | None, ...], size: int, like: Tensor) -> Tensor:
