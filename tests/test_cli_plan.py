@@ -27,11 +27,11 @@ def test_a_plan_shows_what_it_is_predicted_to_save(tmp_path):
 
 
 def test_a_budget_chooses_and_explains():
-    text = call("--budget", "parameters<=60%", "--batch", "2").output
-    for word in ("budget parameters<=60%", "saves parameters", "the least that is reachable"):
+    text = call("--budget", "parameters<=80%", "--batch", "2").output
+    for word in ("budget parameters<=80%", "saves parameters", "the least that is reachable"):
         assert word in text
-    plan = Plan.from_json(call("--budget", "parameters<=60%", "--batch", "2", "--json").output)
-    assert plan.parameters_after <= 0.6 * plan.parameters_before
+    plan = Plan.from_json(call("--budget", "parameters<=80%", "--batch", "2", "--json").output)
+    assert plan.parameters_after <= 0.8 * plan.parameters_before
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ choice may then miss the optimum by a hair, and still never misses the need.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,11 +37,14 @@ def choose(
     stacks: Sequence[Sequence[Item]], needs: Sequence[float], most_states: int = MOST_STATES
 ) -> list[tuple[int, int]] | None:
     """The (stack, item) pairs of least total damage whose savings reach every need; None if none do."""
-    for grid in (GRID, 10 * GRID, 100 * GRID):  # a coarse grid may hide the one choice that just suffices
+    if any(most_saved(stacks, i)[0] < need for i, need in enumerate(needs)):
+        return None
+    for grid in (GRID, 100 * GRID):
         found, exact = _choose(stacks, needs, most_states, grid)
         if found is not None or exact:
             return found
-    return None
+    # the grid hides a choice that just suffices, if there is one: only looking at all of them can tell
+    return _choose(stacks, needs, sys.maxsize, GRID)[0]
 
 
 def _choose(
