@@ -82,9 +82,11 @@ def trained(options: argparse.Namespace, device: torch.device) -> Trained:
     """The run that was named, or the recipe after training end to end."""
     if options.run is not None:
         return read_trained(options.run, device, options.data_root)
-    recipe = replace(recipes.recipe(options.recipe), epochs=options.epochs, precision="bfloat16")
+    recipe = replace(recipes.recipe(options.recipe), epochs=options.epochs)
     if device.type == "cpu":
         recipe = replace(recipe, precision="float32")
+    else:  # the fast form: in bfloat16 without channels_last a CIFAR ResNet takes four times as long
+        recipe = replace(recipe, precision="bfloat16", channels_last=True)
     if options.model:
         recipe = replace(recipe, model=options.model)
     if options.batch_size:
