@@ -6,10 +6,12 @@ from .calibration import Calibration, calibrate_
 from .checkpoint import load, save
 from .deployment import deploy
 from .errors import ReplearnError
+from .folding import Fold, find_folds
 from .optimizing import param_groups
 from .planning import plan
 from .plans import Plan, Target
 from .stacks import Stack, find_stacks
+from .streamlining import streamline
 from .surgery import replace_
 from .synthesizing import synthesized
 
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
     "Calibration",
+    "Fold",
     "Part",
     "Plan",
     "ReplearnError",
@@ -26,6 +29,7 @@ __all__ = [
     "anatomy",
     "calibrate_",
     "deploy",
+    "find_folds",
     "find_stacks",
     "load",
     "models",
@@ -34,5 +38,6 @@ __all__ = [
     "plan",
     "replace_",
     "save",
+    "streamline",
     "synthesized",
 ]
