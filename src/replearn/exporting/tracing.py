@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,6 +101,18 @@ class PlainOutputs(nn.Module):
         return {name: value for name, value in made.items() if isinstance(value, Tensor)}
 
 
+def as_called(model: nn.Module) -> nn.Module:
+    """A model of plain outputs with the model's own signature, from which torch.export takes the inputs' names."""
+
+    def forward(self: PlainOutputs, *args: Any, **kwargs: Any) -> Any:
+        return PlainOutputs.forward(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
+    kind = type("PlainOutputs", (PlainOutputs,), {"forward": forward})
+    made: nn.Module = kind(model).eval()
+    return made
+
+
 @torch.no_grad()
 def with_plain_outputs(model: nn.Module, inputs: Inputs) -> nn.Module:
     """The model itself if it returns tensors; else one that does. Attention caches are left out."""
@@ -109,20 +122,12 @@ def with_plain_outputs(model: nn.Module, inputs: Inputs) -> nn.Module:
     made = model(*inputs.args, **inputs.kwargs)
     if isinstance(made, Tensor) or (isinstance(made, tuple) and all(isinstance(one, Tensor) for one in made)):
         return model
-    return PlainOutputs(model).eval() if isinstance(made, Mapping) else model
+    return as_called(model) if isinstance(made, Mapping) else model
 
 
-def free_batch(model: nn.Module, inputs: Inputs) -> Any:
+def free_batch(inputs: Inputs) -> Any:
     """Which dimensions are free, as torch.export wants to be told."""
-    batch = Dim("batch", min=1)
-    if isinstance(model, PlainOutputs):  # by the names of its parameters, which are catch-alls
-        told: dict[str, Any] = {}
-        if inputs.args:
-            told["args"] = tuple({0: batch} if inputs.is_batched(value) else None for value in inputs.args)
-        if inputs.kwargs:
-            told["kwargs"] = {n: {0: batch} if inputs.is_batched(v) else None for n, v in inputs.kwargs.items()}
-        return told
-    shapes = ShapesCollection()
+    batch, shapes = Dim("batch", min=1), ShapesCollection()
     for value in inputs.values.values():
         if inputs.is_batched(value):
             shapes[value] = {0: batch}
@@ -134,7 +139,7 @@ def program_of(model: nn.Module, inputs: Inputs, *, dynamic_batch: bool) -> Expo
 
     if dynamic_batch:
         inputs = resized(inputs, max(2, inputs.batch_size))  # a size of 1 would be taken for a constant
-    shapes = free_batch(model, inputs) if dynamic_batch else None
+    shapes = free_batch(inputs) if dynamic_batch else None
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about torch's own insides
@@ -148,6 +153,7 @@ def program_of(model: nn.Module, inputs: Inputs, *, dynamic_batch: bool) -> Expo
     except Exception as error:
         why = next((line for line in str(error).splitlines() if line.strip()), "")
         cure = " If its batch size is fixed in its code, write dynamic_batch=False." if dynamic_batch else ""
+        name = type(model.model if isinstance(model, PlainOutputs) else model).__name__
         raise ReplearnError(
-            f"{type(getattr(model, 'model', model)).__name__} can't be traced by torch.export ({type(error).__name__}: {why}).{cure}"
+            f"{name} can't be traced by torch.export ({type(error).__name__}: {why}).{cure}"
         ) from error

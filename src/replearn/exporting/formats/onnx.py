@@ -29,8 +29,8 @@ def write(job: Job, path: Path) -> None:
         not isinstance(job.opset, int) or isinstance(job.opset, bool) or not OLDEST <= job.opset <= newest
     ):
         raise ReplearnError(
-            f"opset={job.opset!r} can't be written: this installation writes opsets {OLDEST} to {newest}. Leave it "
-            "out for torch's own choice."
+            f"opset={job.opset!r} can't be written: this installation writes opsets {OLDEST} to {newest}. Leave "
+            "it out for torch's own choice."
         )
     large = sum(t.numel() * t.element_size() for t in job.model.state_dict().values()) > LIMIT
     with quiet():
@@ -64,8 +64,8 @@ def read(job: Job, path: Path) -> Runner:
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own classes, which differ by version
         raise ReplearnError(
-            f"ONNX Runtime {runtime.__version__} can't load the file: {str(error).splitlines()[0]}. An older opset "
-            "may help, as opset=18."
+            f"ONNX Runtime {runtime.__version__} can't load the file: {str(error).splitlines()[0]}. An older "
+            "opset may help, as opset=18."
         ) from error
     names = [entry.name for entry in session.get_inputs()]
 
