@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ReplearnError
-from . import bench, compare, data, plan, recipes, train
+from . import bench, compare, data, export, plan, recipes, train
 
 UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
 
@@ -81,6 +81,7 @@ def replearn(
 app.command()(plan.plan)
 app.command()(train.train)
 app.command()(compare.compare)
+app.command()(export.export)
 app.add_typer(bench.app, name="bench")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
