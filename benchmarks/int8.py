@@ -3,7 +3,7 @@
     python benchmarks/int8.py --data cifar10 --epochs 2 --out benchmarks/results/int8_cpu.json
 
 float32 and INT8 are compared on the same CPU, in turns (the paper compares a GPU with a CPU). E2E and RepL
-are trained alike, a few epochs, or taken from the folders of finished runs (--runs FOLDER ...; each with a result.json).
+are trained alike, a few epochs, or taken from the folders of finished runs (--runs FOLDER ...).
 CNNs get calibrated static INT8 (PT2E, x86), transformers dynamic INT8 of their linear layers (torchao); both
 sides are deployed, folded and compiled. Calibration images are training images.
 """
@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import recipes
-from replearn.bench.timing import interleave, ratio
+from replearn.bench.inference_int8 import quantized, time_int8
 from replearn.exporting.runs import load_run
-from replearn.quantizing import quantize_dynamic, quantize_static
 from replearn.training.augmentation import DeviceImages
 from replearn.training.data import load
 from replearn.training.fit import fit
@@ -58,37 +57,13 @@ def measure(folder: Path, data: Any, num_test: int, batch: int, rounds: int) -> 
     pictures = DeviceImages(data, Augment(), torch.device("cpu"))
     order = torch.randperm(len(pictures.test_labels), generator=torch.Generator().manual_seed(0))[:num_test]
     images, labels = pictures.normalised(pictures.test_images[order]), pictures.test_labels[order]
-    transformer = not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
     draws = torch.zeros(256, 4, dtype=torch.int64)
     draws[:, 0] = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))[:256]
-    calibration = pictures.batch(draws)[0].split(64)
-    small = quantize_dynamic(plain) if transformer else quantize_static(plain, calibration)
+    small, kind = quantized(plain, list(pictures.batch(draws)[0].split(64)))
     before, after = accuracy(plain, images, labels), accuracy(small, images, labels)
-    torch._inductor.config.freezing = True  # weights are constants: both sides may prepack them
-    sides: dict[str, Any] = {"float32": torch.compile(plain), "int8": torch.compile(small)}
-    given = images[:batch].contiguous()
-
-    def runner(side: Any) -> Any:
-        def run() -> None:
-            with torch.no_grad():
-                side(given)
-
-        return run
-
-    with torch.no_grad():
-        found = interleave(
-            {name: runner(side) for name, side in sides.items()}, torch.device("cpu"), rounds=rounds
-        )
-    speedup = ratio(found["float32"], found["int8"])
-    return {
-        **about,
-        "int8": "dynamic, linear layers (torchao)" if transformer else "static, calibrated (PT2E, x86)",
-        "accuracy": {"float32": before, "int8": after},
-        "images_per_second": {name: 1000 * batch / timing.median for name, timing in found.items()},
-        "int8_speedup": {"median": speedup.median, "quartiles": [speedup.low, speedup.high]},
-        "batch": batch,
-        "test_images": num_test,
-    }
+    timed = time_int8(plain, small, images[:batch].contiguous(), rounds)
+    accuracies = {"float32": before, "int8": after}
+    return {**about, "int8": kind, "accuracy": accuracies, "test_images": num_test, **timed}
 
 
 MODELS = (("t1_resnet32", "cifar_resnet:20:8"), ("t1_vit_tiny8", "vit:96:6:3:8"))

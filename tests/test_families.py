@@ -202,7 +202,7 @@ def test_a_segmenter_trains_and_deploys_with_its_dilated_blocks_replaced() -> No
     assert dilations == [(2, 2), (4, 4)]
     images = torch.randn(2, 3, 32, 32)
     model(images)["out"].square().mean().backward()
-    replearn.deploy(model, example=images)
+    replearn.deploy(model.eval(), example=images)
 
 
 def test_torchvision_vit() -> None:

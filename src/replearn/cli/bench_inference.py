@@ -25,6 +25,9 @@ def inference(
     compile_all: Annotated[
         bool, typer.Option("--compile-all", help="Compile every model at every batch size; minutes.")
     ] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="INT8 against float32 on the CPU instead; compiles for minutes.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write everything as JSON to this file.")] = None,
 ) -> None:
     """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
@@ -42,10 +45,11 @@ def inference(
     import torch
 
     from ..bench.inference import MODELS, Setting, measure
+    from ..bench.inference_int8 import int8_rows
     from ..bench.inference_sides import BACKENDS
     from ..bench.inference_table import HEADER, line_of
     from ..training.fit import device_named
-    from ..training.results import write_atomically
+    from ..training.results import hardware_of, versions_of, write_atomically
 
     names = tuple(models.split(",")) if models else MODELS
     try:
@@ -57,6 +61,15 @@ def inference(
     setting = Setting(
         models=names, batches=sizes, backends=chosen, size=size, first=first, rounds=rounds, **compiled
     )
+    if int8:
+        small = names if models else ("resnet34", "vit_small_16")
+        rows = int8_rows(small, size, max(sizes), first, rounds)
+        for row in rows:
+            typer.echo(json.dumps(row))
+        about = {"rows": rows, "hardware": hardware_of(torch.device("cpu")) | {"threads": torch.get_num_threads()}}
+        if out is not None:
+            write_atomically(out, json.dumps(about | {"versions": versions_of()}, indent=1))
+        return
     where = device_named(device)
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
