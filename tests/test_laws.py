@@ -288,7 +288,7 @@ def test_a_module_shared_by_the_blocks_stays_shared_by_those_that_are_kept() -> 
     assert model[0].norm is model[2].norm is model[3].norm is norm
     assert torch.equal(model[2](torch.ones(1, 16)), expected)
     assert plan.parameters_after == trainable(model)
-    replearn.deploy(model, example=ZOO["sequential"].batch())
+    replearn.deploy(model.eval(), example=ZOO["sequential"].batch())
 
 
 def test_a_block_that_stands_in_two_places_is_kept() -> None:
