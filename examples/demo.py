@@ -72,7 +72,7 @@ def main() -> None:
     print(f"{STEPS} steps on made images: loss {first:.2f} -> {last:.2f}\n")
 
     images, _ = made_images(128)
-    plain = replearn.deploy(model, example=images)  # raises if the outputs differ by more than rounding
+    plain = replearn.deploy(model.eval(), example=images)  # raises if the outputs differ by more than rounding
     original.eval()
     model.eval()
 

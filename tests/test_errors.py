@@ -227,6 +227,11 @@ def stretched(model: Any) -> nn.Module:
     return model
 
 
+def on_two_devices(model: nn.Module) -> nn.Module:
+    model.fc.to("meta")
+    return model
+
+
 class Echo(nn.Module):
     """A model that returns whatever it is told."""
 
@@ -552,6 +557,32 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("its submodule 0 was: pass that one (model.0)",),
         ),
         (
+            lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).train()),
+            ("CifarResNet can't be deployed: it is in train mode", "Call model.eval() first"),
+        ),
+        (
+            lambda f: replearn.deploy(on_two_devices(tiny.replaced(tiny.resnet()).eval())),
+            ("it lies on 2 devices (conv1.weight on cpu and fc.weight on meta)", "Move it to one first"),
+        ),
+        (
+            lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), fold="some"),
+            ("fold='some': write 'all'", "or 'operators'"),
+        ),
+        (
+            lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), dtype=torch.float64),
+            ("dtype=torch.float64 is no dtype", "Write torch.bfloat16 or torch.float16"),
+        ),
+        (
+            lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), compile="fast"),
+            ("compile='fast': write True, False, or a mode: default, reduce-overhead",),
+        ),
+        (
+            lambda f: replearn.streamline(tiny.replaced(tiny.resnet()).eval()),
+            ("CifarResNet is replaced (layer1.1 is an operator)", "Use replearn.deploy(model, ...)"),
+        ),
+        (lambda f: replearn.streamline("model"), ("Expected a torch.nn.Module, got str",)),
+        (lambda f: replearn.find_folds("model"), ("Expected a torch.nn.Module, got str",)),
+        (
             lambda f: verify(Echo(one), Echo(one, one), one),
             ("returns 2 tensors, not 1", "report this with the plan"),
         ),
@@ -643,7 +674,18 @@ def test_the_message_says_what_was_given_why_not_and_what_instead(
 # ---- none forgotten -----------------------------------------------------------------------------
 
 # built on the core, with tests of their own
-ABOVE = {"training", "recipes", "cli", "bench", "exporting", "analysis", "report", "calibration.py", "fitting.py"}
+ABOVE = {
+    "training",
+    "recipes",
+    "cli",
+    "bench",
+    "exporting",
+    "quantizing",
+    "analysis",
+    "report",
+    "calibration.py",
+    "fitting.py",
+}
 # fitting in closed form, which calibrate_ does: the operators' side of it
 FITTING = ("can't be fitted in closed form", "needs a low-rank fit", "A fit needs")
 # a plan that is nested this deeply fails in one place or the other, as the stack happens to be

@@ -202,7 +202,7 @@ def test_a_segmenter_trains_and_deploys_with_its_dilated_blocks_replaced() -> No
     assert dilations == [(2, 2), (4, 4)]
     images = torch.randn(2, 3, 32, 32)
     model(images)["out"].square().mean().backward()
-    replearn.deploy(model, example=images)
+    replearn.deploy(model.eval(), example=images)
 
 
 def test_torchvision_vit() -> None:
@@ -414,7 +414,7 @@ def test_a_block_with_its_anatomy_is_as_good_as_a_family() -> None:
     plan = replearn.plan(model, first=2)
     assert [(target.name, target.operator.name) for target in plan.targets] == [("stages.0.3", "basic")]
     replearn.replace_(model, plan)
-    replearn.deploy(model, example=torch.randn(2, 3, 6, 6))
+    replearn.deploy(model.eval(), example=torch.randn(2, 3, 6, 6))
 
 
 def test_an_anatomy_that_names_what_is_not_there_is_an_error_that_says_so() -> None:

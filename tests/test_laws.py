@@ -288,7 +288,7 @@ def test_a_module_shared_by_the_blocks_stays_shared_by_those_that_are_kept() -> 
     assert model[0].norm is model[2].norm is model[3].norm is norm
     assert torch.equal(model[2](torch.ones(1, 16)), expected)
     assert plan.parameters_after == trainable(model)
-    replearn.deploy(model, example=ZOO["sequential"].batch())
+    replearn.deploy(model.eval(), example=ZOO["sequential"].batch())
 
 
 def test_a_block_that_stands_in_two_places_is_kept() -> None:
@@ -330,11 +330,9 @@ def doubled(batch: Any) -> Any:
 
 
 def test_law_7_deploy_does_not_touch_its_input(built: Built) -> None:
-    built.model.train()
     before = everything(built.model)
     plain = replearn.deploy(built.model)
     assert everything(built.model) == before
-    built.model.eval()
     own = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(built.model)} - {0}
     assert own.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in tensors_of(plain))
 
@@ -346,7 +344,8 @@ def test_law_7_a_deployed_model_needs_nothing_of_ours(built: Built) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "options"), [b for b in EVERY_BUILD if b.values[0].name in ("timm_vit", "swin")]
+    ("entry", "options"),
+    [b for b in EVERY_BUILD if b.values[0].name in ("timm_vit", "swin", "timm_resnet", "torchvision_bottleneck")],
 )
 def test_law_7_timm_fuses_what_deploy_does(entry: Entry, options: type[Options]) -> None:
     from timm.utils.model import reparameterize_model
@@ -356,9 +355,10 @@ def test_law_7_timm_fuses_what_deploy_does(entry: Entry, options: type[Options])
     fused = reparameterize_model(model)
     assert everything(model) == before
     assert not any(from_replearn(module) for module in fused.modules())
-    plain, batch = replearn.deploy(model), entry.batch()
+    plain, batch = replearn.deploy(model, fold="operators"), entry.batch()
     assert fused.state_dict().keys() == plain.state_dict().keys()
     assert all(map(torch.equal, outputs(fused, batch), outputs(plain, batch)))
+    assert largest_difference(outputs(replearn.deploy(model), batch), outputs(fused, batch)) < 1e-5
 
 
 def from_replearn(module: nn.Module) -> bool:

@@ -9,11 +9,13 @@ from .choosing import place
 from .costs import Cost, Machine, ModelCost, Promise, estimate, named_machine, predict, probe
 from .deployment import deploy
 from .errors import ReplearnError
+from .folding import Fold, find_folds
 from .optimizing import param_groups
 from .placements import Placement
 from .planning import plan
 from .plans import Plan, Target
 from .stacks import Stack, find_stacks
+from .streamlining import streamline
 from .surgery import replace_
 from .synthesizing import synthesized
 
@@ -24,6 +26,7 @@ __all__ = [
     "Budget",
     "Calibration",
     "Cost",
+    "Fold",
     "Machine",
     "ModelCost",
     "Part",
@@ -37,6 +40,7 @@ __all__ = [
     "calibrate_",
     "deploy",
     "estimate",
+    "find_folds",
     "find_stacks",
     "load",
     "models",
@@ -49,5 +53,6 @@ __all__ = [
     "probe",
     "replace_",
     "save",
+    "streamline",
     "synthesized",
 ]

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ReplearnError
-from . import analyze, bench, compare, data, figures, plan, recipes, report, train
+from . import analyze, bench, compare, data, export, figures, plan, recipes, report, train
 
 UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
 
@@ -85,6 +85,7 @@ app.command()(compare.compare)
 app.command()(report.report)
 app.command()(report.watch)
 app.command()(figures.figures)
+app.command()(export.export)
 app.add_typer(bench.app, name="bench")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")

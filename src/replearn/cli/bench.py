@@ -18,6 +18,7 @@ from ..bench.training import compare_steps
 from ..errors import ReplearnError
 from ..jsonable import encode
 from ..training.fit import device_named
+from . import bench_inference
 from .flags import Data, DataRoot, Device, Json, Settings
 from .plan import SMALL, operator_named
 from .runs import data_of, resolved, spec_of, variants_named
@@ -148,3 +149,6 @@ def say(text: str) -> None:
 
 def command() -> str:
     return " ".join(["replearn", *sys.argv[1:]])
+
+
+app.command()(bench_inference.inference)

@@ -28,6 +28,7 @@ __all__ = [
     "available",
     "download",
     "load",
+    "shape_of",
     "status",
 ]
 
@@ -73,6 +74,13 @@ def download(
     return download_source(
         _set(name).SOURCE, root, layout=layout, mirror=mirror, patience=patience, progress=progress
     )
+
+
+def shape_of(name: str) -> tuple[int, int, int]:
+    """Classes, channels and side length of a data set, whether it is on this machine or not."""
+    source = _set(name).SOURCE
+    channels, size, _ = source.shape or (3, 224, 224)
+    return int(source.num_classes), int(channels), int(size)
 
 
 def _set(name: str) -> Any:

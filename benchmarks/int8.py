@@ -1,0 +1,106 @@
+"""What INT8 costs and gains after deploy: accuracy before and after on real data, and CPU throughput of both.
+
+    python benchmarks/int8.py --data cifar10 --epochs 2 --out benchmarks/results/int8_cpu.json
+
+float32 and INT8 are compared on the same CPU, in turns (the paper compares a GPU with a CPU). E2E and RepL
+are trained alike, a few epochs, or taken from the folders of finished runs (--runs FOLDER ...).
+CNNs get calibrated static INT8 (PT2E, x86), transformers dynamic INT8 of their linear layers (torchao); both
+sides are deployed, folded and compiled. Calibration images are training images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import replearn
+from replearn import recipes
+from replearn.bench.inference_int8 import quantized, time_int8
+from replearn.exporting.runs import load_run
+from replearn.training.augmentation import DeviceImages
+from replearn.training.data import load
+from replearn.training.fit import fit
+from replearn.training.recipe import Augment, Variant
+from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.training.run import RunSpec
+
+VARIANTS = (Variant(label="E2E", method="e2e"), Variant(label="RepL first=2", method="repl", first=2))
+
+
+def train(name: str, model: str, variant: Variant, data: str, epochs: int, root: Path | None) -> Path:
+    """A recipe's model, made smaller, after a few epochs on the CPU; the folder of its files."""
+    recipe = recipes.recipe(name)
+    optimizer = replace(recipe.optimizer, lr=recipe.optimizer.lr * 128 / recipe.batch_size)
+    recipe = replace(recipe, model=model, epochs=epochs, batch_size=128, precision="float32", optimizer=optimizer)
+    out = Path(mkdtemp())
+    fit([RunSpec(recipe=recipe, variant=variant, data=data, seed=0, out=out, data_root=root)], device="cpu")
+    return out
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, float]:
+    made = torch.cat([model(part) for part in images.split(250)])
+    hits = made.topk(min(5, made.shape[1]), dim=1).indices == labels[:, None]
+    return {"top1": 100 * float(hits[:, 0].float().mean()), "top5": 100 * float(hits.any(1).float().mean())}
+
+
+def measure(folder: Path, data: Any, num_test: int, batch: int, rounds: int) -> dict[str, Any]:
+    model, example, about = load_run(folder)
+    plain = replearn.deploy(model, example) if hasattr(model, "_replearn_plan") else replearn.streamline(model)
+    pictures = DeviceImages(data, Augment(), torch.device("cpu"))
+    order = torch.randperm(len(pictures.test_labels), generator=torch.Generator().manual_seed(0))[:num_test]
+    images, labels = pictures.normalised(pictures.test_images[order]), pictures.test_labels[order]
+    draws = torch.zeros(256, 4, dtype=torch.int64)
+    draws[:, 0] = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))[:256]
+    small, kind = quantized(plain, list(pictures.batch(draws)[0].split(64)))
+    before, after = accuracy(plain, images, labels), accuracy(small, images, labels)
+    timed = time_int8(plain, small, images[:batch].contiguous(), rounds)
+    accuracies = {"float32": before, "int8": after}
+    return {**about, "int8": kind, "accuracy": accuracies, "test_images": num_test, **timed}
+
+
+MODELS = (("t1_resnet32", "cifar_resnet:20:8"), ("t1_vit_tiny8", "vit:96:6:3:8"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument(
+        "--runs", type=Path, nargs="*", default=[], help="folders of finished runs, instead of training"
+    )
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--test-images", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    data = load(options.data, options.data_root)
+    folders = list(options.runs) or [
+        train(name, model, variant, options.data, options.epochs, options.data_root)
+        for name, model in MODELS
+        for variant in VARIANTS
+    ]
+    rows = []
+    for folder in folders:
+        rows.append(measure(folder, data, min(options.test_images, data.num_test), options.batch, options.rounds))
+        print(json.dumps(rows[-1]), flush=True)
+    about = {
+        "script": "benchmarks/int8.py",
+        "arguments": {name: value for name, value in vars(options).items() if isinstance(value, (int, str))},
+        "rows": rows,
+        "hardware": hardware_of(torch.device("cpu")) | {"threads": torch.get_num_threads()},
+        "versions": versions_of(),
+    }
+    write_atomically(options.out, json.dumps(about, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Inference latency as in the paper's tables: every side on one backend, in turns, beside its values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..errors import ReplearnError
+from ..training.results import hardware_of, versions_of
+from ..verifying import compare, tensors_in
+from .inference_paper import printed
+from .inference_sides import BACKENDS, DEPLOYED, DYNAMIC, E2E, OPERATORS, Sides, make_sides, runner
+from .timing import Timing, interleave, ratio
+
+FORMAT = "replearn-bench-inference-1"
+MODELS = ("resnet34", "resnet101", "vit_small_16")
+BATCHES = (1, 32, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What to measure; `compiled` names the (model, batch) pairs to compile, which takes most of the time."""
+
+    models: tuple[str, ...] = MODELS
+    batches: tuple[int, ...] = BATCHES
+    backends: tuple[str, ...] = BACKENDS
+    compiled: tuple[tuple[str, int], ...] = (("resnet34", 64), ("vit_small_16", 64))
+    size: int = 224
+    first: int = 2
+    rounds: int = 20
+
+    def cells(self, device: torch.device) -> Iterator[tuple[str, int, str]]:
+        for model in self.models:
+            for backend in self.backends:
+                for batch in self.batches:
+                    skipped = backend.endswith("+compile") and (model, batch) not in self.compiled
+                    if not skipped and (backend != "graph" or device.type == "cuda"):
+                        yield model, batch, backend
+
+
+def measure(setting: Setting, device: torch.device, told: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Every cell of the setting; `told` hears of each row as it is measured."""
+    check(setting)
+    begin, rows = time.perf_counter(), []
+    sides: dict[str, Sides] = {}
+    for model, batch, backend in setting.cells(device):
+        if model not in sides:
+            sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
+        rows.append(row_of(sides[model], model, batch, backend, setting, device))
+        told(rows[-1])
+    return {
+        "format": FORMAT,
+        "setting": asdict(setting),
+        "rows": rows,
+        "seconds": round(time.perf_counter() - begin, 1),
+        "numbers": {
+            "conv": "tf32" if torch.backends.cudnn.allow_tf32 and device.type == "cuda" else "float32",
+            "matmul": torch.get_float32_matmul_precision(),
+            "amp": "float16" if device.type == "cuda" else "bfloat16",
+        },
+        "hardware": hardware_of(device) | {"threads": torch.get_num_threads()},
+        "versions": versions_of(),
+    }
+
+
+def row_of(
+    sides: Sides, model: str, batch: int, backend: str, setting: Setting, device: torch.device
+) -> dict[str, Any]:
+    """One cell: all sides in turns, their ratios, and the paper's values for the same setting."""
+    kinds = (E2E, DEPLOYED) if backend.endswith("+compile") else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    images = torch.randn(batch, 3, setting.size, setting.size, device=device)
+    if backend.startswith("channels_last"):
+        images = images.contiguous(memory_format=torch.channels_last)
+    built = sides.built(backend, kinds)
+    difference = difference_of(sides, built, images, backend)
+    bodies = {kind: runner(made, images, backend) for kind, made in built.items()}
+    rounds = setting.rounds if batch > 1 else 2 * setting.rounds
+    found = interleave(bodies, device, rounds=rounds, warmup=3)
+    return {
+        "model": model,
+        "batch": batch,
+        "backend": backend,
+        "targets": f"{sides.num_targets} of {sides.num_blocks}",
+        "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
+        "speedup": {
+            f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED]))
+            for kind in kinds
+            if kind != DEPLOYED
+        }
+        | (
+            {f"{OPERATORS} against {DYNAMIC}": asdict(ratio(found[DYNAMIC], found[OPERATORS]))}
+            if DYNAMIC in found
+            else {}
+        ),
+        "output_difference": difference,
+        "paper": {table: asdict(row) for table, row in printed(model, batch, backend).items()},
+    }
+
+
+def spread(timing: Timing) -> dict[str, float]:
+    low, high = timing.quartiles
+    return {"median": timing.median, "low": low, "high": high}
+
+
+def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, backend: str) -> float | None:
+    """How far the deployed outputs are from the model's, in full float32; None where the backend is not fp32."""
+    if backend not in ("fp32", "channels_last"):
+        return None
+    with exact(), torch.inference_mode():
+        return compare(
+            tensors_in(sides.replaced(images)), tensors_in(built[DEPLOYED](images)), "the deployed model"
+        )
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Without TF32, which rounds to ten bits."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
+
+
+def check(setting: Setting) -> None:
+    unknown: Sequence[str] = [backend for backend in setting.backends if backend not in BACKENDS]
+    if unknown:
+        raise ReplearnError(f"There is no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}.")
+    if not setting.models or not setting.batches or min(setting.batches) < 1:
+        raise ReplearnError("Give at least one model and one batch size of 1 or more.")

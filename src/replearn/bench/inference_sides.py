@@ -1,0 +1,103 @@
+"""The sides of the inference comparison, each ready to run on one backend."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..deployment import deploy
+from ..errors import ReplearnError
+from ..planning import plan
+from ..streamlining import Autocast, streamline
+from ..surgery import replace_
+from ..training.architectures import architecture
+
+E2E, DYNAMIC, OPERATORS, DEPLOYED = "E2E", "RepL dynamic", "RepL deployed, operators only", "RepL deployed"
+BACKENDS = ("fp32", "amp", "channels_last", "channels_last+compile", "graph")
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """A model end to end, and replaced, both with settled BatchNorm statistics."""
+
+    end_to_end: nn.Module
+    replaced: nn.Module
+    num_targets: int
+    num_blocks: int
+
+    def built(self, backend: str, kinds: tuple[str, ...]) -> dict[str, nn.Module]:
+        """The sides as this backend runs them; the backend is the same for all of them."""
+        last = backend.startswith("channels_last")
+        makers: dict[str, Callable[[], nn.Module]] = {
+            E2E: lambda: streamline(self.end_to_end, channels_last=last),
+            DYNAMIC: lambda: in_layout(copy.deepcopy(self.replaced), last),
+            OPERATORS: lambda: deploy(self.replaced, fold="operators", channels_last=last),
+            DEPLOYED: lambda: deploy(self.replaced, channels_last=last),
+        }
+        return {kind: on(makers[kind](), backend) for kind in kinds}
+
+
+def in_layout(model: nn.Module, channels_last: bool) -> nn.Module:
+    return model.to(memory_format=torch.channels_last) if channels_last else model  # type: ignore[call-overload]
+
+
+def on(model: nn.Module, backend: str) -> nn.Module:
+    if backend not in BACKENDS:
+        raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
+    if backend == "amp":
+        device = next(model.parameters()).device
+        return Autocast(model, torch.float16 if device.type == "cuda" else torch.bfloat16)
+    if backend.endswith("+compile"):
+        model.compile(dynamic=False)
+    return model
+
+
+def make_sides(name: str, size: int, device: torch.device, first: int) -> Sides:
+    """The model with random weights: speed does not depend on them."""
+    torch.manual_seed(0)
+    small = size < 64
+    base = architecture(name, num_classes=10 if small else 1000, size=size)
+    chosen = plan(base, first=first)
+    other = replace_(copy.deepcopy(base), chosen)
+    images = torch.randn(4, 3, size, size)
+    settle_(base, images)
+    settle_(other, images)
+    return Sides(base.to(device).eval(), other.to(device).eval(), len(chosen.targets), chosen.num_blocks)
+
+
+@torch.no_grad()
+def settle_(model: nn.Module, images: Tensor) -> None:
+    """One pass in train mode, so that running statistics are not those of a fresh layer."""
+    model.train()
+    model(images)
+    model.eval()
+
+
+def runner(model: nn.Module, images: Tensor, backend: str) -> Callable[[], object]:
+    """What is timed: one forward pass, replayed from a CUDA graph where that is the backend."""
+
+    def run() -> object:
+        with torch.inference_mode():
+            return model(images)
+
+    if backend != "graph":
+        return run
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = run()
+
+    def replay(kept: object = kept) -> object:  # the graph writes into the output that it was captured with
+        graph.replay()
+        return kept
+
+    return replay

@@ -1,0 +1,80 @@
+"""`replearn bench inference`: the paper's inference tables, measured here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ReplearnError
+from .flags import Device
+
+
+def inference(
+    device: Device = "auto",
+    models: Annotated[str | None, typer.Option(help="Instead of resnet34,resnet101,vit_small_16.")] = None,
+    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,32,64",
+    backends: Annotated[
+        str | None, typer.Option(help="fp32, amp, channels_last, channels_last+compile, graph.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=4, help="Side length of the images.")] = 224,
+    first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
+    rounds: Annotated[int, typer.Option(min=2, help="How often each side is timed.")] = 20,
+    compile_all: Annotated[
+        bool, typer.Option("--compile-all", help="Compile every model at every batch size; minutes.")
+    ] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="INT8 against float32 on the CPU instead; compiles for minutes.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write everything as JSON to this file.")] = None,
+) -> None:
+    """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
+
+    Medians with synchronisation, in turns. BatchNorms are folded on the E2E side too.
+
+    Examples:
+
+    * `replearn bench inference --out inference.json`
+
+    * `replearn bench inference --models resnet34 --batches 1 --backends fp32,graph`
+
+    * `replearn bench inference --device cpu --models cifar_resnet:20:16 --size 32 --batches 1,4 --backends fp32`
+    """
+    import torch
+
+    from ..bench.inference import MODELS, Setting, measure
+    from ..bench.inference_int8 import int8_rows
+    from ..bench.inference_sides import BACKENDS
+    from ..bench.inference_table import HEADER, line_of
+    from ..training.fit import device_named
+    from ..training.results import hardware_of, versions_of, write_atomically
+
+    names = tuple(models.split(",")) if models else MODELS
+    try:
+        sizes = tuple(int(part) for part in batches.split(","))
+    except ValueError as error:
+        raise ReplearnError(f"--batches {batches}: write whole numbers, as 1,32,64.") from error
+    chosen = tuple(backends.split(",")) if backends else BACKENDS
+    compiled = {"compiled": tuple((name, batch) for name in names for batch in sizes)} if compile_all else {}
+    setting = Setting(
+        models=names, batches=sizes, backends=chosen, size=size, first=first, rounds=rounds, **compiled
+    )
+    if int8:
+        small = names if models else ("resnet34", "vit_small_16")
+        rows = int8_rows(small, size, max(sizes), first, rounds)
+        for row in rows:
+            typer.echo(json.dumps(row))
+        about = {"rows": rows, "hardware": hardware_of(torch.device("cpu")) | {"threads": torch.get_num_threads()}}
+        if out is not None:
+            write_atomically(out, json.dumps(about | {"versions": versions_of()}, indent=1))
+        return
+    where = device_named(device)
+    if where.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+    typer.echo(HEADER)
+    found = measure(setting, where, lambda row: typer.echo(line_of(row)))
+    if out is not None:
+        write_atomically(out, json.dumps(found, indent=1))
+        typer.echo(out)

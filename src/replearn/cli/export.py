@@ -1,0 +1,71 @@
+"""`replearn export`: a trained model as a file that needs nothing of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from ..errors import ReplearnError
+
+
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="The folder of a run, or a checkpoint.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    to: Annotated[
+        str | None, typer.Option(help="safetensors, pt2 or onnx; by the file's name if not given.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="For a checkpoint: the model, as `replearn plan` takes it, or FILE.py:FUNCTION."),
+    ] = None,
+    num_classes: Annotated[int, typer.Option(help="For a checkpoint with a named model.")] = 1000,
+    size: Annotated[int, typer.Option(help="Side length of the images, for a named model.")] = 224,
+    opset: Annotated[int | None, typer.Option(help="Of an ONNX file; torch's choice if not given.")] = None,
+    fold: Annotated[str, typer.Option(help="Fold BatchNorms of 'all' blocks, or of 'operators'.")] = "all",
+    fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Fix the batch size.")] = False,
+) -> None:
+    """Deploy a trained model and write it as weights, as a torch.export archive or as ONNX.
+
+    The file is loaded back and compared with the model on random input before it appears.
+
+    Examples:
+
+    * `replearn export runs/t1_resnet32/RepL -o resnet32.onnx`
+
+    * `replearn export run.safetensors --model torchvision:resnet50 -o resnet50.pt2`
+
+    * `replearn export lm.safetensors --model my_models.py:make_gpt2 -o gpt2.onnx`
+
+    FUNCTION returns the fresh, unreplaced model and an example of its input.
+    """
+    import torch
+
+    from ..deployment import deploy
+    from ..exporting import export as write
+    from ..exporting import format_of
+    from ..exporting.runs import built_by, filled, load_run
+    from ..streamlining import streamline
+    from ..surgery import PLAN
+    from ..training.architectures import architecture
+
+    format_of(out, to)  # a wrong name is told before anything is loaded
+    if source.is_dir():
+        trained, example, _ = load_run(source)
+    elif model is None:
+        raise ReplearnError(
+            f"{source} is a checkpoint, which does not say what model it belongs to: add --model, "
+            "as --model resnet34."
+        )
+    else:
+        if ".py:" in model:
+            fresh, example = built_by(model)
+        else:
+            fresh, example = architecture(model, num_classes=num_classes, size=size), torch.randn(2, 3, size, size)
+        trained = filled(fresh, source)
+    replaced = hasattr(trained, PLAN)
+    plain = deploy(trained, example, fold=cast(Any, fold)) if replaced else streamline(trained, example)
+    typer.echo(str(write(plain, out, example, to=to, opset=opset, dynamic_batch=not fixed_batch)))

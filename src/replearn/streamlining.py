@@ -1,0 +1,140 @@
+"""Make an ordinary model fast to run: what `deploy` does after the operators, for any model in eval mode."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .errors import ReplearnError
+from .folding import fold_
+from .operators.base import Operator
+from .surgery import set_submodule
+from .verifying import verify
+
+Folding = Literal["all", "operators"]
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def streamline(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    channels_last: bool = False,
+    dtype: torch.dtype | None = None,
+    compile: bool | str = False,
+) -> nn.Module:
+    """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
+
+    This is the door for the baseline of a comparison: every BatchNorm that can be is folded, and the
+    same layout, dtype and compiler are one argument away. Raises ReplearnError for a model in train mode,
+    on two devices, or with operators in it; with an `example`, where the outputs differ beyond rounding.
+
+    >>> import replearn, torch
+    >>> model = replearn.models.resnet32().eval()
+    >>> fast = replearn.streamline(model, torch.randn(2, 3, 32, 32), channels_last=True)
+    >>> [type(layer).__name__ for layer in (fast.conv1, fast.bn1)]
+    ['Conv2d', 'Identity']
+    """
+    check_ready(model)
+    check_backend(dtype, compile)
+    for name, module in model.named_modules():
+        if isinstance(module, Operator):
+            raise ReplearnError(
+                f"{type(model).__name__} is replaced ({name} is an operator). Use replearn.deploy(model, ...), "
+                "which does the same and makes the operators plain."
+            )
+    plain = copy.deepcopy(model)
+    settle_(plain, fold="all", channels_last=channels_last)
+    if example is not None:
+        verify(model, plain, example)
+    return on_backend(plain, dtype, compile)
+
+
+def check_ready(model: nn.Module) -> None:
+    """Refuse what has no fixed outputs, or no one place to compute them."""
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    training = [name for name, module in model.named_modules() if module.training]
+    if training:
+        which = "it" if "" in training else f"its submodule {training[0]}"
+        raise ReplearnError(
+            f"{type(model).__name__} can't be deployed: {which} is in train mode, where BatchNorm and dropout "
+            "compute something else than at inference. Call model.eval() first."
+        )
+    places: dict[torch.device, str] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        places.setdefault(tensor.device, name)
+    if len(places) > 1:
+        found = " and ".join(f"{name} on {device}" for device, name in list(places.items())[:2])
+        raise ReplearnError(
+            f"{type(model).__name__} can't be deployed: it lies on {len(places)} devices ({found}). Move it to "
+            "one first, as with model.to('cpu')."
+        )
+
+
+def check_backend(dtype: Any, compile: Any) -> None:
+    if dtype is not None and dtype not in (torch.bfloat16, torch.float16):
+        raise ReplearnError(
+            f"dtype={dtype!r} is no dtype to compute in under autocast. Write torch.bfloat16 or torch.float16; "
+            "for another precision of the weights convert the model first, as with model.double()."
+        )
+    if not isinstance(compile, bool) and compile not in MODES:
+        raise ReplearnError(f"compile={compile!r}: write True, False, or a mode: {', '.join(MODES)}.")
+
+
+def settle_(plain: nn.Module, *, fold: Folding, channels_last: bool) -> None:
+    """Fold norms and order memory, in place."""
+    if fold == "all":
+        fuse_timm_(plain)
+        fold_(plain)
+    if channels_last:
+        plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@torch.no_grad()
+def fuse_timm_(model: nn.Module) -> None:
+    """Let timm's own reparameterizable layers (RepVGG, MobileOne, LeViT) take their deployed form.
+
+    They do so from their norms, so this comes before those are folded.
+    """
+    for name, module in list(model.named_modules()):
+        if not name or not type(module).__module__.startswith("timm.") or not _still_there(model, name, module):
+            continue
+        if callable(fuse := getattr(module, "fuse", None)):
+            set_submodule(model, name, fuse().eval())
+        elif callable(reparameterize := getattr(module, "reparameterize", None)):
+            reparameterize()
+
+
+def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Not inside something that was fused already."""
+    try:
+        return model.get_submodule(name) is module
+    except AttributeError:
+        return False
+
+
+def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str) -> nn.Module:
+    """Wrap a model for autocast and hand it to the compiler, as asked."""
+    if dtype is not None:
+        plain = Autocast(plain, dtype)
+    if compile:
+        plain.compile(mode=compile if isinstance(compile, str) else None)
+    return plain
+
+
+class Autocast(nn.Module):
+    """A model that always runs under autocast; the plain one, to be saved or exported, is its `model`."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+        self.device_type = next((p.device.type for p in model.parameters()), "cpu")
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device_type, self.dtype):
+            return self.model(*args, **kwargs)

@@ -1,0 +1,66 @@
+"""Do two models compute the same?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ReplearnError
+from .similarity import call, unchanged
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+@torch.no_grad()
+def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
+    """The largest relative difference of the two models' outputs; ReplearnError if it is not rounding."""
+    with unchanged(model):
+        expected = tensors_in(call(model, example))
+    return compare(expected, tensors_in(call(plain, example)), "the deployed model")
+
+
+def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: float | None = None) -> float:
+    """The largest difference of two lists of outputs, as a share of each output's largest value.
+
+    Raises ReplearnError where it is more than `allowed`, or than rounding in the outputs' dtype.
+    """
+    what = what[0].upper() + what[1:]
+    if len(expected) != len(found):
+        raise ReplearnError(
+            f"{what} differs from the model: it returns {len(found)} tensors, not {len(expected)}. {NOTHING}"
+        )
+    worst = 0.0
+    for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if one.shape != other.shape:
+            raise ReplearnError(
+                f"{what} differs from the model: output {index} has the shape {tuple(other.shape)}, "
+                f"not {tuple(one.shape)}. {NOTHING}"
+            )
+        if not one.dtype.is_floating_point or not one.numel():
+            continue
+        scale = float(one.double().abs().max()) or 1.0
+        difference = float((one.double() - other.double().to(one.device)).abs().max()) / scale
+        limit = TOLERANCE.get(one.dtype, 1e-5) if allowed is None else allowed
+        if not difference <= limit:
+            raise ReplearnError(
+                f"{what} differs from the model: output {index} by {difference:.2e} of its largest "
+                f"value, where {limit:.0e} is rounding. {NOTHING}"
+            )
+        worst = max(worst, difference)
+    return worst
+
+
+NOTHING = "Nothing was deployed; please report this with the plan."
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a model's output, whatever it is nested in."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []

@@ -1,0 +1,256 @@
+"""Folding BatchNorms: what is proven safe goes into the convolution, everything else stays and says why."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo import shake_, torchvision_bottleneck
+
+import replearn
+from replearn.folding import fold_
+
+
+def settled(model: nn.Module, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    shake_(model, 0.1)
+    return model.eval()
+
+
+def folded(model: nn.Module) -> nn.Module:
+    made = copy.deepcopy(model)
+    fold_(made)
+    return made
+
+
+@torch.no_grad()
+def worst(model: nn.Module, other: nn.Module, x: Tensor) -> float:
+    one, two = model(x), other(x)
+    return float((one - two).abs().max() / one.abs().max())
+
+
+def timm_net(name: str) -> nn.Module:
+    return pytest.importorskip("timm").create_model(name, num_classes=4)
+
+
+def torchvision_net(name: str) -> nn.Module:
+    return pytest.importorskip("torchvision").models.get_model(name, weights=None, num_classes=4)
+
+
+WHOLE: dict[str, Any] = {
+    "cifar": lambda: replearn.models.CifarResNet(20, width=4),
+    "torchvision bottlenecks": torchvision_bottleneck,
+    "torchvision mobilenet_v2": lambda: torchvision_net("mobilenet_v2"),
+    "timm resnet10t": lambda: timm_net("resnet10t"),
+    "timm norm with activation": lambda: timm_net("tf_efficientnet_b0"),  # BatchNormAct2d, Conv2dSame
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_norm_of_a_usual_network_is_folded(name: str) -> None:
+    model = settled(WHOLE[name]())
+    folds = replearn.find_folds(model)
+    assert folds
+    assert [str(fold) for fold in folds if fold.conv is None] == []
+    plain, x = folded(model), torch.randn(2, 3, 32, 32)
+    assert worst(model, plain, x) < 1e-5
+    assert worst(model.double(), folded(model), x.double()) < 1e-12
+    assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in plain.modules())
+    assert not any(layer.training for layer in plain.modules())
+
+
+def test_finding_touches_nothing() -> None:
+    model = settled(replearn.models.CifarResNet(20, width=4))
+    before, modules = copy.deepcopy(model.state_dict()), list(model.modules())
+    replearn.find_folds(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(4, 6, 3, groups=2, bias=False),
+        nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
+        nn.ConvTranspose2d(4, 6, 3, groups=2, stride=2),
+        nn.ConvTranspose2d(4, 6, 2, bias=False),
+    ],
+)
+def test_other_convolutions_fold_too(conv: nn.Module) -> None:
+    model = settled(nn.Sequential(conv, nn.BatchNorm2d(6), nn.ReLU()))
+    assert worst(model.double(), folded(model), torch.randn(2, 4, 8, 8, dtype=torch.float64)) < 1e-12
+    assert type(folded(model)[1]) is nn.Identity
+
+
+class Pair(nn.Module):
+    """A convolution and its norm, run by code that each subclass bends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.other = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x))
+
+
+class ReadTwice(Pair):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return self.bn(y) + y
+
+
+class CalledTwice(Pair):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) + self.conv(2 * x)
+
+
+class NormTwice(Pair):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) + self.bn(self.other(x))
+
+
+class Between(Pair):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x).relu())
+
+
+class Borrowing(Pair):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) + x * self.conv.weight.sum()
+
+
+class Branching(Pair):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) if x.sum() > 0 else self.conv(x)
+
+
+class AsksForBias(Pair):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn(self.conv(x))
+        return 2 * y if self.conv.bias is None else y
+
+
+class AsksTheNorm(Pair):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) * self.bn.num_features
+
+
+class ChecksForTensors(Pair):
+    """An ordinary stand-in of torch.fx would take the other branch, in which the pair looks safe."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return self.bn(y) + y if isinstance(x, Tensor) else self.bn(y)
+
+
+class Outside(nn.Module):
+    """Runs a pair, and uses its convolution behind its back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pair(x) + self.pair.conv(x)
+
+
+class OutsideUntraced(Outside):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pair(x) + self.pair.conv(x) if x.sum() > -1e9 else x
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Pair(), Pair()
+        self.two.conv.weight = self.one.conv.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) + self.two(x)
+
+
+def hooked() -> nn.Module:
+    model = Pair()
+    model.conv.register_forward_hook(lambda *_: None)
+    return model
+
+
+class Derived(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+UNSAFE: dict[str, tuple[Any, str]] = {
+    "read twice": (ReadTwice, "the output of conv is used elsewhere too"),
+    "called twice": (CalledTwice, "the output of conv is used elsewhere too"),
+    "norm twice": (NormTwice, "the model calls it 2 times"),
+    "something between": (Between, "its input is not the output of a convolution"),
+    "weight read": (Borrowing, "the model uses conv as well"),
+    "control flow": (Branching, "the code of the model can't be traced (TraceError"),
+    "asks for the bias": (AsksForBias, "asks for more than the output of its layers"),
+    "asks the norm": (AsksTheNorm, "asks for more than the output of its layers"),
+    "tests for tensors": (ChecksForTensors, "the output of conv is used elsewhere too"),
+    "used from outside": (Outside, "the model uses pair.conv as well"),
+    "used from outside, untraced": (OutsideUntraced, "and may use pair.conv as well"),
+    "shared weight": (Shared, "is shared with another part of the model"),
+    "hooks": (hooked, "conv has hooks, which would see other values"),
+    "no statistics": (
+        lambda: nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)),
+        "it uses the statistics of each batch",
+    ),
+    "a linear layer": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm2d(3)),
+        "its input comes from 0, a Linear",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_what_is_not_proven_stays_and_says_why(name: str) -> None:
+    make, reason = UNSAFE[name]
+    model = settled(make())
+    (fold, *_) = replearn.find_folds(model)
+    assert fold.conv is None
+    assert reason in str(fold)
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(folded(model)(x), model(x))
+
+
+def test_a_norm_of_a_class_of_ones_own_is_left_alone() -> None:
+    model = settled(nn.Sequential(nn.Conv2d(3, 3, 1), Derived(3)))
+    assert replearn.find_folds(model) == ()
+
+
+def test_the_baseline_gets_the_same_form() -> None:
+    model, x = settled(replearn.models.CifarResNet(20, width=4)), torch.randn(2, 3, 16, 16)
+    fast = replearn.streamline(model, x, channels_last=True)
+    assert fast.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert type(fast.layer2[0].bn1) is nn.Identity
+    low = replearn.streamline(model, x, dtype=torch.bfloat16)
+    assert low(x).dtype is torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+    torch.testing.assert_close(low(x).float(), model(x), rtol=0.1, atol=0.1)
+
+
+def test_timm_layers_that_fuse_themselves_do_so_first() -> None:
+    model = settled(timm_net("repvgg_a0"))
+    x = torch.randn(1, 3, 32, 32)
+    fast = replearn.streamline(model, x)
+    assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in fast.modules())
+
+
+def test_a_deployed_model_keeps_the_norms_of_kept_blocks_where_asked() -> None:
+    model = replearn.models.CifarResNet(20, width=4)
+    replearn.replace_(model, replearn.plan(model, first=2))
+    settled(model)
+    x = torch.randn(2, 3, 16, 16)
+    kept = replearn.deploy(model, x, fold="operators")
+    assert isinstance(kept.layer1[0].bn1, nn.BatchNorm2d)
+    assert type(replearn.deploy(model, x).layer1[0].bn1) is nn.Identity
