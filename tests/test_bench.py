@@ -14,7 +14,7 @@ from replearn import ReplearnError
 from replearn.bench.cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, SUITE, Case, candidates
 from replearn.bench.record import new_record
 from replearn.bench.steps import TrainingStep, losses, precision_of
-from replearn.bench.tables import readme_table, record_table
+from replearn.bench.tables import readme_table, training_table
 from replearn.bench.timing import Timing, interleave, ratio
 from replearn.bench.training import compare_steps
 from replearn.cli.app import app
@@ -93,7 +93,7 @@ def test_the_record_says_how_it_was_measured_and_makes_the_readmes_table(compari
     assert len(data["training"][0]["rows"][0]["timing"]["milliseconds"]) == 2
     line = readme_table(data).splitlines()[2]
     assert line.startswith("| cifar_resnet:20:4, first=2 | tf32 | ")
-    assert "yield" in record_table(record)
+    assert "eta 0.500" in training_table(comparison)
 
 
 def test_the_suite_is_the_issues_table() -> None:

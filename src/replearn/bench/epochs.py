@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,17 +47,24 @@ def compare_epochs(
         return Run(spec, batches_of(spec, shared, device, alone), device, alone)
 
     with settings(specs[0], deterministic=False):
-        groups = {spec.variant.label: [run_of(spec)] for spec in specs}
+        batches_of(specs[0], shared, device, alone)  # the data set, which no run is charged for
+        wanted = {spec.variant.label: [spec] for spec in specs}
         if together > 1:
             first = specs[0]
             seeds = [replace(first, seed=first.seed + number) for number in range(together)]
-            groups[f"{first.variant.label}, {together} seeds together"] = [run_of(spec) for spec in seeds]
-        streams = {
-            label: [torch.cuda.Stream(device) if len(runs) > 1 and device.type == "cuda" else None for _ in runs]
-            for label, runs in groups.items()
-        }
-        bodies = {label: lambda label=label: _epoch(groups[label], streams[label]) for label in groups}
-        timings = interleave(bodies, device, rounds=rounds, warmup=1)
+            wanted[f"{first.variant.label}, {together} seeds together"] = seeds
+        groups: dict[str, list[Run]] = {}
+        streams: dict[str, list[Any]] = {}
+        memory: dict[str, int | None] = {}
+        on_gpu = device.type == "cuda"
+        for label, group in wanted.items():
+            before = torch.cuda.memory_allocated(device) if on_gpu else 0
+            groups[label] = [run_of(spec) for spec in group]
+            streams[label] = [torch.cuda.Stream(device) if len(group) > 1 and on_gpu else None for _ in group]
+            _epoch(groups[label], streams[label])  # compiles and captures
+            memory[label] = groups[label][0].peak_memory - before if on_gpu and len(group) == 1 else None
+        bodies = {label: partial(_epoch, groups[label], streams[label]) for label in groups}
+        timings = interleave(bodies, device, rounds=rounds, warmup=0)
     base = next(iter(timings.values()))
     rows = []
     for label, timing in timings.items():
@@ -71,7 +79,7 @@ def compare_epochs(
                 time=ratio(timing, base),
                 images_per_second=speed,
                 images_per_second_in_all=speed * len(runs),
-                memory=runs[0].peak_memory or None if len(runs) == 1 else None,
+                memory=memory[label],
                 notes=tuple(runs[0].notes),
             )
         )

@@ -8,7 +8,7 @@ from typing import Any
 from ..table import text_table
 from .cases import E2E, REMOVAL, REPL
 from .epochs import EpochRow
-from .record import Comparison, Record
+from .record import Comparison
 
 LEGEND = """\
 time and memory are ratios to E2E in the same run, medians over rounds with the quartiles in brackets
@@ -38,11 +38,6 @@ def training_table(comparison: Comparison) -> str:
     if comparison.synthesis and comparison.frozen:
         facts += [f"synthesis {comparison.synthesis}", f"frozen {comparison.frozen}"]
     return "\n".join([*lines, "", ", ".join(facts), *(f"note: {note}" for note in comparison.notes)])
-
-
-def record_table(record: Record) -> str:
-    parts = [training_table(comparison) for comparison in record.training]
-    return "\n\n\n".join([*parts, LEGEND])
 
 
 def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,9 @@ import typer
 
 from ..bench.cases import ADAMW, SGD, SMALL_SUITE, SUITE, Case, candidates
 from ..bench.epochs import compare_epochs
-from ..bench.record import Record, new_record
+from ..bench.record import new_record
 from ..bench.steps import ABOUT, Backend
-from ..bench.tables import epochs_table, record_table
+from ..bench.tables import LEGEND, epochs_table, training_table
 from ..bench.training import compare_steps
 from ..errors import ReplearnError
 from ..jsonable import encode
@@ -77,13 +78,18 @@ def steps(
         if name not in ABOUT:
             raise ReplearnError(f"--backend {name}: there are {', '.join(ABOUT)}.")
     extra = tuple(options for text in operator or [] if (options := operator_named(text)) is not None)
-    found = []
+    record = new_record(command(), where, rounds, inner)
     for case in cases:
         for name in backends:
             sides = candidates(case, extra=extra)
             chosen: Backend = name  # type: ignore[assignment]
-            found.append(compare_steps(case, chosen, where, sides=sides, rounds=rounds, inner=inner, say=say))
-    show(new_record(command(), where, rounds, inner, training=tuple(found)), out, as_json)
+            found = compare_steps(case, chosen, where, sides=sides, rounds=rounds, inner=inner, say=say)
+            record = replace(record, training=(*record.training, found))
+            if out is not None:
+                record.write(out)  # after each: an hour's measurements are not lost with the last
+            if not as_json:
+                typer.echo(training_table(found) + "\n\n")
+    typer.echo(record.to_json() if as_json else LEGEND)
 
 
 @app.command()
@@ -115,7 +121,9 @@ def epochs(
     title = f"{chosen.name}: {chosen.model} on {on}, batch {chosen.batch_size}"
     entry = {"title": title, "recipe": encode(chosen), "data": on, "rows": encode(rows)}
     record = new_record(command(), where, rounds, 1, epochs=(entry,))
-    show(record, out, as_json, epochs_table(title, rows))
+    if out is not None:
+        record.write(out)
+    typer.echo(record.to_json() if as_json else epochs_table(title, rows))
 
 
 def case_of(
@@ -135,12 +143,6 @@ def case_of(
         first=first,
         optimizer=ADAMW if "vit" in name else SGD,
     )
-
-
-def show(record: Record, out: Path | None, as_json: bool, text: str | None = None) -> None:
-    if out is not None:
-        record.write(out)
-    typer.echo(record.to_json() if as_json else (text or record_table(record)))
 
 
 def say(text: str) -> None:
