@@ -228,7 +228,9 @@ def draw(about: dict[str, Any], path: Path) -> None:
     ticks = ["span", *map(str, ranks), "full"]
     for (interval, first), tint in zip(PLACEMENTS, colours, strict=True):
         rows = [row for row in ranked if (row["interval"], row["first"]) == (interval, first)]
-        kept = [row for row in rows if row["operator"] != "removal"]
+        whole = max((row["targets"] for row in rows), default=0)
+        # a rank that is too large for some blocks leaves them in place, which is not the same feat
+        kept = [row for row in rows if row["operator"] != "removal" and row["targets"] == whole]
         places = [ticks.index(str(row["rank"])) if row["rank"] else len(ticks) - 1 for row in kept]
         places[:1] = [0] if kept else []
         label = f"K={interval}, first={first}" if kept else None
