@@ -52,6 +52,9 @@ def steps(
     operator: Annotated[
         list[str] | None, typer.Option(help="Operators to measure beside the default, as reduced_bottleneck.")
     ] = None,
+    recompute: Annotated[
+        bool, typer.Option(help="Also measure RepL that is run again in the backward pass.")
+    ] = True,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images a step.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width of an image.")] = None,
     rounds: Rounds = 10,
@@ -81,7 +84,7 @@ def steps(
     record = new_record(command(), where, rounds, inner)
     for case in cases:
         for name in backends:
-            sides = candidates(case, extra=extra)
+            sides = candidates(case, extra=extra, recompute=recompute)
             chosen: Backend = name  # type: ignore[assignment]
             found = compare_steps(case, chosen, where, sides=sides, rounds=rounds, inner=inner, say=say)
             record = replace(record, training=(*record.training, found))

@@ -1,0 +1,89 @@
+"""Write the README's measured tables from the files in benchmarks/results.
+
+    python benchmarks/readme_tables.py          # rewrites README.md
+    python benchmarks/readme_tables.py --check  # says whether it is up to date
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; nobody types its numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from replearn.bench.tables import readme_table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def steps() -> str:
+    """Time and memory of a training step."""
+    return readme_table(read("bench_steps.json"))
+
+
+def kept() -> str:
+    """Accuracy that trained models keep when blocks are replaced with no training."""
+    lines = [
+        "| network, blocks replaced | trained | removal | the paper's span, best coefficients | rank 8 correction | full correction |",
+        "|---|---|---|---|---|---|",
+    ]
+    forms = {
+        "ResNet-32": ("kept_t1_resnet32.json", ("removal", "basic", "basic (low-rank)", "basic (full)")),
+        "ViT-T/8": (
+            "kept_t1_vit_tiny8.json",
+            ("removal", "projection", "projection (low-rank)", "projection (full)"),
+        ),
+    }
+    for model, (file, labels) in forms.items():
+        data = read(file)
+        for interval in (4, 2):
+            rows = {
+                row["operator"]: row
+                for row in data["rows"]
+                if (row["interval"], row["first"]) == (interval, 2)
+                and row.get("calibration_images", row.get("images", 2000)) == 2000
+            }
+            found = [rows[label] for label in labels]
+            count = found[0].get("targets") or len(found[0]["unexplained"])
+            cells = [f"{row['accuracy']:.2f}" for row in found]
+            cells[-1] = f"**{cells[-1]}**"
+            name = f"{model}, {count} of {15 if model == 'ResNet-32' else 12} (K={interval}, first=2)"
+            lines.append("| " + " | ".join([name, f"{data['trained_accuracy']:.2f}", *cells]) + " |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"kept": kept, "steps": steps}
+
+
+def with_tables(text: str) -> str:
+    """The README with every marked table made anew."""
+
+    def made(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]]()}\n{match[4]}"
+
+    return re.sub(r"(<!-- table: (\w+) -->)\n(.*?)\n(<!-- end -->)", made, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    path = ROOT / "README.md"
+    before = path.read_text(encoding="utf-8")
+    after = with_tables(before)
+    if parser.parse_args().check:
+        sys.exit(0 if before == after else "README.md is not up to date: python benchmarks/readme_tables.py")
+    path.write_text(after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
