@@ -34,7 +34,8 @@ def steps() -> str:
 def kept() -> str:
     """Accuracy that trained models keep when blocks are replaced with no training."""
     lines = [
-        "| network, blocks replaced | trained | removal | the paper's span, best coefficients | rank 8 correction | full correction |",
+        "| network, blocks replaced | trained | removal | the paper's span, best coefficients | rank 8 correction "
+        "| full correction |",
         "|---|---|---|---|---|---|",
     ]
     forms = {

@@ -52,9 +52,7 @@ def steps(
     operator: Annotated[
         list[str] | None, typer.Option(help="Operators to measure beside the default, as reduced_bottleneck.")
     ] = None,
-    recompute: Annotated[
-        bool, typer.Option(help="Also measure RepL that is run again in the backward pass.")
-    ] = True,
+    recompute: Annotated[bool, typer.Option(help="Also measure RepL recomputed in the backward pass.")] = True,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images a step.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width of an image.")] = None,
     rounds: Rounds = 10,
