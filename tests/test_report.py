@@ -412,7 +412,7 @@ def test_the_metric_is_the_files_own_where_it_says_so() -> None:
     recipe = {**plain.recipe, "metric": {"name": "perplexity", "better": "lower"}}
     assert metric_of(replace(plain, recipe=recipe)) == Metric(name="perplexity", unit="", better="lower")
     assert value_at(plain.last, Metric(name="perplexity")) is None
-    assert value_at(replace(plain.last, test_accuracy=float("nan")), Metric()) is None
+    assert value_at(replace(plain.last, measures={"test_accuracy": float("nan")}), Metric()) is None
 
 
 def test_the_command_names_what_was_changed_and_the_shell_takes_it(tmp_path: Path) -> None:
