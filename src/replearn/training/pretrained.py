@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,9 +23,7 @@ def load_pretrained_(model: nn.Module, source: str, words: int | None = None) ->
     `timm:NAME` for timm's hub. `words` is the size of a language model's vocabulary, whose output layer must
     fit. Raises ReplearnError, with the model unchanged, for weights of another configuration.
     """
-    found = (
-        timm_weights(source.removeprefix("timm:")) if source.startswith("timm:") else read_weights(Path(source))
-    )
+    found = weights_of(model, source)
     own = model.state_dict()
     head = set() if words is not None else head_names(model)
     missing = sorted(own.keys() - found.keys() - head)
@@ -51,6 +50,23 @@ def load_pretrained_(model: nn.Module, source: str, words: int | None = None) ->
         for name, tensor in kept.items():
             if name not in head or whole_head:
                 own[name].copy_(tensor)
+
+
+def weights_of(model: nn.Module, source: str) -> dict[str, Tensor]:
+    if source.startswith("timm:"):
+        return timm_weights(source.removeprefix("timm:"))
+    if hasattr(model, "save_pretrained") and Path(source).is_dir():
+        return hugging_face_weights(model, source)
+    return read_weights(Path(source))
+
+
+def hugging_face_weights(model: Any, folder: str) -> dict[str, Tensor]:
+    """By the library's own loader: its files may name tensors as an older version did."""
+    try:
+        return dict(type(model).from_pretrained(folder, local_files_only=True).state_dict())
+    except (OSError, ValueError, RuntimeError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ReplearnError(f"{folder} can't be read as weights of a {type(model).__name__}: {told}") from error
 
 
 def reason(model: nn.Module, name: str, found: Tensor, own: Tensor, words: int | None) -> str:
