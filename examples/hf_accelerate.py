@@ -8,6 +8,7 @@ A small GPT-2 learns to repeat a pattern; nothing is downloaded.
 from __future__ import annotations
 
 import tempfile
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -22,7 +23,8 @@ def main() -> None:
     config = GPT2Config(
         vocab_size=32, n_positions=32, n_embd=32, n_layer=6, n_head=4, bos_token_id=0, eos_token_id=1
     )
-    model = GPT2LMHeadModel(config)
+    build: Any = GPT2LMHeadModel
+    model = build(config)
 
     plan = replearn.plan(model, first=2)  # line one
     replearn.replace_(model, plan)  # line two; before the optimizer and before `prepare` wraps the model

@@ -28,7 +28,8 @@ def small_llama() -> Any:
         max_position_embeddings=32,
         tie_word_embeddings=True,
     )
-    return LlamaForCausalLM(config)
+    build: Any = LlamaForCausalLM
+    return build(config)
 
 
 def counting(num: int, length: int = 16) -> list[dict[str, torch.Tensor]]:
@@ -65,7 +66,7 @@ def main() -> None:
     prompt = torch.arange(5, 9)[None]
     said = again.generate(prompt, max_new_tokens=6, do_sample=False)
     assert torch.equal(said, model.generate(prompt, max_new_tokens=6, do_sample=False))
-    plain = replearn.deploy(again)  # ordinary modules, the same words
+    plain: Any = replearn.deploy(again)  # ordinary modules, the same words
     assert torch.equal(plain.generate(prompt, max_new_tokens=6, do_sample=False), said)
     print(
         f"{len(plan.targets)} of {plan.num_blocks} blocks replaced; training loss {loss:.2f}; {said[0].tolist()}"

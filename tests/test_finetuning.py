@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import runs_made_up
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 pytest.importorskip("sklearn")
@@ -73,10 +74,18 @@ def test_rows_start_from_the_trained_weights_and_the_fitted_one_closest(weights:
 
 
 def test_other_classes_get_an_output_layer_of_their_own(weights: str, tmp_path: Path) -> None:
-    tuned = {"classes": HIGH, "epochs": 2}
+    tuned = {"classes": HIGH, "epochs": 4, "batch_size": 50, "optimizer": Optimizer(name="adamw", lr=5e-3)}
     fresh = fit([spec(tmp_path / "fresh", **tuned)], device="cpu")[0]
     moved = fit([spec(tmp_path / "moved", "fitted", pretrained=weights, **tuned)], device="cpu")[0]
-    assert moved.last.test_loss < fresh.last.test_loss
+    assert moved.last.train_loss < fresh.last.train_loss
+
+    def head(classes: tuple[int, ...]) -> torch.Tensor:
+        still = {"pretrained": weights, "classes": classes, "optimizer": Optimizer(name="sgd", lr=0.0)}
+        fit([spec(tmp_path / str(classes), **still)], device="cpu")
+        return load_file(tmp_path / str(classes) / "model.safetensors")["head.weight"]
+
+    assert torch.equal(head(LOW), load_file(weights)["head.weight"])
+    assert not torch.equal(head(HIGH), head(LOW))  # five classes too, but others
     three = fit([spec(tmp_path / "three", pretrained=weights, classes=(5, 6, 7))], device="cpu")[0]
     assert three.finished
 

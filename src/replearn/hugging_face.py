@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 from .carrying import CONFIG
@@ -25,10 +26,9 @@ def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings
         raise ReplearnError(
             f"from_pretrained takes a Hugging Face model class, as AutoModelForCausalLM, got {model_class!r}."
         )
-    from transformers import AutoConfig  # there, since the class is one of its
-
     hub = {name: settings[name] for name in HUB if name in settings}
-    config = AutoConfig.from_pretrained(source, **hub)
+    library: Any = sys.modules["transformers"]  # loaded, since the class is one of its
+    config = library.AutoConfig.from_pretrained(source, **hub)
     stored = getattr(config, CONFIG, None)
     if stored is None:
         raise ReplearnError(

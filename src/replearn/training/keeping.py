@@ -96,7 +96,9 @@ def write_model(run: Run) -> None:
     if any(True for _ in operators_of(model)):
         save(model, path)
     else:
-        write_state(path, model.state_dict(), {"model": run.spec.recipe.model})
+        recipe = run.spec.recipe
+        about = {"model": recipe.model, "outputs": [run.spec.data, list(recipe.classes)]}
+        write_state(path, model.state_dict(), about)
 
 
 def result_of(run: Run, step_ms: float = 0.0) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +17,17 @@ from ..errors import ReplearnError
 FOLDER_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 
-def load_pretrained_(model: nn.Module, source: str, words: int | None = None) -> None:
+def load_pretrained_(
+    model: nn.Module, source: str, words: int | None = None, outputs: list[Any] | None = None
+) -> None:
     """Fill a fresh model with trained weights; an output layer for other classes keeps its own start.
 
     `source` is a file (safetensors, or a torch file of tensors alone), a folder that save_pretrained wrote, or
-    `timm:NAME` for timm's hub. `words` is the size of a language model's vocabulary, whose output layer must
-    fit. Raises ReplearnError, with the model unchanged, for weights of another configuration.
+    `timm:NAME` for timm's hub. `outputs` are the data set and classes that are trained on now: where a file of
+    ours says it was trained on others, as many as they may be, the output layer starts anew. `words` is the size
+    of a language model's vocabulary, whose output layer must fit.
+
+    Raises ReplearnError, with the model unchanged, for weights of another configuration.
     """
     found = weights_of(model, source)
     own = model.state_dict()
@@ -45,7 +51,9 @@ def load_pretrained_(model: nn.Module, source: str, words: int | None = None) ->
                 f"{source} is of another configuration: {reason(model, name, found[name], tensor, words)}"
             )
     kept = {name: tensor for name, tensor in found.items() if name not in head or fits(own, name, tensor)}
-    whole_head = head <= kept.keys()
+    before = trained_outputs(Path(source))
+    other = before is not None and outputs is not None and before != outputs
+    whole_head = head <= kept.keys() and not other
     with torch.no_grad():
         for name, tensor in kept.items():
             if name not in head or whole_head:
@@ -82,6 +90,18 @@ def reason(model: nn.Module, name: str, found: Tensor, own: Tensor, words: int |
             "text.sequence_length (texts) to that size."
         )
     return f"{shapes} Write the model that it is of."
+
+
+def trained_outputs(path: Path) -> Any:
+    """The data set and classes that a model of ours was trained on; None where a file does not say."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return None
+    with safe_open(path, framework="pt", device="cpu") as file:
+        about = (file.metadata() or {}).get("about", "{}")
+    try:
+        return dict(json.loads(about)).get("outputs")
+    except (ValueError, TypeError):
+        return None
 
 
 def shape_of(tensor: Tensor) -> str:

@@ -58,7 +58,8 @@ class Classification(Task):
             self.recipe.model, num_classes=held.num_classes, channels=held.channels, size=held.size
         )
         if self.recipe.pretrained is not None:
-            load_pretrained_(model, self.recipe.pretrained)
+            outputs = [self.spec.data, list(self.recipe.classes)]
+            load_pretrained_(model, self.recipe.pretrained, outputs=outputs)
         return model
 
     def example(self) -> Tensor:
