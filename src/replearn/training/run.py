@@ -143,8 +143,9 @@ class Run:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=low, cache_enabled=False)
 
     def _synthesized(self) -> AbstractContextManager[None]:
-        """All operators' weights in one launch; compiled and sharded models make each its own."""
-        together = self._has_operators and not self.spec.recipe.compile and not self.sharded
+        """All operators' weights in one launch; compiled, sharded and recomputed models make each its own."""
+        alone = self.spec.recipe.compile or self.sharded or self.method.recomputes
+        together = self._has_operators and not alone
         return synthesized(self.bare) if together else nullcontext()
 
     def _try_capture(self) -> None:
