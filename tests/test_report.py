@@ -277,7 +277,8 @@ def test_the_area_of_a_bubble_is_the_time() -> None:
 
 def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
     base = run("E2E", 0, 90.0)
-    def reached(number: int, accuracy: float) -> Epoch:
+
+    def reached(number: int, accuracy: float) -> object:
         return replace(base.epochs[0], epoch=number + 1, measures={"test_accuracy": accuracy})
 
     risen = [reached(number, 50 + number / 30) for number in range(1000)]
