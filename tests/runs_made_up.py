@@ -20,8 +20,8 @@ RECIPE = Recipe(
     batch_size=8,
     optimizer=Optimizer(lr=0.1),
     paper=(
-        PaperRow(data="cifar10", label="E2E", accuracy=93.17, std=0.14, memory_gb=4.0, seconds_per_epoch=10.0),
-        PaperRow(data="cifar10", label="RepL", accuracy=93.43, std=0.19, memory_gb=3.0, seconds_per_epoch=8.0),
+        PaperRow(data="cifar10", label="E2E", score=93.17, std=0.14, memory_gb=4.0, seconds_per_epoch=10.0),
+        PaperRow(data="cifar10", label="RepL", score=93.43, std=0.19, memory_gb=3.0, seconds_per_epoch=8.0),
     ),
 )
 
@@ -32,11 +32,13 @@ def run(label, seed, accuracy, *, recipe=RECIPE, best=None, seconds=1.0, memory=
     epochs = tuple(
         Epoch(
             epoch=number,
-            train_loss=0.5,
-            train_accuracy=99.0,
-            test_loss=0.4,
-            test_accuracy=reached,
-            test_top5=99.0,
+            measures={
+                "train_loss": 0.5,
+                "train_accuracy": 99.0,
+                "test_loss": 0.4,
+                "test_accuracy": reached,
+                "test_top5": 99.0,
+            },
             lr=0.1,
             seconds=seconds,
             images_per_second=100.0,

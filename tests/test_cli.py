@@ -257,14 +257,13 @@ def test_without_typer_the_command_line_names_the_extra(here):
 
 
 def epoch(number, accuracy):
-    values = {"train_loss": 1.0, "train_accuracy": 1.0, "test_loss": 1.0, "test_top5": 1.0, "lr": 0.1}
     return Epoch(
         epoch=number,
-        test_accuracy=accuracy,
+        measures={"train_loss": 1.0, "test_loss": 1.0, "test_accuracy": accuracy},
+        lr=0.1,
         seconds=1.5,
         images_per_second=2000.0,
         peak_memory=3 * 10**9,
-        **values,
     )
 
 

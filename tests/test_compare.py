@@ -228,7 +228,7 @@ def test_a_comparison_is_plain_json(three):
     (comparison,) = compare(three)
     again = json.loads(json.dumps(comparison.to_dict()))
     assert again["rows"][2]["against_removal"]["verdict"] == "better"
-    assert again["rows"][2]["paper"]["accuracy"] == 93.43
+    assert again["rows"][2]["paper"]["score"] == 93.43
 
 
 def test_the_picture_grows_with_the_rows(three, tmp_path):

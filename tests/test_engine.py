@@ -390,14 +390,14 @@ def test_a_resumed_run_is_bit_equal_on_a_gpu_in_deterministic_mode(
 
 
 def test_resume_run_says_when_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    from replearn.training.fit import batches_of
     from replearn.training.processes import Processes
     from replearn.training.run import Run
+    from replearn.training.tasks.classification import Classification
 
     tmp_path.mkdir(exist_ok=True)
     cpu = torch.device("cpu")
     made = spec(tmp_path)
-    assert not resume_run(Run(made, batches_of(made, {}, cpu, Processes()), cpu, Processes()))
+    assert not resume_run(Run(made, Classification.open(made, cpu, Processes(), {}), cpu, Processes()))
 
 
 def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

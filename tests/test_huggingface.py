@@ -1,7 +1,9 @@
-"""Hugging Face models: generation with and without a cache, keyword arguments, gradient checkpointing."""
+"""Hugging Face models: generation, keyword arguments, gradient checkpointing, save_pretrained and back."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 from zoo import ZOO, shake_
 
 import replearn
-from replearn import operators
+from replearn import ReplearnError, operators
 from replearn.operators.base import Operator
+from replearn.surgery import plan_of
 
 DECODERS = ("hf_gpt2", "hf_llama", "hf_qwen2", "hf_mistral")
 OPERATORS = ("projection", "head_wise", "mlp", "attention_mlp", "whole_block")
@@ -142,3 +145,95 @@ def test_an_operator_keeps_the_labels_that_the_model_reads_off_its_layers() -> N
     for other in (model, replearn.deploy(model)):
         assert other.model.layers[1].attention_type == "sliding_attention"
     assert isinstance(model.model.layers[1], Operator)
+
+
+# ---- save_pretrained and back -------------------------------------------------------------------
+
+SIX = ("hf_llama", "hf_qwen2", "hf_mistral", "hf_gpt2", "hf_bert", "hf_vit")
+
+
+def said(model: Any, name: str) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model.eval()(**ZOO[name].batch()).logits
+    return logits
+
+
+@pytest.mark.parametrize("operator", [operators.Projection(correction="low-rank", rank=2), operators.WholeBlock()])
+@pytest.mark.parametrize("name", SIX)
+def test_save_pretrained_carries_the_plan_and_from_pretrained_brings_the_model_back(
+    name: str, operator: operators.Options, tmp_path: Path
+) -> None:
+    model: Any = ZOO[name].replaced(operator)
+    shake_(model, 0.1)
+    model.save_pretrained(tmp_path)
+    again = replearn.from_pretrained(type(model), tmp_path)
+    assert type(again) is type(model)
+    assert torch.equal(said(again, name), said(model, name))
+    assert plan_of(again) == plan_of(model)
+    assert again.config.architectures == [type(model).__name__]
+    low = replearn.from_pretrained(type(model), tmp_path, dtype=torch.bfloat16)
+    assert low.dtype is torch.bfloat16
+    coefficients = {parameter.dtype for key, parameter in low.named_parameters() if key.endswith((".a", ".b"))}
+    assert coefficients == {torch.float32}
+    again.save_pretrained(tmp_path / "twice")  # and once more
+    assert torch.equal(said(replearn.from_pretrained(type(model), tmp_path / "twice"), name), said(model, name))
+
+
+def test_an_auto_class_finds_the_model_and_tied_weights_stay_tied(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+
+    model: Any = ZOO["hf_mistral"].replaced()
+    model.save_pretrained(tmp_path, max_shard_size="5KB")  # in several files
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    again = replearn.from_pretrained(AutoModelForCausalLM, tmp_path)
+    assert again.lm_head.weight is again.get_input_embeddings().weight
+    assert torch.equal(generate(again), generate(model))
+    with pytest.raises(ReplearnError, match=r"AutoModelForImageClassification has no model for a MistralConfig"):
+        replearn.from_pretrained(AutoModelForImageClassification, tmp_path)
+
+
+def test_a_calibrated_model_carries_its_plan_too_and_a_deployed_one_does_not(tmp_path: Path) -> None:
+    model: Any = ZOO["hf_llama"].fresh().eval()
+    plan = replearn.plan(model, first=2, operator=operators.Projection(correction="full"))
+    replearn.calibrate_(model, plan, [ZOO["hf_llama"].batch() for _ in range(2)])
+    assert model.config.replearn_plan == json.loads(plan.to_json())
+    plain: Any = replearn.deploy(model)
+    assert not hasattr(plain.config, "replearn_plan")
+    assert model.config.replearn_plan == json.loads(plan.to_json())
+
+
+def test_a_config_shared_with_another_model_stays_as_it_was() -> None:
+    model: Any = ZOO["hf_llama"].fresh()
+    config = model.config
+    other = type(model)(config)
+    replearn.replace_(model, replearn.plan(model, first=2))
+    assert not hasattr(other.config, "replearn_plan")
+    assert other.config is config
+    inside = {id(module.config) for module in model.modules() if hasattr(module, "config")}
+    assert inside == {id(model.config)}  # one config for the whole model, as before
+
+
+def test_a_folder_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
+    model: Any = ZOO["hf_llama"].fresh()
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(
+        ReplearnError, match=r"no replaced model: its config\.json has no replearn_plan.*LlamaForCausalLM"
+    ):
+        replearn.from_pretrained(type(model), tmp_path / "plain")
+    with pytest.raises(ReplearnError, match="takes a Hugging Face model class, as AutoModelForCausalLM"):
+        replearn.from_pretrained(model.__class__.__name__, tmp_path / "plain")
+    replearn.replace_(model, replearn.plan(model, first=2))
+    model.save_pretrained(tmp_path / "replaced")
+    config = json.loads((tmp_path / "replaced/config.json").read_text())
+    for change, told in (
+        ({"num_hidden_layers": 6, "layer_types": None}, "has 6 blocks, and the plan was made for 4"),
+        ({"num_hidden_layers": 2, "layer_types": None}, "The plan does not fit"),
+        ({"vocab_size": 99}, "not those of its config.json"),
+    ):
+        (tmp_path / "replaced/config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ReplearnError, match=told):
+            replearn.from_pretrained(type(model), tmp_path / "replaced")
+    (tmp_path / "replaced/config.json").write_text(json.dumps(config))
+    (tmp_path / "plain/model.safetensors").replace(tmp_path / "replaced/model.safetensors")
+    with pytest.raises(ReplearnError, match=r"not those of its plan: \d+ (missing|unexpected) keys"):
+        replearn.from_pretrained(type(model), tmp_path / "replaced")

@@ -277,8 +277,12 @@ def test_the_area_of_a_bubble_is_the_time() -> None:
 
 def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
     base = run("E2E", 0, 90.0)
-    risen = [replace(base.epochs[0], epoch=number + 1, test_accuracy=50 + number / 30) for number in range(1000)]
-    higher = [replace(epoch, test_accuracy=epoch.test_accuracy + 1) for epoch in risen]
+
+    def reached(number: int, accuracy: float) -> object:
+        return replace(base.epochs[0], epoch=number + 1, measures={"test_accuracy": accuracy})
+
+    risen = [reached(number, 50 + number / 30) for number in range(1000)]
+    higher = [reached(number, epoch.test_accuracy + 1) for number, epoch in enumerate(risen)]
     long = [replace(base, seed=seed, epochs=tuple(epochs)) for seed, epochs in enumerate((risen, higher))]
     drawing = curves_figure(long, Metric(), "c")
     assert drawing is not None
@@ -412,7 +416,7 @@ def test_the_metric_is_the_files_own_where_it_says_so() -> None:
     recipe = {**plain.recipe, "metric": {"name": "perplexity", "better": "lower"}}
     assert metric_of(replace(plain, recipe=recipe)) == Metric(name="perplexity", unit="", better="lower")
     assert value_at(plain.last, Metric(name="perplexity")) is None
-    assert value_at(replace(plain.last, test_accuracy=float("nan")), Metric()) is None
+    assert value_at(replace(plain.last, measures={"test_accuracy": float("nan")}), Metric()) is None
 
 
 def test_the_command_names_what_was_changed_and_the_shell_takes_it(tmp_path: Path) -> None:
@@ -455,13 +459,12 @@ def test_recipes_print_nothing_that_the_data_file_does_not_hold() -> None:
     known = set()
     for table in paper_tables().values():
         for row in table.rows:
-            if "accuracy" in row:
-                value = row["accuracy"]
+            for value in (row[key] for key in ("accuracy", "perplexity") if key in row):
                 known.add((row["data"], value[0] if isinstance(value, list) else value, row.get("memory")))
     for name in recipes.available():
         for printed in recipes.recipe(name).paper:
             if printed.memory_gb is not None:
-                assert (printed.data, printed.accuracy, printed.memory_gb) in known
+                assert (printed.data, printed.score, printed.memory_gb) in known
         source = (Path(recipes.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
         assert not re.search(r"printed\([^)]*\d\d\.\d", source)
 

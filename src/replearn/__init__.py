@@ -10,6 +10,7 @@ from .costs import Cost, Machine, ModelCost, Promise, estimate, named_machine, p
 from .deployment import deploy
 from .errors import ReplearnError
 from .folding import Fold, find_folds
+from .hugging_face import from_pretrained
 from .optimizing import param_groups
 from .placements import Placement
 from .planning import plan
@@ -42,6 +43,7 @@ __all__ = [
     "estimate",
     "find_folds",
     "find_stacks",
+    "from_pretrained",
     "load",
     "models",
     "named_machine",

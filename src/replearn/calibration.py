@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .carrying import carry_
 from .errors import ReplearnError
 from .observing import HELD_OUT as HELD_OUT
 from .observing import Forward as Forward
@@ -20,7 +21,7 @@ from .operators.linearised import fit_coefficients_
 from .operators.statistics import estimate_statistics_
 from .plans import Plan, Target
 from .similarity import unchanged
-from .surgery import PLAN, check_fit, device_of, restored_on_error, set_submodule
+from .surgery import check_fit, device_of, restored_on_error, set_submodule
 from .table import text_table
 from .targets import build_operator
 from .whole import refuse_wrapped
@@ -83,7 +84,7 @@ def calibrate_(
         for target in plan.targets:
             fitted, samples = _Fitting(model, target, data, forward).run()
             fits.append(fitted)
-        setattr(model, PLAN, plan)
+        carry_(model, plan)
     for target in plan.targets:
         model.get_submodule(target.name).train(model.training)
     return Calibration(tuple(fits), samples)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from .carrying import drop_
 from .errors import ReplearnError
 from .streamlining import Folding, check_backend, check_ready, on_backend, settle_
-from .surgery import PLAN, operators_of, plan_of, set_submodule
+from .surgery import operators_of, plan_of, set_submodule
 from .verifying import tensors_in as tensors_in
 from .verifying import verify as verify
 
@@ -50,7 +51,7 @@ def deploy(
             "the operators alone."
         )
     plain = copy.deepcopy(model)
-    delattr(plain, PLAN)
+    drop_(plain)
     for name, operator in list(operators_of(plain)):
         set_submodule(plain, name, operator.fuse())
     settle_(plain, fold=fold, channels_last=channels_last)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from .carrying import PLAN, carry_, drop_
 from .errors import ReplearnError
 from .operators.base import Operator
 from .planning import count_parameters
@@ -17,7 +18,6 @@ from .survey import Survey
 from .targets import build_operator
 from .whole import refuse_wrapped
 
-PLAN = "_replearn_plan"  # where a replaced model carries its plan
 DECIDED = ("stack", "position", "previous", "next", "anatomy", "reads", "parameters_after")
 
 
@@ -54,7 +54,7 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
     for target, operator in built:
         operator.train(model.get_submodule(target.name).training)
         set_submodule(model, target.name, operator)
-    setattr(model, PLAN, plan)
+    carry_(model, plan)
 
 
 def plan_of(model: nn.Module) -> Plan:
@@ -96,8 +96,7 @@ def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
     except BaseException:
         for name, block in blocks.items():
             set_submodule(model, name, block)
-        if hasattr(model, PLAN):
-            delattr(model, PLAN)
+        drop_(model)
         raise
 
 

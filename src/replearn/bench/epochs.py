@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ..errors import ReplearnError
-from ..training.fit import batches_of, settings
+from ..training.fit import settings
 from ..training.processes import Processes
 from ..training.run import Run, RunSpec
+from ..training.tasks import Task, task_named
 from .timing import Ratio, Timing, interleave, ratio
 
 
@@ -44,10 +45,13 @@ def compare_epochs(
     alone = Processes(rank=0, world=1, parallel="ddp")
 
     def run_of(spec: RunSpec) -> Run:
-        return Run(spec, batches_of(spec, shared, device, alone), device, alone)
+        return Run(spec, opened(spec), device, alone)
+
+    def opened(spec: RunSpec) -> Task:
+        return task_named(spec.recipe.task).open(spec, device, alone, shared)
 
     with settings(specs[0], deterministic=False):
-        batches_of(specs[0], shared, device, alone)  # the data set, which no run is charged for
+        opened(specs[0])  # the data set, which no run is charged for
         wanted = {spec.variant.label: [spec] for spec in specs}
         if together > 1:
             first = specs[0]

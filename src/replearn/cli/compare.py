@@ -13,10 +13,12 @@ from ..errors import ReplearnError
 from ..training.compare import Comparison
 from ..training.compare import compare as compare_results
 from ..training.comparison_table import comparison_table
+from ..training.equal_time import at_equal_time
 from ..training.picture import draw
 from ..training.results import Result, write_atomically
 from ..training.run import RunSpec
-from .flags import Data, DataRoot, Device, Epochs, Json, Out, Settings
+from ..training.tasks import task_named
+from .flags import Data, DataRoot, Device, Epochs, Json, Out, Pretrained, Settings
 from .progress import watching
 from .runs import data_of, found, leads, resolved, results_below, seeds_named, spec_of, variants_named
 
@@ -32,8 +34,12 @@ def compare(
     together: Annotated[
         int, typer.Option(min=1, help="Runs at once on the device: more in less time, but no times to compare.")
     ] = 1,
+    equal_time: Annotated[
+        bool, typer.Option("--equal-time", help="Add rows that train as long as E2E did, by the clock.")
+    ] = False,
     device: Device = "auto",
     out: Out = None,
+    pretrained: Pretrained = None,
     settings: Settings = None,
     data_root: DataRoot = None,
     read: Annotated[Path | None, typer.Option("--from", help="Only read the results below this folder.")] = None,
@@ -53,6 +59,8 @@ def compare(
 
     * `replearn compare t1_resnet32 --seeds 0-9 --together 10`
 
+    * `replearn compare tab_finetune_vit --pretrained vit_small.safetensors --equal-time`
+
     * `replearn compare --from runs/t1_resnet32 --json`
     """
     if (recipe is None) == (read is None):
@@ -63,11 +71,20 @@ def compare(
         comparisons = compare_results(results_below(read))
     else:
         assert recipe is not None
-        chosen = resolved(recipe, epochs, settings or [])
+        chosen = resolved(recipe, epochs, settings or [], pretrained)
         on = data_of(chosen, data)
         rows = variants_named(chosen, methods)
         specs = [spec_of(chosen, row, on, seed, out, data_root) for seed in seeds_named(seeds) for row in rows]
-        comparisons = compare_results(results_of(specs, together, device))
+        if equal_time and together > 1:
+            raise ReplearnError("--equal-time needs times of their own: leave --together at 1.")
+        results = results_of(specs, together, device)
+        if equal_time:
+            longer = at_equal_time(results)
+            more = [
+                spec_of(chosen, row, on, seed, out, data_root) for seed in seeds_named(seeds) for row in longer
+            ]
+            results += results_of(more, 1, device)
+        comparisons = compare_results(results)
     if not leads():
         return
     show(comparisons, as_json)
@@ -83,7 +100,10 @@ def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Res
 
     results = {index: result for index, spec in enumerate(specs) if (result := found(spec)) and result.finished}
     missing = [index for index in range(len(specs)) if index not in results]
-    with watching(len(missing), specs[0].recipe.epochs) as progress:
+    if not specs:
+        return []
+    longest = max(spec.epochs for spec in specs)
+    with watching(len(missing), longest, task_named(specs[0].recipe.task)) as progress:
         for start in range(0, len(missing), together):
             part = missing[start : start + together]
             trained = fit([specs[index] for index in part], device=device, resume=True, progress=progress)

@@ -43,8 +43,8 @@ def check(name: Name, data_root: DataRoot = None) -> None:
         lines.append(f"found in {found.found}" + (f" ({found.layout} layout)" if found.layout else ""))
     if found.num_train is not None:
         lines.append(
-            f"{count(found.num_train)} training and {count(found.num_test)} test images, "
-            f"{found.num_classes} classes"
+            f"{count(found.num_train)} training and {count(found.num_test)} test {found.unit}, "
+            f"{count(found.num_classes)} {found.classes}"
         )
     lines += [f"{each.name}: {each.verdict}" for each in found.checksums]
     if found.problem:

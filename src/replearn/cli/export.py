@@ -44,12 +44,12 @@ def export(
     """
     import torch
 
+    from ..carrying import PLAN
     from ..deployment import deploy
     from ..exporting import export as write
     from ..exporting import format_of
     from ..exporting.runs import built_by, filled, load_run
     from ..streamlining import streamline
-    from ..surgery import PLAN
     from ..training.architectures import architecture
 
     format_of(out, to)  # a wrong name is told before anything is loaded

@@ -18,4 +18,8 @@ Settings: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe, as optimizer.lr=0.1."),
 ]
+Pretrained: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Trained weights to start from: a file, a folder, or timm:NAME."),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -17,14 +17,14 @@ from ..operators import available
 from ..operators.options import Options, options_from_dict
 from ..planning import plan as plan_model
 from ..plans import Plan
-from ..training.architectures import architecture
+from ..training.architectures import architecture, is_language_model, language_model
 from .flags import Json
 from .overrides import value_of
 
 
 def plan(
     model: Annotated[
-        str, typer.Argument(help="resnet110, vit_small_16, cifar_resnet:20:8, timm:NAME, torchvision:NAME, ...")
+        str, typer.Argument(help="resnet110, vit_small_16, cifar_resnet:20:8, lm:512:12:8:2048, timm:NAME, ...")
     ],
     interval: Annotated[int, typer.Option(help="Every K-th block.")] = 4,
     first: Annotated[
@@ -108,6 +108,9 @@ def show(plan: Plan, costs: Promise, text: str, file: Path | None, as_json: bool
 
 def built(name: str) -> nn.Module:
     """The model on the meta device; on the CPU where its constructor computes with real numbers."""
+    if is_language_model(name):
+        with torch.device("meta"):
+            return language_model(name, num_words=28_783)  # WikiText-2's
     small = name.startswith(("cifar_resnet:", "vit:")) or name in SMALL
     size, classes = (32, 10) if small else (224, 1000)
     try:

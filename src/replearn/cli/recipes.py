@@ -10,6 +10,7 @@ import typer
 from .. import recipes
 from ..table import text_table
 from ..training.recipe import slug
+from ..training.tasks import task_named
 from .flags import Json
 
 app = typer.Typer()
@@ -64,7 +65,7 @@ def show(
         (
             row.data,
             row.label,
-            f"{row.accuracy:.2f}",
+            f"{row.score:.2f}",
             *(f"{value:.2f}" if value is not None else "" for value in rest),
         )
         for row in recipe.paper
@@ -77,7 +78,7 @@ def show(
         *text_table(("--method", "label", "method", "placement", "operator"), variants),
     ]
     if printed:
-        head = ("data", "label", "accuracy", "std", "memory GB", "s/epoch")
+        head = ("data", "label", task_named(recipe.task).metric.name, "std", "memory GB", "s/epoch")
         lines += ["", "The paper's numbers", *text_table(head, printed, right=(2, 3, 4, 5))]
     shown = {key: value for key, value in fields.items() if key not in ("name", "variants", "paper")}
     lines += ["", "Settings", *(f"{key}: {_text(value)}" for key, value in shown.items())]

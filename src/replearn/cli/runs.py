@@ -18,9 +18,11 @@ from ..training.run import RunSpec
 from .overrides import with_settings
 
 
-def resolved(name: str, epochs: int | None, settings: Sequence[str]) -> Recipe:
+def resolved(name: str, epochs: int | None, settings: Sequence[str], pretrained: str | None = None) -> Recipe:
     """The recipe with what the command line changes."""
     recipe = with_settings(recipes.recipe(name), settings)
+    if pretrained is not None:
+        recipe = replace(recipe, pretrained=pretrained)
     return recipe if epochs is None else replace(recipe, epochs=epochs)
 
 

@@ -9,7 +9,8 @@ import typer
 from ..errors import ReplearnError
 from ..training.processes import Parallel
 from ..training.recipe import Recipe, Variant
-from .flags import Data, DataRoot, Device, Epochs, Out, Settings
+from ..training.tasks import task_named
+from .flags import Data, DataRoot, Device, Epochs, Out, Pretrained, Settings
 from .progress import summary, watching
 from .runs import data_of, found, leads, resolved, spec_of, variant_named
 
@@ -27,6 +28,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in the run's folder.")
     ] = False,
+    pretrained: Pretrained = None,
     settings: Settings = None,
     data_root: DataRoot = None,
     deterministic: Annotated[
@@ -47,11 +49,13 @@ def train(
 
     * `replearn train t1_resnet32 --epochs 50 --set optimizer.lr=0.4 --out runs/half-rate`
 
+    * `replearn train tab_finetune_vit --pretrained vit_small.safetensors`
+
     * `torchrun --nproc_per_node 4 -m replearn train t2_resnet34 --method repl-first-2`
     """
     from ..training.fit import fit  # seconds to import, which help and errors need not wait for
 
-    chosen = resolved(recipe, epochs, settings or [])
+    chosen = resolved(recipe, epochs, settings or [], pretrained)
     variant = default_variant(chosen) if method is None else variant_named(chosen, method)
     spec = spec_of(chosen, variant, data_of(chosen, data), seed, out, data_root)
     before = found(spec)
@@ -61,13 +65,14 @@ def train(
         raise ReplearnError(
             f"{spec.out} holds a run that was {state}. Add --resume to go on with it, or --out for another folder."
         )
-    with watching(1, chosen.epochs) as progress:
+    task = task_named(chosen.task)
+    with watching(1, spec.epochs, task) as progress:
         (result,) = fit(
             [spec], device=device, resume=resume, progress=progress, deterministic=deterministic, parallel=parallel
         )
     if not leads():
         return
-    typer.echo(summary(f"{chosen.name}, {variant.label}, {spec.data}, seed {seed}", result.epochs))
+    typer.echo(summary(f"{chosen.name}, {variant.label}, {spec.data}, seed {seed}", result.epochs, task))
     typer.echo(spec.out / "result.json")
 
 

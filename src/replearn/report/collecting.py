@@ -154,5 +154,5 @@ def check_shape(result: Result) -> None:
     for key in ("model", "epochs"):
         result.recipe[key]
     for epoch in result.epochs:
-        for value in (epoch.epoch, epoch.test_accuracy, epoch.seconds, epoch.peak_memory):
+        for value in (epoch.epoch, epoch.measures[result.metric.key], epoch.seconds, epoch.peak_memory):
             value + 0  # a number, or TypeError

@@ -23,18 +23,16 @@ class Metric:
 
 
 def metric_of(result: Result) -> Metric:
-    """The file's own metric (`metric: {name, unit, better}`, of the run or of its recipe), else accuracy."""
-    for holder in (getattr(result, "metric", None), result.recipe.get("metric")):
-        if isinstance(holder, Mapping) and holder.get("name"):
-            better: Literal["higher", "lower"] = "lower" if holder.get("better") == "lower" else "higher"
-            return Metric(name=str(holder["name"]), unit=str(holder.get("unit", "")), better=better)
-    return Metric()
+    """The recipe's own metric (`metric: {name, unit, better}`), else that of its task."""
+    holder = result.recipe.get("metric")
+    if isinstance(holder, Mapping) and holder.get("name"):
+        better: Literal["higher", "lower"] = "lower" if holder.get("better") == "lower" else "higher"
+        return Metric(name=str(holder["name"]), unit=str(holder.get("unit", "")), better=better)
+    own = result.metric
+    return Metric(name=own.name, unit=own.unit, better="higher" if own.higher_is_better else "lower")
 
 
 def value_at(epoch: Epoch, metric: Metric) -> float | None:
     """What an epoch reached; None where it was not measured or is not a finite number."""
-    held: Any = getattr(epoch, "metrics", {})
-    found = held.get(metric.name) if isinstance(held, Mapping) else None
-    if found is None:
-        found = getattr(epoch, f"test_{metric.name}", None)
+    found: Any = epoch.measures.get(f"test_{metric.name}")
     return found if isinstance(found, (int, float)) and found == found and abs(found) < 1e300 else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..training.compare import Row
 from ..training.comparison_table import spread
-from ..training.paper import PaperTable, pair, paper_row, paper_tables
+from ..training.paper import SCORES, PaperTable, pair, paper_row, paper_tables
 from ..training.recipe import PaperRow
 from .markup import Content, Raw, fold, join, table, tag
 from .sections import Section
@@ -31,7 +31,7 @@ def ours_of(printed: PaperTable, sections: Sequence[Section]) -> Mapping[int, tu
                 rows.setdefault(_numbers(row.paper), (row, section))
     found = {}
     for index, entry in enumerate(printed.rows):
-        if "accuracy" in entry and (match := rows.get(_numbers(paper_row(entry, "")))):
+        if any(key in entry for key in SCORES) and (match := rows.get(_numbers(paper_row(entry, "")))):
             found[index] = match
     return found
 

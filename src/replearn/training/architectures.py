@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ReplearnError
-from ..models import CifarResNet
+from ..models import CifarResNet, TransformerLM
 
 _TIMM = {  # name: (timm's name, patch size or None for timm's own)
     "vit_tiny_8": ("vit_tiny_patch16_224", 8),
@@ -17,12 +17,13 @@ _TIMM = {  # name: (timm's name, patch size or None for timm's own)
     "vit_base_16": ("vit_base_patch16_224", 16),
 }
 _TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_TRANSFORMER_LM = {"transformer_lm_12l_512d": (512, 12, 8, 2048)}  # width, depth, heads, MLP width
 _CIFAR = {"resnet20": 20, "resnet32": 32, "resnet56": 56, "resnet110": 110}
 
 
 def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
     """Build a model: one of the recipes', `cifar_resnet:DEPTH:WIDTH`, `vit:DIM:DEPTH:HEADS:PATCH`,
-    `timm:NAME` or `torchvision:NAME`.
+    `timm:NAME`, `torchvision:NAME`, or `hf:FOLDER` with a Hugging Face image classifier's config.json.
 
     >>> architecture("cifar_resnet:20:8").fc.out_features
     10
@@ -48,6 +49,8 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
             return _timm(numbers[0], num_classes=num_classes, in_chans=channels)
         if name in _TORCHVISION or (kind == "torchvision" and len(numbers) == 1):
             return _torchvision(numbers[0] if numbers else name, num_classes)
+        if kind == "hf" and numbers:
+            return _hugging_face(name.partition(":")[2], num_classes=num_classes, channels=channels, size=size)
     except ReplearnError:
         raise
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
@@ -55,7 +58,34 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
     known = ", ".join([*_CIFAR, *_TORCHVISION, *_TIMM])
     raise ReplearnError(
         f"There is no model {name!r}. There are {known}; or write cifar_resnet:DEPTH:WIDTH, "
-        "vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME."
+        "vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME, hf:FOLDER."
+    )
+
+
+def is_language_model(name: str) -> bool:
+    return name.startswith("lm:") or name.partition(":")[0] in _TRANSFORMER_LM
+
+
+def language_model(name: str, *, num_words: int, max_length: int = 128) -> nn.Module:
+    """Build a language model: one of the recipes', or `lm:DIM:DEPTH:HEADS:MLP`; `:untied` unties its output.
+
+    >>> language_model("lm:16:4:2:32", num_words=50).head.out_features
+    50
+    """
+    base, _, rest = name.partition(":untied")
+    kind, *numbers = base.split(":")
+    try:
+        if not rest and (base in _TRANSFORMER_LM or (kind == "lm" and len(numbers) == 4)):
+            dim, depth, heads, hidden = _TRANSFORMER_LM.get(base) or (int(number) for number in numbers)
+            shape = {"dim": dim, "depth": depth, "num_heads": heads, "hidden": hidden}
+            return TransformerLM(num_words, **shape, max_length=max_length, tied=base == name)
+    except ValueError as error:
+        if isinstance(error, ReplearnError):
+            raise
+        raise ReplearnError(f"The language model {name!r} can't be built: {error}.") from error
+    raise ReplearnError(
+        f"There is no language model {name!r}. There are {', '.join(_TRANSFORMER_LM)}; or write "
+        "lm:DIM:DEPTH:HEADS:MLP, with :untied for an output layer of its own."
     )
 
 
@@ -73,6 +103,22 @@ def _timm(name: str, **settings: Any) -> nn.Module:
     except ImportError as error:
         raise ReplearnError("This model needs timm: pip install 'replearn[vision]'.") from error
     model: nn.Module = timm.create_model(name, pretrained=False, **settings)
+    return model
+
+
+def _hugging_face(folder: str, *, num_classes: int, channels: int, size: int) -> nn.Module:
+    try:
+        from transformers import AutoConfig, AutoModelForImageClassification
+    except ImportError as error:
+        raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ReplearnError(
+            f"hf:{folder}: there is no config.json of a Hugging Face model ({str(error).splitlines()[0]})."
+        ) from error
+    config.num_labels, config.num_channels, config.image_size = num_classes, channels, size
+    model: nn.Module = AutoModelForImageClassification.from_config(config)  # type: ignore[no-untyped-call]
     return model
 
 

@@ -23,8 +23,11 @@ class DeviceImages:
             )
         self.data = data
         self.augment = augment
-        train, test = (resized(images, augment.resize) for images in (data.train_images, data.test_images))
-        self.size = int(train.shape[2])
+        # made smaller once, but larger batch by batch: a small set need not fill the device
+        smaller = augment.resize if augment.resize is not None and augment.resize < data.size else None
+        train, test = (resized(images, smaller) for images in (data.train_images, data.test_images))
+        self._held = int(train.shape[2])
+        self.size = augment.resize or self._held
         self._padded = padded(train, augment).to(device)
         self.labels = data.train_labels.to(device)
         self.test_images = test.to(device)
@@ -47,7 +50,7 @@ class DeviceImages:
     def batch(self, draws: Tensor) -> tuple[Tensor, Tensor]:
         """The training images and labels that these rows of `draws` choose, on the device."""
         image, row, column, flip = draws.unbind(1)
-        windows = self._padded.unfold(2, self.size, 1).unfold(3, self.size, 1)
+        windows = self._padded.unfold(2, self._held, 1).unfold(3, self._held, 1)
         x = windows[image, :, row, column]
         if self.augment.flip:
             x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
@@ -56,10 +59,13 @@ class DeviceImages:
     def originals(self) -> Tensor:
         """The training images as they are, neither padded nor flipped."""
         edge = self.augment.pad
-        return self._padded[:, :, edge : edge + self.size, edge : edge + self.size]
+        return self._padded[:, :, edge : edge + self._held, edge : edge + self._held]
 
     def normalised(self, images: Tensor) -> Tensor:
-        return images.float().div(255).sub(self._mean).div(self._std)
+        ready = images.float().div(255).sub(self._mean).div(self._std)
+        if self.size > self._held:
+            ready = interpolate(ready, size=(self.size, self.size), mode="bilinear", align_corners=False)
+        return ready
 
 
 def resized(images: Tensor, side: int | None) -> Tensor:

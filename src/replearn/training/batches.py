@@ -6,6 +6,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,40 +18,58 @@ from .data.base import IGNORED
 from .processes import Processes
 from .seeds import seed_at
 
+CALIBRATION = 250  # images in a calibration batch: every fifth batch is held out, so there must be several
+
 
 class Batches(ABC):
-    """One run's view of its data. `fixed` says that batches arrive in the same tensors every time."""
+    """One run's view of its training data. `fixed` says that batches arrive in the same tensors every time."""
 
     fixed = False
+
+    def __init__(self, processes: Processes, batch_size: int) -> None:
+        self.processes, self.batch_size = processes, batch_size
+
+    @abstractmethod
+    def steps(self, batch_size: int) -> int:
+        """Steps in an epoch."""
+
+    @abstractmethod
+    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
+        """Draw the epoch, which depends on (seed, epoch) alone."""
+
+    @abstractmethod
+    def advance(self, step: int) -> None:
+        """Go to a step's batch."""
+
+    @abstractmethod
+    def current(self) -> Any:
+        """The batch of the step; part of what is captured."""
+
+    @abstractmethod
+    def peek(self) -> Any:
+        """One training batch as the model takes it."""
+
+    @abstractmethod
+    def calibration(self, seed: int, samples: int) -> list[Any]:
+        """Training samples as the model takes them, in batches, for fitting operators to a trained model."""
+
+
+class ImageBatches(Batches):
+    """Batches of images with a label each, and the loss that mixup changes."""
+
     num_classes: int
     channels: int
     size: int
 
     def __init__(self, processes: Processes, batch_size: int, mixup: float = 0.0) -> None:
-        self.processes, self.batch_size, self.mixup = processes, batch_size, mixup
+        super().__init__(processes, batch_size)
+        self.mixup = mixup
         self._seed, self._epoch = 0, 0
         self._share = 1.0  # mixup's share of the image itself; the rest is its partner's
 
     @abstractmethod
-    def steps(self, batch_size: int) -> int: ...
-
-    @abstractmethod
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None: ...
-
-    @abstractmethod
-    def advance(self, step: int) -> None: ...
-
-    @abstractmethod
-    def current(self) -> tuple[Tensor, Tensor]: ...
-
-    @abstractmethod
-    def peek(self) -> Tensor: ...
-
-    @abstractmethod
-    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]: ...
-
-    def example(self, device: torch.device) -> Tensor:
-        return torch.zeros(1, self.channels, self.size, self.size, device=device)
+    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every test image once, over all processes together."""
 
     def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         """Cross-entropy; under mixup, of both images that were mixed."""
@@ -69,7 +88,7 @@ class Batches(ABC):
         return self._share * images + (1 - self._share) * images.flip(0)
 
 
-class DeviceBatches(Batches):
+class DeviceBatches(ImageBatches):
     """Batches of a data set that lives on the device; the draws of an epoch are made up front."""
 
     def __init__(self, images: DeviceImages, processes: Processes, batch_size: int, device: torch.device) -> None:
@@ -105,6 +124,10 @@ class DeviceBatches(Batches):
 
     def peek(self) -> Tensor:
         return self.images.batch(self._draws[: min(256, self.batch_size)])[0]
+
+    def calibration(self, seed: int, samples: int) -> list[Tensor]:
+        rows = self.images.draws(seed, -1)[:samples].to(self._draws.device)
+        return [self.images.batch(part)[0] for part in rows.split(CALIBRATION)]
 
     def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
         count = len(self.images.test_labels)

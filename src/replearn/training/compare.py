@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,22 +11,25 @@ from ..errors import ReplearnError
 from ..jsonable import encode
 from .comparable import changes_of, check_same_settings, machine, shared
 from .intervals import Difference, mean_of, paired_difference, std_of
-from .recipe import PaperRow
+from .metrics import Metric
+from .recipe import PaperRow, paper_row_from_dict
 from .results import Result
+from .tasks import task_named
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One method over its seeds. Accuracies are of the last epoch; `best` stands beside them."""
+    """One method over its seeds. Scores are of the last epoch; `best` stands beside them."""
 
     label: str
     method: str
     seeds: tuple[int, ...]
-    accuracies: tuple[float, ...]  # by seed
-    accuracy: float
+    epochs: int
+    scores: tuple[float, ...]  # by seed
+    score: float
     std: float | None
     best: float
-    top5: float
+    also: Mapping[str, float]  # the means of the task's other metrics, by name
     against_e2e: Difference | None
     against_removal: Difference | None  # against removal of the same targets
     alone: bool  # False if a run shared its device: then time and memory say nothing
@@ -41,6 +43,20 @@ class Row:
     paper_time_ratio: float | None
     paper_memory_ratio: float | None
 
+    @property
+    def accuracy(self) -> float:
+        """The score of a classifier."""
+        return self.score
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """The scores of a classifier, by seed."""
+        return self.scores
+
+    @property
+    def top5(self) -> float:
+        return self.also["top5"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -50,6 +66,7 @@ class Comparison:
     data: str
     model: str
     epochs: int
+    metric: Metric
     hardware: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
@@ -108,6 +125,7 @@ def _compare_group(name: str, data: str, group: Sequence[Result]) -> Comparison:
         data=data,
         model=str(done[0].recipe["model"]),
         epochs=int(done[0].recipe["epochs"]),
+        metric=done[0].metric,
         hardware=", ".join(machines),
         rows=rows,
         notes=(*notes, *changes_of(done[0].recipe)),
@@ -118,22 +136,24 @@ def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]])
     seeds = tuple(sorted(runs))
     first = runs[seeds[0]]
     e2e = _baseline(others, "e2e", None)
-    removal = _baseline(others, "removal", _placement(first))
+    removal = _baseline(others, "removal", (*_placement(first), first.variant.get("epochs")))
     paper, paper_e2e = _paper(first, str(first.variant["label"])), None
     if e2e:
         paper_e2e = _paper(first, str(next(iter(e2e.values())).variant["label"]))
-    accuracies = tuple(runs[seed].last.test_accuracy for seed in seeds)
+    scores = tuple(runs[seed].score for seed in seeds)
+    task = task_named(str(first.recipe.get("task", "classification")))
     seconds, memory = _cost(runs)
     time_ratio, memory_ratio = _ratios(runs, e2e)
     return Row(
         label=str(first.variant["label"]),
         method=str(first.variant["method"]),
         seeds=seeds,
-        accuracies=accuracies,
-        accuracy=mean_of(accuracies),
-        std=std_of(accuracies),
-        best=mean_of([run.best.test_accuracy for run in runs.values()]),
-        top5=mean_of([run.last.test_top5 for run in runs.values()]),
+        epochs=len(first.epochs),
+        scores=scores,
+        score=mean_of(scores),
+        std=std_of(scores),
+        best=mean_of([run.best.measures[run.metric.key] for run in runs.values()]),
+        also={other.name: mean_of([run.last.measures[other.key] for run in runs.values()]) for other in task.also},
         against_e2e=_against(runs, e2e),
         against_removal=None if first.variant["method"] == "e2e" else _against(runs, removal),
         alone=not any(shared(run) for run in runs.values()),
@@ -150,11 +170,12 @@ def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]])
 
 
 def _baseline(
-    others: Mapping[str, Mapping[int, Result]], method: str, placement: tuple[int, int] | None
+    others: Mapping[str, Mapping[int, Result]], method: str, alike: tuple[int, int, int | None] | None
 ) -> Mapping[int, Result] | None:
     for runs in others.values():
         first = next(iter(runs.values()))
-        if first.variant["method"] == method and placement in (None, _placement(first)):
+        length = first.variant.get("epochs")
+        if first.variant["method"] == method and alike in (None, (*_placement(first), length)):
             return runs
     return None
 
@@ -167,8 +188,9 @@ def _placement(result: Result) -> tuple[int, int]:
 def _against(runs: Mapping[int, Result], baseline: Mapping[int, Result] | None) -> Difference | None:
     if baseline is None or baseline is runs:
         return None
-    ours, theirs = ({seed: run.last.test_accuracy for seed, run in each.items()} for each in (runs, baseline))
-    return paired_difference(ours, theirs)
+    ours, theirs = ({seed: run.score for seed, run in each.items()} for each in (runs, baseline))
+    metric = next(iter(runs.values())).metric
+    return paired_difference(ours, theirs, higher_is_better=metric.higher_is_better)
 
 
 def _cost(runs: Mapping[int, Result]) -> tuple[float, int]:
@@ -186,10 +208,9 @@ def _ratios(runs: Mapping[int, Result], e2e: Mapping[int, Result] | None) -> tup
 
 
 def _paper(result: Result, label: str) -> PaperRow | None:
-    known = {field.name for field in dataclasses.fields(PaperRow)}
     for entry in result.recipe.get("paper", ()):
         if entry["data"] == result.data and entry["label"] == label:
-            return PaperRow(**{key: value for key, value in entry.items() if key in known})
+            return paper_row_from_dict(entry)
     return None
 
 

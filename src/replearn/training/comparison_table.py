@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from ..table import text_table
 from .compare import Comparison, Row
 from .intervals import Difference
+from .metrics import Metric
 
 LEGEND = """\
-accuracy is the last epoch's in percent, mean ± std over seeds; best is the best epoch's
+{metric} is the last epoch's{unit}, mean ± std over seeds; best is the best epoch's
 differences are taken seed by seed; in brackets the 95 % interval of their mean, each row on its own
 time, memory and share (of the parameters) are ratios to E2E"""
 
@@ -20,13 +21,18 @@ def comparison_table(comparison: Comparison) -> str:
     lines = [
         heading(comparison),
         "",
-        *accuracy_table(rows),
+        *score_table(rows, comparison.metric),
         "",
         *cost_table(rows),
         "",
     ]
     lines += [f"note: {note}" for note in comparison.notes]
-    return "\n".join([*lines, LEGEND])
+    return "\n".join([*lines, legend(comparison.metric)])
+
+
+def legend(metric: Metric) -> str:
+    unit = " in percent" if metric.unit == "%" else "" if metric.higher_is_better else " (lower is better)"
+    return LEGEND.format(metric=metric.name, unit=unit)
 
 
 def heading(comparison: Comparison) -> str:
@@ -35,15 +41,16 @@ def heading(comparison: Comparison) -> str:
     return f"{comparison.recipe}: {comparison.model} on {comparison.data}, {length} ({comparison.hardware})"
 
 
-def accuracy_table(rows: Sequence[Row]) -> list[str]:
+def score_table(rows: Sequence[Row], metric: Metric) -> list[str]:
     columns: dict[str, list[str]] = {
         "method": [row.label for row in rows],
         "seeds": [str(len(row.seeds)) for row in rows],
-        "accuracy": [spread(row.accuracy, row.std) for row in rows],
+        "epochs": [str(row.epochs) if len({row.epochs for row in rows}) > 1 else "" for row in rows],
+        metric.name: [spread(row.score, row.std) for row in rows],
         "best": [f"{row.best:.2f}" for row in rows],
         "against E2E": [difference(row.against_e2e) for row in rows],
         "against removal": [difference(row.against_removal) for row in rows],
-        "paper": [spread(row.paper.accuracy, row.paper.std) if row.paper else "" for row in rows],
+        "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],
     }
     if any(row.paper and row.paper.top5 for row in rows):
         columns["top-5"] = [f"{row.top5:.2f}" for row in rows]

@@ -13,18 +13,13 @@ import torch
 
 from ..errors import ReplearnError
 from ..jsonable import encode
-from . import data as data_room
-from .augmentation import DeviceImages
-from .batches import Batches, DeviceBatches
-from .data.base import ImageSet
 from .interrupting import Interruption, interruption
 from .keeping import result_of, resume_run, save_run, write_model, write_result
 from .log import RunLog
 from .processes import Parallel, Processes, start_processes
-from .recipe import Augment
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
-from .streaming import StreamBatches
+from .tasks import task_named
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -63,10 +58,11 @@ def fit(
     where = device_named(device)
     processes = start_processes(where, parallel)
     with settings(specs[0], deterministic):
-        shared: dict[Any, DeviceImages] = {}
+        shared: dict[Any, Any] = {}  # data that several runs train on, once on the device
         runs = []
         for spec in specs:
-            runs.append(Run(spec, batches_of(spec, shared, where, processes), where, processes))
+            task = task_named(spec.recipe.task).open(spec, where, processes, shared)
+            runs.append(Run(spec, task, where, processes))
             spec.out.mkdir(parents=True, exist_ok=True)
         with interruption(processes, where) as stop:
             return _train(runs, where, processes, progress, resume, stop)
@@ -145,7 +141,7 @@ def _epoch(
                 stream = streams[runs.index(run)]
                 with torch.cuda.stream(stream) if stream is not None else nullcontext():
                     run.step()
-                taken += run.spec.recipe.batch_size
+                taken += run.task.step_samples
         stop.check()
         if talk and (now := time.perf_counter()) - shown > 0.2:
             shown = now
@@ -160,21 +156,6 @@ def _epoch(
             for note in run.notes:
                 talk.note(runs.index(run), note)
     return [(run.end_epoch(seconds), 1000 * seconds / max(1, run.steps_per_epoch - first)) for run in active]
-
-
-def batches_of(
-    spec: RunSpec, shared: dict[Any, DeviceImages], device: torch.device, processes: Processes
-) -> Batches:
-    """The run's batches; runs on the same data share its images on the device."""
-    recipe = spec.recipe
-    augment = recipe.augment.get(spec.data, Augment())
-    key = (spec.data, str(spec.data_root), augment)
-    if key not in shared:
-        loaded = data_room.load(spec.data, spec.data_root)
-        if not isinstance(loaded, ImageSet):
-            return StreamBatches(loaded, augment, processes, recipe.batch_size, device)
-        shared[key] = DeviceImages(loaded, augment, device)
-    return DeviceBatches(shared[key], processes, recipe.batch_size, device)
 
 
 def device_named(name: str) -> torch.device:

@@ -33,7 +33,9 @@ def std_of(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+def paired_difference(
+    ours: Mapping[int, float], theirs: Mapping[int, float], *, higher_is_better: bool = True
+) -> Difference | None:
     """Ours minus theirs over the seeds that both have, or None where they share none.
 
     The verdict stays `undecided` while the interval contains 0, with fewer than two seeds, and where
@@ -52,7 +54,8 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) ->
     if std is None or std < 1e-9:
         return Difference(mean=mean, low=None, high=None, seeds=seeds, verdict="undecided")
     half = t_quantile(0.95, len(seeds) - 1) * std / math.sqrt(len(seeds))
-    verdict: Verdict = "better" if mean - half > 0 else "worse" if mean + half < 0 else "undecided"
+    gain = mean if higher_is_better else -mean
+    verdict: Verdict = "better" if gain - half > 0 else "worse" if gain + half < 0 else "undecided"
     return Difference(mean=mean, low=mean - half, high=mean + half, seeds=seeds, verdict=verdict)
 
 

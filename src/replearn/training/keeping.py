@@ -13,7 +13,7 @@ from ..checkpoint import save
 from ..errors import ReplearnError
 from ..jsonable import encode
 from ..surgery import operators_of
-from .results import Epoch, Result, hardware_of, versions_of, write_atomically
+from .results import Result, epoch_from_dict, hardware_of, versions_of, write_atomically
 from .run import Run, RunSpec
 from .shards import read_shards, write_shards
 from .state import collect, read_state, restore, write_state
@@ -28,7 +28,7 @@ def save_run(run: Run) -> None:
         "step": run.step_in_epoch,
         "sums": sums,
         "seconds": run.seconds,
-        "epochs": [encode(epoch) for epoch in run.epochs],
+        "epochs": [epoch.to_dict() for epoch in run.epochs],
         "method": run.method.state(),
         "notes": run.notes,
         "started": run.started,
@@ -63,7 +63,7 @@ def resume_run(run: Run) -> bool:
         run.sums.copy_(torch.tensor(about["sums"]))
     run.epoch, run.step_in_epoch = about["epoch"], about["step"]
     run.seconds, run.notes, run.started = about["seconds"], about["notes"], about["started"]
-    run.epochs = [Epoch(**entry) for entry in about["epochs"]]
+    run.epochs = [epoch_from_dict(entry) for entry in about["epochs"]]
     return True
 
 
@@ -96,7 +96,9 @@ def write_model(run: Run) -> None:
     if any(True for _ in operators_of(model)):
         save(model, path)
     else:
-        write_state(path, model.state_dict(), {"model": run.spec.recipe.model})
+        recipe = run.spec.recipe
+        about = {"model": recipe.model, "outputs": [run.spec.data, list(recipe.classes)]}
+        write_state(path, model.state_dict(), about)
 
 
 def result_of(run: Run, step_ms: float = 0.0) -> Result:

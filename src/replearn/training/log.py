@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..jsonable import encode
 from .results import Epoch
 
 
@@ -23,7 +22,7 @@ class RunLog:
         self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def epoch(self, epoch: Epoch) -> None:
-        values = encode(epoch)
+        values = epoch.to_dict()
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
         if self._events is not None:

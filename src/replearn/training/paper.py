@@ -12,6 +12,8 @@ from typing import Any
 from ..errors import ReplearnError
 from .recipe import PaperRow
 
+SCORES = ("accuracy", "perplexity")  # columns that recipes' rows are judged by
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
@@ -65,19 +67,24 @@ def printed(
 
 def paper_row(row: Mapping[str, Any], label: str) -> PaperRow:
     """A printed row as recipes and comparisons hold it."""
-    accuracy, std = pair(row["accuracy"])
-    assert accuracy is not None
+    score, std = pair(row[score_of(row)])
+    assert score is not None
     top5, top5_std = pair(row.get("top5"))
     return PaperRow(
         data=row["data"],
         label=label,
-        accuracy=accuracy,
+        score=score,
         std=std,
         top5=top5,
         top5_std=top5_std,
         memory_gb=row.get("memory"),
         seconds_per_epoch=row.get("time"),
     )
+
+
+def score_of(row: Mapping[str, Any]) -> str:
+    """The column that a row is judged by."""
+    return next(key for key in SCORES if key in row)
 
 
 def pair(value: Any) -> tuple[float | None, float | None]:

@@ -1,4 +1,4 @@
-"""The picture of a comparison: every run's accuracy, each method's spread and verdict, and what it costs."""
+"""The picture of a comparison: every run's score, each method's spread and verdict, and what it costs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..errors import ReplearnError
 from .compare import Comparison, Row
 from .comparison_table import heading, signed, spread
 from .intervals import Difference
+from .metrics import Metric
 
 GREY, BLUE, ORANGE, PALE = "#6b7280", "#1f5fa8", "#c2570c", "#d5d9e0"
 VERDICTS = {"better": "#15803d", "worse": "#b91c1c", "undecided": GREY}
@@ -24,7 +25,7 @@ def draw(comparison: Comparison, path: str | Path) -> Path:
     rows = comparison.rows
     figure = Figure(figsize=(11, 1.8 + 0.42 * len(rows)), dpi=150, layout="constrained")
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(6, 4, 4))
-    _accuracy(left, rows)
+    _scores(left, rows, comparison.metric)
     _words(middle, rows)
     _costs(right, rows)
     left.set_yticks(range(len(rows)), [row.label for row in rows])
@@ -44,19 +45,20 @@ def colour(row: Row) -> str:
     return ORANGE if "repl" in row.method or row.method == "adaptive" else BLUE
 
 
-def _accuracy(axes: Any, rows: Sequence[Row]) -> None:
+def _scores(axes: Any, rows: Sequence[Row], metric: Metric) -> None:
     """A dot a run, and the mean with its standard deviation; a dotted line at E2E's mean."""
     for y, row in enumerate(rows):
-        axes.plot(row.accuracies, [y] * len(row.seeds), "o", color=colour(row), alpha=0.4, ms=5, mew=0)
-        axes.errorbar(row.accuracy, y, xerr=row.std, fmt="D", color=colour(row), ms=6, capsize=4, lw=1.6)
-    full = next((row.accuracy for row in rows if row.method == "e2e"), None)
+        axes.plot(row.scores, [y] * len(row.seeds), "o", color=colour(row), alpha=0.4, ms=5, mew=0)
+        axes.errorbar(row.score, y, xerr=row.std, fmt="D", color=colour(row), ms=6, capsize=4, lw=1.6)
+    full = next((row.score for row in rows if row.method == "e2e"), None)
     if full is not None:
         axes.axvline(full, color=GREY, lw=0.8, ls=":", zorder=0)
-    low = min(min(*row.accuracies, row.accuracy - (row.std or 0)) for row in rows)
-    high = max(max(*row.accuracies, row.accuracy + (row.std or 0)) for row in rows)
+    low = min(min(*row.scores, row.score - (row.std or 0)) for row in rows)
+    high = max(max(*row.scores, row.score + (row.std or 0)) for row in rows)
     margin = max(0.1 * (high - low), 0.1)
     axes.set_xlim(low - margin, high + margin)
-    axes.set_xlabel("accuracy at the last epoch, %")
+    unit = f", {metric.unit}" if metric.unit else ""
+    axes.set_xlabel(f"{metric.name} at the last epoch{unit}")
     _plain_frame(axes)
 
 
@@ -66,7 +68,7 @@ def _words(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xlim(0, 3)
     counts = {len(row.seeds) for row in rows}
     heads = [f"mean ± std (n={counts.pop()})" if len(counts) == 1 else "mean ± std"]
-    columns = [[(spread(row.accuracy, row.std), "black") for row in rows]]
+    columns = [[(spread(row.score, row.std), "black") for row in rows]]
     for head, found in (
         ("against E2E", [row.against_e2e for row in rows]),
         ("against removal", [row.against_removal for row in rows]),

@@ -64,6 +64,8 @@ class Variant:
     interval: int = 4
     first: int | None = None
     operator: Options | None = None
+    calibrate: int = 0  # training samples that operators are fitted on before training; 0: their own start
+    epochs: int | None = None  # of its own, instead of the recipe's: a row at equal time
     drop_rate: float = 0.1  # stochastic depth: the last block's chance of being dropped
 
 
@@ -73,12 +75,25 @@ class PaperRow:
 
     data: str
     label: str
-    accuracy: float
+    score: float  # by the task's metric: accuracy in percent, perplexity, ...
     std: float | None = None
     top5: float | None = None
     top5_std: float | None = None
     memory_gb: float | None = None
     seconds_per_epoch: float | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """The score of a classifier."""
+        return self.score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """How a text becomes training sequences."""
+
+    sequence_length: int = 128
+    min_count: int = 2  # words seen less often are <unk>
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +107,10 @@ class Recipe:
     variants: tuple[Variant, ...]
     epochs: int
     batch_size: int
+    task: str = "classification"  # the name of a file's task in training/tasks
+    pretrained: str | None = None  # a file of weights to start from, or timm:NAME for the hub
+    classes: tuple[int, ...] = ()  # the classes to train on, numbered anew in this order; all if empty
+    text: Text = field(default_factory=Text)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     augment: Mapping[str, Augment] = field(default_factory=dict)  # by data set; none if missing
@@ -130,11 +149,12 @@ def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
     fields = dict(data)
     fields["optimizer"] = _make(Optimizer, fields.get("optimizer", {}), "optimizer")
     fields["schedule"] = _make(Schedule, fields.get("schedule", {}), "schedule")
+    fields["text"] = _make(Text, fields.get("text", {}), "text")
     fields["augment"] = {
         name: _make(Augment, entry, f"augment.{name}") for name, entry in dict(fields.get("augment", {})).items()
     }
     fields["variants"] = tuple(variant_from_dict(entry) for entry in fields.get("variants", ()))
-    fields["paper"] = tuple(_make(PaperRow, entry, "paper") for entry in fields.get("paper", ()))
+    fields["paper"] = tuple(paper_row_from_dict(entry) for entry in fields.get("paper", ()))
     return _make(Recipe, fields, "recipe")
 
 
@@ -143,6 +163,13 @@ def variant_from_dict(data: Mapping[str, Any]) -> Variant:
     if isinstance(fields.get("operator"), Mapping):
         fields["operator"] = options_from_dict(fields["operator"])
     return _make(Variant, fields, "variant")
+
+
+def paper_row_from_dict(data: Any) -> PaperRow:
+    """A printed row; files of version 0.1.0 call the score an accuracy."""
+    if isinstance(data, Mapping) and "accuracy" in data:
+        data = {"score" if name == "accuracy" else name: value for name, value in data.items()}
+    return _make(PaperRow, data, "paper")
 
 
 def _make(kind: type[Data], data: Any, where: str) -> Data:

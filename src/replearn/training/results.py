@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +17,10 @@ from typing import Any
 import torch
 
 from ..errors import ReplearnError
+from ..jsonable import encode
+from .metrics import Metric
+from .recipe import Recipe, Variant
+from .tasks import task_named
 
 FORMAT = "replearn-result-1"
 SHARED = "shared its device with other runs"  # a note: then times and memory are not the run's own
@@ -23,18 +28,52 @@ SHARED = "shared its device with other runs"  # a note: then times and memory ar
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What was measured in one epoch; accuracies in percent, memory in bytes."""
+    """What was measured in one epoch; accuracies in percent, memory in bytes.
+
+    `measures` holds what the task measures, by names that begin with `train_` or `test_`. In files and
+    logs they stand beside the other fields: `to_dict` and `epoch_from_dict`.
+    """
 
     epoch: int
-    train_loss: float
-    train_accuracy: float
-    test_loss: float
-    test_accuracy: float
-    test_top5: float
+    measures: Mapping[str, float]
     lr: float
     seconds: float  # training alone, without evaluation
-    images_per_second: float
+    images_per_second: float  # or tokens, or whatever the task counts
     peak_memory: int  # 0 where the device can't tell
+
+    @property
+    def train_loss(self) -> float:
+        return self.measures["train_loss"]
+
+    @property
+    def test_loss(self) -> float:
+        return self.measures["test_loss"]
+
+    @property
+    def train_accuracy(self) -> float:
+        return self.measures["train_accuracy"]
+
+    @property
+    def test_accuracy(self) -> float:
+        return self.measures["test_accuracy"]
+
+    @property
+    def test_top5(self) -> float:
+        return self.measures["test_top5"]
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in PLAIN}
+        return {"epoch": self.epoch, **self.measures, **fields}
+
+
+PLAIN = ("lr", "seconds", "images_per_second", "peak_memory")
+
+
+def epoch_from_dict(data: Mapping[str, Any]) -> Epoch:
+    """An epoch as `to_dict` writes it."""
+    measures = {name: value for name, value in data.items() if name.startswith(("train_", "test_"))}
+    rest = {name: value for name, value in data.items() if name not in measures}
+    return Epoch(measures=measures, **rest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +100,19 @@ class Result:
         return self.epochs[-1]
 
     @property
+    def metric(self) -> Metric:
+        """What the run's task is judged by."""
+        return task_named(str(self.recipe.get("task", "classification"))).metric
+
+    @property
+    def score(self) -> float:
+        """The last epoch's value of the metric."""
+        return self.last.measures[self.metric.key]
+
+    @property
     def best(self) -> Epoch:
-        return max(self.epochs, key=lambda epoch: epoch.test_accuracy)
+        metric = self.metric
+        return max(self.epochs, key=lambda epoch: metric.sign * epoch.measures[metric.key])
 
     @property
     def epoch_seconds(self) -> float:
@@ -75,11 +125,13 @@ class Result:
         return max((epoch.peak_memory for epoch in self.epochs), default=0)
 
     def to_json(self) -> str:
-        data = {"format": FORMAT, **asdict(self)}
+        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["epochs"] = [epoch.to_dict() for epoch in self.epochs]
+        data = {"format": FORMAT, **fields}
         if self.epochs:
             data |= {
-                "last": asdict(self.last),
-                "best": asdict(self.best),
+                "last": self.last.to_dict(),
+                "best": self.best.to_dict(),
                 "epoch_seconds": self.epoch_seconds,
                 "peak_memory": self.peak_memory,
             }
@@ -94,13 +146,27 @@ def result_from_json(text: str, where: str = "this") -> Result:
             raise ReplearnError(f"{where} is not a result file of this version of replearn ({FORMAT}).")
         for derived in ("last", "best", "epoch_seconds", "peak_memory"):
             data.pop(derived, None)
-        epochs = tuple(Epoch(**entry) for entry in data.pop("epochs"))
+        epochs = tuple(epoch_from_dict(entry) for entry in data.pop("epochs"))
         notes = tuple(data.pop("notes", ()))
+        # settings that are younger than the file had their defaults when it was written
+        data["recipe"] = {**defaults_of(Recipe), **data["recipe"]}
+        data["variant"] = {**defaults_of(Variant), **data["variant"]}
         return Result(epochs=epochs, notes=notes, **data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ReplearnError):
             raise
         raise ReplearnError(f"{where} is not a readable result file: {error}.") from error
+
+
+def defaults_of(kind: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass that need not be given, as a file holds them."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = encode(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = encode(field.default_factory())
+    return found
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:
@@ -139,7 +205,7 @@ def hardware_of(device: torch.device) -> dict[str, Any]:
 
 def versions_of() -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for name in ("replearn", "torch", "torchvision", "timm"):
+    for name in ("replearn", "torch", "torchvision", "timm", "transformers"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ..calibration import calibrate_
 from ..errors import ReplearnError
+from ..plans import Plan
 from ..synthesizing import operators_in, synthesized
-from .architectures import architecture
-from .batches import Batches
 from .methods import method_for
 from .methods.base import Setting
 from .optimizers import make_optimizer, set_rate
@@ -24,6 +25,7 @@ from .results import Epoch, now
 from .schedules import rate_at
 from .seeds import seed_at
 from .step import CapturedStep
+from .tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,27 +39,29 @@ class RunSpec:
     out: Path
     data_root: Path | None = None
 
+    @property
+    def epochs(self) -> int:
+        return self.recipe.epochs if self.variant.epochs is None else self.variant.epochs
+
 
 class Run:
     """A run in progress. `fit` drives it: start_epoch, step, step, ..., end_epoch, and again."""
 
-    def __init__(self, spec: RunSpec, batches: Batches, device: torch.device, processes: Processes) -> None:
-        self.spec, self.batches, self.device, self.processes = spec, batches, device, processes
-        recipe = spec.recipe
-        self.method = method_for(Setting(spec.variant, spec.seed, recipe.epochs))
+    def __init__(self, spec: RunSpec, task: Task, device: torch.device, processes: Processes) -> None:
+        self.spec, self.task, self.device, self.processes = spec, task, device, processes
+        recipe, self.batches = spec.recipe, task.batches
+        self.notes: list[str] = []
+        self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
         torch.manual_seed(seed_at(spec.seed, "weights"))
-        model = architecture(
-            recipe.model, num_classes=batches.num_classes, channels=batches.channels, size=batches.size
-        )
+        model = task.build()
         model = self.method.prepare(model).to(device)
         if recipe.channels_last:
             to_channels_last_(model)
         self._has_operators = next(operators_in(model), None) is not None
-        self.flops = count_flops(model, batches.example(device))
+        self.flops = count_flops(model, task.example())
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.bare = model
         self.model = processes.wrap(model, device, self.method.leaves_idle)
-        self.notes: list[str] = []
         if recipe.compile and self.method.capturable:
             self.model.compile()
         elif recipe.compile:
@@ -69,9 +73,9 @@ class Run:
             average = get_ema_multi_avg_fn(recipe.ema_decay)
             self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
         self.optimizer = make_optimizer(self.model, recipe.optimizer, device)
-        self.steps_per_epoch = batches.steps(recipe.batch_size)
-        self.steps = self.steps_per_epoch * recipe.epochs
-        self.sums = torch.zeros(3, device=device)  # loss, correct, images of the epoch so far
+        self.steps_per_epoch = self.batches.steps(recipe.batch_size)
+        self.steps = self.steps_per_epoch * spec.epochs
+        self.sums = torch.zeros(2 + len(task.counted), device=device)  # loss, ..., samples of the epoch so far
         self.epoch, self.step_in_epoch = 0, 0
         self.epochs: list[Epoch] = []
         self.started = now()
@@ -84,7 +88,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self.epoch >= self.spec.recipe.epochs
+        return self.epoch >= self.spec.epochs
 
     def start_epoch(self) -> None:
         """Draw the epoch's data and let the method change the model."""
@@ -122,18 +126,13 @@ class Run:
     def _body(self) -> None:
         recipe = self.spec.recipe
         self.optimizer.zero_grad(set_to_none=True)
-        images, labels = self.batches.current()
-        for x, y in zip(images.chunk(recipe.accumulate), labels.chunk(recipe.accumulate), strict=True):
-            if recipe.channels_last:
-                x = x.contiguous(memory_format=torch.channels_last)
+        batch = self.batches.current()
+        for part in self.task.parts(batch, recipe.accumulate) if recipe.accumulate > 1 else (batch,):
             with self.autocast(), self._synthesized():
-                logits = self.model(x)
-                loss = self.batches.loss(logits, y, recipe.label_smoothing)
+                loss, sums = self.task.loss(self.model, part)
             (loss / recipe.accumulate).backward()
             with torch.no_grad():
-                self.sums[0] += loss.detach().float() * y.shape[0]
-                self.sums[1] += (logits.detach().argmax(1) == y).sum()
-                self.sums[2] += y.shape[0]
+                self.sums += sums
         if recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm)
         self.optimizer.step()
@@ -144,8 +143,9 @@ class Run:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=low, cache_enabled=False)
 
     def _synthesized(self) -> AbstractContextManager[None]:
-        """All operators' weights in one launch; compiled and sharded models make each its own."""
-        together = self._has_operators and not self.spec.recipe.compile and not self.sharded
+        """All operators' weights in one launch; compiled, sharded and recomputed models make each its own."""
+        alone = self.spec.recipe.compile or self.sharded or self.method.recomputes
+        together = self._has_operators and not alone
         return synthesized(self.bare) if together else nullcontext()
 
     def _try_capture(self) -> None:
@@ -167,26 +167,23 @@ class Run:
 
     def end_epoch(self, seconds: float) -> Epoch:
         """Evaluate, record the epoch and check that training is still sane."""
-        loss, correct, images = self.processes.total(self.sums.clone()).tolist()
-        if not loss / images < float("inf"):  # NaN compares false too
+        sums = self.processes.total(self.sums.clone()).tolist()
+        measures = self.task.train_measures(sums)
+        if not measures["train_loss"] < float("inf"):  # NaN compares false too
             raise ReplearnError(
-                f"{self.title}: the training loss is {loss / images} in epoch {self.epoch + 1}. "
+                f"{self.title}: the training loss is {measures['train_loss']} in epoch {self.epoch + 1}. "
                 + (f"The last good state is {self.found}; " if self.found else "")
                 + "lower the learning rate or add warm-up."
             )
         self.seconds += seconds
-        test_loss, accuracy, top5 = self.evaluate()
+        peak = self.peak_memory  # before the evaluation, which is not training
         measured = Epoch(
             epoch=self.epoch + 1,
-            train_loss=loss / images,
-            train_accuracy=100 * correct / images,
-            test_loss=test_loss,
-            test_accuracy=accuracy,
-            test_top5=top5,
+            measures={**measures, **self.evaluate()},
             lr=self.spec.recipe.optimizer.lr * self.rate((self.epoch + 1) * self.steps_per_epoch - 1),
             seconds=self.seconds,
-            images_per_second=images / max(self.seconds, 1e-9),
-            peak_memory=self.peak_memory,
+            images_per_second=sums[-1] / max(self.seconds, 1e-9),
+            peak_memory=peak,
         )
         self.epochs.append(measured)
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
@@ -200,24 +197,27 @@ class Run:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[float, float, float]:
-        """Loss, accuracy and top-5 accuracy on the test set, of the averaged model if there is one."""
+    def evaluate(self) -> dict[str, float]:
+        """What the task measures on the test set, of the averaged model if there is one."""
         model = self.ema or (self.model if self.processes.parallel == "fsdp" else self.bare)
         model.eval()
-        sums = torch.zeros(4, device=self.device)
-        for images, labels in self.batches.test(self.processes):
-            if self.spec.recipe.channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
-            with self.autocast():
-                logits = model(images).float()
-            real = labels >= 0  # a stream fills up its last batches with images that do not count
-            logits, labels = logits[real], labels[real]
-            top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-            found = [cross_entropy(logits, labels, reduction="sum"), top[:, 0].sum(), top.sum()]
-            sums += torch.stack([*(value.float() for value in found), sums.new_tensor(labels.shape[0])])
+        measures = self.task.evaluate(model, self.autocast())
         self.model.train()
-        loss, first, five, images_seen = self.processes.total(sums).tolist()
-        return loss / images_seen, 100 * first / images_seen, 100 * five / images_seen
+        return measures
+
+    def calibrate(self, model: nn.Module, plan: Plan) -> None:
+        """Replace the planned blocks by operators fitted to the pretrained model on training samples."""
+        spec = self.spec
+        if spec.recipe.pretrained is None:
+            raise ReplearnError(
+                f"{spec.variant.label}: operators are fitted (calibrate={spec.variant.calibrate}) to a trained "
+                "model, and this recipe starts from random weights. Give it weights: pretrained=FILE."
+            )
+        begin = time.perf_counter()
+        batches = self.batches.calibration(spec.seed, spec.variant.calibrate)
+        report = calibrate_(model.to(self.device), plan, batches)
+        errors = ", ".join(f"{fit.name} {fit.error:.3f} (removal {fit.removal_error:.3f})" for fit in report.fits)
+        self.note(f"fitted in {time.perf_counter() - begin:.1f} s on {report.num_samples} samples: {errors}")
 
     @property
     def title(self) -> str:
@@ -245,8 +245,8 @@ def to_channels_last_(model: nn.Module) -> None:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
 
-def count_flops(model: nn.Module, example: Tensor) -> int:
-    """FLOPs of a forward pass on one image."""
+def count_flops(model: nn.Module, example: Any) -> int:
+    """FLOPs of a forward pass on one sample."""
     from torch.utils.flop_counter import FlopCounterMode
 
     mode = model.training

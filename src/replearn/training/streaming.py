@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from .batches import Batches
+from .batches import ImageBatches
 from .data.base import StreamedSet
 from .processes import Processes
 from .recipe import Augment
+from .seeds import seed_at
 
 
-class StreamBatches(Batches):
+class StreamBatches(ImageBatches):
     """One process's share of a stream; images cross the bus as uint8 and are normalised on the device."""
 
     def __init__(
@@ -55,6 +57,12 @@ class StreamBatches(Batches):
 
     def peek(self) -> Tensor:
         return self._ready(next(self._from(0))[0])
+
+    def calibration(self, seed: int, samples: int) -> list[Tensor]:
+        share = (self.processes.rank, self.processes.world, self.batch_size)
+        batches = self.data.train_batches(0, seed_at(seed, "calibration"), *share)
+        count = -(-samples // max(1, self.batch_size // self.processes.world))
+        return [self._ready(images) for images, _ in islice(batches, count)]
 
     def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in self.data.test_batches(processes.rank, processes.world, self.batch_size):

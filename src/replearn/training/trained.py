@@ -71,9 +71,11 @@ def read_trained(folder: str | Path, device: torch.device, root: Path | None = N
     loaded = load(data, root)
     if not isinstance(loaded, ImageSet):
         raise ReplearnError(
-            f"{data} is streamed, and this command takes data sets that fit in memory; in Python, pass "
-            "batches of your own to replearn.analysis.analyze."
+            f"{data} is streamed or a text, and this command takes sets of images that fit in memory; in Python, "
+            "pass batches of your own to replearn.analysis.analyze."
         )
+    if recipe.get("classes"):
+        loaded = loaded.with_classes(recipe["classes"])
     resize = recipe.get("augment", {}).get(data, {}).get("resize")
     images = DeviceImages(loaded, Augment(resize=resize), device)
     model = architecture(

@@ -6,10 +6,12 @@ The folder `sets` is the list of data sets, one file each.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import ReplearnError
 from . import sets
@@ -17,6 +19,7 @@ from .base import IGNORED, ImageSet, StreamedSet
 from .downloading import download_source
 from .fetching import PATIENT, Patience, Progress
 from .inspection import DataStatus, FileCheck, inspect_source
+from .text import TextSet
 
 __all__ = [
     "IGNORED",
@@ -25,13 +28,18 @@ __all__ = [
     "ImageSet",
     "Patience",
     "StreamedSet",
+    "TextSet",
     "available",
     "download",
+    "expect",
     "load",
     "shape_of",
     "status",
+    "with_classes",
 ]
 
+Loaded = ImageSet | StreamedSet | TextSet
+Kind = TypeVar("Kind", ImageSet, StreamedSet, TextSet)
 Root = str | os.PathLike[str] | None
 
 
@@ -40,15 +48,38 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in iter_modules(sets.__path__)))
 
 
-def load(name: str, root: Root = None, strict_counts: bool = True) -> ImageSet | StreamedSet:
+def load(name: str, root: Root = None, strict_counts: bool = True, **settings: Any) -> Loaded:
     """A data set by its name.
 
     The root is the argument, else the environment variable REPLEARN_DATA, else ./data. Missing or
     broken files are a ReplearnError that names them, the places looked at and the cure.
-    `strict_counts=False` takes any number of images: for files made by hand.
+    `strict_counts=False` takes any number of images: for files made by hand. What
+    else a data set takes, as a text's `min_count`, is passed on.
     """
-    loaded: ImageSet | StreamedSet = _set(name).load(root, strict_counts)
+    found = _set(name)
+    if unknown := sorted(settings.keys() - signature(found.load).parameters.keys()):
+        raise ReplearnError(f"{name} has no {unknown[0]}, so it is no data set for this task. Use another.")
+    loaded: Loaded = found.load(root, strict_counts, **settings)
     return loaded
+
+
+def expect(kind: type[Kind], loaded: Loaded, task: str) -> Kind:
+    """The data set, if it is of the kind that the task learns from."""
+    if not isinstance(loaded, kind):
+        raise ReplearnError(
+            f"{loaded.name} is a {type(loaded).__name__}, and {task} learns from a {kind.__name__}. Use a recipe "
+            "for this data set, or another data set."
+        )
+    return loaded
+
+
+def with_classes(loaded: Loaded, classes: Sequence[int]) -> ImageSet:
+    """Only the images of these classes, numbered anew from 0 in the order given."""
+    if not isinstance(loaded, ImageSet):
+        raise ReplearnError(
+            f"classes={list(classes)}: {loaded.name} is not held in memory, so it can't be divided."
+        )
+    return loaded.with_classes(classes)
 
 
 def status(name: str, root: Root = None, checksums: bool = True) -> DataStatus:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from ...errors import ReplearnError
@@ -28,6 +29,9 @@ class ImageSet:
     mean: tuple[float, ...]  # per channel, of the training images scaled to 0..1
     std: tuple[float, ...]
 
+    unit = "images"  # what is counted, and what the classes are
+    classes = "classes"
+
     @property
     def channels(self) -> int:
         return int(self.train_images.shape[1])
@@ -43,6 +47,26 @@ class ImageSet:
     @property
     def num_test(self) -> int:
         return int(self.test_labels.shape[0])
+
+    def with_classes(self, classes: Sequence[int]) -> ImageSet:
+        """Only the images of these classes, numbered anew from 0 in the order given; mean and std stay."""
+        known = range(self.num_classes)
+        if len(set(classes)) != len(classes) or len(classes) < 2 or not all(label in known for label in classes):
+            raise ReplearnError(
+                f"classes={list(classes)}: write at least two different classes of {self.name}, each from 0 to "
+                f"{self.num_classes - 1}."
+            )
+        numbers = torch.full((self.num_classes,), -1)
+        numbers[list(classes)] = torch.arange(len(classes))
+        train, test = numbers[self.train_labels], numbers[self.test_labels]
+        return replace(
+            self,
+            num_classes=len(classes),
+            train_images=self.train_images[train >= 0],
+            train_labels=train[train >= 0],
+            test_images=self.test_images[test >= 0],
+            test_labels=test[test >= 0],
+        )
 
     def subset(self, num_train: int, num_test: int, seed: int = 0) -> ImageSet:
         """A smaller set for quick tests, the same one every time: classes as even as they can be.
@@ -90,6 +114,9 @@ class StreamedSet(ABC):
     size: int = 224
     rand_augment: bool = False
     workers: int = field(default_factory=default_workers)  # 0: read in this process
+
+    unit = "images"
+    classes = "classes"
 
     def steps(self, batch_size: int) -> int:
         """Training batches in an epoch; a last one that would not be full is left out."""

@@ -14,6 +14,7 @@ from ...errors import ReplearnError
 from .base import ImageSet, StreamedSet
 from .places import find, places_of
 from .source import Layout, Source
+from .text import TextSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class DataStatus:
     checksums: tuple[FileCheck, ...]
     problem: str | None
     how: str
+    unit: str = "images"  # what is counted
+    classes: str = "classes"  # what the classes are
 
     @property
     def ok(self) -> bool:
@@ -57,7 +60,7 @@ class DataStatus:
 
 def inspect_source(
     source: Source,
-    load: Callable[[str | os.PathLike[str] | None], ImageSet | StreamedSet],
+    load: Callable[[str | os.PathLike[str] | None], ImageSet | StreamedSet | TextSet],
     root: str | os.PathLike[str] | None,
     checksums: bool = True,
 ) -> DataStatus:
@@ -83,6 +86,8 @@ def inspect_source(
         checksums=check_files(layout, folder) if checksums and folder and layout else (),
         problem=problem,
         how=source.how,
+        unit=data.unit if data else "images",
+        classes=data.classes if data else "classes",
     )
 
 

@@ -19,7 +19,7 @@ class OfficialFile:
     name: str
     md5: str | None = None
     split: Literal["train", "test"] | None = None
-    num_images: int = 0
+    num_images: int = 0  # or tokens
     required: bool = True
 
 
@@ -60,10 +60,10 @@ class Source:
 
     name: str
     title: str
-    num_classes: int
-    shape: tuple[int, int, int]  # channels, height, width
     num_train: int
     num_test: int
     layouts: tuple[Layout, ...]
     how: str  # how to get it, a sentence
+    num_classes: int = 0  # 0 where the data itself says, as a text says its words
+    shape: tuple[int, int, int] = (0, 0, 0)  # channels, height, width of images
     bundled_with: str | None = None  # the library that brings it, where nothing lies on disk

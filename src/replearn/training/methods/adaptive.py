@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...carrying import PLAN
 from ...operators.base import Operator
 from ...placement import best_apart
 from ...planning import count_parameters, plan
 from ...plans import Plan, Target
 from ...similarity import block_similarity
 from ...stacks import Stack, find_stacks
-from ...surgery import PLAN, device_of, set_submodule
+from ...surgery import device_of, set_submodule
 from ...survey import Survey
 from ...targets import build_operator, trainable
 from .base import Method, Setting

@@ -15,11 +15,12 @@ from ..recipe import Variant
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method may know: the row it plays in, and the run's seed and length."""
+    """What a method may know: its row, the run's seed and length, and how to fit a plan's operators."""
 
     variant: Variant
     seed: int
     epochs: int
+    calibrate: Callable[[nn.Module, Plan], None] | None = None  # in place of surgery, on the run's training data
 
 
 class Method(ABC):
@@ -28,6 +29,8 @@ class Method(ABC):
     name: str
     capturable: bool = True  # False if each step may take another path through the model
     leaves_idle: bool = False  # True if a step may leave parameters without a gradient; DDP must look for them
+
+    recomputes: bool = False  # True if blocks are run again in the backward pass
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -1,4 +1,7 @@
-"""Replacement Learning with every option of the core; without an operator, the paper's for the kind of block."""
+"""Replacement Learning with every option of the core; without an operator, the paper's for the kind of block.
+
+With `calibrate` the operators start fitted to the blocks of a pretrained model.
+"""
 
 from torch import nn
 
@@ -13,4 +16,7 @@ class ReplacementLearning(Method):
     def prepare(self, model: nn.Module) -> nn.Module:
         variant = self.setting.variant
         self.plan = plan(model, variant.interval, variant.first, operator=variant.operator)
+        if variant.calibrate and self.setting.calibrate is not None:
+            self.setting.calibrate(model, self.plan)
+            return model
         return replace_(model, self.plan)

@@ -1,0 +1,81 @@
+"""Load a replaced Hugging Face model that save_pretrained wrote: the plan is in its config.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from .carrying import CONFIG
+from .errors import ReplearnError
+from .plans import Plan
+from .surgery import check_fit, exchange_
+
+HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+
+
+def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings: Any) -> Any:
+    """A replaced model as `model.save_pretrained` wrote it, from a folder or the hub.
+
+    `model_class` is the model's class or an Auto class; settings (dtype, device_map, revision, ...) are those
+    of its own `from_pretrained`, which does the loading. Raises ReplearnError where there is no plan, where the
+    plan does not fit the class, and where weights are missing or left over.
+    """
+    if not hasattr(model_class, "from_pretrained"):
+        raise ReplearnError(
+            f"from_pretrained takes a Hugging Face model class, as AutoModelForCausalLM, got {model_class!r}."
+        )
+    hub = {name: settings[name] for name in HUB if name in settings}
+    library: Any = sys.modules["transformers"]  # loaded, since the class is one of its
+    config = library.AutoConfig.from_pretrained(source, **hub)
+    stored = getattr(config, CONFIG, None)
+    if stored is None:
+        raise ReplearnError(
+            f"{source} holds no replaced model: its config.json has no {CONFIG}. Load it with "
+            f"{model_class.__name__}.from_pretrained, then plan and replace_."
+        )
+    plan = Plan.from_json(json.dumps(stored))
+    concrete = concrete_class(model_class, config)
+    replaced = with_plan(concrete, plan)
+    try:
+        model, found = replaced.from_pretrained(source, output_loading_info=True, **settings)
+    except RuntimeError as error:
+        raise ReplearnError(
+            f"The weights in {source} are not those of its config.json: {str(error).splitlines()[0]}. Use the "
+            "folder as save_pretrained wrote it."
+        ) from error
+    wrong = {what: sorted(map(str, names)) for what, names in found.items() if names and what.endswith("_keys")}
+    for what, names in wrong.items():
+        raise ReplearnError(
+            f"The weights in {source} are not those of its plan: {len(names)} {what.replace('_', ' ')} "
+            f"({names[0]}). Use the folder as save_pretrained wrote it."
+        )
+    model.__class__ = concrete  # an ordinary model from here on: pickled, saved and called as one
+    return model
+
+
+def concrete_class(model_class: Any, config: Any) -> Any:
+    """The class itself; of an Auto class, the one for this config."""
+    mapping = getattr(model_class, "_model_mapping", None)
+    if mapping is None:
+        return model_class
+    if type(config) not in mapping:
+        raise ReplearnError(
+            f"{model_class.__name__} has no model for a {type(config).__name__}; use another class."
+        )
+    found = mapping[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def with_plan(concrete: Any, plan: Plan) -> Any:
+    """The class, with the plan carried out as soon as a model is built and before its weights are loaded."""
+
+    class Replaced(concrete):  # type: ignore[misc]
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            check_fit(self, plan)
+            exchange_(self, plan, start=False)
+
+    Replaced.__name__, Replaced.__qualname__ = concrete.__name__, concrete.__qualname__
+    return Replaced

@@ -1,0 +1,133 @@
+"""The paper's language model, Transformer-LM-12L-512d-8H-2048ff: a decoder with learned positions.
+
+The paper gives its depth, width, heads and MLP width alone. Ours, where it is silent: LayerNorm before each
+branch, GELU, dropout 0.2 on embeddings and branches, GPT-2's starting values, the output tied to the embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..anatomy import Anatomy, anatomy
+from ..errors import ReplearnError
+from .linear_cross_entropy import linear_cross_entropy
+
+
+class Attention(nn.Module):
+    """Causal self-attention, in one fused kernel."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, dim = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, length, dim))
+        return out
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a LayerNorm and added to its input."""
+
+    def __init__(self, dim: int, num_heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = Attention(dim, num_heads)
+        self.norm2 = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, hidden)
+        self.act = nn.GELU()
+        self.down = nn.Linear(hidden, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def replearn_anatomy(self) -> Anatomy:
+        return anatomy(
+            "transformer_lm",
+            "transformer",
+            num_heads=self.attn.num_heads,
+            proj="attn.proj",
+            norm1="norm1",
+            norm2="norm2",
+            up="up",
+            activation="act",
+            down="down",
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attn(self.norm1(x)))
+        out: Tensor = x + self.dropout(self.down(self.act(self.up(self.norm2(x)))))
+        return out
+
+
+class TransformerLM(nn.Module):
+    """A causal language model: numbers of words in, logits out; with targets, their mean cross-entropy.
+
+    The loss of a training step never holds all logits at once. `tied=False` gives the output a matrix of its own.
+
+    >>> model = TransformerLM(num_words=100, dim=16, depth=4, num_heads=2, hidden=32, max_length=8)
+    >>> model(torch.zeros(2, 8, dtype=torch.int64)).shape
+    torch.Size([2, 8, 100])
+    """
+
+    def __init__(
+        self,
+        num_words: int,
+        *,
+        dim: int = 512,
+        depth: int = 12,
+        num_heads: int = 8,
+        hidden: int = 2048,
+        max_length: int = 128,
+        dropout: float = 0.2,
+        tied: bool = True,
+    ) -> None:
+        super().__init__()
+        if min(num_words, dim, depth, num_heads, hidden, max_length) < 1 or dim % num_heads:
+            raise ReplearnError(
+                f"A language model of width {dim} can't have {num_heads} heads, {depth} blocks, an MLP of "
+                f"{hidden}, {max_length} positions and {num_words} words: all are at least 1, and the heads "
+                "divide the width."
+            )
+        self.words = nn.Embedding(num_words, dim)
+        self.positions = nn.Embedding(max_length, dim)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(dim, num_heads, hidden, dropout) for _ in range(depth))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, num_words, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+            if isinstance(module, Block):  # what is added 2 x depth times starts smaller
+                for layer in (module.attn.proj, module.down):
+                    nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))
+        if tied:
+            self.head.weight = self.words.weight
+
+    @property
+    def max_length(self) -> int:
+        return self.positions.num_embeddings
+
+    def forward(self, words: Tensor, targets: Tensor | None = None) -> Tensor:
+        length = words.shape[-1]
+        if length > self.max_length:
+            raise ReplearnError(
+                f"A sequence of {length} words is longer than the {self.max_length} positions of this "
+                f"{type(self).__name__}. Cut it, or build the model with max_length={length}."
+            )
+        places = torch.arange(length, device=words.device)
+        x = self.dropout(self.words(words) + self.positions(places))
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        made: Tensor = self.head(x) if targets is None else linear_cross_entropy(x, self.head.weight, targets)
+        return made

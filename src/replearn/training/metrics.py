@@ -1,0 +1,30 @@
+"""What a task measures: a name, which way is better, and how it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One measure on the test set; `key` is its name in result files and logs.
+
+    >>> Metric(name="perplexity", higher_is_better=False).text(193.312)
+    '193.31'
+    """
+
+    name: str
+    higher_is_better: bool = True
+    unit: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"test_{self.name}"
+
+    @property
+    def sign(self) -> int:
+        """1 where more is better, else -1: `sign * value` is always better when it is higher."""
+        return 1 if self.higher_is_better else -1
+
+    def text(self, value: float) -> str:
+        return f"{value:.2f} {self.unit}".rstrip()

@@ -1,0 +1,73 @@
+"""What a task is: what a batch holds, how the model is made, the loss, and what is measured."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import Batches
+from ..metrics import Metric
+from ..processes import Processes
+
+if TYPE_CHECKING:
+    from ..run import RunSpec
+
+
+class Task(ABC):
+    """One run's task. The engine owns steps, seeds, checkpoints and files; all that differs between tasks is here.
+
+    A step that is captured as a CUDA graph runs `batches.current()` and `loss`: fixed shapes, tensors on the
+    device, nothing that waits for it. Tasks whose batches change shape leave `batches.fixed` False.
+    """
+
+    name: ClassVar[str]
+    metric: ClassVar[Metric]  # the one that rows are compared by
+    also: ClassVar[tuple[Metric, ...]] = ()  # measured beside it
+    sample: ClassVar[str] = "images"  # what is counted in speeds
+    counted: ClassVar[tuple[str, ...]] = ()  # training sums between the loss's and the number of samples
+
+    batches: Batches
+
+    def __init__(self, spec: RunSpec, device: torch.device, processes: Processes) -> None:
+        self.spec, self.recipe, self.device, self.processes = spec, spec.recipe, device, processes
+
+    @classmethod
+    @abstractmethod
+    def open(cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]) -> Task:
+        """The task with its data; what `shared` holds already is on the device for several runs at once."""
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The model, before any method changes it, pretrained where the recipe says so."""
+
+    @abstractmethod
+    def example(self) -> Any:
+        """One sample as the model takes it, for counting FLOPs."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        """The mean loss of a batch, and its sums: the loss's, those in `counted`, the number of samples."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
+        """`test_loss` and every metric on the test set; in every process, in eval mode, without gradients."""
+
+    def train_measures(self, sums: Sequence[float]) -> dict[str, float]:
+        """What an epoch's sums come to, by the names of the result file; `train_loss` is one of them."""
+        loss, *counted, samples = sums
+        shares = {name: 100 * value / samples for name, value in zip(self.counted, counted, strict=True)}
+        return {"train_loss": loss / samples, **shares}
+
+    @property
+    def step_samples(self) -> int:
+        """Samples in a step of all processes together."""
+        return self.recipe.batch_size
+
+    def parts(self, batch: Any, count: int) -> Iterator[Any]:
+        """A batch cut into equal parts, for accumulating gradients."""
+        return zip(*(tensor.chunk(count) for tensor in batch), strict=True)
