@@ -42,7 +42,7 @@ def training_table(comparison: Comparison) -> str:
 
 def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:
     """Whole epochs as text."""
-    head = ("run", "s an epoch", "time", "images/s each", "in all", "memory")
+    head = ("run", "s an epoch", "time", "samples/s each", "in all", "memory")
     cells = [
         (
             row.label,
