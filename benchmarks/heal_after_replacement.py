@@ -6,8 +6,8 @@
 Trains the base model end to end (WikiText-2: a language model, perplexity; CIFAR-10: a ViT, accuracy), then takes
 out a quarter and a half of its blocks (interval 4 and 2, first=2), each in several ways, and trains what is left
 for one epoch at a tenth of the rate. Below the rows of a placement stands E2E continued for as many seconds as
-the slowest of them (but the whole block) took, fitting included: what the untouched model does with that time. Operators are fitted on
-training samples, and nothing is chosen on the test set. About 3 minutes on one H200.
+the slowest of them (but the whole block) took, fitting included: what the untouched model does with that time.
+Operators are fitted on training samples, and nothing is chosen on the test set. The file is written after each row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -121,7 +121,13 @@ class Bench:
             taken += 1
 
 
-def measured(bench: Bench, base: torch.nn.Module, samples: int, steps: int | None) -> list[dict[str, Any]]:
+def measured(
+    bench: Bench,
+    base: torch.nn.Module,
+    samples: int,
+    steps: int | None,
+    keep: Callable[[list[dict[str, Any]]], None],
+) -> list[dict[str, Any]]:
     """Every candidate at every placement: fitted, scored, healed for an epoch, scored again; and E2E continued."""
     batches = bench.task.batches.calibration(bench.seed, samples)
     epoch = bench.task.batches.steps(bench.recipe.batch_size) if steps is None else steps
@@ -151,6 +157,7 @@ def measured(bench: Bench, base: torch.nn.Module, samples: int, steps: int | Non
                 "healed": bench.score(model),
             }
             rows.append(row)
+            keep(rows)
             print(f"K={interval} {label}: {before:.2f}, healed {row['healed']:.2f}", flush=True)
         # the whole block takes by far the longest to fit; its time would flatter E2E beside all other rows
         others = [row for row in rows if row["interval"] == interval and row["operator"] != "whole_block"]
@@ -219,20 +226,24 @@ def main() -> None:
     print(
         f"{recipe.model}, {recipe.epochs} epochs end to end: {bench.metric.name} {trained:.2f} in {seconds:.1f} s"
     )
-    rows = measured(bench, base, options.samples, options.steps)
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        about = {
+            "script": "benchmarks/heal_after_replacement.py",
+            "arguments": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
+            "recipe": recipe.to_dict(),
+            "metric": bench.metric.name,
+            "trained": trained,
+            "trained_seconds": seconds,
+            "rows": rows,
+            "hardware": hardware_of(device),
+            "versions": versions_of(),
+        }
+        write_atomically(options.out, json.dumps(about, indent=1))
+
+    rows = measured(bench, base, options.samples, options.steps, keep)
+    keep(rows)
     print(table(rows, bench.metric.name, trained))
-    about = {
-        "script": "benchmarks/heal_after_replacement.py",
-        "arguments": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
-        "recipe": recipe.to_dict(),
-        "metric": bench.metric.name,
-        "trained": trained,
-        "trained_seconds": seconds,
-        "rows": rows,
-        "hardware": hardware_of(device),
-        "versions": versions_of(),
-    }
-    write_atomically(options.out, json.dumps(about, indent=1))
 
 
 if __name__ == "__main__":
