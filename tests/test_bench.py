@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,10 @@ def test_bad_input_is_told_in_one_line(words: str, says: str) -> None:
     done = run(*words.split())
     assert done.exit_code == 2
     assert says in done.output
+
+
+def test_the_readmes_tables_are_the_files() -> None:
+    """`python benchmarks/readme_tables.py` writes them."""
+    script = Path(__file__).parent.parent / "benchmarks" / "readme_tables.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
