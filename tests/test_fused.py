@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import replearn
-from replearn import operators
+from replearn import operators, synthesizing
 from replearn.operators import fused
 from replearn.operators.mixture import Mixture
 
@@ -142,6 +142,42 @@ def test_what_the_kernel_does_not_know_is_made_in_plain_torch() -> None:
         torch.testing.assert_close(made[name], one.plain().float())
 
 
+@runs_kernels
+def test_a_model_is_prepared_once_and_again_when_a_parameter_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthesizing, "kernels_run_on", lambda tensor: True)  # the interpreter's are on the CPU
+    torch.manual_seed(0)
+    model = replearn.models.CifarResNet(20, width=4).to(HERE).eval()
+    replearn.replace_(model, replearn.plan(model, 2))
+    x = torch.randn(2, 3, 8, 8, device=HERE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+
+    def step() -> None:
+        model.zero_grad()
+        with replearn.synthesized(model):
+            together = model(x)
+        seen.append(synthesizing._prepared[model])
+        assert seen[-1]._batch is not None
+        torch.testing.assert_close(together, model(x))
+        together.square().mean().backward()
+        found = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        model(x).square().mean().backward()
+        for one, p in zip(found, model.parameters(), strict=True):
+            torch.testing.assert_close(one, p.grad)
+        optimizer.step()
+
+    step()
+    step()  # new values in the same memory
+    assert seen[0] is seen[1]
+    block = model.layer1[0]
+    block.conv2.weight.data = block.conv2.weight.data.clone()
+    step()
+    block.conv2 = nn.Conv2d(4, 4, 3, padding=1, bias=False, device=HERE)
+    step()
+    assert len(set(map(id, seen))) == 3
+
+
 @pytest.mark.parametrize("shape", [(4, 3, 3, 3), (5, 7)])
 def test_which_layouts_have_dense_rows(shape: tuple[int, ...]) -> None:
     whole = torch.randn(2 * shape[0], *shape[1:])
@@ -227,7 +263,7 @@ def test_the_kernels_run_in_tritons_interpreter() -> None:
     if HERE == "cuda" or INTERPRETED:
         pytest.skip("the kernels ran for real")
     pytest.importorskip("triton")
-    chosen = "equal or float32 or zero or changing or know"
+    chosen = "equal or float32 or zero or changing or know or prepared"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, __file__]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +181,15 @@ class ReadingOperator(Operator):
     def mixtures(self) -> Mixtures:
         """What this operator computes with, by name: how each weight is made, or None for an absent bias."""
         return {}
+
+    def anchors(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Every register entry that the mixtures are read from: as long as they stay, so do the mixtures."""
+        for sources in self._sources.values():
+            for source in sources.values():
+                yield from source.anchors()
+        for module in (self, *self.corrections.values()):
+            for register in (module._parameters, module._buffers):
+                yield from ((register, name, register[name]) for name in register)
 
     def synthesized(self, x: Tensor) -> Made:
         """The mixtures, made, in the dtype that x is computed in."""

@@ -8,7 +8,7 @@ step to step, so the tables are made once and found again. `Mixture.plain` is th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,7 +133,7 @@ class Layout:
         return tensor.as_strided((self.rows * self.columns,), (1,))
 
 
-def lay_out(mixtures: list[Mixture]) -> tuple[list[Layout], int, int]:
+def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], int, int]:
     """A place for every mixture, and the sizes of the shared buffers."""
     layouts, start, partial = [], 0, 0
     for mixture in mixtures:
@@ -149,7 +149,7 @@ def lay_out(mixtures: list[Mixture]) -> tuple[list[Layout], int, int]:
     return layouts, start, partial
 
 
-def tables_for(mixtures: list[Mixture], layouts: list[Layout], device: torch.device) -> Tables:
+def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: torch.device) -> Tables:
     """The kernel's tables on the device: numbers and addresses, factors, and who makes which row."""
     lines = tuple(
         (
@@ -182,64 +182,90 @@ def tables_for(mixtures: list[Mixture], layouts: list[Layout], device: torch.dev
     return found
 
 
-def mix(mixtures: list[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Mixtures for one launch, whose sources share a dtype, with all that can be worked out beforehand."""
+
+    tensors: tuple[Tensor | None, ...]  # five a mixture: previous, next, correction, a, b
+    along: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    size: int
+    partials: int
+    source: torch.dtype
+    device: torch.device
+    tables: Tables | None  # None where there is nothing behind the tensors
+
+    @classmethod
+    def of(cls, mixtures: Sequence[Mixture]) -> Batch:
+        tensors = tuple(t for m in mixtures for t in (m.previous, m.next, m.correction, m.a, m.b))
+        layouts, size, partials = lay_out(mixtures)
+        first = mixtures[0].tensors[0]
+        tables = tables_for(mixtures, layouts, first.device) if has_values(first) else None
+        along = tuple(m.along for m in mixtures)
+        source = source_dtype(mixtures[0])
+        return cls(tensors, along, tuple(layouts), size, partials, source, first.device, tables)
+
+
+def mix(mixtures: Sequence[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Make mixtures whose sources share a dtype, in one launch, with gradients."""
-    tensors = [t for m in mixtures for t in (m.previous, m.next, m.correction, m.a, m.b)]
-    made: tuple[Tensor, ...] = _Mix.apply(mixtures, dtype, *tensors)  # type: ignore[no-untyped-call]
+    return mix_batch(Batch.of(mixtures), dtype)
+
+
+def mix_batch(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, *batch.tensors)  # type: ignore[no-untyped-call]
     return made
 
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mixtures: list[Mixture], dtype: torch.dtype, *tensors: Tensor | None) -> Any:
-        device = mixtures[0].tensors[0].device
-        layouts, size, partials = lay_out(mixtures)
-        out = torch.empty(size, dtype=dtype, device=device)
-        tables: Tables | None = None
-        if has_values(out):
+    def forward(ctx: Any, batch: Batch, dtype: torch.dtype, *tensors: Tensor | None) -> Any:
+        out = torch.empty(batch.size, dtype=dtype, device=batch.device)
+        if batch.tables is not None:
             from .kernels.mixing import launch_forward
 
-            tables = tables_for(mixtures, layouts, device)
-            launch_forward(tables, out, source_dtype(mixtures[0]), layouts)
+            launch_forward(batch.tables, out, batch.source, batch.layouts)
         else:
             out.zero_()  # stands for the launch where costs are predicted from shapes
-        ctx.layouts, ctx.size, ctx.partials, ctx.tables = layouts, size, partials, tables
-        ctx.mixtures = [(m.along, m.a is not None, m.b is not None) for m in mixtures]
-        ctx.source_dtype = source_dtype(mixtures[0])
+        ctx.batch = batch
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)  # autograd then notices if one is changed before the backward pass
-        return tuple(layout.view(out) for layout in layouts)
+        return tuple(layout.view(out) for layout in batch.layouts)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
-        needed = ctx.needs_input_grad[2:]
+        batch: Batch = ctx.batch
+        layouts, needed = batch.layouts, ctx.needs_input_grad[2:]
         given = [grad for grad in grads if grad is not None]
         if not given:
             return (None,) * len(ctx.needs_input_grad)
-        flat = gather(ctx.layouts, grads, ctx.size, given[0])
-        wants_sources = any(needed[5 * i] or needed[5 * i + 1] for i in range(len(ctx.layouts)))
-        wants_corrections = any(needed[5 * i + 2] for i in range(len(ctx.layouts)))
-        sources = [torch.empty(ctx.size, dtype=ctx.source_dtype, device=flat.device) for _ in range(2)]
-        sources = sources if wants_sources else [flat, flat]
-        corrections = torch.empty_like(sources[0], dtype=ctx.source_dtype) if wants_corrections else flat
-        partials = torch.empty(2, ctx.partials, device=flat.device)
-        if has_values(flat):
+        flat = gather(layouts, grads, batch.size, given[0])
+        wants_sources = any(needed[0::5]) or any(needed[1::5])
+        wants_corrections = any(needed[2::5])
+
+        def room(wanted: bool) -> Tensor:
+            return torch.empty(batch.size, dtype=batch.source, device=flat.device) if wanted else flat
+
+        sources, corrections = [room(wants_sources), room(wants_sources)], room(wants_corrections)
+        partials = torch.empty(2, batch.partials, device=flat.device)
+        if batch.tables is not None:
             from .kernels.mixing import launch_backward
 
             launch_backward(
-                ctx.tables, flat, partials, sources, corrections, ctx.source_dtype, ctx.layouts,
+                batch.tables, flat, partials, sources, corrections, batch.source, layouts,
                 wants_sources=wants_sources, wants_corrections=wants_corrections,
             )  # fmt: skip
         else:
             partials.zero_()
-        found: list[Tensor | None] = []
-        for index, (layout, (along, *_)) in enumerate(zip(ctx.layouts, ctx.mixtures, strict=True)):
-            made = [layout.view(sources[0]), layout.view(sources[1]), layout.view(corrections)]
-            made += [reduced(partials[side], layout, along) for side in range(2)]
-            wanted = needed[5 * index : 5 * index + 5]
-            found += [tensor if want else None for tensor, want in zip(made, wanted, strict=True)]
+        found: list[Tensor | None] = [None] * len(needed)
+        for index, (layout, along) in enumerate(zip(layouts, batch.along, strict=True)):
+            for place, buffer in enumerate((*sources, corrections)):
+                if needed[5 * index + place]:
+                    found[5 * index + place] = layout.view(buffer)
+            for side in range(2):
+                if needed[5 * index + 3 + side]:
+                    found[5 * index + 3 + side] = reduced(partials[side], layout, along)
         return (None, None, *found)
 
 
@@ -248,7 +274,11 @@ def has_values(tensor: Tensor) -> bool:
     return type(tensor).__name__ != "FakeTensor"
 
 
-def gather(layouts: list[Layout], grads: tuple[Tensor | None, ...], size: int, like: Tensor) -> Tensor:
+def kernels_run_on(tensor: Tensor) -> bool:
+    return tensor.is_cuda and has_values(tensor)
+
+
+def gather(layouts: Sequence[Layout], grads: tuple[Tensor | None, ...], size: int, like: Tensor) -> Tensor:
     """All gradients in one buffer, laid out as the weights were: one launch, as their addresses change."""
     if len(layouts) == 1 and grads[0] is not None:
         return layouts[0].flat(grads[0])

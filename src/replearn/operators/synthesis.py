@@ -6,9 +6,10 @@ W_r       = a * norm(W_prev) + b * norm(W_next) + D          (eq:general_synthes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,18 @@ class Source:
     def read(self, *below: str) -> Tensor:
         """The parameter at a path below the source, whole, under stop-gradient if that is asked for."""
         return gathered(self._stored(below), self.stop_gradient)
+
+    def anchors(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """The registers in which the parts on the way to this source stand: name and entry of each."""
+        found: Any = self.block
+        for name in self.path:
+            if isinstance(found, Tensor):
+                return
+            register = found._modules if name in found._modules else found._parameters
+            yield register, name, register.get(name)
+            found = register.get(name)
+        if isinstance(found, nn.Module):
+            yield from ((found._parameters, name, found._parameters.get(name)) for name in ("weight", "bias"))
 
     def dtype_with(self, x: Tensor, *below: str) -> torch.dtype:
         """The dtype in which the neighbour's own code would see this parameter next to x."""

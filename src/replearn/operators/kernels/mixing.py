@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -130,7 +131,7 @@ def backward_kernel(
                 tl.store(next_grads + place + column, n_grad.to(SOURCE), mask=mask)
 
 
-def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype, layouts: list[Any]) -> None:
+def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype, layouts: Sequence[Any]) -> None:
     lines, factors, owners = tables
     with torch.cuda.device(out.device) if out.is_cuda and torch.cuda.device_count() > 1 else _NOTHING:
         forward_kernel[(owners.shape[0],)](
@@ -145,7 +146,7 @@ def launch_backward(
     sources: list[Tensor],
     corrections: Tensor,
     source: torch.dtype,
-    layouts: list[Any],
+    layouts: Sequence[Any],
     *,
     wants_sources: bool,
     wants_corrections: bool,
@@ -159,7 +160,7 @@ def launch_backward(
         )  # fmt: skip
 
 
-def block_for(layouts: list[Any]) -> int:
+def block_for(layouts: Sequence[Any]) -> int:
     """Columns that a program takes at a time."""
     widest = max(layout.columns // layout.heads for layout in layouts)
     return max(16, min(1024, int(triton.next_power_of_2(widest))))
