@@ -7,7 +7,8 @@ Trains the base model end to end (WikiText-2: a language model, perplexity; CIFA
 out a quarter and a half of its blocks (interval 4 and 2, first=2), each in several ways, and trains what is left
 for one epoch at a tenth of the rate. Below the rows of a placement stands E2E continued for as many seconds as
 the slowest of them (but the whole block) took, fitting included: what the untouched model does with that time.
-Operators are fitted on training samples, and nothing is chosen on the test set. The file is written after each row.
+Operators are fitted on training samples, and nothing is chosen on the test set. The file is written
+after each row.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from replearn.errors import ReplearnError
 from replearn.report.feature_maps import cka, default_layers, maps_of, outputs_at
 from replearn.report.features import features_figure, penultimate
 from replearn.report.paper_figures import paper_figures
-from replearn.training.trained import read_trained
 from replearn.training.fit import fit
 from replearn.training.recipe import Variant
 from replearn.training.run import RunSpec
+from replearn.training.trained import read_trained
 
 VARIANTS = (
     Variant(label="E2E", method="e2e"),

@@ -65,7 +65,7 @@ def _ours(row: Row, section: Section) -> list[Content]:
     times = "" if row.time_ratio is None else f"{row.time_ratio:.3f}"
     memory = "" if row.memory_ratio is None else f"{row.memory_ratio:.3f}"
     where = tag("a", section.recipe + (" (other settings)" if changed else ""), href=f"#{section.key}")
-    return [tag("b", spread(row.accuracy, row.std)), difference(row.against_e2e), times, memory, where]
+    return [tag("b", spread(row.score, row.std)), difference(row.against_e2e), times, memory, where]
 
 
 def printed_value(value: Any) -> str:

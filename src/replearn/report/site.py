@@ -84,7 +84,7 @@ def _section(section: Section) -> list[str]:
         return [*lines, section.problem]
     comparison = section.comparison
     lines += [f"{comparison.model}, {comparison.epochs} epochs, {comparison.hardware}.", ""]
-    name = section.metric.name
+    name = section.metric.title.removeprefix("test ")
     heads = ("method", "seeds", name, "against E2E", "against removal", "paper", "time", "memory", "parameters")
     lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in comparison.rows]
@@ -96,11 +96,11 @@ def _section(section: Section) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    paper = spread(row.paper.accuracy, row.paper.std) if row.paper else ""
+    paper = spread(row.paper.score, row.paper.std) if row.paper else ""
     return [
         row.label,
         str(len(row.seeds)),
-        spread(row.accuracy, row.std),
+        spread(row.score, row.std),
         difference(row.against_e2e),
         difference(row.against_removal),
         paper,
