@@ -1,8 +1,22 @@
-"""What the paper prints about inference: an A100-80GB, synthetic images of 224x224, synchronised medians."""
+"""What the paper prints about inference: an A100-80GB, synthetic images of 224x224, synchronised medians.
+
+The numbers are those of the package's one data file, `paper_tables.json`; here are the names that they go by.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+
+from ..training.paper import paper_tables
+
+DYNAMIC, BASELINE, INT8 = "tab:dynamic_vs_deploy", "tab:bp_vs_repl_deploy", "tab:repl_quant_imagenet"
+MODELS = {"ResNet34": "resnet34", "ResNet-34": "resnet34", "ResNet101": "resnet101"}
+MODELS |= {"ViT-S": "vit_small_16", "ViT-S/16": "vit_small_16"}
+BACKENDS = {"RepL": "fp32", "RepL + AMP": "amp", "FP32": "fp32", "AMP": "amp", "channels-last": "channels_last"}
+BACKENDS |= {"channels-last + compile": "channels_last+compile"}
+# the second table does not print its batch sizes; its deployed column is the first table's at these
+BATCHES = {"resnet34": 64, "vit_small_16": 64, "resnet101": 32}
 
 
 @dataclass(frozen=True)
@@ -16,24 +30,6 @@ class PaperLatency:
     base: float  # dynamic RepL in tab:dynamic_vs_deploy, BP in tab:bp_vs_repl_deploy
     deployed: float
     speedup: float
-
-
-DYNAMIC, BASELINE, INT8 = "tab:dynamic_vs_deploy", "tab:bp_vs_repl_deploy", "tab:repl_quant_imagenet"
-# the second table does not print its batch sizes; its deployed column is the first table's at these
-LATENCIES = (
-    PaperLatency(DYNAMIC, "resnet34", 64, "fp32", 7.861, 7.858, 1.000),
-    PaperLatency(DYNAMIC, "vit_small_16", 64, "fp32", 37.628, 37.404, 1.006),
-    PaperLatency(DYNAMIC, "vit_small_16", 1, "fp32", 4.381, 3.847, 1.139),
-    PaperLatency(DYNAMIC, "vit_small_16", 64, "amp", 12.103, 11.860, 1.020),
-    PaperLatency(DYNAMIC, "resnet101", 32, "fp32", 15.062, 14.868, 1.013),
-    PaperLatency(DYNAMIC, "resnet101", 1, "fp32", 9.237, 8.368, 1.104),
-    PaperLatency(BASELINE, "resnet34", 64, "fp32", 9.931, 7.858, 1.264),
-    PaperLatency(BASELINE, "resnet34", 64, "channels_last", 9.401, 7.385, 1.273),
-    PaperLatency(BASELINE, "resnet34", 64, "channels_last+compile", 7.237, 5.608, 1.290),
-    PaperLatency(BASELINE, "vit_small_16", 64, "fp32", 43.999, 37.404, 1.176),
-    PaperLatency(BASELINE, "vit_small_16", 64, "amp", 13.728, 11.860, 1.157),
-    PaperLatency(BASELINE, "resnet101", 32, "fp32", 16.646, 14.868, 1.120),
-)
 
 
 @dataclass(frozen=True)
@@ -50,14 +46,38 @@ class PaperInt8:
     int8_images_per_second: float
 
 
-QUANTIZED = (
-    PaperInt8("vit_small_16", "E2E", 63.760, 83.864, 63.242, 83.290, 1022.948, 45.788),
-    PaperInt8("vit_small_16", "RepL", 65.336, 85.766, 64.222, 84.534, 1072.901, 48.723),
-    PaperInt8("resnet34", "E2E", 73.660, 91.152, 73.496, 91.086, 1757.045, 194.469),
-    PaperInt8("resnet34", "RepL", 75.112, 91.914, 74.832, 91.710, 1837.255, 249.975),
-)
+@cache
+def latencies() -> tuple[PaperLatency, ...]:
+    """Both latency tables, row by row, under our names."""
+    found = []
+    for table, base in ((DYNAMIC, "dynamic"), (BASELINE, "bp")):
+        for row in paper_tables()[table].rows:
+            model = MODELS[row["backbone"]]
+            batch = row.get("batch", BATCHES[model])
+            backend = BACKENDS[row["method"]]
+            found.append(PaperLatency(table, model, batch, backend, row[base], row["deploy"], row["speedup"]))
+    return tuple(found)
+
+
+@cache
+def quantized_rows() -> tuple[PaperInt8, ...]:
+    """The INT8 table, row by row, under our names."""
+    columns = ("fp32_top1", "fp32_top5", "int8_top1", "int8_top5", "fp32_speed", "int8_speed")
+    return tuple(
+        PaperInt8(
+            MODELS[row["backbone"]],
+            "E2E" if row["method"] == "BP" else row["method"],
+            *(row[column] for column in columns),
+        )
+        for row in paper_tables()[INT8].rows
+    )
 
 
 def printed(model: str, batch: int, backend: str) -> dict[str, PaperLatency]:
-    """The paper's rows of one setting, by table."""
-    return {row.table: row for row in LATENCIES if (row.model, row.batch, row.backend) == (model, batch, backend)}
+    """The paper's rows of one setting, by table.
+
+    >>> printed("resnet34", 64, "fp32")["tab:bp_vs_repl_deploy"].speedup
+    1.264
+    """
+    wanted = (model, batch, backend)
+    return {row.table: row for row in latencies() if (row.model, row.batch, row.backend) == wanted}
