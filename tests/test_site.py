@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import replearn
-from replearn.report.site import api_page, operator_card, operators_page, results_page
+from replearn.report.site import api_page, operator_card, operators_page
+from replearn.report.site_results import results_page
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))

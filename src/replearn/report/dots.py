@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .axes import RIGHT, WIDTH, padded, tick_text, ticks
 from .scene import Disc, Drawing, Line, Mark, Text
 
-ROW, TOP, LABELS = 17.0, 8.0, 150.0
-MOST_LETTERS = 25
+ROW, TOP, LETTER = 17.0, 8.0, 6.1
+MOST_LETTERS, MOST_IN_HEADING = 36, 56
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +45,27 @@ def dot_figure(
     """Draw the cases from top to bottom; `legend` names roles, `rule` is a value and what it stands for."""
     values = [dot.value for case in cases for dot in case.dots]
     low, high = padded([*values, *([rule[0]] if rule else [])], 0.06, 0.01)
-    inner = WIDTH - LABELS - RIGHT
+    longest = max((len(case.label) for case in cases if case.dots), default=0)
+    left = 16 + LETTER * min(max(longest, 10), MOST_LETTERS)
+    inner = WIDTH - left - RIGHT
     bottom = TOP + ROW * len(cases) + 4
 
     def place(value: float) -> float:
-        return LABELS + inner * (min(max(value, low), high) - low) / ((high - low) or 1.0)
+        return left + inner * (min(max(value, low), high) - low) / ((high - low) or 1.0)
 
-    marks = _axis(low, high, place, bottom, x_title)
+    marks = _axis(low, high, place, bottom)
+    marks.append(Text(x=(left + WIDTH - RIGHT) / 2, y=bottom + 30, text=x_title, role="muted", anchor="middle"))
     if rule:
         x = place(rule[0])
         marks.append(Line(points=((x, TOP), (x, bottom)), role="e2e", width=1.4, dash=True))
     for number, case in enumerate(cases):
         y = TOP + ROW * (number + 0.5) + 2
-        label = case.label
         if not case.dots:
+            label = shortened(case.label, MOST_IN_HEADING)
             marks.append(Text(x=2, y=y + 4, text=label, size=11, bold=True))
             continue
-        label = label if len(label) <= MOST_LETTERS else label[: MOST_LETTERS - 1] + "…"
-        marks.append(Text(x=LABELS - 8, y=y + 4, text=label, role="muted", size=11, anchor="end"))
+        label = shortened(case.label, MOST_LETTERS)
+        marks.append(Text(x=left - 8, y=y + 4, text=label, role="muted", size=11, anchor="end"))
         for dot in sorted(case.dots, key=lambda dot: not dot.hollow):
             if dot.low is not None and dot.high is not None and dot.high > dot.low:
                 ends = ((place(dot.low), y), (place(dot.high), y))
@@ -76,8 +79,11 @@ def dot_figure(
     return Drawing(name=name, title=title, about=about, width=WIDTH, height=height + 16, marks=tuple(marks))
 
 
-def _axis(low: float, high: float, place: object, bottom: float, x_title: str) -> list[Mark]:
-    assert callable(place)
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _axis(low: float, high: float, place: Callable[[float], float], bottom: float) -> list[Mark]:
     marks: list[Mark] = []
     xs = ticks(low, high, 5)
     for value in xs:
@@ -85,7 +91,6 @@ def _axis(low: float, high: float, place: object, bottom: float, x_title: str) -
         marks.append(Line(points=((x, TOP), (x, bottom)), role="grid"))
         text = tick_text(value, xs[1] - xs[0] if len(xs) > 1 else abs(value) or 1)
         marks.append(Text(x=x, y=bottom + 14, text=text, role="muted", size=11, anchor="middle"))
-    marks.append(Text(x=(LABELS + WIDTH - RIGHT) / 2, y=bottom + 30, text=x_title, role="muted", anchor="middle"))
     return marks
 
 

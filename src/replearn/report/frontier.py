@@ -28,7 +28,7 @@ def frontier_figure(
     cost = {row.label: _cost(row, full, timed) for row in rows}
     roles = dict(zip([row.label for row in rows], series_roles([row.method for row in rows]), strict=True))
     x0, x1 = padded(list(cost.values()), 0.12, 0.03)
-    y0, y1 = padded([row.score for row in rows], 0.16)
+    y0, y1 = padded([row.score + sign * (row.std or 0) for row in rows for sign in (-1, 1)], 0.1)
     frame = Frame(x0=x0, x1=x1, y0=y0, y1=y1)
     x_title = f"{'time of an epoch' if timed else 'FLOPs of a forward pass'}, ratio to E2E"
     marks = draw_axes(frame, x_title, metric.title)
@@ -107,8 +107,6 @@ def _points(
         tip += f"cost {cost[row.label]:.3f} of E2E{where}"
         if row.std:
             points = ((x, frame.y(row.score - row.std)), (x, frame.y(row.score + row.std)))
-            top, bottom = frame.y(frame.y1), frame.y(frame.y0)
-            points = tuple((px, min(max(py, top), bottom)) for px, py in points)  # type: ignore[assignment]
             marks.append(Line(points=points, role=roles[row.label], width=1.2))
         marks.append(Disc(x=x, y=y, radius=5.5, role=roles[row.label], tip=tip))
         if len(rows) <= 14:

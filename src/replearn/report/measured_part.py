@@ -29,7 +29,7 @@ def measured_card(measured: Measured, open_: bool) -> Raw:
 
 def _table(shown: Table, label: str) -> Raw:
     made = table(shown.heads, shown.rows, shown.left, shown.title or label)
-    title = shown.title[:1].upper() + shown.title[1:]
-    if len(shown.rows) > MOST_ROWS:
+    title = shown.title
+    if len(shown.rows) > MOST_ROWS or title == "Every candidate":
         return fold(f"{title or 'Every number'} ({len(shown.rows)} rows)", made)
     return join(tag("h3", title), made) if title else made

@@ -60,28 +60,33 @@ def _numbers(row: PaperRow) -> tuple[Any, ...]:
 
 def _fold(printed: PaperTable, ours: Mapping[int, Ours]) -> Raw:
     about = [key for key in ("data", "backbone", "method") if any(key in row for row in printed.rows)]
-    heads = [*about, *printed.columns.values()]
     cells = {index: _cells(entry) for index, entry in ours.items()}
     shown = [head for head in HEADS if any(text(row[head]) for row in cells.values())]
+    score = next((key for key in SCORES if key in printed.columns), None)
+    order: list[str] = []  # ours directly behind the number that it is to be held against
+    for key in printed.columns:
+        order += [key, *(head for head in REACHED if key == score and head in shown)]
+    order += [head for head in shown if head not in order]
     body: list[list[Content]] = []
     for index, row in enumerate(printed.rows):
         line: list[Content] = [str(row.get(key, "")) for key in about]
-        line += [printed_value(row.get(key)) for key in printed.columns]
-        empty: dict[str, Content] = (
-            {"ours": "not yet measured"} if "ours" in shown else {"where": "not yet measured"}
-        )
-        line += [cells.get(index, empty).get(head, "") for head in shown]
+        held = cells.get(index, {"ours": "not yet measured"} if ours else {})
+        line += [printed_value(row.get(key)) if key in printed.columns else held.get(key, "") for key in order]
         body.append(line)
     count = f"{len(ours)} of {len(printed.rows)} rows measured" if ours else "not measured here"
-    first = len(heads)
-    left = [*range(len(about)), *(first + i for i, head in enumerate(shown) if head in ("against E2E", "where"))]
+    left = [
+        *range(len(about)),
+        *(len(about) + i for i, key in enumerate(order) if key in ("against E2E", "where")),
+    ]
     summary = join(tag("b", printed.label), f" {printed.caption} ", tag("span", count, class_="quiet"))
     notes = [tag("p", printed.notes, class_="quiet")] if printed.notes else []
-    made = table([*heads, *shown], body, left, printed.caption)
+    heads = [*about, *(printed.columns.get(key, key) for key in order)]
+    made = table(heads, body, left, printed.caption)
     return fold(summary, made, *notes, open_=bool(ours), class_="paper")
 
 
-HEADS = ("ours", "against E2E", "time ratio", "memory ratio", "where")
+REACHED = ("ours", "against E2E")
+HEADS = (*REACHED, "time ratio", "memory ratio", "where")
 
 
 def _cells(ours: Ours) -> dict[str, Content]:
@@ -91,7 +96,7 @@ def _cells(ours: Ours) -> dict[str, Content]:
     if beside is not None:
         time = beside.time if time is None else time
         memory = beside.memory if memory is None else memory
-    reached: Content = tag("b", spread(row.score, row.std)) if row else ""
+    reached: Content = tag("b", spread(row.score, row.std)) if row else "costs alone"
     if beside is not None and beside.reached:
         reached = tag("b", beside.reached)
     places: list[Content] = []

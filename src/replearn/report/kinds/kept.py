@@ -20,12 +20,12 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     chosen = [row for row in rows if row["calibration_images"] == images]
     gone = [row["accuracy"] for row in chosen if row["operator"] == "removal"]
     fitted = [row["accuracy"] for row in chosen if row["operator"] != "removal"]
-    tables = [table_of(chosen, f"with {images:,} calibration images")]
+    tables = [table_of(chosen, f"With {images:,} calibration images")]
     others = [row for row in rows if row["calibration_images"] != images]
     if others:
         counted = {row["calibration_images"] for row in others}
         several = [row for row in rows if any(alike(row, other) for other in others)]
-        title = f"with {min(counted):,} to {max(counted):,} calibration images"
+        title = f"With {min(counted):,} to {max(counted):,} calibration images"
         tables.append(table_of(several, title))
     name = data.get("model") or ", ".join(str(data["arguments"].get(word, "")) for word in ("recipe", "data"))
     return Found(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...bench.record import FORMAT
 from ..dots import Case, Dot, dot_figure
-from ..measured import Found, columns, median
+from ..measured import Found, Table, columns, median
 from . import epochs as whole_epochs
 
 SHOWN = {"removal": ("removal", False), "RepL": ("repl", False), "RepL, recomputed": ("series0", False)}
@@ -19,33 +19,14 @@ def claims(data: Mapping[str, Any]) -> bool:
 
 def show(data: Mapping[str, Any], key: str) -> Found:
     entries = data["training"]
-    tables, cases, last = [], [], None
+    cases: list[Case] = []
+    last = None
     for entry in entries:
         if entry["title"] != last:
             last = entry["title"]
             cases.append(Case(label=last))
         cases.append(Case(label=entry["backend"], dots=tuple(dots(entry))))
-    lines: list[dict[str, str]] = []
-    for entry in entries:
-        for row in entry["rows"]:
-            ours = row["label"] == "RepL"
-            lines.append(
-                {
-                    "case": entry["title"],
-                    "backend": entry["backend"],
-                    "candidate": row["label"],
-                    "ms a step": f"{median(row['timing']['milliseconds']):.2f}",
-                    "time": f"{row['time']['median']:.3f}",
-                    "quartiles": f"{row['time']['low']:.3f}-{row['time']['high']:.3f}",
-                    "memory": "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.3f}",
-                    "GB": "" if row["memory"] is None else f"{row['memory'] / 1e9:.2f}",
-                    "yield": f"{entry['yield_']:.2f}" if ours and entry["yield_"] is not None else "",
-                    "parameters": f"{row['parameters']:,}",
-                }
-            )
-    heads = list(lines[0])
-    cells = {head: [line[head] for line in lines] for head in heads}
-    tables.append(columns(cells, left=("case", "backend", "candidate")))
+    tables = (short_table(entries), whole_table(entries))
     times = [row["time"]["median"] for entry in entries for row in entry["rows"] if row["label"] == "RepL"]
     best, worst = min(times), max(times)
     about = (
@@ -69,6 +50,47 @@ def show(data: Mapping[str, Any], key: str) -> Found:
         tables=(*tables, *(rest.tables if rest else ())),
         figures=(figure, *(rest.figures if rest else ())),
         beside=rest.beside if rest else (),
+    )
+
+
+def short_table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    """A line a case and backend: what counts."""
+    found = [({row["label"]: row for row in entry["rows"]}, entry) for entry in entries]
+
+    def shares(label: str, what: Callable[[Mapping[str, Any]], float | None]) -> list[str]:
+        values = [what(rows[label]) if label in rows else None for rows, _ in found]
+        return ["" if value is None else f"{value:.3f}" for value in values]
+
+    return columns(
+        {
+            "case": [entry["title"] for entry in entries],
+            "backend": [entry["backend"] for entry in entries],
+            "removal: time": shares("removal", lambda row: row["time"]["median"]),
+            "RepL: time": shares("RepL", lambda row: row["time"]["median"]),
+            "yield": ["" if entry["yield_"] is None else f"{entry['yield_']:.2f}" for entry in entries],
+            "removal: memory": shares("removal", lambda row: row["memory_ratio"]),
+            "RepL: memory": shares("RepL", lambda row: row["memory_ratio"]),
+        },
+        left=("case", "backend"),
+    )
+
+
+def whole_table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    pairs = [(entry, row) for entry in entries for row in entry["rows"]]
+    return columns(
+        {
+            "case": [entry["title"] for entry, _ in pairs],
+            "backend": [entry["backend"] for entry, _ in pairs],
+            "candidate": [row["label"] for _, row in pairs],
+            "ms a step": [f"{median(row['timing']['milliseconds']):.2f}" for _, row in pairs],
+            "time": [f"{row['time']['median']:.3f}" for _, row in pairs],
+            "quartiles": [f"{row['time']['low']:.3f}-{row['time']['high']:.3f}" for _, row in pairs],
+            "memory": ["" if row["memory_ratio"] is None else f"{row['memory_ratio']:.3f}" for _, row in pairs],
+            "GB": ["" if row["memory"] is None else f"{row['memory'] / 1e9:.2f}" for _, row in pairs],
+            "parameters": [f"{row['parameters']:,}" for _, row in pairs],
+        },
+        left=("case", "backend", "candidate"),
+        title="Every candidate",
     )
 
 
