@@ -57,7 +57,7 @@ def test_one_command_draws_both_figures_with_numbers(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     runs = request.getfixturevalue(kind)
-    written, scores, likeness = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=40)
+    written, scores, likeness = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=30)
     assert {path.name for path in written} == {
         "features.svg",
         "features.png",
@@ -70,7 +70,7 @@ def test_one_command_draws_both_figures_with_numbers(
     for score in scores:
         assert -1 <= score.silhouette <= 1
         assert 0 <= score.knn_accuracy <= 100
-        assert len(score.points) == 40
+        assert len(score.points) == 30
     assert len(likeness) == (3 if kind == "resnets" else 4)
     assert all(0 <= entry.cka <= 1 + 1e-6 for entry in likeness)
     numbers = json.loads((tmp_path / "figures" / "figures.json").read_text())

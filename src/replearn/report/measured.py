@@ -18,6 +18,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     left: tuple[int, ...] = (0,)
     title: str = ""
+    folded: bool = False  # for those who want every number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,6 @@ def measured_card(measured: Measured, open_: bool) -> Raw:
 def _table(shown: Table, label: str) -> Raw:
     made = table(shown.heads, shown.rows, shown.left, shown.title or label)
     title = shown.title
-    if len(shown.rows) > MOST_ROWS or title == "Every candidate":
+    if len(shown.rows) > MOST_ROWS or shown.folded:
         return fold(f"{title or 'Every number'} ({len(shown.rows)} rows)", made)
     return join(tag("h3", title), made) if title else made

@@ -42,24 +42,25 @@ def results_page(folder: Path) -> str:
     return "\n".join(parts)
 
 
+STYLE = """\
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(14rem,100%),1fr));gap:1rem;align-items:start}
+.md-typeset .figures figure{margin:0;width:100%}.figures svg{width:100%;height:auto;max-width:26rem}
+.md-typeset table:not([class]) :is(td,th){padding:.4em .8em;min-width:0;white-space:nowrap}"""
+
+
 def style() -> str:
-    """The figures' colours, light and dark as the site's own switch says."""
-    shades = "".join(
-        f"[data-md-color-scheme={scheme}]{{{variables(shade)}}}"
-        for shade, scheme in ((0, "default"), (1, "slate"))
-    )
-    layout = ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(18rem,100%),1fr));gap:1rem}"
-    layout += (
-        ".md-typeset .figures figure{margin:0;width:100%}.figures svg{width:100%;height:auto;max-width:30rem}"
-    )
-    return f"<style>{shades}{style_rules()}{layout}</style>"
+    """The figures' colours, light and dark as the site's own switch says, and tables that scroll, not wrap."""
+    schemes = ((0, "default"), (1, "slate"))
+    shades = "".join(f"[data-md-color-scheme={name}]{{{variables(shade)}}}" for shade, name in schemes)
+    return f"<style>{shades}{style_rules()}{STYLE}</style>"
 
 
 def figures(drawings: tuple[Drawing, ...]) -> str:
-    shown = "".join(
-        f"<figure>{titled_svg(drawing)}<figcaption>{escape(drawing.title)}. {escape(drawing.about)}</figcaption></figure>"
-        for drawing in drawings
-    )
+    shown = ""
+    for drawing in drawings:
+        about = drawing.about[:1].upper() + drawing.about[1:]
+        caption = f"<figcaption><b>{escape(drawing.title)}.</b> {escape(about)}</figcaption>"
+        shown += f"<figure>{titled_svg(drawing)}{caption}</figure>"
     return f'<div class="figures">{shown}</div>' if shown else ""
 
 
@@ -99,7 +100,7 @@ def _measured(measured: Measured) -> list[str]:
     lines = [f"## {found.title}", "", f"{found.sentence[:1].upper()}{found.sentence[1:]}. {found.about}", ""]
     lines += [figures(found.figures), ""]
     for shown in found.tables:
-        if len(shown.rows) > FOLDED:
+        if len(shown.rows) > FOLDED or shown.folded:
             title = escape(shown.title or "Every number", quote=True)
             body = [f"    {line}" for line in table(shown)]
             lines += [f'??? note "{title} ({len(shown.rows)} rows)"', "", *body, ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...bench.record import FORMAT
@@ -29,6 +30,7 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     tables = (short_table(entries), whole_table(entries))
     times = [row["time"]["median"] for entry in entries for row in entry["rows"] if row["label"] == "RepL"]
     best, worst = min(times), max(times)
+    backends = ", ".join(dict.fromkeys(entry["backend"] for entry in entries))
     about = (
         "Time and memory are ratios to E2E in the same run, medians over rounds. Yield: what RepL saved of what "
     )
@@ -44,7 +46,7 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     )
     rest = whole_epochs.show(data, key) if data.get("epochs") else None  # a file may hold both
     return Found(
-        title="Time and memory of a training step",
+        title=f"Time and memory of a training step: {backends}",
         sentence=f"RepL takes {best:.2f} to {worst:.2f} of E2E's time over {len(times)} cases",
         about=about,
         tables=(*tables, *(rest.tables if rest else ())),
@@ -77,7 +79,7 @@ def short_table(entries: Sequence[Mapping[str, Any]]) -> Table:
 
 def whole_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     pairs = [(entry, row) for entry in entries for row in entry["rows"]]
-    return columns(
+    table = columns(
         {
             "case": [entry["title"] for entry, _ in pairs],
             "backend": [entry["backend"] for entry, _ in pairs],
@@ -92,6 +94,7 @@ def whole_table(entries: Sequence[Mapping[str, Any]]) -> Table:
         left=("case", "backend", "candidate"),
         title="Every candidate",
     )
+    return replace(table, folded=True)
 
 
 def dots(entry: Mapping[str, Any]) -> list[Dot]:
