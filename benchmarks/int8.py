@@ -23,13 +23,13 @@ from torch import Tensor, nn
 import replearn
 from replearn import recipes
 from replearn.bench.inference_int8 import quantized, time_int8
-from replearn.exporting.runs import load_run
 from replearn.training.augmentation import DeviceImages
 from replearn.training.data import load
 from replearn.training.fit import fit
 from replearn.training.recipe import Augment, Variant
 from replearn.training.results import hardware_of, versions_of, write_atomically
 from replearn.training.run import RunSpec
+from replearn.training.trained import read_trained
 
 VARIANTS = (Variant(label="E2E", method="e2e"), Variant(label="RepL first=2", method="repl", first=2))
 
@@ -52,8 +52,15 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, floa
 
 
 def measure(folder: Path, data: Any, num_test: int, batch: int, rounds: int) -> dict[str, Any]:
-    model, example, about = load_run(folder)
-    plain = replearn.deploy(model, example) if hasattr(model, "_replearn_plan") else replearn.streamline(model)
+    run = read_trained(folder)
+    about = {
+        "model": run.recipe.model,
+        "method": run.label,
+        "data": run.result.data,
+        "epochs": len(run.result.epochs),
+    }
+    model = run.model
+    plain = replearn.deploy(model, run.example) if hasattr(model, "_replearn_plan") else replearn.streamline(model)
     pictures = DeviceImages(data, Augment(), torch.device("cpu"))
     order = torch.randperm(len(pictures.test_labels), generator=torch.Generator().manual_seed(0))[:num_test]
     images, labels = pictures.normalised(pictures.test_images[order]), pictures.test_labels[order]

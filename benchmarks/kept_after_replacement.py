@@ -81,7 +81,7 @@ def forms(kind: str) -> Forms:
 def trained(options: argparse.Namespace, device: torch.device) -> Trained:
     """The run that was named, or the recipe after training end to end."""
     if options.run is not None:
-        return read_trained(options.run, device, options.data_root)
+        return read_trained(options.run, device, options.data_root, full=True)
     recipe = replace(recipes.recipe(options.recipe), epochs=options.epochs)
     if device.type == "cpu":
         recipe = replace(recipe, precision="float32")
@@ -98,7 +98,7 @@ def trained(options: argparse.Namespace, device: torch.device) -> Trained:
         recipe=recipe, variant=variant, data=options.data, seed=options.seed, out=out, data_root=options.data_root
     )
     fit([spec], device=options.device, resume=(out / "checkpoint.safetensors").exists())
-    return read_trained(out, device, options.data_root)
+    return read_trained(out, device, options.data_root, full=True)
 
 
 class Measuring:

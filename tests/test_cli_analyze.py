@@ -73,7 +73,7 @@ def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "There is no checkpoint at nowhere"),
+        (["nowhere"], "There is no run at nowhere"),
         (["RUNS/repl/seed-0"], "was trained with RepL (repl), so it is not the full model"),
         (["RUNS/e2e/seed-0", "--images", "10", "--batch-size", "8"], "Write --batch-size 2"),
         (["RUNS/e2e/seed-0", "--picture", "gif"], "write png, svg or none"),

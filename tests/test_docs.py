@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import replearn
+from replearn.operators import options
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
@@ -59,6 +60,14 @@ def test_every_block_of_a_page_contains_a_check(page: Path) -> None:
     assert not unchecked, f"{name_of(page)}: the blocks at lines {unchecked} check nothing"
 
 
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is gone after it: other tests walk over all operators."""
+    replearn.operators.available()
+    monkeypatch.setattr(options, "_registry", dict(options._registry))
+
+
+@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("page", pages_with_code, ids=name_of)
 def test_the_blocks_of_a_page_run_in_order(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -95,10 +104,10 @@ def test_the_tour_uses_every_public_name(name: str) -> None:
     assert re.search(rf"\breplearn\.{name}\b", code), f"docs/tour.md never uses replearn.{name}"
 
 
-@pytest.mark.parametrize("options", replearn.operators.available().values(), ids=lambda options: options.__name__)
-def test_the_tour_uses_every_operator(options: type) -> None:
+@pytest.mark.parametrize("operator", replearn.operators.available().values(), ids=lambda found: found.__name__)
+def test_the_tour_uses_every_operator(operator: type) -> None:
     code = "\n".join(ast.unparse(block) for _, block in python_blocks(ROOT / "docs" / "tour.md"))
-    assert re.search(rf"\boperators\.{options.__name__}\(", code)
+    assert re.search(rf"\boperators\.{operator.__name__}\(", code)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

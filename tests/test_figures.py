@@ -18,10 +18,10 @@ from replearn.errors import ReplearnError
 from replearn.report.feature_maps import cka, default_layers, maps_of, outputs_at
 from replearn.report.features import features_figure, penultimate
 from replearn.report.paper_figures import paper_figures
-from replearn.report.trained import trained_run
 from replearn.training.fit import fit
 from replearn.training.recipe import Variant
 from replearn.training.run import RunSpec
+from replearn.training.trained import read_trained
 
 VARIANTS = (
     Variant(label="E2E", method="e2e"),
@@ -57,7 +57,7 @@ def test_one_command_draws_both_figures_with_numbers(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     runs = request.getfixturevalue(kind)
-    written, scores, likeness = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=40)
+    written, scores, likeness = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=30)
     assert {path.name for path in written} == {
         "features.svg",
         "features.png",
@@ -70,7 +70,7 @@ def test_one_command_draws_both_figures_with_numbers(
     for score in scores:
         assert -1 <= score.silhouette <= 1
         assert 0 <= score.knn_accuracy <= 100
-        assert len(score.points) == 40
+        assert len(score.points) == 30
     assert len(likeness) == (3 if kind == "resnets" else 4)
     assert all(0 <= entry.cka <= 1 + 1e-6 for entry in likeness)
     numbers = json.loads((tmp_path / "figures" / "figures.json").read_text())
@@ -81,7 +81,7 @@ def test_one_command_draws_both_figures_with_numbers(
 
 def test_a_loaded_run_reaches_what_its_result_file_says(resnets: dict[str, Path]) -> None:
     for label in ("E2E", "RepL", "Stochastic Depth"):
-        run = trained_run(resnets[label])
+        run = read_trained(resnets[label])
         images, labels = run.test(360)
         with torch.no_grad():
             reached = 100 * (run.model(images).argmax(1) == labels).float().mean().item()
@@ -89,7 +89,7 @@ def test_a_loaded_run_reaches_what_its_result_file_says(resnets: dict[str, Path]
 
 
 def test_the_same_images_are_shown_of_every_run_with_classes_evenly(resnets: dict[str, Path]) -> None:
-    one, other = (trained_run(resnets[label]) for label in ("E2E", "RepL"))
+    one, other = (read_trained(resnets[label]) for label in ("E2E", "RepL"))
     assert torch.equal(one.test(50)[0], other.test(50)[0])
     assert one.test(50)[1].bincount().tolist() == [5] * 10
     images, labels = one.train(30)
@@ -122,7 +122,7 @@ def test_maps_are_of_convolutions_and_of_patches() -> None:
 
 
 def test_layers_are_found_by_name_or_told(resnets: dict[str, Path]) -> None:
-    run = trained_run(resnets["RepL"])
+    run = read_trained(resnets["RepL"])
     assert default_layers(run) == ("layer1.2", "layer2.2", "layer3.2")
     images, _ = run.test(2)
     assert outputs_at(run.model, ["layer2.1"], images)["layer2.1"].shape == (2, 8, 4, 4)
@@ -131,7 +131,7 @@ def test_layers_are_found_by_name_or_told(resnets: dict[str, Path]) -> None:
 
 
 def test_a_vits_layers_are_a_quarter_apart(vits: dict[str, Path]) -> None:
-    assert default_layers(trained_run(vits["E2E"])) == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+    assert default_layers(read_trained(vits["E2E"])) == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 
 
 def test_cka_is_one_for_what_is_alike_up_to_a_rotation_and_less_for_the_rest() -> None:
@@ -154,14 +154,14 @@ def test_runs_that_dont_belong_together_are_told(
 def test_an_unfinished_or_damaged_run_is_told(resnets: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    with pytest.raises(ReplearnError, match="Can't read the result file"):
-        trained_run(folder)
+    with pytest.raises(ReplearnError, match=r"There is no run at .*run: it has no result\.json"):
+        read_trained(folder)
     (folder / "result.json").write_text((resnets["E2E"] / "result.json").read_text())
-    with pytest.raises(ReplearnError, match=r"has no model\.safetensors"):
-        trained_run(folder)
+    with pytest.raises(ReplearnError, match=r"has no model\.safetensors: the run was trained in shards"):
+        read_trained(folder)
     (folder / "model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ReplearnError, match="can't be read"):
-        trained_run(folder)
+        read_trained(folder)
 
 
 def test_the_command_draws_them(resnets: dict[str, Path], tmp_path: Path) -> None:
@@ -175,3 +175,24 @@ def test_the_command_draws_them(resnets: dict[str, Path], tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     assert "nearest neighbours" in done.output
     assert (tmp_path / "feature_maps.png").exists()
+
+
+def test_the_full_model_is_asked_for_where_an_analysis_needs_it(resnets: dict[str, Path]) -> None:
+    assert read_trained(resnets["E2E"], full=True).name == "demo, digits, seed 0, epoch 1"
+    with pytest.raises(ReplearnError, match=r"trained with RepL \(repl\), so it is not the full model"):
+        read_trained(resnets["RepL"], full=True)
+
+
+def test_a_run_is_read_without_its_data_and_a_stream_is_told(resnets: dict[str, Path]) -> None:
+    run = read_trained(resnets["RepL"])
+    assert run.model(run.example).shape == (2, 10)
+    elsewhere = replace(run, result=replace(run.result, data="imagenet"), data_root=Path("/nowhere"))
+    with pytest.raises(ReplearnError, match=r"imagenet"):
+        elsewhere.images  # noqa: B018 - opens the data
+
+
+def test_the_average_is_kept_where_it_was_measured(tmp_path: Path) -> None:
+    recipe = replace(recipes.recipe("demo"), model="cifar_resnet:20:4", epochs=1, batch_size=479, ema_decay=0.5)
+    fit([RunSpec(recipe=recipe, variant=VARIANTS[1], data="digits", seed=0, out=tmp_path)], device="cpu")
+    run = read_trained(tmp_path)
+    assert run.accuracy(run.model) == pytest.approx(run.result.last.test_accuracy, abs=1e-3)

@@ -23,6 +23,7 @@ from replearn.training.recipe import Recipe, Text, Variant
 from replearn.training.results import read_result
 from replearn.training.run import RunSpec
 from replearn.training.state import read_state
+from replearn.training.trained import read_trained
 
 
 def model(**changes: object) -> TransformerLM:
@@ -160,6 +161,8 @@ def test_every_row_of_the_recipe_learns_and_rows_compare_by_perplexity(
         assert result.score == last
         assert result.best == result.last  # the lowest perplexity is the best
         assert read_result(run.out / "result.json") == result
+        read = read_trained(run.out)  # the words are counted in the file: the text is not needed
+        assert read.model(read.example).shape == (2, 8, read.model.head.out_features)
     (comparison,) = compare(results)
     assert comparison.metric.name == "perplexity"
     text = comparison_table(comparison)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 import xml.etree.ElementTree as ElementTree
@@ -15,6 +16,7 @@ import runs_made_up
 from runs_made_up import RECIPE, run
 
 import replearn
+from replearn import recipes
 from replearn.errors import ReplearnError
 from replearn.jsonable import encode
 from replearn.report.axes import padded, spread_labels, ticks
@@ -24,7 +26,6 @@ from replearn.report.building import build_report
 from replearn.report.collecting import Reader, collect
 from replearn.report.curves import MOST_POINTS, curves_figure, thinned
 from replearn.report.frontier import frontier, frontier_figure
-from replearn.report.metrics import Metric, metric_of, value_at
 from replearn.report.page import page
 from replearn.report.paper_part import ours_of
 from replearn.report.reproducing import command_of
@@ -33,8 +34,12 @@ from replearn.report.sections import sections_of
 from replearn.report.strip import strip_figure
 from replearn.report.svg import standalone_svg
 from replearn.training.compare import compare
+from replearn.training.metrics import Metric
 from replearn.training.paper import paper_tables
 from replearn.training.recipe import Recipe, Variant
+from replearn.training.results import Result
+
+ACCURACY = Metric(name="accuracy", unit="%")
 
 
 def put(folder: Path, result, name: str | None = None) -> Path:
@@ -257,19 +262,19 @@ def rows_of(*results):
 
 def test_the_bubble_figure_shows_memory_where_it_was_measured_and_says_so_where_not() -> None:
     alone = rows_of(run("E2E", 0, 92.0, memory=2_000_000_000), run("RepL", 0, 91.0, memory=1_000_000_000))
-    drawing = bubble_figure(alone, Metric(), "b")
+    drawing = bubble_figure(alone, ACCURACY, "b")
     tips = [mark.tip for mark in drawing.marks if getattr(mark, "tip", "")]
     assert "memory" in drawing.title
-    assert any(tip == "RepL in the paper\n93.43 ± 0.19 %\n3.00 GB, 8.00 s an epoch" for tip in tips)
+    assert any(tip == "RepL in the paper\naccuracy 93.43 ± 0.19 %\n3.00 GB, 8.00 s an epoch" for tip in tips)
     shared = rows_of(run("E2E", 0, 92.0, notes=("shared its device with other runs",)), run("RepL", 0, 91.0))
-    assert "parameters" in bubble_figure(shared, Metric(), "b").title
+    assert "parameters" in bubble_figure(shared, ACCURACY, "b").title
 
 
 def test_the_area_of_a_bubble_is_the_time() -> None:
     rows = rows_of(run("E2E", 0, 92.0, seconds=4.0), run("removal", 0, 91.0, seconds=1.0))
     discs = {
         mark.tip.partition("\n")[0]: mark.radius
-        for mark in bubble_figure(rows, Metric(), "b").marks
+        for mark in bubble_figure(rows, ACCURACY, "b").marks
         if getattr(mark, "tip", "")
     }
     assert discs["E2E"] / discs["removal"] == pytest.approx(2.0)
@@ -284,7 +289,7 @@ def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
     risen = [reached(number, 50 + number / 30) for number in range(1000)]
     higher = [reached(number, epoch.test_accuracy + 1) for number, epoch in enumerate(risen)]
     long = [replace(base, seed=seed, epochs=tuple(epochs)) for seed, epochs in enumerate((risen, higher))]
-    drawing = curves_figure(long, Metric(), "c")
+    drawing = curves_figure(long, ACCURACY, "c")
     assert drawing is not None
     areas = [mark for mark in drawing.marks if type(mark).__name__ == "Area"]
     lines = [mark for mark in drawing.marks if type(mark).__name__ == "Line" and mark.role == "e2e"]
@@ -295,14 +300,14 @@ def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
 
 
 def test_a_run_without_an_epoch_has_no_curve() -> None:
-    assert curves_figure([run("E2E", 0, 90.0, epochs=())], Metric(), "c") is None
+    assert curves_figure([run("E2E", 0, 90.0, epochs=())], ACCURACY, "c") is None
 
 
 def test_the_frontier_holds_what_nothing_beats_and_follows_the_metrics_direction() -> None:
     rows = rows_of(run("E2E", 0, 92.0), run("removal", 0, 90.0), run("RepL", 0, 89.0))
     cost = {"E2E": 1.0, "removal": 0.8, "RepL": 0.9}
-    assert [row.label for row in frontier(rows, cost, Metric())] == ["removal", "E2E"]
-    lower = Metric(name="perplexity", unit="", better="lower")
+    assert [row.label for row in frontier(rows, cost, ACCURACY)] == ["removal", "E2E"]
+    lower = Metric(name="perplexity", higher_is_better=False)
     assert [row.label for row in frontier(rows, cost, lower)] == ["removal", "RepL"]
 
 
@@ -313,7 +318,7 @@ def test_the_frontier_joins_the_values_of_k() -> None:
     )
     recipe = replace(RECIPE, variants=variants, paper=())
     results = [run(variant.label, 0, 90.0 + i, recipe=recipe) for i, variant in enumerate(variants)]
-    drawing = frontier_figure(rows_of(*results), {v.label: encode(v) for v in variants}, Metric(), "f")
+    drawing = frontier_figure(rows_of(*results), {v.label: encode(v) for v in variants}, ACCURACY, "f")
     assert drawing is not None
     assert "over K" in drawing.title
     assert "K = 2, K = 4, K = 6" in drawing.about
@@ -409,19 +414,60 @@ def test_labels_are_moved_apart() -> None:
 # ---- metrics, commands, the paper ---------------------------------------------------------------
 
 
-def test_the_metric_is_the_files_own_where_it_says_so() -> None:
-    plain = run("E2E", 0, 90.0)
-    assert metric_of(plain) == Metric(name="accuracy", unit="%", better="higher")
-    assert value_at(plain.last, Metric()) == 90.0
-    recipe = {**plain.recipe, "metric": {"name": "perplexity", "better": "lower"}}
-    assert metric_of(replace(plain, recipe=recipe)) == Metric(name="perplexity", unit="", better="lower")
-    assert value_at(plain.last, Metric(name="perplexity")) is None
-    assert value_at(replace(plain.last, measures={"test_accuracy": float("nan")}), Metric()) is None
+def language_model_run(label: str, seed: int, perplexity: float, **changes) -> Result:
+    """A run of the paper's language model, made up: judged by perplexity, with no accuracy at all."""
+    base = run("E2E", 0, 90.0)
+    recipe = recipes.recipe("tab_wikitext2")
+    epochs = tuple(
+        replace(epoch, measures={"train_loss": 5.0, "test_loss": math.log(value), "test_perplexity": value})
+        for epoch, value in zip(base.epochs, (perplexity + 9, perplexity), strict=True)
+    )
+    fields = {"recipe": recipe.to_dict(), "variant": encode(recipe.variant(label)), "data": "wikitext2"}
+    return replace(base, **{**fields, "seed": seed, "epochs": epochs, **changes})
+
+
+def test_a_language_model_is_judged_by_perplexity_where_lower_is_better(tmp_path: Path) -> None:
+    for seed in range(3):
+        put(tmp_path, language_model_run("E2E", seed, 200.0 + seed))
+        put(tmp_path, language_model_run("RepL projection", seed, 190.0 + 1.1 * seed))
+        put(tmp_path, language_model_run("removal", seed, 215.0 + 0.9 * seed))
+    collection = collect(tmp_path)
+    assert collection.unread == ()
+    (section,) = sections_of(collection)
+    assert section.metric.title == "test perplexity, lower is better"
+    assert section.comparison is not None
+    verdicts = {row.label: row.against_e2e.verdict for row in section.comparison.rows if row.against_e2e}
+    assert verdicts == {"removal": "worse", "RepL projection": "better"}
+    text = html(tmp_path)
+    assert ">perplexity, lower is better</th>" in text
+    assert "perplexity 191.10 ± 1.10" in text  # in the hint of a bubble
+    assert text.count(">195.42 ± 1.84<") == 2  # the paper's: in the table of ours and in its own
+    assert "accuracy" not in text.partition('id="paper"')[0]
+    printed = paper_tables()["tab:wikitext2"]
+    assert [printed.rows[i]["method"] for i in ours_of(printed, [section])] == ["E2E", "RepL"]
+
+
+def test_a_run_that_blew_up_is_shown_and_breaks_no_figure(tmp_path: Path) -> None:
+    put(tmp_path, language_model_run("E2E", 0, 200.0))
+    put(tmp_path, language_model_run("RepL projection", 0, 190.0))
+    lost = language_model_run("removal", 0, 1.0)
+    last = replace(lost.last, measures={"test_loss": 900.0, "test_perplexity": math.inf})
+    put(tmp_path, replace(lost, epochs=(lost.epochs[0], last)))
+    (section,) = sections_of(collect(tmp_path))
+    assert [figure.name.rpartition("-")[2] for figure in section.figures] == ["bubble", "curves", "frontier"]
+    for figure in section.figures:
+        assert not re.search(r"\b(nan|inf)\b", standalone_svg(figure))
+    assert ">inf<" in html(tmp_path)
+
+
+def test_a_task_that_is_not_known_here_is_named(tmp_path: Path) -> None:
+    text = run("E2E", 0, 90.0).to_json().replace('"task": "classification"', '"task": "juggling"')
+    (tmp_path / "one.json").write_text(text)
+    (entry,) = Reader(tmp_path).read().unread
+    assert "There is no task 'juggling'" in entry.reason
 
 
 def test_the_command_names_what_was_changed_and_the_shell_takes_it(tmp_path: Path) -> None:
-    from replearn import recipes
-
     shipped = recipes.recipe("t1_resnet32")
     changed = replace(shipped, epochs=3, optimizer=replace(shipped.optimizer, lr=0.4), precision="bfloat16")
     for seed in (0, 1, 2, 5):
@@ -454,8 +500,6 @@ def test_the_data_file_holds_every_table_of_the_paper() -> None:
 
 def test_recipes_print_nothing_that_the_data_file_does_not_hold() -> None:
     """No second copy: every number of a recipe's paper rows is in its tables."""
-    from replearn import recipes
-
     known = set()
     for table in paper_tables().values():
         for row in table.rows:
@@ -470,8 +514,6 @@ def test_recipes_print_nothing_that_the_data_file_does_not_hold() -> None:
 
 
 def test_our_rows_stand_beside_the_papers_where_they_carry_its_numbers(tmp_path: Path) -> None:
-    from replearn import recipes
-
     recipe: Recipe = recipes.recipe("t1_resnet32")
     put(tmp_path, run("E2E", 0, 92.5, recipe=recipe))
     put(tmp_path, run("RepL", 0, 92.0, recipe=recipe))

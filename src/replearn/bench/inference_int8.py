@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..deployment import deploy
 from ..quantizing import quantize_dynamic, quantize_static
 from ..streamlining import streamline
-from .inference_paper import paper_int8
+from .inference_paper import quantized_rows
 from .inference_sides import make_sides
 from .timing import interleave, ratio
 
@@ -65,7 +65,7 @@ def int8_rows(
         images = torch.randn(batch, 3, size, size)
         for method, plain in (("E2E", streamline(sides.end_to_end)), ("RepL", deploy(sides.replaced))):
             small, kind = quantized(plain, [images])
-            paper = [asdict(row) for row in paper_int8() if (row.model, row.method) == (name, method)]
+            paper = [asdict(row) for row in quantized_rows() if (row.model, row.method) == (name, method)]
             timed = time_int8(plain, small, images, rounds, compile)
             rows.append(
                 {"model": name, "method": method, "int8": kind, **timed, "paper": paper[0] if paper else None}

@@ -69,7 +69,7 @@ def analyze(
             f"Write --batch-size {max(1, images // 5)}."
         )
     wanted = whole_numbers(intervals)
-    trained = read_trained(run, device_named(device), data_root)
+    trained = read_trained(run, device_named(device), data_root, full=True)
     chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
     plan = plan_model(trained.model, interval, first, targets=chosen, operator=operator_named(operator))
     torch.manual_seed(seed)

@@ -48,13 +48,15 @@ def export(
     from ..deployment import deploy
     from ..exporting import export as write
     from ..exporting import format_of
-    from ..exporting.runs import built_by, filled, load_run
+    from ..exporting.own_models import built_by
     from ..streamlining import streamline
     from ..training.architectures import architecture
+    from ..training.trained import filled, read_trained
 
     format_of(out, to)  # a wrong name is told before anything is loaded
     if source.is_dir():
-        trained, example, _ = load_run(source)
+        run = read_trained(source)
+        trained, example = run.model, run.example
     elif model is None:
         raise ReplearnError(
             f"{source} is a checkpoint, which does not say what model it belongs to: add --model, "

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..training.compare import Row
+from ..training.metrics import Metric
 from .axes import WIDTH, Frame, beside, draw_axes, padded, spread_labels
-from .metrics import Metric
 from .scene import Disc, Drawing, Line, Mark, series_roles
 
 LARGEST = 22.0  # the radius of the most expensive row
@@ -27,7 +27,7 @@ class Bubble:
 
 
 def bubble_figure(rows: Sequence[Row], metric: Metric, name: str) -> Drawing:
-    """Accuracy against memory, area by time; against parameters, area by FLOPs, where devices were shared."""
+    """The score against memory, area by time; against parameters, area by FLOPs, where devices were shared."""
     measured = all(row.alone and row.memory > 0 for row in rows)
     roles = series_roles([row.method for row in rows])
     found = [_ours(row, role, metric, measured) for row, role in zip(rows, roles, strict=True)]
@@ -64,8 +64,8 @@ def _ours(row: Row, role: str, metric: Metric, measured: bool) -> Bubble:
         else f"{row.parameters:,} parameters, {row.flops / 1e6:,.1f} MFLOPs"
     )
     seeds = f"{len(row.seeds)} seed{'s' if len(row.seeds) != 1 else ''}"
-    tip = f"{row.label}\n{row.accuracy:.2f}{spread} {metric.unit}\n{cost}\n{seeds}"
-    return Bubble(row.label, role, x, row.accuracy, row.std, size, False, tip)
+    tip = f"{row.label}\n{metric.name} {row.score:.2f}{spread} {metric.unit}\n{cost}\n{seeds}"
+    return Bubble(row.label, role, x, row.score, row.std, size, False, tip)
 
 
 def _papers(row: Row, role: str, metric: Metric) -> Bubble:
@@ -74,9 +74,9 @@ def _papers(row: Row, role: str, metric: Metric) -> Bubble:
     assert paper.memory_gb is not None
     seconds = _paper_time(row)
     spread = f" ± {paper.std:.2f}" if paper.std is not None else ""
-    tip = f"{row.label} in the paper\n{paper.accuracy:.2f}{spread} {metric.unit}\n{paper.memory_gb:.2f} GB"
-    tip += f", {seconds:.2f} s an epoch"
-    return Bubble(row.label, role, paper.memory_gb, paper.accuracy, paper.std, seconds, True, tip)
+    tip = f"{row.label} in the paper\n{metric.name} {paper.score:.2f}{spread} {metric.unit}\n"
+    tip += f"{paper.memory_gb:.2f} GB, {seconds:.2f} s an epoch"
+    return Bubble(row.label, role, paper.memory_gb, paper.score, paper.std, seconds, True, tip)
 
 
 def _paper_time(row: Row) -> float:

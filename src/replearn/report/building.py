@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import ReplearnError
 from ..training.results import write_atomically
 from .collecting import Collection, collect
+from .kinds import measured_in
 from .page import page
 from .png import write_png
 from .scene import Drawing
@@ -53,6 +54,7 @@ def build_report(
         raise ReplearnError(f"Can't write {out}: {error}.") from error
     write_atomically(out, text)
     drawings = [drawing for section in sections for drawing in (*section.figures, *section.strips)]
+    drawings += [drawing for entry in measured_in(collection.others)[0] for drawing in entry.found.figures]
     beside = out.with_name(f"{out.stem}_figures")
     figures = write_figures(drawings[:MOST_FIGURES], beside, svg=svg, png=png)
     return Report(page=out, figures=tuple(figures), collection=collection, sections=tuple(sections))

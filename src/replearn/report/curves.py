@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..training.metrics import Metric
 from ..training.results import Result
 from .axes import HEIGHT, LEFT, TOP, WIDTH, Frame, draw_axes
-from .metrics import Metric, value_at
 from .scene import Area, Box, Drawing, Line, Mark, Points, Text, series_roles
 
 MOST_POINTS = 80  # of a curve; more can't be told apart at this width
@@ -76,7 +76,7 @@ def curves_of(results: Iterable[Result], metric: Metric) -> list[Curve]:
         values: dict[int, list[float]] = defaultdict(list)
         for result in group:
             for epoch in result.epochs:
-                if (value := value_at(epoch, metric)) is not None:
+                if (value := metric.at(epoch.measures)) is not None:
                     values[epoch.epoch].append(value)
         if not values:
             continue

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import ReplearnError
 from ..stacks import find_stacks
 from ..training.architectures import architecture
-from .trained import Trained
+from ..training.trained import Trained
 
 MOST_LAYERS = 6
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
+from ..training.trained import Trained
 from .scene import Disc, Drawing, Line, Mark, Text
-from .trained import Trained
 
 NEIGHBOURS = 20
 PANEL, TOP, EDGE = 390.0, 52.0, 10.0

@@ -11,9 +11,12 @@ from .markup import Raw, fold, join, table, tag
 MOST_ROWS, MOST_COLUMNS, MOST_FILES = 200, 16, 200
 
 
-def others_part(others: Sequence[Other]) -> Raw:
-    """Each file as a fold: its plain values, then its rows."""
-    shown = [fold(other.path.as_posix(), shown_data(other.data), class_="other") for other in others[:MOST_FILES]]
+def others_part(others: Sequence[tuple[Other, str]]) -> Raw:
+    """Each file as a fold: why it is not shown better if it seemed of a known kind, its values, its rows."""
+    shown = []
+    for other, why in others[:MOST_FILES]:
+        reason = [tag("p", f"This file {why}: it is shown as it stands.", class_="note")] if why else []
+        shown.append(fold(other.path.as_posix(), *reason, shown_data(other.data), class_="other"))
     if len(others) > MOST_FILES:
         shown.append(tag("p", f"and {len(others) - MOST_FILES} more files."))
     return join(*shown)

@@ -8,12 +8,15 @@ from importlib.resources import files
 from .. import __version__
 from ..training.results import now
 from .collecting import Collection
+from .figures import figure
+from .kinds import measured_in
 from .markup import Content, Raw, fold, join, table, tag
+from .measured_part import measured_card
 from .others import others_part
 from .paper_part import paper_part
-from .scene import PALETTE, Drawing
+from .scene import PALETTE
 from .sections import Section
-from .svg import inline_svg, style_rules, variables
+from .svg import style_rules, variables
 from .tables import cost_table, reached_table, reproduce_list, runs_table, sentence
 
 OPEN_SECTIONS = 4  # the others are parsed when they are opened: a thousand runs must stay usable
@@ -93,17 +96,24 @@ def _main(collection: Collection, sections: Sequence[Section]) -> list[Raw]:
         parts.append(tag("section", tag("h2", "Just begun"), tag("ul", *names), class_="card"))
     for number, section in enumerate(sections):
         parts.append(_section(section, number < OPEN_SECTIONS))
+    measured, rest = measured_in(collection.others)
     if sections:
         legend = (
             "Numbers are those of the last epoch, mean ± standard deviation over seeds. Differences are taken "
         )
         legend += "seed by seed; in brackets the 95 % interval of their mean. Undecided: the interval contains 0."
         parts.append(tag("p", legend, class_="quiet legend"))
+    parts += [measured_card(entry, number < OPEN_SECTIONS) for number, entry in enumerate(measured)]
+    if sections or measured:
         note = "As the paper prints them. Rows of ours that carry the same numbers stand beside them."
-        part = (tag("h2", "The tables of the paper"), tag("p", note, class_="quiet"), paper_part(sections))
+        part = (
+            tag("h2", "The tables of the paper"),
+            tag("p", note, class_="quiet"),
+            paper_part(sections, measured),
+        )
         parts.append(tag("section", *part, class_="card", id="paper"))
-    if collection.others:
-        shown = others_part(collection.others)
+    if rest:
+        shown = others_part(rest)
         parts.append(tag("section", tag("h2", "Other measurements"), shown, class_="card", id="others"))
     if collection.unread:
         rows = [(entry.path.as_posix(), entry.reason) for entry in collection.unread[:MOST_UNREAD]]
@@ -134,9 +144,9 @@ def _inside(section: Section) -> list[Raw]:
         facts = f"{comparison.model}, {comparison.epochs} epochs, {comparison.hardware}"
         parts.append(tag("p", facts, class_="quiet"))
         parts.append(reached_table(section))
-    parts.append(tag("div", *(_figure(figure) for figure in section.figures), class_="figures"))
+    parts.append(tag("div", *(figure(drawing) for drawing in section.figures), class_="figures"))
     if section.strips:
-        strips = [_figure(strip) for strip in section.strips]
+        strips = [figure(strip) for strip in section.strips]
         parts.append(tag("div", *strips, class_="figures strips"))
     if comparison is not None:
         parts += [tag("h3", "Costs"), cost_table(comparison.rows)]
@@ -150,8 +160,3 @@ def _made_with(section: Section) -> Raw:
     versions = "; ".join(section.versions) or "not recorded"
     hardware = "; ".join(section.machines)
     return tag("p", f"Trained on {hardware}, with {versions}. Files: {section.folder.as_posix()}", class_="quiet")
-
-
-def _figure(drawing: Drawing) -> Raw:
-    caption = join(tag("b", f"{drawing.title}."), " ", drawing.about[:1].upper() + drawing.about[1:])
-    return tag("figure", Raw(inline_svg(drawing)), tag("figcaption", caption), id=drawing.name)

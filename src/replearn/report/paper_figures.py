@@ -11,10 +11,10 @@ import torch
 from ..errors import ReplearnError
 from ..jsonable import encode
 from ..training.results import write_atomically
+from ..training.trained import Trained, read_trained
 from .building import write_figures
 from .feature_maps import Likeness, feature_maps
 from .features import FeatureScores, feature_scores, features_figure
-from .trained import Trained, trained_run
 
 
 def paper_figures(
@@ -32,7 +32,7 @@ def paper_figures(
     """
     if not folders:
         raise ReplearnError("Name the folders of finished runs, E2E first: `replearn figures RUN RUN -o figures`.")
-    runs = [trained_run(folder, data_root, device) for folder in folders]
+    runs = [read_trained(folder, device, data_root) for folder in folders]
     check_alike(runs, folders)
     out = Path(out)
     try:

@@ -1,38 +1,56 @@
-"""The paper's tables with ours beside them: each printed row, and the row of ours that stands for it."""
+"""The paper's tables with ours beside them: each printed row, and what we measured that stands for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from ..training.compare import Row
-from ..training.comparison_table import spread
+from ..training.comparison_table import ratio, spread
 from ..training.paper import SCORES, PaperTable, pair, paper_row, paper_tables
 from ..training.recipe import PaperRow
 from .markup import Content, Raw, fold, join, table, tag
+from .measured import Beside, Measured
 from .sections import Section
 from .tables import difference
 
 
-def paper_part(sections: Sequence[Section]) -> Raw:
+@dataclass(frozen=True)
+class Ours:
+    """What stands beside one printed row: a row of a comparison, a benchmark's measurement, or both."""
+
+    row: Row | None = None
+    section: Section | None = None
+    beside: Beside | None = None
+    measured: Measured | None = None
+
+
+def paper_part(sections: Sequence[Section], measured: Sequence[Measured] = ()) -> Raw:
     """Every table of the paper; those with something of ours come first, and open."""
-    measured = [(printed, ours_of(printed, sections)) for printed in paper_tables().values()]
-    measured.sort(key=lambda entry: not entry[1])
-    return join(*(_fold(printed, ours) for printed, ours in measured))
+    entries = [(printed, ours_of(printed, sections, measured)) for printed in paper_tables().values()]
+    entries.sort(key=lambda entry: not entry[1])
+    return join(*(_fold(printed, ours) for printed, ours in entries))
 
 
-def ours_of(printed: PaperTable, sections: Sequence[Section]) -> Mapping[int, tuple[Row, Section]]:
-    """By the number of the printed row, our row that carries these very numbers as the paper's."""
+def ours_of(
+    printed: PaperTable, sections: Sequence[Section], measured: Sequence[Measured] = ()
+) -> Mapping[int, Ours]:
+    """By the number of the printed row: our row that carries these very numbers as the paper's, and benchmarks."""
     rows: dict[tuple[Any, ...], tuple[Row, Section]] = {}
     for section in sections:
         for row in section.comparison.rows if section.comparison else ():
             if row.paper is not None:
                 rows.setdefault(_numbers(row.paper), (row, section))
-    found = {}
+    found: dict[int, Ours] = {}
     for index, entry in enumerate(printed.rows):
         if any(key in entry for key in SCORES) and (match := rows.get(_numbers(paper_row(entry, "")))):
-            found[index] = match
+            found[index] = Ours(*match)
+    for one in measured:
+        for beside in one.found.beside:
+            held = found.get(beside.row, Ours())
+            if beside.table == printed.label and held.beside is None:
+                found[beside.row] = replace(held, beside=beside, measured=one)
     return found
 
 
@@ -40,32 +58,62 @@ def _numbers(row: PaperRow) -> tuple[Any, ...]:
     return astuple(replace(row, label=""))
 
 
-def _fold(printed: PaperTable, ours: Mapping[int, tuple[Row, Section]]) -> Raw:
+def _fold(printed: PaperTable, ours: Mapping[int, Ours]) -> Raw:
     about = [key for key in ("data", "backbone", "method") if any(key in row for row in printed.rows)]
-    heads = [*about, *printed.columns.values()]
-    if ours:
-        heads += ["ours", "against E2E", "time ratio", "memory ratio", "where"]
+    cells = {index: _cells(entry) for index, entry in ours.items()}
+    shown = [head for head in HEADS if any(text(row[head]) for row in cells.values())]
+    score = next((key for key in SCORES if key in printed.columns), None)
+    order: list[str] = []  # ours directly behind the number that it is to be held against
+    for key in printed.columns:
+        order += [key, *(head for head in REACHED if key == score and head in shown)]
+    order += [head for head in shown if head not in order]
     body: list[list[Content]] = []
     for index, row in enumerate(printed.rows):
-        cells: list[Content] = [str(row.get(key, "")) for key in about]
-        cells += [printed_value(row.get(key)) for key in printed.columns]
-        if ours:
-            cells += _ours(*ours[index]) if index in ours else ["not yet measured", "", "", "", ""]
-        body.append(cells)
+        line: list[Content] = [str(row.get(key, "")) for key in about]
+        held = cells.get(index, {"ours": "not yet measured"} if ours else {})
+        line += [printed_value(row.get(key)) if key in printed.columns else held.get(key, "") for key in order]
+        body.append(line)
     count = f"{len(ours)} of {len(printed.rows)} rows measured" if ours else "not measured here"
-    left = [*range(len(about)), *([len(heads) - 4, len(heads) - 1] if ours else [])]
+    left = [
+        *range(len(about)),
+        *(len(about) + i for i, key in enumerate(order) if key in ("against E2E", "where")),
+    ]
     summary = join(tag("b", printed.label), f" {printed.caption} ", tag("span", count, class_="quiet"))
     notes = [tag("p", printed.notes, class_="quiet")] if printed.notes else []
-    return fold(summary, table(heads, body, left, printed.caption), *notes, open_=bool(ours), class_="paper")
+    heads = [*about, *(printed.columns.get(key, key) for key in order)]
+    made = table(heads, body, left, printed.caption)
+    return fold(summary, made, *notes, open_=bool(ours), class_="paper")
 
 
-def _ours(row: Row, section: Section) -> list[Content]:
-    assert section.comparison is not None
-    changed = any(note.startswith("not the recipe") for note in section.comparison.notes)
-    times = "" if row.time_ratio is None else f"{row.time_ratio:.3f}"
-    memory = "" if row.memory_ratio is None else f"{row.memory_ratio:.3f}"
-    where = tag("a", section.recipe + (" (other settings)" if changed else ""), href=f"#{section.key}")
-    return [tag("b", spread(row.accuracy, row.std)), difference(row.against_e2e), times, memory, where]
+REACHED = ("ours", "against E2E")
+HEADS = (*REACHED, "time ratio", "memory ratio", "where")
+
+
+def _cells(ours: Ours) -> dict[str, Content]:
+    """What we reached; time and memory from the comparison, or from a benchmark where that has none."""
+    row, beside = ours.row, ours.beside
+    time, memory = (row.time_ratio, row.memory_ratio) if row else (None, None)
+    if beside is not None:
+        time = beside.time if time is None else time
+        memory = beside.memory if memory is None else memory
+    reached: Content = tag("b", spread(row.score, row.std)) if row else "costs alone"
+    if beside is not None and beside.reached:
+        reached = tag("b", beside.reached)
+    places: list[Content] = []
+    if ours.section is not None and ours.section.comparison is not None:
+        changed = any(note.startswith("not the recipe") for note in ours.section.comparison.notes)
+        name = ours.section.recipe + (" (other settings)" if changed else "")
+        places.append(tag("a", name, href=f"#{ours.section.key}"))
+    if ours.measured is not None:
+        places.append(tag("a", ours.measured.path.name, href=f"#{ours.measured.key}"))
+    where = join(*(part for place in places for part in (place, ", ")[: 2 if place is not places[-1] else 1]))
+    against = difference(row.against_e2e) if row else ""
+    values: tuple[Content, ...] = (reached, against, ratio(time), ratio(memory), where)
+    return dict(zip(HEADS, values, strict=True))
+
+
+def text(content: Content) -> str:
+    return content.text if isinstance(content, Raw) else content
 
 
 def printed_value(value: Any) -> str:

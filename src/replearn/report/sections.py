@@ -12,12 +12,12 @@ from typing import Any
 from ..errors import ReplearnError
 from ..training.comparable import machine
 from ..training.compare import Comparison, compare
+from ..training.metrics import Metric
 from ..training.recipe import slug
 from .bubble import bubble_figure
 from .collecting import Collection, RunFile
 from .curves import curves_figure
 from .frontier import frontier_figure
-from .metrics import Metric, metric_of
 from .scene import Drawing
 from .strip import strip_figure
 
@@ -68,7 +68,7 @@ def sections_of(collection: Collection) -> list[Section]:
 def _section(folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: set[str]) -> Section:
     key = unique(slug(f"{name}-{data}") or "runs", keys)
     results = [run.result for run in runs]
-    metric = metric_of(results[0])
+    metric = results[0].metric
     comparison, problem = None, ""
     try:
         (comparison,) = compare(results)

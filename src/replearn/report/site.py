@@ -1,4 +1,4 @@
-"""The pages of the documentation that are written by the code itself: operator cards, results, the API."""
+"""The pages of the documentation that are written by the code itself: operator cards and the API."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import dataclasses
 import inspect
 import re
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import replearn
 
 from ..operators import available
 from ..operators.options import Options
-from ..training.compare import Row
-from ..training.comparison_table import difference, ratio, spread
-from .collecting import Collection, Other, Reader
-from .others import is_rows, plain
-from .reproducing import command_of
-from .sections import Section, sections_of
 
 
 def operators_page() -> str:
@@ -29,7 +22,14 @@ def operators_page() -> str:
     head += (
         "`prev` and `next` are the kept neighbours; C is the width, H the number of heads, d the token's width.\n"
     )
-    return "\n".join([head, *(operator_card(options) for options in available().values())])
+    return "\n".join([head, *(operator_card(options) for options in own_operators().values())])
+
+
+def own_operators() -> dict[str, type[Options]]:
+    """The operators of the package; what a user's code has registered has no card here."""
+    package = import_module("..operators", __package__).__name__
+    found = available().items()
+    return {name: options for name, options in found if options.__module__.startswith(f"{package}.")}
 
 
 def operator_card(options: type[Options]) -> str:
@@ -60,78 +60,6 @@ def operator_card(options: type[Options]) -> str:
         lines += ["| option | default |", "|---|---|"]
         lines += [f"| `{field.name}` | `{field.default!r}` |" for field in fields]
     return "\n".join([*lines, ""])
-
-
-def results_page(folder: Path) -> str:
-    """Every committed result as tables, with the command that makes it."""
-    collection = Reader(folder).read()
-    parts = [
-        "# Results",
-        "",
-        "Written from the result files under `benchmarks/results`. Numbers are those of the last epoch, mean ± "
-        "standard deviation over seeds; differences are taken seed by seed, with the 95 % interval of their mean.",
-        "",
-    ]
-    for section in sections_of(collection):
-        parts += [*_section(section), ""]
-    parts += [*_others(collection), ""]
-    return "\n".join(parts)
-
-
-def _section(section: Section) -> list[str]:
-    lines = [f"## {section.recipe} on {section.data}", ""]
-    if section.comparison is None:
-        return [*lines, section.problem]
-    comparison = section.comparison
-    lines += [f"{comparison.model}, {comparison.epochs} epochs, {comparison.hardware}.", ""]
-    name = section.metric.name
-    heads = ("method", "seeds", name, "against E2E", "against removal", "paper", "time", "memory", "parameters")
-    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in comparison.rows]
-    lines += ["", *(f"- {note}" for note in comparison.notes), "", "```sh"]
-    labels = {str(run.result.variant["label"]) for run in section.runs}
-    for label in [row.label for row in comparison.rows if row.label in labels]:
-        lines.append(command_of([run for run in section.runs if run.result.variant["label"] == label]))
-    return [*lines, "```"]
-
-
-def _cells(row: Row) -> list[str]:
-    paper = spread(row.paper.accuracy, row.paper.std) if row.paper else ""
-    return [
-        row.label,
-        str(len(row.seeds)),
-        spread(row.accuracy, row.std),
-        difference(row.against_e2e),
-        difference(row.against_removal),
-        paper,
-        ratio(row.time_ratio),
-        ratio(row.memory_ratio),
-        f"{row.parameters:,}",
-    ]
-
-
-def _others(collection: Collection) -> list[str]:
-    lines: list[str] = []
-    for other in collection.others:
-        lines += [f"## {other.path.as_posix()}", "", *_other(other), ""]
-    return lines
-
-
-def _other(other: Other, most: int = 60) -> list[str]:
-    data = other.data if isinstance(other.data, dict) else {"rows": other.data}
-    lines = [f"- {key}: {escaped(plain(value))}" for key, value in data.items() if not is_rows(value)]
-    for key, rows in data.items():
-        if is_rows(rows):
-            heads = list(dict.fromkeys(str(head) for row in rows for head in row))[:12]
-            lines += ["", f"### {key}", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-            lines += [
-                "| " + " | ".join(escaped(plain(row.get(head))) for head in heads) + " |" for row in rows[:most]
-            ]
-    return lines
-
-
-def escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
 def api_page() -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from ..training.compare import Row
 from ..training.comparison_table import ratio, signed, spread
 from ..training.intervals import Difference
+from ..training.metrics import Metric
 from .collecting import RunFile
 from .markup import Raw, columns, join, table, tag
-from .metrics import Metric, value_at
 from .reproducing import command_of
 from .scene import series_roles
 from .sections import Section
@@ -23,16 +23,16 @@ def reached_table(section: Section) -> Raw:
     assert section.comparison is not None
     rows = section.comparison.rows
     roles = series_roles([row.method for row in rows])
-    reached = section.metric.name
+    reached = section.metric.title.removeprefix("test ")
     return columns(
         {
             "method": [named(row.label, role) for row, role in zip(rows, roles, strict=True)],
             "seeds": [str(len(row.seeds)) for row in rows],
-            reached: [tag("b", spread(row.accuracy, row.std)) for row in rows],
+            reached: [tag("b", spread(row.score, row.std)) for row in rows],
             "best epoch": [f"{row.best:.2f}" for row in rows],
             "against E2E": [difference(row.against_e2e) for row in rows],
             "against removal": [difference(row.against_removal) for row in rows],
-            "paper": [spread(row.paper.accuracy, row.paper.std) if row.paper else "" for row in rows],
+            "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],
             "top-5": [f"{row.top5:.2f}" if row.paper and row.paper.top5 else "" for row in rows],
             "paper top-5": [
                 spread(row.paper.top5, row.paper.top5_std) if row.paper and row.paper.top5 else "" for row in rows
@@ -83,7 +83,7 @@ def runs_table(section: Section) -> Raw:
     for run in section.runs[:MOST_RUNS]:
         result = run.result
         done, epochs = len(result.epochs), int(result.recipe["epochs"])
-        last = value_at(result.last, section.metric) if result.epochs else None
+        last = section.metric.at(result.last.measures) if result.epochs else None
         rows.append(
             (
                 str(result.variant["label"]),
@@ -135,7 +135,7 @@ def sentence(section: Section) -> str:
 
 
 def phrase(row: Row, metric: Metric) -> str:
-    parts = [f"{row.label} {spread(row.accuracy, row.std)}{metric.unit and ' ' + metric.unit}"]
+    parts = [f"{row.label} {spread(row.score, row.std)}{metric.unit and ' ' + metric.unit}"]
     for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal)):
         if found is not None:
             parts.append(f"{found.verdict} against {name} ({signed(found.mean)})")

@@ -91,7 +91,8 @@ def write_model(run: Run) -> None:
         return  # its weights are in the checkpoint; no process holds the whole model
     if not run.processes.leads:
         return
-    model = run.method.finish(copy.deepcopy(run.bare))
+    measured = run.bare if run.ema is None else run.ema.module  # what the result file's numbers are of
+    model = run.method.finish(copy.deepcopy(measured))
     path = run.spec.out / "model.safetensors"
     if any(True for _ in operators_of(model)):
         save(model, path)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,17 @@ class Metric:
     def sign(self) -> int:
         """1 where more is better, else -1: `sign * value` is always better when it is higher."""
         return 1 if self.higher_is_better else -1
+
+    @property
+    def title(self) -> str:
+        """For an axis or a column: `test accuracy, %`, `test perplexity, lower is better`."""
+        unit = f", {self.unit}" if self.unit else ""
+        return f"test {self.name}{unit}{'' if self.higher_is_better else ', lower is better'}"
+
+    def at(self, measures: Mapping[str, Any]) -> float | None:
+        """What an epoch reached; None where it was not measured or is not a finite number."""
+        found = measures.get(self.key)
+        return found if isinstance(found, (int, float)) and math.isfinite(found) else None
 
     def text(self, value: float) -> str:
         return f"{value:.2f} {self.unit}".rstrip()

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import ReplearnError
 from .recipe import PaperRow
 
-SCORES = ("accuracy", "perplexity")  # columns that recipes' rows are judged by
+SCORES = ("accuracy", "perplexity", "map", "iou")  # columns that recipes' rows are judged by
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,173 @@
+"""Benchmark files in a report: each kind has its tables and figures, and stands beside the paper's rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replearn.bench.inference_paper import latencies, quantized_rows
+from replearn.report.building import build_report
+from replearn.report.collecting import Other, Reader, collect
+from replearn.report.dots import Case, Dot, dot_figure
+from replearn.report.kinds import available, measured_in
+from replearn.report.measured import command_of, made_on
+from replearn.report.page import page
+from replearn.report.paper_part import ours_of, paper_part
+from replearn.report.sections import sections_of
+from replearn.report.svg import standalone_svg
+from replearn.training.paper import paper_tables
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+ROW: dict[str, Any] = {
+    "model": "resnet34",
+    "method": "RepL",
+    "int8": "static",
+    "images_per_second": {"float32": 100.0, "int8": 150.0},
+    "int8_speedup": {"median": 1.5, "low": 1.4, "high": 1.6},
+    "paper": {"int8_images_per_second": 249.975},
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    known, rest = measured_in(collect(RESULTS).others)
+    assert rest == []  # every committed file is of a kind that we know
+    return {entry.path.stem: entry for entry in known}
+
+
+def kind_of(data: Any) -> tuple[list[Any], list[Any]]:
+    return measured_in([Other(path=Path("some/file.json"), data=data)])
+
+
+def test_every_committed_file_has_a_table_and_a_figure(measured: dict[str, Any]) -> None:
+    assert {
+        "bench_steps",
+        "epochs_tab_wikitext2",
+        "heal_lm",
+        "inference_h200",
+        "memory_promise",
+    } <= measured.keys()
+    for entry in measured.values():
+        assert entry.found.tables
+        assert all(len(row) == len(table.heads) for table in entry.found.tables for row in table.rows)
+        assert entry.found.figures
+        assert entry.command
+        assert "H200" in entry.made_on
+        for drawing in entry.found.figures:
+            assert "nan" not in standalone_svg(drawing)
+
+
+def test_the_numbers_are_the_files_own(measured: dict[str, Any]) -> None:
+    data = json.loads((RESULTS / "bench_steps.json").read_text())
+    first = {row["label"]: row for row in data["training"][0]["rows"]}
+    table = measured["bench_steps"].found.tables[0]
+    line = dict(zip(table.heads, table.rows[0], strict=True))
+    assert line["RepL: time"] == f"{first['RepL']['time']['median']:.3f}"
+    assert line["removal: memory"] == f"{first['removal']['memory_ratio']:.3f}"
+    heal = measured["heal_lm"].found
+    assert "lower is better" in heal.about
+    assert heal.sentence.startswith("perplexity 119.24 trained")
+    kept = measured["kept_t1_resnet32"].found
+    assert kept.tables[0].title == "With 2,000 calibration images"
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [("tab:wikitext2", 2), ("tab:dynamic_vs_deploy", 6), ("tab:bp_vs_repl_deploy", 6)],
+)
+def test_the_papers_tables_without_an_accuracy_have_ours_beside_them(
+    measured: dict[str, Any], table: str, rows: int
+) -> None:
+    assert len(ours_of(paper_tables()[table], [], list(measured.values()))) == rows
+
+
+def test_a_time_of_a_benchmark_fills_in_where_a_comparison_has_none(measured: dict[str, Any]) -> None:
+    sections = sections_of(collect(RESULTS))
+    ours = ours_of(paper_tables()["t1"], sections, list(measured.values()))
+    assert ours[1].row is not None
+    assert ours[1].row.time_ratio is None  # the runs shared their device
+    assert ours[1].beside is not None
+    text = paper_part(sections, list(measured.values())).text
+    assert f">{ours[1].beside.time:.3f}<" in text
+    assert 'href="#measured-epochs-t1-resnet32"' in text
+
+
+def test_int8_rows_stand_beside_the_papers() -> None:
+    (entry,), _ = kind_of({"rows": [ROW], "hardware": {"device": "cpu", "threads": 2}, "versions": {"torch": "9"}})
+    assert entry.made_on == "cpu, 2 threads, torch 9"
+    ours = ours_of(paper_tables()["tab:repl_quant_imagenet"], [], [entry])
+    assert {index: found.beside.reached for index, found in ours.items()} == {3: "100.0 to 150.0 img/s"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"format": "replearn-bench-1", "training": [{}]},
+        {"format": "replearn-bench-1", "training": [], "epochs": [3]},
+        {"format": "replearn-bench-inference-1", "rows": [{"model": 3}]},
+        {"script": "benchmarks/heal_after_replacement.py", "rows": []},
+        {"script": "benchmarks/kept_after_replacement.py", "trained_accuracy": "high"},
+        {"rows": [{"int8_speedup": None}]},
+        {"rows": [{"predicted_over_measured": None}]},
+    ],
+)
+def test_a_file_that_only_looks_known_is_shown_as_it_stands_and_says_why(data: Any, tmp_path: Path) -> None:
+    known, ((_, why),) = kind_of(data)
+    assert known == []
+    assert why.startswith("looks like ")
+    (tmp_path / "odd.json").write_text(json.dumps(data))
+    collection = Reader(tmp_path).read()
+    assert "it is shown as it stands" in page(collection, [])
+
+
+@pytest.mark.parametrize("data", [3, [], {}, {"rows": [1, 2]}, {"rows": []}, {"format": 7}])
+def test_json_of_no_kind_is_left_to_the_others(data: Any) -> None:
+    known, ((_, why),) = kind_of(data)
+    assert (known, why) == ([], "")
+
+
+def test_the_folder_of_kinds_is_their_list() -> None:
+    assert all(callable(kind.claims) and callable(kind.show) for kind in available())
+    assert len(available()) == 7
+
+
+def test_the_report_of_the_committed_results_writes_their_figures(tmp_path: Path) -> None:
+    report = build_report(RESULTS, tmp_path / "r.html", png=False)
+    assert {"measured-bench-steps-step.svg", "measured-heal-lm-perplexity.svg"} <= {p.name for p in report.figures}
+    text = report.page.read_text(encoding="utf-8")
+    assert 'id="measured-inference-h200"' in text
+    assert "Other measurements" not in text
+
+
+def test_dots_stay_inside_and_long_names_are_cut() -> None:
+    far = Dot(value=5.0, low=-100.0, high=100.0, role="repl", tip="x")
+    drawing = dot_figure(
+        [Case(label="h" * 90), Case(label="l" * 90, dots=(far,))],
+        name="d",
+        title="t",
+        about="a",
+        x_title="x",
+        legend=[],
+        rule=(1.0, "E2E"),
+    )
+    xs = [x for mark in drawing.marks for x, _ in getattr(mark, "points", ())]
+    assert min(xs) >= 0
+    assert max(xs) <= drawing.width
+    assert all(len(getattr(mark, "text", "")) <= 56 for mark in drawing.marks)
+
+
+def test_commands_are_written_from_what_a_file_says() -> None:
+    assert command_of({"command": "replearn bench"}) == "replearn bench"
+    given = {"epochs": 3, "no_operators": True, "run": None, "ranks": [1, 2], "x": False}
+    shown = "python b.py --epochs 3 --no-operators --ranks 1 2 --out FILE"
+    assert command_of({"script": "b.py", "arguments": given}) == shown
+    assert made_on({"about": {"device": "a GPU", "torch": "9"}}) == "a GPU, torch 9"
+
+
+def test_the_papers_latencies_are_the_data_files() -> None:
+    assert len(latencies()) == 12
+    assert len(quantized_rows()) == 4
+    assert next(row for row in latencies() if row.backend == "amp").deployed == 11.86
