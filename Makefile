@@ -8,13 +8,15 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs clean
+.PHONY: help demo test check docs torture audit clean
 
 help:
 	@echo "make demo    E2E, removal and RepL on digits: a table and a picture"
 	@echo "make test    lint, types and the whole test suite"
 	@echo "make check   lint and types only"
 	@echo "make docs    the documentation as a site, in build/site"
+	@echo "make torture kills, random models, hostile files and large models at full length; resumes where it was"
+	@echo "make audit   known faults of the pinned packages, where the package index tells them"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(READY)
@@ -27,6 +29,19 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# each writes benchmarks/results/torture_NAME.json; ten to twenty minutes together on two cores
+torture: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture.generated
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture.hostile
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture.full_disk
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture.kills
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture.scale
+
+# pip-audit asks a service of the internet; where it can't be reached it says so and fails, and checks nothing
+audit: $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt pip-audit
+	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip
 
 docs: $(READY)
 	DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet

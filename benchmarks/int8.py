@@ -100,6 +100,7 @@ def main() -> None:
         rows.append(measure(folder, data, min(options.test_images, data.num_test), options.batch, options.rounds))
         print(json.dumps(rows[-1]), flush=True)
     about = {
+        "format": "replearn-int8-1",
         "script": "benchmarks/int8.py",
         "arguments": {name: value for name, value in vars(options).items() if isinstance(value, (int, str))},
         "rows": rows,

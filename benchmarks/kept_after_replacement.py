@@ -200,6 +200,7 @@ def main() -> None:
     }
     made = {name: measuring.curve(cases) for name, cases in curves.items()}
     about = {
+        "format": "replearn-kept-1",
         "script": "benchmarks/kept_after_replacement.py",
         "arguments": {k: v for k, v in vars(options).items() if not isinstance(v, Path)},
         "model": base.name,

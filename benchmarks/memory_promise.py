@@ -27,6 +27,7 @@ from replearn import operators
 PRECISIONS = ("tf32", "bfloat16")
 METHODS: dict[str, Any] = {"e2e": None, "removal": operators.Removal(), "repl": False}  # False: the paper's own
 STEPS = 5
+FORMAT = "replearn-memory-promise-1"
 
 
 def resnet34(small: bool, device: str) -> tuple[nn.Module, Any]:
@@ -172,7 +173,9 @@ def main() -> None:
         "placement": "interval=4, first=2",
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(
+        json.dumps({"format": FORMAT, "about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -70,6 +70,24 @@ def gradients(made: list[Tensor] | tuple[Tensor, ...], mixtures: list[Mixture]) 
 
 
 @runs_kernels
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("value", [0.0, 1e-41, 1e-25, 1e15, float("inf"), float("nan")])
+def test_kernels_treat_odd_values_as_the_plain_arithmetic_does(value: float, normalise: bool) -> None:
+    torch.manual_seed(0)
+    odd = mixture(4, 6, along="rows", normalise=normalise)
+    assert odd.previous is not None and odd.next is not None and odd.b is not None  # noqa: PT018
+    with torch.no_grad():
+        odd.previous[1] = value
+        odd.next[2, 3] = value
+        odd.b.zero_()
+    made, plain = fused.mix([odd], torch.float32), [odd.plain()]
+    torch.testing.assert_close(made[0], plain[0], equal_nan=True)
+    if abs(value) <= 1e15:  # else the formula has no gradient there
+        for one, other in zip(gradients(made, [odd]), gradients(plain, [odd]), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@runs_kernels
 @pytest.mark.parametrize("which", [*range(8), "together"])
 def test_kernels_equal_the_plain_arithmetic_both_ways(which: int | str) -> None:
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import threading
 import time
@@ -136,6 +137,33 @@ def test_a_slow_client_is_dropped_and_keeps_nobody_waiting(
         slow.sendall(b"GET / HT")
         assert ask(server)[0] == 200
         assert slow.recv(10) == b""  # closed by the server
+
+
+def test_a_client_that_drips_is_dropped_too(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "LONGEST", 0.5)
+    begin = time.monotonic()
+    with socket.create_connection(server.server_address[:2], timeout=20) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        dropped = False
+        while not dropped and time.monotonic() - begin < 15:
+            try:
+                slow.sendall(b"x")  # a byte now and then keeps it from being idle
+                time.sleep(0.05)
+            except OSError:
+                dropped = True
+    assert dropped
+    assert time.monotonic() - begin < 10
+    assert ask(server)[0] == 200
+
+
+def test_a_pipe_and_a_link_out_of_the_folder_are_named_and_not_read(server: Server, folder: Path) -> None:
+    os.mkfifo(folder / "pipe.json")
+    (folder / "link.json").symlink_to(folder.parent / "secret.json")
+    status, _, text = ask(server)
+    assert status == 200
+    assert "outside" not in text
+    assert "a link that leads out of the folder" in text
+    assert "not an ordinary file" in text
 
 
 def test_too_many_connections_are_turned_away(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ReplearnError
+from .jsonable import parse
 from .plans import Plan
 from .states import check_copyable, check_names, check_storable, tied
 from .surgery import check_fit, exchange_, plan_of, restored_on_error
-from .tensor_file import read_file, write_file
+from .tensor_file import LARGEST_HEADER, read_file, write_file
 from .whole import refuse_wrapped
 
 FORMAT = "replearn-checkpoint-1"
@@ -69,7 +70,7 @@ def load(model: nn.Module, path: PathLike) -> nn.Module:
     """
     refuse_wrapped(model)
     with _explained(path):
-        plan, tensors = read(path)
+        plan, tensors = read(path, largest=most_bytes(model))
         check_fit(model, plan)
         with restored_on_error(model, plan):
             exchange_(model, plan, start=False)
@@ -83,18 +84,24 @@ def load(model: nn.Module, path: PathLike) -> nn.Module:
     return model
 
 
-def read(path: PathLike) -> tuple[Plan, dict[str, Tensor]]:
-    """The plan and the tensors of a checkpoint, tied ones under each of their names."""
+def read(path: PathLike, largest: int | None = None) -> tuple[Plan, dict[str, Tensor]]:
+    """The plan and the tensors of a checkpoint of at most so many bytes, tied ones under each of their names."""
     file = Path(_path(path))
-    about, tensors = read_file(file, FORMAT)
+    about, tensors = read_file(file, FORMAT, largest)
     plan = Plan.from_json(about.get("plan", ""))
     return plan, {**tensors, **{name: tensors[kept] for name, kept in _aliases(about, tensors).items()}}
 
 
+def most_bytes(model: nn.Module) -> int:
+    """More than any checkpoint of this model has: every element in 8 bytes, twice for corrections; a header."""
+    elements = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    return 2 * 8 * elements + LARGEST_HEADER
+
+
 def _aliases(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     try:
-        aliases: Any = json.loads(about.get("aliases", ""))
-    except (ValueError, RecursionError):
+        aliases: Any = parse(about.get("aliases", ""), "it")
+    except ReplearnError:
         aliases = None
     if not isinstance(aliases, dict) or not all(
         isinstance(kept, str) and kept in tensors and name not in tensors for name, kept in aliases.items()

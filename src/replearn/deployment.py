@@ -53,8 +53,21 @@ def deploy(
     plain = copy.deepcopy(model)
     drop_(plain)
     for name, operator in list(operators_of(plain)):
-        set_submodule(plain, name, operator.fuse())
+        fused = operator.fuse()
+        refuse_infinite(name, fused)
+        set_submodule(plain, name, fused)
     settle_(plain, fold=fold, channels_last=channels_last)
     if example is not None:
         verify(model, plain, example)
     return on_backend(plain, dtype, compile)
+
+
+def refuse_infinite(name: str, fused: nn.Module) -> None:
+    """Stop where a synthesized weight is no number any more: in half precision a large one becomes inf."""
+    for path, parameter in fused.named_parameters():
+        if not parameter.is_meta and not bool(parameter.isfinite().all()):
+            raise ReplearnError(
+                f"{name} can't be deployed: its {path} is inf or NaN in {parameter.dtype}. Look at its "
+                "coefficients and at its neighbours' weights; beyond 65504 float16 has none: deploy in "
+                "bfloat16 or float32."
+            )

@@ -138,6 +138,8 @@ class Evidence:
         if len(node.args) != 1 or node.kwargs or not isinstance(source, fx.Node) or source.op != "call_module":
             return "its input is not the output of a convolution"
         conv = prefix + str(source.target)
+        if conv not in self.modules:  # a module is listed once, under the first of its names
+            return f"{conv} is shared with another part of the model"
         module: Any = self.modules[conv]
         if not is_convolution(module):
             return f"its input comes from {conv}, a {type(module).__name__}"

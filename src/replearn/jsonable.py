@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import types
 from collections.abc import Mapping
@@ -13,6 +14,19 @@ from .errors import ReplearnError
 from .operators.options import Options, options_from_dict
 
 LARGEST = 2**63 - 1
+LONGEST = 8 * 2**20  # characters of one JSON text; more could be a bomb: a list of nothing takes 30 times its text
+
+
+def parse(text: Any, where: str, longest: int = LONGEST) -> Any:
+    """A JSON text as data, in bounded time and memory; ReplearnError if it is none, too long or too deep."""
+    if isinstance(text, (str, bytes)) and len(text) > longest:
+        raise ReplearnError(f"{where} is {len(text):,} characters of JSON; at most {longest:,} are read.")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ReplearnError(f"{where} is not JSON: it is nested too deeply.") from None
+    except (TypeError, ValueError) as error:
+        raise ReplearnError(f"{where} is not JSON ({str(error)[:200]}).") from error
 
 
 def encode(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from .anatomy import Anatomy, Part
 from .errors import ReplearnError
-from .jsonable import decode, encode
+from .jsonable import decode, encode, parse
 from .operators.options import Options
 from .table import plan_table
 
@@ -95,10 +95,10 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """Read a plan back; raises ReplearnError for anything that is not one."""
         try:
-            data = json.loads(text)
-        except (TypeError, ValueError, RecursionError) as error:
+            data = parse(text, "it")
+        except ReplearnError as error:
             raise ReplearnError(
-                f"This is not a plan: it is not JSON ({error}). Pass the text that plan.to_json() gave."
+                f"This is not a plan: {str(error).removesuffix('.')}. Pass the text that plan.to_json() gave."
             ) from error
         if not isinstance(data, dict) or "replearn_plan" not in data:
             raise ReplearnError(

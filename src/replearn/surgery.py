@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from .anatomy import resolve
 from .carrying import PLAN, carry_, drop_
 from .errors import ReplearnError
 from .operators.base import Operator
@@ -51,10 +52,31 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
     for _, operator in built:
         if start and all(parameter.device.type != "meta" for parameter in operator.parameters()):
             operator.reset_parameters()
+    if start:
+        for target, operator in built:
+            refuse_infinite(model, target, operator)
     for target, operator in built:
         operator.train(model.get_submodule(target.name).training)
         set_submodule(model, target.name, operator)
     carry_(model, plan)
+
+
+def refuse_infinite(model: nn.Module, target: Target, operator: Operator) -> None:
+    """Stop where an operator would start as inf or NaN, which training can't mend."""
+    for read in target.reads:
+        block = target.previous if read.side == "previous" else target.next
+        found = resolve(model.get_submodule(block), read.part.path)
+        for tensor in found.parameters() if isinstance(found, nn.Module) else (found,):
+            if not tensor.is_meta and not bool(tensor.isfinite().all()):
+                raise ReplearnError(
+                    f"{block}.{read.part.path} holds inf or NaN, and the operator of {target.name} would be made "
+                    "of it. Mend these weights first, or plan without this block."
+                )
+    if not all(bool(p.isfinite().all()) for p in operator.coefficients() if not p.is_meta):
+        raise ReplearnError(
+            f"The operator of {target.name} can't start: the rows of its sources are too long for their length to "
+            "be computed (values beyond 1e18). Scale the weights down, or plan without this block."
+        )
 
 
 def plan_of(model: nn.Module) -> Plan:

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from . import operators
 from .anatomy import Anatomy, Part, resolve
 from .errors import ReplearnError
 from .operators.base import Operator
-from .operators.options import Need, Options
+from .operators.options import Need, Options, ReadingOptions
 from .operators.shell import parameter_names
 from .operators.site import Site
 from .plans import Read, Side, Target
@@ -43,6 +44,8 @@ def build_target(model: nn.Module, stack: Stack, position: int, options: Options
         "previous": (model.get_submodule(previous), stack.anatomies[position - 2]),
         "next": (model.get_submodule(following), stack.anatomies[position]),
     }
+    if isinstance(options, ReadingOptions):
+        refuse_computed_weights({name: block, **{n: model.get_submodule(n) for n in (previous, following)}})
     reads: list[Read] = []
     notes: list[str] = []
     for need in expand(options.needs(anatomy), block):
@@ -137,6 +140,8 @@ def shape_of(block: nn.Module, part: Part) -> tuple[int, ...] | None:
     if isinstance(found, nn.Module):
         weight = getattr(found, "weight", None)
         found = weight if weight is not None else torch.empty(0)
+    if found is None:  # a bias that was switched off
+        return None
     shape = tuple(found.shape)
     shape = shape[::-1] if part.transposed else shape
     return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
@@ -146,6 +151,20 @@ def has_hooks(block: nn.Module) -> bool:
     """Does anything hang on the block's own calls? Hooks further inside are part of the block."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(block, name) for name in names)
+
+
+def refuse_computed_weights(blocks: dict[str, nn.Module]) -> None:
+    """Refuse layers whose weight is no parameter but made anew at every call: there is none to read or to set."""
+    for name, block in blocks.items():
+        for path, layer in block.named_modules():
+            hooks = [type(hook).__module__ for hook in layer._forward_pre_hooks.values()]
+            if isinstance(layer, ParametrizationList) or any(m.startswith("torch.nn.utils.") for m in hooks):
+                place = f"{name}.{path}".partition(".parametrizations")[0].rstrip(".")
+                raise ReplearnError(
+                    f"{place} computes its weight anew at every call (weight_norm, spectral_norm, pruning or "
+                    "another parametrization), so there is none to read; make it a plain parameter first, as "
+                    "torch.nn.utils.parametrize.remove_parametrizations does, or use operators.Removal()"
+                )
 
 
 def trainable(parameters: Iterable[nn.Parameter]) -> int:

@@ -22,6 +22,10 @@ from torch import Tensor
 
 from .errors import ReplearnError
 
+PART = ".replearn-part"  # the end of the name of a file that is not whole yet
+LARGEST_HEADER = 32 * 2**20  # bytes; a thousand layers need less than one
+UNCHECKED = "replearn-run-1"  # the one format that had no checksum yet
+
 CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -44,7 +48,7 @@ CODES = {
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write the tensors and the texts; the file at `path` changes at once, after all is on the disk."""
-    temporary = path.with_name(f".{uuid4().hex}.replearn-part")
+    temporary = path.with_name(f".{uuid4().hex}{PART}")
     try:
         with open(temporary, "xb") as file:
             digest = Digest(about)
@@ -70,20 +74,27 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, st
             os.close(folder)
 
 
-def read_file(path: Path, kind: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The texts and the tensors of a file whose `format` is this; all of it is checked against its checksum."""
+def read_file(
+    path: Path, kinds: str | tuple[str, ...], largest: int | None = None
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The texts and the tensors of a file whose `format` is one of these, checked against its checksum.
+
+    A file of more than `largest` bytes is refused before it is read.
+    """
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
     if path.is_dir():
         raise ReplearnError(f"{path} is a folder. Write the name of the file in it.")
     if not path.is_file():
         raise ReplearnError(f"There is no file {path}. Check the name; replearn.save writes one.")
     refuse_pickle(path)
+    refuse_oversized(path, largest)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             about: dict[str, str] = file.metadata() or {}
-            if about.get("format") != kind:
+            if about.get("format") not in kinds:
                 raise ReplearnError(
                     f"{path} is a safetensors file, but not a replearn checkpoint of this version (its format is "
-                    f"{about.get('format')!r}, not {kind!r}). Write it with replearn.save."
+                    f"{ascii(about.get('format'))[:60]}, not {kinds[0]!r}). Write it with replearn.save."
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except ReplearnError:
@@ -92,6 +103,8 @@ def read_file(path: Path, kind: str) -> tuple[dict[str, str], dict[str, Tensor]]
         raise ReplearnError(
             f"{path} is not a readable safetensors file ({error}). It may be cut off or damaged: use another copy."
         ) from error
+    if about["format"] == UNCHECKED:
+        return about, tensors
     digest = Digest({key: text for key, text in about.items() if key != "checksum"})
     for name in in_order(tensors):
         digest.add(name, tensors[name])
@@ -108,6 +121,23 @@ def refuse_pickle(path: Path) -> None:
         raise ReplearnError(
             f"{path} looks like a file of torch.save, which is a pickle and can run code when it is read. Nothing "
             "is unpickled here: write the checkpoint with replearn.save."
+        )
+
+
+def refuse_oversized(path: Path, largest: int | None) -> None:
+    """Refuse what would take long or much memory to read, judging by its first bytes and its length."""
+    with open(path, "rb") as file:
+        declared = int.from_bytes(file.read(8), "little")
+    if declared > LARGEST_HEADER:
+        raise ReplearnError(
+            f"{path} is not a readable safetensors file (it declares a header of {declared:,} bytes, and at most "
+            f"{LARGEST_HEADER:,} are read). It may be cut off or damaged: use another copy."
+        )
+    size = path.stat().st_size
+    if largest is not None and size > largest:
+        raise ReplearnError(
+            f"{path} has {size:,} bytes, and a checkpoint of this model has at most {largest:,}. Use the "
+            "architecture it was saved from."
         )
 
 

@@ -40,6 +40,11 @@ def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: flo
             )
         if not one.dtype.is_floating_point or not one.numel():
             continue
+        if not bool(one.isfinite().all()):
+            raise ReplearnError(
+                f"{what} can't be compared: output {index} of the model itself is inf or NaN on this example. "
+                "Give an example that the model can handle, or look at its weights."
+            )
         scale = float(one.double().abs().max()) or 1.0
         difference = float((one.double() - other.double().to(one.device)).abs().max()) / scale
         limit = TOLERANCE.get(one.dtype, 1e-5) if allowed is None else allowed

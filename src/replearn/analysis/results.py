@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from ..errors import ReplearnError
-from ..jsonable import decode, encode
+from ..jsonable import decode, encode, parse
 from .view import analysis_text
 
 FORMAT = "replearn-analysis-1"
@@ -153,10 +153,7 @@ class Analysis:
     @classmethod
     def from_json(cls, text: str) -> Analysis:
         """Read an analysis back; ReplearnError for anything that is not one."""
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ReplearnError(f"This is not an analysis: it is not JSON ({error}).") from error
+        data = parse(text, "This is not an analysis: it")
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ReplearnError(f"This is not an analysis of this version of replearn ({FORMAT}).")
         read: Analysis = decode(cls, data, "analysis")

@@ -22,6 +22,8 @@ from .flags import Data, DataRoot, Device, Epochs, Json, Out, Pretrained, Settin
 from .progress import watching
 from .runs import data_of, found, leads, resolved, results_below, seeds_named, spec_of, variants_named
 
+COMPARISON = "replearn-comparison-1"
+
 
 def compare(
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or a file of your own.")] = None,
@@ -121,7 +123,9 @@ def show(comparisons: Sequence[Comparison], as_json: bool) -> None:
 def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     """The comparison beside its runs: as text, as JSON and as a picture."""
     write_atomically(folder / "comparison.txt", comparison_table(comparison) + "\n")
-    write_atomically(folder / "comparison.json", json.dumps(comparison.to_dict(), indent=1))
+    write_atomically(
+        folder / "comparison.json", json.dumps({"format": COMPARISON, **comparison.to_dict()}, indent=1)
+    )
     try:
         drawn = draw(comparison, picture or folder / "comparison.png")
     except ReplearnError as error:

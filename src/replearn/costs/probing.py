@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ReplearnError
-from ..jsonable import decode, encode
+from ..jsonable import decode, encode, parse
 from .machines import Machine
 
 FORMAT = 1
@@ -115,7 +115,7 @@ def cache_folder() -> Path:
 
 def _remembered(file: Path) -> Machine | None:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse(file.read_text(encoding="utf-8"), "it")
         if not isinstance(data, dict) or data.pop("replearn_machine", None) != FORMAT:
             return None
         machine: Machine = decode(Machine, data, "machine")

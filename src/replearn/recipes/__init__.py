@@ -6,7 +6,6 @@ A recipe is a file with `RECIPE = Recipe(...)` and its claim on top: a docstring
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -17,6 +16,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from ..errors import ReplearnError
+from ..jsonable import parse
 from ..training.recipe import Recipe, recipe_from_dict
 
 CLAIM = ("Command", "Expected", "Seeds", "Hardware", "Time", "Backed by")
@@ -38,10 +38,8 @@ def recipe(name: str) -> Recipe:
     """
     if name.endswith(".json"):
         try:
-            return recipe_from_dict(json.loads(Path(name).read_text(encoding="utf-8")))
+            return recipe_from_dict(parse(Path(name).read_text(encoding="utf-8"), "it"))
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            if isinstance(error, ReplearnError):
-                raise
             raise ReplearnError(f"Can't read the recipe {name}: {error}.") from error
     found = getattr(_module(name), "RECIPE", None)
     if not isinstance(found, Recipe):

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ReplearnError
-from ..training.results import FORMAT, Result, result_from_json
+from ..training.results import FORMAT, LARGEST, Result, read_text, result_from_json
 
-LARGEST = 64 * 2**20  # bytes; a result of thousands of epochs has a few
 BESIDE_RUNS = ("recipe.json", "comparison.json")  # ours too, and told by the results they lie beside
 
 
@@ -119,11 +118,11 @@ def files_below(root: Path) -> Iterator[Path]:
 
 def read_file(path: Path, root: Path, about: os.stat_result) -> RunFile | Other | Unread:
     place = path.relative_to(root)
-    if about.st_size > LARGEST:
-        return Unread(path=place, reason=f"{about.st_size / 2**20:.0f} MiB is too large for a result file")
+    if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+        return Unread(path=place, reason="a link that leads out of the folder")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, LARGEST)
+    except (OSError, UnicodeDecodeError, ReplearnError) as error:
         return Unread(path=place, reason=f"can't be read: {error}")
     if not text.strip():
         return Unread(path=place, reason="empty: a run may be writing it just now")

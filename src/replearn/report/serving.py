@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Semaphore
+from socket import SHUT_RDWR
+from threading import Lock, Semaphore, Timer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +26,7 @@ from .sections import sections_of
 
 HOST = "127.0.0.1"
 SLOW_CLIENT = 10.0  # seconds that a client may take to send its request or to read its answer
+LONGEST = 60.0  # seconds that a connection may last in all: one byte at a time is slow, too
 AT_ONCE = 32  # connections; more are turned away
 FRESH = 1.0  # seconds for which the folder is not looked at again
 POLICY = (
@@ -123,13 +126,23 @@ class Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        limit = Timer(LONGEST, hang_up, (request,))
+        limit.daemon = True
+        limit.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            limit.cancel()
             self._seats.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is nothing to tell."""
+
+
+def hang_up(request: Any) -> None:
+    """End a connection from outside; whoever reads from it sees its end."""
+    with suppress(OSError):
+        request.shutdown(SHUT_RDWR)
 
 
 def make_server(folder: str | Path, port: int = 0, every: int = 5) -> Server:

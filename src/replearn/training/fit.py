@@ -14,9 +14,10 @@ import torch
 from ..errors import ReplearnError
 from ..jsonable import encode
 from .interrupting import Interruption, interruption
-from .keeping import result_of, resume_run, save_run, write_model, write_result
+from .keeping import result_of, resume_run, save_run, tidy, write_model, write_result
 from .log import RunLog
 from .processes import Parallel, Processes, start_processes
+from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
 from .tasks import task_named
@@ -64,6 +65,9 @@ def fit(
             task = task_named(spec.recipe.task).open(spec, where, processes, shared)
             runs.append(Run(spec, task, where, processes))
             spec.out.mkdir(parents=True, exist_ok=True)
+            if processes.leads:
+                tidy(spec.out)
+        processes.agree(True, where)  # nobody looks for a state before it is tidy
         with interruption(processes, where) as stop:
             return _train(runs, where, processes, progress, resume, stop)
 
@@ -79,10 +83,12 @@ def _train(
     results: dict[int, Result] = {}
     for run in runs:
         if not (resume and resume_run(run)) and processes.leads:
-            write_atomically(run.spec.out / "recipe.json", json.dumps(encode(run.spec.recipe), indent=1))
+            write_atomically(
+                run.spec.out / "recipe.json", json.dumps({"format": RECIPE, **encode(run.spec.recipe)}, indent=1)
+            )
     logs = [RunLog(run.spec.out) for run in runs] if processes.leads else []
     for log, run in zip(logs, runs, strict=False):
-        log.start(kept=run.epoch)
+        log.start(run.epochs)
     together = [run for run in runs if not run.finished]
     for run in together if len(together) > 1 else []:
         run.note(SHARED)
@@ -95,17 +101,18 @@ def _train(
         while active := [run for run in runs if not run.finished]:
             measured = _epoch(active, runs, streams, device, talk, stop)
             last = not any(not run.finished for run in active)
-            save = last or time.monotonic() - saved > CHECKPOINT_SECONDS
+            due = time.monotonic() - saved > CHECKPOINT_SECONDS
+            save = last or processes.agree(due, device)  # clocks differ, and saving takes all processes
             for run, (epoch, step_ms) in zip(active, measured, strict=True):
                 for log in logs[runs.index(run) : runs.index(run) + 1]:
                     log.epoch(epoch)
                 if talk:
                     talk.epoch(runs.index(run), epoch)
-                if save or run.finished:
-                    save_run(run)
                 if run.finished:
                     write_model(run)
                 results[runs.index(run)] = write_result(run, step_ms)
+                if save or run.finished:  # last: a state that says "finished" has its model and result beside it
+                    save_run(run)
             if save:
                 saved = time.monotonic()
     except KeyboardInterrupt:

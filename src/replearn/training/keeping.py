@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from ..checkpoint import save
 from ..errors import ReplearnError
 from ..jsonable import encode
 from ..surgery import operators_of
+from .recipe import recipe_from_dict, variant_from_dict
 from .results import Result, epoch_from_dict, hardware_of, versions_of, write_atomically
 from .run import Run, RunSpec
-from .shards import read_shards, write_shards
-from .state import collect, read_state, restore, write_state
+from .shards import read_shards, recover_shards, write_shards
+from .state import collect, read_state, remove_leftovers, restore, write_state
 
 
 def save_run(run: Run) -> None:
@@ -48,6 +50,19 @@ def resume_run(run: Run) -> bool:
     found = run.found
     if found is None:
         return False
+    try:
+        _restore(run, found)
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        if isinstance(error, ReplearnError):
+            raise
+        raise ReplearnError(
+            f"The checkpoint {found} can't be read: it does not hold what a run needs ({type(error).__name__}: "
+            f"{str(error)[:200]}). Delete it to start anew."
+        ) from error
+    return True
+
+
+def _restore(run: Run, found: Path) -> None:
     if found.is_dir():
         rates = [group["lr"] for group in run.optimizer.param_groups]
         about = read_shards(found, run.model, run.optimizer)
@@ -64,11 +79,17 @@ def resume_run(run: Run) -> bool:
     run.epoch, run.step_in_epoch = about["epoch"], about["step"]
     run.seconds, run.notes, run.started = about["seconds"], about["notes"], about["started"]
     run.epochs = [epoch_from_dict(entry) for entry in about["epochs"]]
-    return True
+
+
+def tidy(folder: Path) -> None:
+    """Put right what a killed run left: half-written files go, a state between two names gets its own."""
+    remove_leftovers(folder)
+    recover_shards(folder / "checkpoint")
 
 
 def check_identity(run: Run, about: dict[str, Any]) -> None:
-    changed = sorted(k for k, v in identity(run.spec).items() if about["identity"].get(k) != v)
+    found = identity_as_now(about["identity"])
+    changed = sorted(k for k, v in identity(run.spec).items() if found.get(k) != v)
     if changed:
         raise ReplearnError(
             f"{run.found} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
@@ -82,6 +103,18 @@ def identity(spec: RunSpec) -> dict[str, Any]:
     for field in ("variants", "paper", "data"):
         recipe.pop(field)
     values = {"recipe": recipe, "variant": encode(spec.variant), "data": spec.data, "seed": spec.seed}
+    return dict(json.loads(json.dumps(values)))
+
+
+def identity_as_now(found: dict[str, Any]) -> dict[str, Any]:
+    """An identity as this version writes it: a field that an older one did not have yet has its default."""
+    try:
+        recipe = encode(recipe_from_dict({**found["recipe"], "variants": (), "data": ()}))
+        for field in ("variants", "paper", "data"):
+            recipe.pop(field)
+        values = {**found, "recipe": recipe, "variant": encode(variant_from_dict(found["variant"]))}
+    except (ReplearnError, KeyError, TypeError):  # of a newer version, or damaged: then it is compared as it is
+        return found
     return dict(json.loads(json.dumps(values)))
 
 

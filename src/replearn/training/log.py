@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .results import Epoch
+from .results import Epoch, write_atomically
+
+FORMAT = "replearn-log-1"
 
 
 class RunLog:
@@ -16,23 +19,25 @@ class RunLog:
         self.path = folder / "log.jsonl"
         self._events = event_writer(folder / "tensorboard")
 
-    def start(self, kept: int) -> None:
-        """Keep the lines of the first `kept` epochs and drop any that a stopped run wrote after them."""
-        lines = self.path.read_text(encoding="utf-8").splitlines()[:kept] if kept and self.path.exists() else []
-        self.path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    def start(self, epochs: Sequence[Epoch]) -> None:
+        """Begin with the epochs of the state that the run goes on from; a killed run's lines may be torn."""
+        write_atomically(self.path, "".join(f"{line_of(epoch)}\n" for epoch in epochs))
 
     def epoch(self, epoch: Epoch) -> None:
-        values = epoch.to_dict()
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(line_of(epoch) + "\n")
         if self._events is not None:
-            for name, value in values.items():
+            for name, value in epoch.to_dict().items():
                 if name != "epoch":
                     self._events.add_scalar(name, value, epoch.epoch)
 
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
+
+
+def line_of(epoch: Epoch) -> str:
+    return json.dumps({"format": FORMAT, **epoch.to_dict()})
 
 
 def event_writer(folder: Path) -> Any:

@@ -45,6 +45,14 @@ class Processes:
             dist.all_reduce(sums)
         return sums
 
+    def agree(self, answer: bool, device: torch.device) -> bool:
+        """The first process's answer, in all of them: what a clock decides must not differ between them."""
+        if self.world == 1:
+            return answer
+        flag = torch.tensor([float(answer)], device=device)
+        dist.broadcast(flag, src=0)
+        return bool(flag.item())
+
     def wrap(self, model: nn.Module, device: torch.device, leaves_idle: bool = False) -> nn.Module:
         """The model made parallel; operators are shard groups of their own, as every block is."""
         if self.world == 1:

@@ -12,6 +12,7 @@ from ..errors import ReplearnError
 from ..jsonable import encode
 from ..operators.options import Options, options_from_dict
 
+FORMAT = "replearn-recipe-1"
 Data = TypeVar("Data")
 
 
@@ -147,6 +148,11 @@ def slug(label: str) -> str:
 def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
     """A recipe as written by `to_dict`; an unknown or missing field is named in the error."""
     fields = dict(data)
+    found = fields.pop("format", FORMAT)  # the first release wrote none
+    if found != FORMAT:
+        raise ReplearnError(
+            f"This is not a recipe of this version of replearn: its format is {found!r}, not {FORMAT!r}."
+        )
     fields["optimizer"] = _make(Optimizer, fields.get("optimizer", {}), "optimizer")
     fields["schedule"] = _make(Schedule, fields.get("schedule", {}), "schedule")
     fields["text"] = _make(Text, fields.get("text", {}), "text")

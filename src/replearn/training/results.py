@@ -12,17 +12,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import torch
 
 from ..errors import ReplearnError
-from ..jsonable import encode
+from ..jsonable import encode, parse
+from ..tensor_file import PART
 from .metrics import Metric
 from .recipe import Recipe, Variant
 from .tasks import task_named
 
 FORMAT = "replearn-result-1"
+LARGEST = 16 * 2**20  # bytes of a file; a result of thousands of epochs has a few
 SHARED = "shared its device with other runs"  # a note: then times and memory are not the run's own
 
 
@@ -141,7 +144,7 @@ class Result:
 def result_from_json(text: str, where: str = "this") -> Result:
     """Read a result back; ReplearnError for anything that is not one."""
     try:
-        data = json.loads(text)
+        data = parse(text, where, LARGEST)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ReplearnError(f"{where} is not a result file of this version of replearn ({FORMAT}).")
         for derived in ("last", "best", "epoch_seconds", "peak_memory"):
@@ -171,16 +174,26 @@ def defaults_of(kind: type[Any]) -> dict[str, Any]:
 
 def read_result(path: str | os.PathLike[str]) -> Result:
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReplearnError(f"Can't read the result file {path}: {error}.") from error
+        text = read_text(Path(path), LARGEST)
+    except (OSError, UnicodeDecodeError, ReplearnError) as error:
+        raise ReplearnError(f"Can't read the result file {path}: {str(error).removesuffix('.')}.") from error
     return result_from_json(text, str(path))
+
+
+def read_text(path: Path, largest: int) -> str:
+    """A text file of bounded size; a pipe or a device, which may never end, is refused."""
+    about = path.stat()
+    if not S_ISREG(about.st_mode):
+        raise ReplearnError("it is not an ordinary file.")
+    if about.st_size > largest:
+        raise ReplearnError(f"{about.st_size / 2**20:.0f} MiB is too large.")
+    return path.read_text(encoding="utf-8")
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file whole or not at all."""
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

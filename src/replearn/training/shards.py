@@ -17,11 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ..errors import ReplearnError
+from ..jsonable import parse
+from .results import write_atomically
+from .shard_reading import SafePlanner, SafeReader, read_index
 
 FORMAT = "replearn-shards-1"
 
@@ -43,7 +47,7 @@ def write_shards(
             f"Can't write the checkpoint {folder}: {error}. The one before it is untouched."
         ) from error
     if leads:
-        (fresh / "about.json").write_text(json.dumps({"format": FORMAT, **about}), encoding="utf-8")
+        write_atomically(fresh / "about.json", json.dumps({"format": FORMAT, **about}))
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
@@ -53,18 +57,43 @@ def write_shards(
     dist.barrier()
 
 
+def recover_shards(folder: Path) -> None:
+    """Give a state its name back if the process was killed between two renamings; call it in one process."""
+    fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    if not folder.exists():
+        whole = fresh if (fresh / "about.json").exists() else old  # about.json is written last
+        if whole.exists():
+            os.rename(whole, folder)
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def read_shards(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Fill the model and the optimizer from a folder, on any number of processes; what was said about it."""
     try:
-        about: dict[str, Any] = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        if about.pop("format", None) != FORMAT:
-            raise ReplearnError(f"{folder} is not a sharded checkpoint of this version ({FORMAT}).")
+        about: Any = parse((folder / "about.json").read_bytes(), "about.json")
+        if not isinstance(about, dict) or about.pop("format", None) != FORMAT:
+            raise ReplearnError(f"it is not a sharded checkpoint of this version ({FORMAT})")
         weights, moments = get_state_dict(model, optimizer)
         state: dict[str, Any] = {"model": weights, "optimizer": moments}
-        load(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+        idle = idle_parameters(read_index(folder / ".metadata"), model)
+        # a parameter that had no gradient yet has no state in the optimizer, in the file or here
+        planner = SafePlanner(allow_partial_load=bool(idle))
+        load(state, storage_reader=SafeReader(folder), planner=planner, no_dist=not dist.is_initialized())
     except (OSError, ValueError, CheckpointException) as error:
-        if isinstance(error, ReplearnError):
-            raise
         raise ReplearnError(f"The checkpoint {folder} can't be read: {error}. Delete it to start anew.") from error
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for parameter in idle:
+        optimizer.state.pop(parameter, None)
     return about
+
+
+def idle_parameters(index: Metadata, model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that the file has weights for and no optimizer state; ReplearnError if weights are missing."""
+    names = list(index.state_dict_metadata)
+    if missing := sorted({f"model.{name}" for name in model.state_dict()} - set(names)):
+        raise ReplearnError(f"it lacks {len(missing)} of the model's tensors ({', '.join(missing[:3])})")
+    held = {
+        name.removeprefix("optimizer.state.").rpartition(".")[0] for name in names if name.startswith("optimizer.")
+    }
+    return [parameter for name, parameter in model.named_parameters() if name not in held]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
+from ..jsonable import parse
+from ..tensor_file import PART, read_file, write_file
 
-FORMAT = "replearn-run-1"
+FORMAT = "replearn-run-2"
+FORMATS = (FORMAT, "replearn-run-1")  # the first had no checksum
 
 
 def collect(
@@ -76,35 +74,28 @@ def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write a state whole or not at all; the one before it stays until then."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    unshared = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(unshared, temporary, metadata={"format": FORMAT, "about": json.dumps(about)})
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        if isinstance(error, (OSError, SafetensorError)):
-            raise ReplearnError(
-                f"Can't write the checkpoint {path}: {error}. The checkpoint before it is untouched; free some "
-                "space and resume."
-            ) from error
-        raise
+        write_file(path, tensors, {"format": FORMAT, "about": json.dumps(about)})
+    except OSError as error:
+        raise ReplearnError(
+            f"Can't write the checkpoint {path}: {error}. The checkpoint before it is untouched; free some "
+            "space and resume."
+        ) from error
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a state back; ReplearnError for a file that is damaged or not ours."""
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            about = file.metadata() or {}
-            if about.get("format") != FORMAT:
-                raise ReplearnError(f"{path} is not a run's checkpoint (format {about.get('format')!r}).")
-            values: dict[str, Any] = json.loads(about["about"])
-            return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        if isinstance(error, ReplearnError):
-            raise
-        raise ReplearnError(f"The checkpoint {path} can't be read: {error}. Delete it to start anew.") from error
+        about, tensors = read_file(path, FORMATS)
+        values = parse(about.get("about", ""), "what it says of the run")
+        if not isinstance(values, dict):
+            raise ReplearnError("what it says of the run is no object.")
+        return tensors, values
+    except (ReplearnError, OSError) as error:
+        raise ReplearnError(f"The checkpoint {path} can't be read: {error} Delete it to start anew.") from error
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half written; only for a folder that no other process writes to."""
+    for path in folder.glob(f".*{PART}"):
+        path.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ...errors import ReplearnError
+from ...jsonable import parse
 from ..seeds import seed_at
 from .base import IGNORED, StreamedSet, share_of
 from .folders import Sample, collate
@@ -35,7 +35,7 @@ def list_shards(folder: Path, pattern: str) -> tuple[Shard, ...]:
     paths = sorted(folder.glob(pattern))
     index = folder / "sizes.json"
     try:
-        sizes = json.loads(index.read_text()) if index.is_file() else {}
+        sizes = parse(index.read_text(), str(index)) if index.is_file() else {}
         return tuple(Shard(path, int(sizes.get(path.name) or _count(path))) for path in paths)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, ReplearnError):

@@ -1,0 +1,167 @@
+"""Small samples of what `make torture` tries at full length, and what the core may never do."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from torch import nn
+
+import replearn
+from replearn import ReplearnError
+from torture import crafted, generated, hostile
+from torture.ledger import RESULTS
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("start", range(0, 40, 10))
+def test_random_models_go_all_the_way_or_are_refused_with_the_block_s_name(start: int) -> None:
+    outcomes = [generated.walk(seed, libraries=False)[0] for seed in range(5000 + start, 5010 + start)]
+    assert set(outcomes) == {"whole", "refused"}
+
+
+def test_changed_and_cut_files_are_refused(tmp_path: Path) -> None:
+    good = hostile.whole_file(tmp_path).read_bytes()
+    cases = [*hostile.changed_bytes(good), *hostile.cut(good)]
+    file, model = tmp_path / "hostile.safetensors", hostile.model()
+    before = [parameter.clone() for parameter in model.parameters()]
+    for what, data in Random(0).sample(cases, 150):
+        file.write_bytes(data)
+        assert hostile.check(lambda: replearn.load(model, file), what, hostile.peak()) is None
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_flipped_bit_in_a_run_s_state_is_found(tmp_path: Path) -> None:
+    from replearn.training.state import read_state
+
+    data = hostile.state_file(tmp_path).read_bytes()
+    file = tmp_path / "flipped.safetensors"
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(
+        ReplearnError, match=r"can't be read: .*do not match its checksum.*Delete it to start anew"
+    ):
+        read_state(file)
+
+
+def test_crafted_files_are_refused_in_bounded_time_and_run_nothing(tmp_path: Path) -> None:
+    good = hostile.whole_file(tmp_path).read_bytes()
+    tried = 0
+    for kind, what, load in crafted.crafted(tmp_path, good):
+        if "wide" not in what and "long number" not in what:  # seconds each; `make torture` has them
+            assert hostile.check(load, f"{kind}: {what}", hostile.peak()) is None
+            tried += 1
+    assert tried > 40
+
+
+def test_an_index_of_shards_that_points_elsewhere_is_refused(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+    from replearn.training.shard_reading import read_index
+
+    info = _StorageInfo("../../secret", 0, 10)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({}, None, {MetadataIndex("x"): info})))
+    with pytest.raises(ReplearnError, match="points out of the folder"):
+        read_index(tmp_path / ".metadata")
+
+
+def test_a_sharded_state_between_two_names_is_found_again(tmp_path: Path) -> None:
+    from replearn.training.shards import recover_shards
+
+    (tmp_path / ".checkpoint.old").mkdir()
+    (tmp_path / ".checkpoint.old" / "about.json").write_text("old")
+    recover_shards(tmp_path / "checkpoint")
+    assert (tmp_path / "checkpoint" / "about.json").read_text() == "old"
+    for name, text in ((".checkpoint.old", "older"), (".checkpoint.new", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "about.json").write_text(text)
+    (tmp_path / "checkpoint" / "about.json").unlink()
+    (tmp_path / "checkpoint").rmdir()
+    recover_shards(tmp_path / "checkpoint")
+    assert (tmp_path / "checkpoint" / "about.json").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_layer_that_computes_its_weight_is_refused_by_name(wrap: object) -> None:
+    model = hostile.model()
+    for block in model:
+        wrap(block.mix)  # type: ignore[operator]
+    with pytest.raises(ReplearnError, match=r"1 has to be kept \(1\.mix computes its weight anew at every call"):
+        replearn.plan(model, interval=2, first=2)
+
+
+def test_a_neighbour_without_a_bias_is_told_as_a_misfit() -> None:
+    model = hostile.model()
+    model[0].mix = nn.Linear(3, 3, bias=False)
+    plan = replearn.plan(model, interval=2, first=2)
+    assert "comes from the next source alone" in " ".join(plan.targets[0].notes)
+
+
+NO_SOCKET = """
+import sys
+def refuse():
+    raise RuntimeError("a socket was opened")
+quiet = ("socket.gethostname",)
+sys.addaudithook(lambda event, args: refuse() if event.startswith("socket.") and event not in quiet else None)
+import torch, replearn
+model = replearn.models.CifarResNet(20, width=4)
+plan = replearn.plan(model, interval=2, first=2)
+replearn.predict(model, torch.randn(2, 3, 8, 8), machine=replearn.named_machine("H100"))
+replearn.replace_(model, plan)
+replearn.save(model, "run.safetensors")
+model = replearn.load(replearn.models.CifarResNet(20, width=4), "run.safetensors").eval()
+replearn.deploy(model, example=torch.randn(2, 3, 8, 8))
+print("silent")
+"""
+
+
+def test_the_core_opens_no_socket(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NO_SOCKET], cwd=tmp_path, capture_output=True, text=True,
+        timeout=200, env={"PATH": "", "PYTHONPATH": str(ROOT / "src"), "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.strip() == "silent", done.stderr[-2000:]
+
+
+def test_nothing_unpickles_or_evaluates_what_it_reads() -> None:
+    allowed = {"data/pickles.py", "shard_reading.py"}  # unpicklers that know a few harmless names
+    dangerous = re.compile(r"\bpickle\.loads?\(|(?<!\.)\beval\(|\bexec\(|\byaml\b|torch\.load\(|__import__\(")
+    for path in (ROOT / "src").rglob("*.py"):
+        if any(path.as_posix().endswith(name) for name in allowed):
+            continue
+        found = dangerous.search(path.read_text())
+        assert found is None, f"{path.name}: {found}"
+
+
+def test_every_committed_result_names_its_format() -> None:
+    for path in (ROOT / "benchmarks" / "results").rglob("*.json"):
+        data = json.loads(path.read_text())
+        for entry in data if isinstance(data, list) else [data]:
+            assert str(entry.get("format", "")).startswith("replearn-"), path
+
+
+@pytest.mark.parametrize("name", ["generated", "hostile", "kills", "scale", "full_disk"])
+def test_the_committed_torture_came_to_its_end_without_a_fault(name: str) -> None:
+    data = json.loads((RESULTS / f"torture_{name}.json").read_text())
+    assert data["finished"]
+    assert "faults" not in data["found"]
+
+
+@pytest.mark.distributed
+def test_a_killed_run_resumes_bit_equal(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    done = subprocess.run(
+        [sys.executable, "-m", "torture.kills", "--total", "1", "--out", str(tmp_path / "kills.json")],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,0 +1,182 @@
+"""Zero rows, inf, NaN, subnormals, overflow, dead coefficients: finite where the formula is, else a clear stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import replearn
+from replearn import ReplearnError, operators
+from replearn.models.cifar_resnet import BasicBlock
+from replearn.operators.mixture import Mixture
+from replearn.operators.options import Options, ReadingOptions
+from replearn.training.batches import Batches
+from replearn.training.run import Run
+
+BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "basic": (lambda: BasicBlock(2, 2, 1), (2, 2, 4, 4)),
+    "bottleneck": (lambda: tiny.Bottleneck(4), (2, 4, 4, 4)),
+    "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), (2, 3, 4)),
+    "any": (lambda: tiny.Own(3), (2, 3)),
+}
+
+
+def suited() -> list[tuple[str, type[Options]]]:
+    """Every operator of the folder with every kind of block that it suits."""
+    kinds = operators.available().values()
+    return [(kind, options) for options in kinds for kind in options.kinds]
+
+
+def three(
+    kind: str, options: Options, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[nn.Module, Tensor]:
+    """Three blocks, the middle one replaced."""
+    torch.manual_seed(seed)
+    build, size = BLOCKS[kind]
+    model = nn.Sequential(*(build() for _ in range(3))).to(dtype)
+    replearn.replace_(model, replearn.plan(model, targets=["1"], operator=options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model, torch.randn(size, dtype=dtype)
+
+
+def all_open(options: type[Options]) -> Options:
+    """With gradients to the sources and a full correction, where it has them."""
+    return options(stop_gradient=False, correction="full") if issubclass(options, ReadingOptions) else options()
+
+
+@pytest.mark.parametrize(("kind", "options"), suited(), ids=lambda value: getattr(value, "name", value))
+def test_gradients_of_every_operator_are_those_of_its_formula(kind: str, options: type[Options]) -> None:
+    model, x = three(kind, all_open(options))
+    model.eval()
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        out: Tensor = functional_call(model, dict(zip(names, values, strict=True)), (x,))
+        return out
+
+    given = [model.get_parameter(name).detach().clone().requires_grad_() for name in names]
+    assert any(name.startswith("1.") for name in names) or options.name in ("removal", "mlp")
+    assert torch.autograd.gradcheck(run, (x.requires_grad_(), *given), fast_mode=True)
+
+
+@pytest.mark.parametrize(("kind", "options"), suited(), ids=lambda value: getattr(value, "name", value))
+def test_zero_sources_and_zero_coefficients_stay_finite_both_ways(kind: str, options: type[Options]) -> None:
+    model, x = three(kind, all_open(options), dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and not name.startswith("1."):
+                parameter[0] = 0  # an all-zero row in every source
+                parameter[1:2] = 1e-41  # and a subnormal one
+            elif name in ("1.a", "1.b"):
+                parameter.zero_()
+    out = model.train()(x)
+    out.square().mean().backward()
+    assert bool(out.isfinite().all())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or bool(parameter.grad.isfinite().all()), name
+    model.eval()
+    replearn.deploy(model, example=x)
+
+
+def test_rows_of_zeros_are_zeros_and_their_gradients_finite() -> None:
+    weight = torch.zeros(2, 3, requires_grad=True)
+    made = Mixture(previous=weight, a=torch.ones(2), along="rows", normalise=True).plain()
+    made.sum().backward()
+    assert torch.equal(made, torch.zeros(2, 3))
+    assert weight.grad is not None
+    assert bool(weight.grad.isfinite().all())
+
+
+def test_a_subnormal_row_keeps_its_direction() -> None:
+    weight = torch.tensor([[3e-41, 4e-41]])
+    made = Mixture(previous=weight, a=torch.tensor([1e6]), along="rows", normalise=True).plain()
+    torch.testing.assert_close(made[0, 1] / made[0, 0], torch.tensor(4 / 3), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_source_with_inf_or_nan_is_refused_before_anything_changes(value: float) -> None:
+    model = tiny.resnet()
+    plan = replearn.plan(model, interval=2, first=2)
+    with torch.no_grad():
+        model.layer2[0].conv2.weight[1, 0, 0, 0] = value
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(ReplearnError, match=r"layer2\.0\.conv2 holds inf or NaN, and the operator of layer2\.1"):
+        replearn.replace_(model, plan)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_rows_too_long_to_measure_are_refused() -> None:
+    model = tiny.resnet()
+    with torch.no_grad():
+        model.layer1[0].conv2.weight.fill_(1e30)
+    with pytest.raises(ReplearnError, match=r"operator of layer1\.1 can't start: the rows .* too long"):
+        replearn.replace_(model, replearn.plan(model, interval=2, first=2))
+
+
+def test_float16_overflow_stops_the_deployment_and_names_the_block() -> None:
+    model = tiny.replaced(tiny.resnet()).half().eval()
+    with torch.no_grad():
+        model.layer1[1].a.fill_(1e6)
+    with pytest.raises(
+        ReplearnError, match=r"layer1\.1 can't be deployed: its .* is inf or NaN in torch\.float16"
+    ):
+        replearn.deploy(model)
+    replearn.deploy(model.float(), example=torch.randn(2, 3, 8, 8))
+
+
+def test_float16_sources_at_their_largest_are_mixed_in_float32() -> None:
+    weight = torch.full((2, 4), 65504.0, dtype=torch.float16)
+    made = Mixture(previous=weight, next=weight, along="rows", normalise=True, a=torch.ones(2), b=torch.ones(2))
+    torch.testing.assert_close(made.plain(), torch.ones(2, 4))
+
+
+def test_a_batch_norm_without_variance_deploys() -> None:
+    model = tiny.replaced(tiny.resnet()).eval()
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_var"):
+                buffer.zero_()
+            elif name.endswith("running_mean"):
+                buffer.fill_(0.1)
+    x = torch.full((2, 3, 8, 8), 0.5)
+    if bool(model(x).isfinite().all()):
+        replearn.deploy(model.double(), example=x.double())
+    else:
+        with pytest.raises(ReplearnError, match="of the model itself is inf or NaN"):
+            replearn.deploy(model, example=x)
+
+
+def test_training_on_constant_images_stays_finite() -> None:
+    model = tiny.replaced(tiny.resnet()).train()
+    out = model(torch.zeros(4, 3, 8, 8))
+    out.square().sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+
+
+def test_a_model_that_gives_nan_is_told_from_a_wrong_deployment() -> None:
+    model = tiny.replaced(tiny.resnet()).eval()
+    with pytest.raises(ReplearnError, match="output 0 of the model itself is inf or NaN on this example"):
+        replearn.deploy(model, example=torch.full((2, 3, 8, 8), float("nan")))
+
+
+def test_a_loss_that_is_nan_ends_a_run_and_says_where() -> None:
+    class Sums:
+        def total(self, sums: Any) -> Any:
+            return torch.tensor([float("nan"), 1.0, 2.0])
+
+    run: Any = Run.__new__(Run)
+    run.processes, run.sums, run.epoch, run.spec = Sums(), torch.zeros(3), 4, None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "title", "mine")
+        patch.setattr(Run, "found", None)
+        with pytest.raises(ReplearnError, match="mine: the training loss is nan in epoch 5"):
+            run.end_epoch(1.0)
+    assert Batches.fixed is False
