@@ -1,8 +1,9 @@
 """What the recipes of detection and segmentation share: rows, optimizers and sizes.
 
-The paper gives for COCO: Adam 4e-5, batch 8, 100 epochs; for Cityscapes: SGD 0.1, batch 16, crop 768, 30,000 steps. Its
-savings come out under first=2, so that is the placement of the rows; the reduced bottleneck stands beside the printed
-operator, which costs as much as the block that it replaces. Not given by the paper, and ours: everything else.
+The paper gives for COCO: Adam 4e-5, batch 8, 100 epochs; for Cityscapes: SGD 0.1, batch 16, crop 768, 30,000
+steps. Its savings come out under first=2, so that is the placement of the rows; the reduced bottleneck stands
+beside the printed operator, which costs as much as the block that it replaces. Not given by the paper, and
+ours: everything else.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ Hardware: one GPU
 Time: not yet measured
 Backed by: not yet measured
 
-205 pictures of 640x480 for training, 72 for the test, three classes. The rows are those of tab_coco_detection_r50. Adam
-at the paper's 4e-5 is too slow for so few steps: 2e-4 with a warm-up of two epochs and cosine decay, 40 epochs, pictures
-at 384 pixels, bfloat16.
+205 pictures of 640x480 for training, 72 for the test, three classes. The rows are those of
+tab_coco_detection_r50. Adam at the paper's 4e-5 is too slow for so few steps: 2e-4 with a warm-up of two epochs
+and cosine decay, 40 epochs, pictures at 384 pixels, bfloat16.
 """
 
 from __future__ import annotations

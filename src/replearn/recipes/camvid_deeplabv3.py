@@ -7,9 +7,9 @@ Hardware: one GPU
 Time: not yet measured
 Backed by: not yet measured
 
-367 road scenes of 480x360 for training, 233 for the test, 11 classes. The rows, poly decay and the auxiliary head are
-those of tab_cityscapes_deeplabv3_r50. For random weights and few steps: SGD 0.05 with a warm-up of two epochs, 40
-epochs, crop 320, gradients clipped, bfloat16.
+367 road scenes of 480x360 for training, 233 for the test, 11 classes. The rows, poly decay and the auxiliary
+head are those of tab_cityscapes_deeplabv3_r50. For random weights and few steps: SGD 0.05 with a warm-up of two
+epochs, 40 epochs, crop 320, gradients clipped, bfloat16.
 """
 
 from __future__ import annotations

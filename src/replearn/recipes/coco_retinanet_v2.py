@@ -7,10 +7,11 @@ Hardware: eight GPUs
 Time: not yet measured
 Backed by: not yet measured
 
-26 epochs of AdamW 1e-4 with weight decay 0.05 (none on norms and biases), divided by ten after 16 and 22, batch 16,
-the shorter side from 480 to 800 pixels, pictures without boxes left out, GIoU loss and GroupNorm in the head. FILE is a
-ResNet-50 trained on ImageNet, with {method} in its name where each row has its own. Without it: from scratch.
-Unlike the reference, BatchNorms go on learning and no stage is frozen, so that replaced blocks are trained alike.
+26 epochs of AdamW 1e-4 with weight decay 0.05 (none on norms and biases), divided by ten after 16 and 22, batch
+16, the shorter side from 480 to 800 pixels, pictures without boxes left out, GIoU loss and GroupNorm in the
+head. FILE is a ResNet-50 trained on ImageNet, with {method} in its name where each row has its own. Without it:
+from scratch. Unlike the reference, BatchNorms go on learning and no stage is frozen, so that replaced blocks
+are trained alike.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ Hardware: one GPU
 Time: not yet measured
 Backed by: not yet measured
 
-As tab_coco_detection_r50, for two epochs and at 480 pixels. Fifty pictures teach no detector: its mAP means nothing.
+As tab_coco_detection_r50, for two epochs and at 480 pixels. Fifty pictures teach no detector: its mAP means
+nothing.
 """
 
 from __future__ import annotations

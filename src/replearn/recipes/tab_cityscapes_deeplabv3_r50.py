@@ -7,11 +7,11 @@ Hardware: one GPU
 Time: not yet measured
 Backed by: not yet measured
 
-Overall accuracy, mean accuracy and mean IoU on val. The paper starts from RepL models trained on ImageNet-1K: FILE names
-one for each row, as runs/imagenet/{method}/seed-0/model.safetensors. It gives SGD 0.1, batch 16, crop 768 and 30,000
-steps, which are 162 epochs. Ours, where it is silent: poly decay with power 0.9, weight decay 1e-4, scales from 0.5 to
-2, flips, an auxiliary head of weight 0.4,
-whole pictures in tests (segmentation.evaluation=sliding for windows).
+Overall accuracy, mean accuracy and mean IoU on val. The paper starts from RepL models trained on ImageNet-1K:
+FILE names one for each row, as runs/imagenet/{method}/seed-0/model.safetensors. It gives SGD 0.1, batch 16,
+crop 768 and 30,000 steps, which are 162 epochs. Ours, where it is silent: poly decay with power 0.9, weight
+decay 1e-4, scales from 0.5 to 2, flips, an auxiliary head of weight 0.4, whole pictures in tests
+(segmentation.evaluation=sliding for windows).
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ Hardware: one GPU
 Time: not yet measured
 Backed by: not yet measured
 
-mAP, AP50 and AP75 on val2017. The paper gives Adam 4e-5, batch 8 and 100 epochs. Ours, where it is silent: pictures of
-800 pixels at the shorter side and 1333 at most, flipped or not, a constant rate, no weight decay, tf32. Wrong boxes
-and broken pictures are left out and named in the result (bad_data=skip): nobody can mend 118,287 pictures.
+mAP, AP50 and AP75 on val2017. The paper gives Adam 4e-5, batch 8 and 100 epochs. Ours, where it is silent:
+pictures of 800 pixels at the shorter side and 1333 at most, flipped or not, a constant rate, no weight decay,
+tf32. Wrong boxes and broken pictures are left out and named in the result (bad_data=skip): nobody can mend
+118,287 pictures.
 """
 
 from __future__ import annotations

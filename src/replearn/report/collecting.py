@@ -13,7 +13,11 @@ from ..errors import ReplearnError
 from ..training.results import FORMAT, Result, result_from_json
 
 LARGEST = 64 * 2**20  # bytes; a result of thousands of epochs has a few
-BESIDE_RUNS = ("recipe.json", "comparison.json")  # ours too, and told by the results they lie beside
+BESIDE_RUNS = (
+    "recipe.json",
+    "comparison.json",
+    "predictions.json",
+)  # ours too, and told by the results they lie beside
 
 
 @dataclass(frozen=True, kw_only=True)

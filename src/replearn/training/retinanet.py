@@ -57,8 +57,7 @@ def retinanet(backbone: str, *, num_classes: int, second: bool = False, **settin
     Every layer is trainable and BatchNorms learn their statistics, as training from scratch needs it.
     """
     body = get_model(backbone, weights=None)
-    width = body.fc.in_features
-    above = LastLevelP6P7(width if second else 256, 256)
+    above = LastLevelP6P7(body.inplanes if second else 256, 256)
     pyramid = _resnet_fpn_extractor(body, 5, returned_layers=[2, 3, 4], extra_blocks=above)
     anchors = _default_anchorgen()
     norm = partial(nn.GroupNorm, 32) if second else None

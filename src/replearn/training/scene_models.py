@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from ..errors import ReplearnError
 from .recipe import Detection
 
-RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d", "resnext101_32x8d")
-DILATED = ("resnet50", "resnet101")  # torchvision's BasicBlock knows no dilation
-Kinds = Mapping[str, tuple[str, ...]]
-DETECTORS: Kinds = {"retinanet": RESNETS, "retinanet_v2": RESNETS}
-SEGMENTERS = {
-    "deeplabv3": DILATED,
-    "deeplabv3plus": ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
-}
+DETECTORS = ("retinanet", "retinanet_v2")
+SEGMENTERS = ("deeplabv3", "deeplabv3plus")
+FAMILIES = ("resnet", "resnext", "wide_resnet")  # torchvision's names of backbones begin so
 
 
 def is_detector(name: str) -> bool:
@@ -32,7 +27,7 @@ def is_segmenter(name: str) -> bool:
 def detector(
     name: str, *, num_classes: int, settings: Detection | None = None, mean: Any = None, std: Any = None
 ) -> nn.Module:
-    """Build a detector: retinanet_BACKBONE or retinanet_v2_BACKBONE, as retinanet_resnet50.
+    """Build a detector: retinanet_BACKBONE or retinanet_v2_BACKBONE with a ResNet of torchvision's.
 
     >>> detector("retinanet_resnet34", num_classes=3).head.classification_head.num_classes
     3
@@ -40,7 +35,6 @@ def detector(
     kind, backbone = known(name, DETECTORS, "detector")
     settings = settings or Detection()
     check_sizes(settings)
-    need_torchvision()
     from .retinanet import retinanet
 
     return retinanet(
@@ -57,19 +51,13 @@ def detector(
 
 
 def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Module:
-    """Build a segmenter: deeplabv3_BACKBONE (torchvision) or deeplabv3plus_BACKBONE, as deeplabv3_resnet50.
+    """Build a segmenter: deeplabv3_BACKBONE (torchvision) or deeplabv3plus_BACKBONE (segmentation-models-pytorch).
 
     `auxiliary` adds a head at the third stage, which DeepLabV3+ of segmentation-models-pytorch has not.
     """
     kind, backbone = known(name, SEGMENTERS, "segmenter")
     if kind == "deeplabv3":
-        need_torchvision()
-        from torchvision.models import get_model
-
-        made: nn.Module = get_model(
-            name, weights=None, weights_backbone=None, num_classes=num_classes, aux_loss=auxiliary
-        )
-        return made
+        return deeplabv3(name, backbone, num_classes, auxiliary)
     if auxiliary:
         raise ReplearnError(
             f"{name} has no auxiliary head for pixels; write segmentation.auxiliary=0, or use "
@@ -82,8 +70,32 @@ def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Mod
             f"{name} needs segmentation-models-pytorch: pip install 'replearn[scenes]'. deeplabv3_resnet50 "
             "works without."
         ) from error
-    plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
+    try:
+        plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
+    except KeyError as error:
+        raise ReplearnError(f"{name} can't be built: {error.args[0]}") from error
     return plus
+
+
+def deeplabv3(name: str, backbone: str, num_classes: int, auxiliary: bool) -> nn.Module:
+    """torchvision's DeepLabV3: the last two stages dilated instead of strided."""
+    from torchvision.models import get_model
+    from torchvision.models._utils import IntermediateLayerGetter
+    from torchvision.models.segmentation.deeplabv3 import DeepLabHead, DeepLabV3
+    from torchvision.models.segmentation.fcn import FCNHead
+
+    try:
+        body = get_model(backbone, weights=None, replace_stride_with_dilation=[False, True, True])
+    except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
+        raise ReplearnError(
+            f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
+            f"deeplabv3plus_{backbone}."
+        ) from error
+    width = int(body.inplanes)
+    layers = {"layer4": "out", **({"layer3": "aux"} if auxiliary else {})}
+    head = FCNHead(width // 2, num_classes) if auxiliary else None
+    made: nn.Module = DeepLabV3(IntermediateLayerGetter(body, layers), DeepLabHead(width, num_classes), head)
+    return made
 
 
 def stride_of(name: str) -> int:
@@ -96,12 +108,17 @@ def logits_of(made: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     return (made, None) if isinstance(made, Tensor) else (made["out"], made.get("aux"))
 
 
-def known(name: str, kinds: Kinds, what: str) -> tuple[str, str]:
-    for kind, backbones in kinds.items():
-        if name.removeprefix(f"{kind}_") in backbones and name.startswith(f"{kind}_"):
+def known(name: str, kinds: Sequence[str], what: str) -> tuple[str, str]:
+    """The kind and the backbone that a name is made of."""
+    need_torchvision()
+    from torchvision.models import list_models
+
+    backbones = [model for model in list_models() if model.startswith(FAMILIES)]
+    for kind in kinds:
+        if name.startswith(f"{kind}_") and name.removeprefix(f"{kind}_") in backbones:
             return kind, name.removeprefix(f"{kind}_")
-    listed = "; ".join(f"{kind}_BACKBONE with {', '.join(backbones)}" for kind, backbones in kinds.items())
-    raise ReplearnError(f"There is no {what} {name!r}. There are {listed}.")
+    listed = " or ".join(f"{kind}_BACKBONE" for kind in kinds)
+    raise ReplearnError(f"There is no {what} {name!r}. Write {listed} with one of {', '.join(backbones)}.")
 
 
 def check_sizes(settings: Detection) -> None:
