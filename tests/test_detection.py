@@ -284,8 +284,8 @@ import test_detection as d
 import test_segmentation as s
 from replearn.training.fit import fit
 out = Path(sys.argv[1])
-for each in (d.spec(out / "boxes", Path(sys.argv[2]), epochs=1), s.spec(out / "masks", Path(sys.argv[3]), epochs=1)):
-    fit([each], device="cpu")
+fit([d.spec(out / "boxes", Path(sys.argv[2]), epochs=1)], device="cpu")
+fit([s.spec(out / "masks", Path(sys.argv[3]), epochs=1)], device="cpu")
 """
 
 
