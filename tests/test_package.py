@@ -55,7 +55,7 @@ def optional_imports() -> list[str]:
     """The import names of everything in the extras, NumPy included: neither torch nor safetensors brings it."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {requirement.split(">=")[0] for found in extras.values() for requirement in found}
-    renamed = {"scikit-learn": "sklearn"}
+    renamed = {"scikit-learn": "sklearn", "segmentation-models-pytorch": "segmentation_models_pytorch"}
     return sorted(renamed.get(name, name) for name in names if not name.startswith("replearn["))
 
 

@@ -2,6 +2,7 @@
 
 from . import models, operators
 from .anatomy import Anatomy, Part, anatomy
+from .backbones import LoadedBackbone, load_backbone_
 from .budgets import Budget
 from .calibration import Calibration, calibrate_
 from .checkpoint import load, save
@@ -28,6 +29,7 @@ __all__ = [
     "Calibration",
     "Cost",
     "Fold",
+    "LoadedBackbone",
     "Machine",
     "ModelCost",
     "Part",
@@ -45,6 +47,7 @@ __all__ = [
     "find_stacks",
     "from_pretrained",
     "load",
+    "load_backbone_",
     "models",
     "named_machine",
     "operators",

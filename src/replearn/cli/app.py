@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ReplearnError
-from . import analyze, bench, compare, data, export, figures, plan, recipes, report, train
+from . import analyze, bench, compare, data, evaluate, export, figures, plan, recipes, report, train
 
 UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
 
@@ -82,6 +82,7 @@ app.command()(plan.plan)
 app.command()(analyze.analyze)
 app.command()(train.train)
 app.command()(compare.compare)
+app.command()(evaluate.evaluate)
 app.command()(report.report)
 app.command()(report.watch)
 app.command()(figures.figures)

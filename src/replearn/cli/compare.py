@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from ..errors import ReplearnError
+from ..report.collecting import Reader
+from ..report.examples import example_sheet
 from ..training.compare import Comparison
 from ..training.compare import compare as compare_results
 from ..training.comparison_table import comparison_table
@@ -126,6 +128,9 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     write_atomically(
         folder / "comparison.json", json.dumps({"format": COMPARISON, **comparison.to_dict()}, indent=1)
     )
+    if (sheet := example_sheet(folder, Reader(folder).read().runs)) is not None:
+        (folder / "examples.png").write_bytes(sheet)
+        typer.echo(f"What was found in test pictures is drawn in {folder / 'examples.png'}.", err=True)
     try:
         drawn = draw(comparison, picture or folder / "comparison.png")
     except ReplearnError as error:

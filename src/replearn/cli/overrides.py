@@ -74,7 +74,7 @@ def check_types(data: Any, where: str = "") -> None:
             raise ReplearnError(f"{field}={value!r}: must be at least 1.")
         held = value.items() if isinstance(value, Mapping) else [("", value)]
         for key, inner in held:
-            if dataclasses.is_dataclass(inner) and name in ("optimizer", "schedule", "augment"):
+            if dataclasses.is_dataclass(inner) and name not in FIXED:
                 check_types(inner, f"{field}.{key}." if key else f"{field}.")
 
 

@@ -18,6 +18,7 @@ from ..operators.options import Options, options_from_dict
 from ..planning import plan as plan_model
 from ..plans import Plan
 from ..training.architectures import architecture, is_language_model, language_model
+from ..training.scene_models import is_detector, is_segmenter, on_meta
 from .flags import Json
 from .overrides import value_of
 
@@ -108,6 +109,13 @@ def show(plan: Plan, costs: Promise, text: str, file: Path | None, as_json: bool
 
 def built(name: str) -> nn.Module:
     """The model on the meta device; on the CPU where its constructor computes with real numbers."""
+    if is_segmenter(name):
+        return on_meta(name)
+    if is_detector(name):
+        raise ReplearnError(
+            f"The costs of {name} can't be predicted from shapes: a detector decides by what it sees. Plan its "
+            f"backbone, which is all that a plan looks at: replearn plan {name.rpartition('_')[2]}."
+        )
     if is_language_model(name):
         with torch.device("meta"):
             return language_model(name, num_words=28_783)  # WikiText-2's

@@ -57,6 +57,11 @@ def build_report(
     drawings += [drawing for entry in measured_in(collection.others)[0] for drawing in entry.found.figures]
     beside = out.with_name(f"{out.stem}_figures")
     figures = write_figures(drawings[:MOST_FIGURES], beside, svg=svg, png=png)
+    for section in sections if png else ():
+        if section.examples is not None:
+            beside.mkdir(parents=True, exist_ok=True)
+            figures.append(beside / f"{section.key}-examples.png")
+            figures[-1].write_bytes(section.examples)
     return Report(page=out, figures=tuple(figures), collection=collection, sections=tuple(sections))
 
 

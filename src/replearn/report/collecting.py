@@ -12,7 +12,8 @@ from typing import Any
 from ..errors import ReplearnError
 from ..training.results import FORMAT, LARGEST, Result, read_text, result_from_json
 
-BESIDE_RUNS = ("recipe.json", "comparison.json")  # ours too, and told by the results they lie beside
+# ours too, and told by the results they lie beside
+BESIDE_RUNS = ("recipe.json", "comparison.json", "predictions.json")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from importlib.resources import files
 from .. import __version__
 from ..training.results import now
 from .collecting import Collection
+from .examples import as_address
 from .figures import figure
 from .kinds import measured_in
 from .markup import Content, Raw, fold, join, table, tag
@@ -144,7 +145,13 @@ def _inside(section: Section) -> list[Raw]:
         facts = f"{comparison.model}, {comparison.epochs} epochs, {comparison.hardware}"
         parts.append(tag("p", facts, class_="quiet"))
         parts.append(reached_table(section))
+        if section.problem:
+            parts.append(tag("p", section.problem, class_="note"))
     parts.append(tag("div", *(figure(drawing) for drawing in section.figures), class_="figures"))
+    if section.examples is not None:
+        about = "Test pictures with what is in them, and with what each method found (its first seed)."
+        sheet = tag("img", src=as_address(section.examples), alt=about, style="max-width:100%", loading="lazy")
+        parts.append(tag("figure", sheet, tag("figcaption", about), id=f"{section.key}-examples"))
     if section.strips:
         strips = [figure(strip) for strip in section.strips]
         parts.append(tag("div", *strips, class_="figures strips"))

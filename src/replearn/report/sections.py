@@ -17,6 +17,7 @@ from ..training.recipe import slug
 from .bubble import bubble_figure
 from .collecting import Collection, RunFile
 from .curves import curves_figure
+from .examples import example_sheet
 from .frontier import frontier_figure
 from .scene import Drawing
 from .strip import strip_figure
@@ -38,6 +39,7 @@ class Section:
     problem: str  # why there is no comparison
     figures: tuple[Drawing, ...]
     strips: tuple[Drawing, ...]
+    examples: bytes | None = None  # pictures with what the methods found in them, as one PNG
 
     @property
     def running(self) -> tuple[RunFile, ...]:
@@ -62,10 +64,12 @@ def sections_of(collection: Collection) -> list[Section]:
     for run in collection.runs:
         groups[run.group, str(run.result.recipe.get("name", "?")), run.result.data].append(run)
     keys: set[str] = set()
-    return [_section(folder, name, data, runs, keys) for (folder, name, data), runs in groups.items()]
+    return [
+        _section(collection.root, folder, name, data, runs, keys) for (folder, name, data), runs in groups.items()
+    ]
 
 
-def _section(folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: set[str]) -> Section:
+def _section(root: Path, folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: set[str]) -> Section:
     key = unique(slug(f"{name}-{data}") or "runs", keys)
     results = [run.result for run in runs]
     metric = results[0].metric
@@ -76,6 +80,10 @@ def _section(folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: 
         problem = str(error)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         problem = f"These runs can't be compared: {type(error).__name__}: {error}."
+    try:
+        examples = example_sheet(root, runs)
+    except (ReplearnError, ImportError) as error:  # a report shows what it can
+        examples, problem = None, f"{problem} {error}".strip()
     figures: list[Drawing | None] = []
     if comparison is not None:
         variants = {str(result.variant["label"]): result.variant for result in results}
@@ -95,6 +103,7 @@ def _section(folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: 
         problem=problem,
         figures=tuple(figure for figure in figures if figure is not None and figure.marks),
         strips=tuple(_strips(runs, key)),
+        examples=examples,
     )
 
 

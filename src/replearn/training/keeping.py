@@ -133,6 +133,9 @@ def write_model(run: Run) -> None:
         recipe = run.spec.recipe
         about = {"model": recipe.model, "outputs": [run.spec.data, list(recipe.classes)]}
         write_state(path, model.state_dict(), about)
+    shown = run.ema or run.bare
+    with torch.no_grad():
+        run.task.keep(shown.eval(), run.autocast())
 
 
 def result_of(run: Run, step_ms: float = 0.0) -> Result:

@@ -98,6 +98,27 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Detection:
+    """How pictures are shown to a detector, and what it may say of them."""
+
+    min_size: tuple[int, ...] = (800,)  # the shorter side; of several, training draws one and tests take the last
+    max_size: int = 1333  # the longer side at most
+    keep_empty: bool = True  # whether pictures without a box are trained on
+    score_threshold: float = 0.05
+    max_detections: int = 100  # in a picture; COCO counts no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segmentation:
+    """How pictures are cut for training a segmenter, and how whole ones are tested."""
+
+    crop: int = 768  # the side of a training crop, and of a sliding window
+    scale: tuple[float, float] = (0.5, 2.0)  # a picture is enlarged by a factor from here to there first
+    auxiliary: float = 0.4  # the weight of the auxiliary head's loss; 0: no such head
+    evaluation: Literal["whole", "sliding"] = "whole"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A way of training one model on one of several data sets, with the rows to compare."""
 
@@ -112,6 +133,9 @@ class Recipe:
     pretrained: str | None = None  # a file of weights to start from, or timm:NAME for the hub
     classes: tuple[int, ...] = ()  # the classes to train on, numbered anew in this order; all if empty
     text: Text = field(default_factory=Text)
+    detection: Detection = field(default_factory=Detection)
+    segmentation: Segmentation = field(default_factory=Segmentation)
+    bad_data: Literal["refuse", "skip"] = "refuse"  # of detection and segmentation: a broken picture, a wrong box
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     augment: Mapping[str, Augment] = field(default_factory=dict)  # by data set; none if missing
@@ -156,6 +180,8 @@ def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
     fields["optimizer"] = _make(Optimizer, fields.get("optimizer", {}), "optimizer")
     fields["schedule"] = _make(Schedule, fields.get("schedule", {}), "schedule")
     fields["text"] = _make(Text, fields.get("text", {}), "text")
+    fields["detection"] = _make(Detection, fields.get("detection", {}), "detection")
+    fields["segmentation"] = _make(Segmentation, fields.get("segmentation", {}), "segmentation")
     fields["augment"] = {
         name: _make(Augment, entry, f"augment.{name}") for name, entry in dict(fields.get("augment", {})).items()
     }

@@ -20,7 +20,7 @@ from .methods import method_for
 from .methods.base import Setting
 from .optimizers import make_optimizer, set_rate
 from .processes import Processes
-from .recipe import Recipe, Variant
+from .recipe import Recipe, Variant, slug
 from .results import Epoch, now
 from .schedules import rate_at
 from .seeds import seed_at
@@ -43,6 +43,12 @@ class RunSpec:
     def epochs(self) -> int:
         return self.recipe.epochs if self.variant.epochs is None else self.variant.epochs
 
+    @property
+    def pretrained(self) -> str | None:
+        """The recipe's `pretrained`, with {method} written out: each row may start from weights of its own."""
+        source = self.recipe.pretrained
+        return None if source is None else source.replace("{method}", slug(self.variant.label))
+
 
 class Run:
     """A run in progress. `fit` drives it: start_epoch, step, step, ..., end_epoch, and again."""
@@ -51,9 +57,11 @@ class Run:
         self.spec, self.task, self.device, self.processes = spec, task, device, processes
         recipe, self.batches = spec.recipe, task.batches
         self.notes: list[str] = []
+        self._task_notes: list[str] = []
         self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
         torch.manual_seed(seed_at(spec.seed, "weights"))
         model = task.build()
+        self._take_notes()
         model = self.method.prepare(model).to(device)
         if recipe.channels_last:
             to_channels_last_(model)
@@ -163,6 +171,11 @@ class Run:
         if text not in self.notes:
             self.notes.append(text)
 
+    def _take_notes(self) -> None:
+        """The task's notes as they are now, in place of what it said before."""
+        said, self._task_notes = self._task_notes, self.task.notes()
+        self.notes = [note for note in self.notes if note not in (*said, *self._task_notes)] + self._task_notes
+
     # ---- measuring -------------------------------------------------------------------------
 
     def end_epoch(self, seconds: float) -> Epoch:
@@ -186,6 +199,7 @@ class Run:
             peak_memory=peak,
         )
         self.epochs.append(measured)
+        self._take_notes()
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         return measured
 
@@ -208,7 +222,7 @@ class Run:
     def calibrate(self, model: nn.Module, plan: Plan) -> None:
         """Replace the planned blocks by operators fitted to the pretrained model on training samples."""
         spec = self.spec
-        if spec.recipe.pretrained is None:
+        if spec.pretrained is None:
             raise ReplearnError(
                 f"{spec.variant.label}: operators are fitted (calibrate={spec.variant.calibrate}) to a trained "
                 "model, and this recipe starts from random weights. Give it weights: pretrained=FILE."

@@ -19,14 +19,17 @@ from .base import IGNORED, ImageSet, StreamedSet
 from .downloading import download_source
 from .fetching import PATIENT, Patience, Progress
 from .inspection import DataStatus, FileCheck, inspect_source
+from .scenes import DetectionSet, SegmentationSet
 from .text import TextSet
 
 __all__ = [
     "IGNORED",
     "DataStatus",
+    "DetectionSet",
     "FileCheck",
     "ImageSet",
     "Patience",
+    "SegmentationSet",
     "StreamedSet",
     "TextSet",
     "available",
@@ -38,8 +41,8 @@ __all__ = [
     "with_classes",
 ]
 
-Loaded = ImageSet | StreamedSet | TextSet
-Kind = TypeVar("Kind", ImageSet, StreamedSet, TextSet)
+Loaded = ImageSet | StreamedSet | TextSet | DetectionSet | SegmentationSet
+Kind = TypeVar("Kind", ImageSet, StreamedSet, TextSet, DetectionSet, SegmentationSet)
 Root = str | os.PathLike[str] | None
 
 

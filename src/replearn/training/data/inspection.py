@@ -13,6 +13,7 @@ from typing import Literal
 from ...errors import ReplearnError
 from .base import ImageSet, StreamedSet
 from .places import find, places_of
+from .scenes import DetectionSet, SegmentationSet
 from .source import Layout, Source
 from .text import TextSet
 
@@ -60,7 +61,9 @@ class DataStatus:
 
 def inspect_source(
     source: Source,
-    load: Callable[[str | os.PathLike[str] | None], ImageSet | StreamedSet | TextSet],
+    load: Callable[
+        [str | os.PathLike[str] | None], ImageSet | StreamedSet | TextSet | DetectionSet | SegmentationSet
+    ],
     root: str | os.PathLike[str] | None,
     checksums: bool = True,
 ) -> DataStatus:

@@ -3,10 +3,12 @@
 from torch import nn
 
 from .base import Method
+from .carried import carried_plan
 
 
 class EndToEnd(Method):
     name = "e2e"
 
     def prepare(self, model: nn.Module) -> nn.Module:
+        carried_plan(model, self.setting.variant)  # refuses one with replaced blocks
         return model

@@ -6,6 +6,7 @@ from ...operators.removal import Removal as Nothing
 from ...planning import plan
 from ...surgery import replace_
 from .base import Method
+from .carried import carried_plan
 
 
 class Removal(Method):
@@ -13,5 +14,8 @@ class Removal(Method):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         variant = self.setting.variant
+        if (carried := carried_plan(model, variant)) is not None:
+            self.plan = carried
+            return model
         self.plan = plan(model, variant.interval, variant.first, operator=Nothing())
         return replace_(model, self.plan)

@@ -8,6 +8,7 @@ from torch import nn
 from ...planning import plan
 from ...surgery import replace_
 from .base import Method
+from .carried import carried_plan
 
 
 class ReplacementLearning(Method):
@@ -15,6 +16,9 @@ class ReplacementLearning(Method):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         variant = self.setting.variant
+        if (carried := carried_plan(model, variant)) is not None:
+            self.plan = carried
+            return model
         self.plan = plan(model, variant.interval, variant.first, operator=variant.operator)
         if variant.calibrate and self.setting.calibrate is not None:
             self.setting.calibrate(model, self.plan)

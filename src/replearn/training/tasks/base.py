@@ -63,6 +63,13 @@ class Task(ABC):
         shares = {name: 100 * value / samples for name, value in zip(self.counted, counted, strict=True)}
         return {"train_loss": loss / samples, **shares}
 
+    def notes(self) -> list[str]:
+        """What a result file should say of the data and of how the model was started."""
+        return []
+
+    def keep(self, model: nn.Module, precision: AbstractContextManager[Any]) -> None:  # noqa: B027 - may stay empty
+        """Write what the task has to show into the run's folder once it is finished; in the leading process."""
+
     @property
     def step_samples(self) -> int:
         """Samples in a step of all processes together."""

@@ -1,0 +1,32 @@
+"""BCCD: blood cells under a microscope, 364 pictures of 640x480 in COCO's format; red and white cells, platelets.
+
+bccd/{train,val,test}/*.jpg and bccd/annotations/instances_{train,val,test}.json; MIT. Trained on the 205
+pictures of train and tested on the 72 of test.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..defects import Defects
+from ..detection_layout import Parts, load_parts
+from ..scenes import DetectionSet
+from ..source import Layout, Source
+
+PARTS = Parts(train="train", test="test")
+SOURCE = Source(
+    name="bccd",
+    title="BCCD",
+    num_classes=3,
+    shape=(3, 480, 640),
+    num_train=205,
+    num_test=72,
+    layouts=(Layout(name="COCO", folders=("bccd",), signs=PARTS.signs),),
+    how="Put the pictures and instances_{train,test}.json (COCO's format) into ROOT/bccd, as its file describes.",
+)
+
+
+def load(
+    root: str | os.PathLike[str] | None = None, strict_counts: bool = True, defects: Defects | None = None
+) -> DetectionSet:
+    return load_parts(SOURCE, PARTS, root, strict_counts, defects)

@@ -1,0 +1,50 @@
+"""CamVid (Brostow, Fauqueur, Cipolla 2009): road scenes of 480x360, 11 classes and void; 367 + 233 pictures.
+
+camvid/{train,val,test}/NAME.* and camvid/{train,val,test}annot/NAME.*, masks with the classes 0 to 10 and 11 for
+void; the split of SegNet. Trained on train and tested on test.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from ..defects import Defects
+from ..masks import list_pairs
+from ..places import locate
+from ..scenes import UNKNOWN, VOID, SegmentationSet
+from ..segmentation_layout import check_counts
+from ..source import Layout, Source
+
+CLASSES = (
+    *("sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian"),
+    "bicyclist",
+)
+SOURCE = Source(
+    name="camvid",
+    title="CamVid",
+    num_classes=len(CLASSES),
+    shape=(3, 360, 480),
+    num_train=367,
+    num_test=233,
+    layouts=(Layout(name="SegNet", folders=("camvid", "CamVid"), signs=("trainannot",)),),
+    how="Put the pictures and masks of SegNet's split into ROOT/camvid: train, trainannot, test, testannot.",
+)
+
+
+def load(
+    root: str | os.PathLike[str] | None = None, strict_counts: bool = True, defects: Defects | None = None
+) -> SegmentationSet:
+    folder, _ = locate(SOURCE, root)
+    numbers = torch.full((256,), UNKNOWN, dtype=torch.int16)
+    numbers[: len(CLASSES)] = torch.arange(len(CLASSES), dtype=torch.int16)
+    numbers[len(CLASSES)] = numbers[VOID] = VOID
+    found = SegmentationSet(
+        name=SOURCE.name,
+        class_names=CLASSES,
+        numbers=numbers,
+        train=list_pairs(folder / "train", folder / "trainannot"),
+        test=list_pairs(folder / "test", folder / "testannot"),
+    )
+    return check_counts(found, SOURCE, folder, strict_counts, defects)

@@ -1,0 +1,34 @@
+"""COCO 2017 (Lin et al. 2014): 118,287 + 5,000 pictures, boxes of 80 categories.
+
+coco/train2017/*.jpg, coco/val2017/*.jpg and coco/annotations/instances_{train,val}2017.json. The test part here is
+val2017, as everywhere: the boxes of the official test part are not given out.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..defects import Defects
+from ..detection_layout import COCO_2017, load_parts
+from ..scenes import DetectionSet
+from ..source import Layout, Source
+
+SOURCE = Source(
+    name="coco",
+    title="COCO 2017",
+    num_classes=80,
+    shape=(3, 480, 640),
+    num_train=118_287,
+    num_test=5_000,
+    layouts=(Layout(name="COCO", folders=("coco", "coco2017", "COCO"), signs=COCO_2017.signs),),
+    how=(
+        "Get train2017.zip, val2017.zip and annotations_trainval2017.zip from cocodataset.org and unpack them "
+        "into ROOT/coco."
+    ),
+)
+
+
+def load(
+    root: str | os.PathLike[str] | None = None, strict_counts: bool = True, defects: Defects | None = None
+) -> DetectionSet:
+    return load_parts(SOURCE, COCO_2017, root, strict_counts, defects)

@@ -1,0 +1,68 @@
+"""RetinaNet of torchvision's pieces: its layers and names, with a loss in tests and exact boxes in 16 bits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import get_model
+from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
+from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead, _default_anchorgen
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+Found = list[dict[str, Tensor]]  # a picture's boxes, scores and labels
+
+
+class Detector(RetinaNet):  # type: ignore[misc]
+    """torchvision's RetinaNet, whose state dict it shares.
+
+    Two things differ. In eval mode it gives the losses as well, if it is given targets. And boxes are computed in
+    float32 under autocast: torchvision makes anchors in the features' dtype, and bfloat16 can't count to 300.
+    """
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
+        """The losses in training; in eval mode what was found, after the losses where there are targets."""
+        sizes = [(int(image.shape[-2]), int(image.shape[-1])) for image in images]
+        batch, targets = self.transform(images, targets)
+        tensors = batch.tensors
+        if self.channels_last:
+            tensors = tensors.contiguous(memory_format=torch.channels_last)
+        features = list(self.backbone(tensors).values())
+        outputs = {name: value.float() for name, value in self.head(features).items()}
+        # only shape, dtype and device of these are read
+        shapes = [feature.new_zeros((), dtype=torch.float32).expand(feature.shape) for feature in features]
+        anchors = self.anchor_generator(batch, shapes)
+        with torch.autocast(tensors.device.type, enabled=False):
+            losses = self.compute_loss(targets, outputs, anchors) if targets is not None else {}
+            if self.training:
+                return losses
+            places = [feature.shape[-2] * feature.shape[-1] for feature in features]
+            anchors_each = outputs["cls_logits"].shape[1] // sum(places)
+            parts = [count * anchors_each for count in places]
+            split = {name: list(value.split(parts, dim=1)) for name, value in outputs.items()}
+            found = self.postprocess_detections(
+                split, [list(each.split(parts)) for each in anchors], batch.image_sizes
+            )
+            found = self.transform.postprocess(found, batch.image_sizes, sizes)
+        return (losses, found) if targets is not None else found
+
+    channels_last = False
+
+
+def retinanet(backbone: str, *, num_classes: int, second: bool = False, **settings: Any) -> Detector:
+    """RetinaNet with a ResNet and a feature pyramid; `second` is torchvision's v2: GIoU, GroupNorm in the head.
+
+    Every layer is trainable and BatchNorms learn their statistics, as training from scratch needs it.
+    """
+    body = get_model(backbone, weights=None)
+    above = LastLevelP6P7(body.inplanes if second else 256, 256)
+    pyramid = _resnet_fpn_extractor(body, 5, returned_layers=[2, 3, 4], extra_blocks=above)
+    anchors = _default_anchorgen()
+    norm = partial(nn.GroupNorm, 32) if second else None
+    each = anchors.num_anchors_per_location()[0]
+    head = RetinaNetHead(pyramid.out_channels, each, num_classes, norm_layer=norm)
+    if second:
+        head.regression_head._loss_type = "giou"
+    return Detector(pyramid, num_classes, anchor_generator=anchors, head=head, **settings)

@@ -1,0 +1,182 @@
+"""Semantic segmentation: a class for every pixel, judged by the mean IoU."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+
+from .. import data as data_room
+from ..data.base import IGNORED
+from ..data.defects import Defects
+from ..data.masks import read_pair
+from ..data.scenes import Pair, SegmentationSet
+from ..examples import mask_examples
+from ..metrics import Metric
+from ..picture_store import PictureStore
+from ..processes import Processes
+from ..recipe import Augment
+from ..scene_models import logits_of, segmenter, stride_of
+from ..segmentation_batches import SegmentationBatches
+from ..segmentation_metrics import confusion, segmentation_metrics
+from ..starting import start_backbone_
+from .base import Task
+
+if TYPE_CHECKING:
+    from ..run import RunSpec
+
+EXAMPLES = 4
+
+
+class SemanticSegmentation(Task):
+    name = "segmentation"
+    metric = Metric(name="iou", unit="%")
+    also = (Metric(name="overall", unit="%"), Metric(name="mean", unit="%"))
+    counted = ("train_overall",)
+
+    batches: SegmentationBatches
+    defects: Defects
+    started: str = ""
+
+    @classmethod
+    def open(
+        cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]
+    ) -> SemanticSegmentation:
+        task = cls(spec, device, processes)
+        recipe = spec.recipe
+        key = (spec.data, str(spec.data_root), recipe.bad_data)
+        if key not in shared:
+            defects = Defects(recipe.bad_data)
+            loaded = data_room.load(spec.data, spec.data_root, defects=defects)
+            found = data_room.expect(SegmentationSet, loaded, cls.name)
+            stores = [
+                PictureStore(_Reader(pairs, found), len(pairs), device, defects)
+                for pairs in (found.train, found.test)
+            ]
+            shared[key] = found, *stores, defects
+        found, train, test, task.defects = shared[key]
+        task.batches = SegmentationBatches(
+            found,
+            train,
+            test,
+            processes,
+            recipe.batch_size,
+            settings=recipe.segmentation,
+            flip=recipe.augment.get(spec.data, Augment()).flip,
+            device=device,
+        )
+        return task
+
+    def build(self) -> nn.Module:
+        auxiliary = self.recipe.segmentation.auxiliary > 0
+        model = segmenter(self.recipe.model, num_classes=self.batches.data.num_classes, auxiliary=auxiliary)
+        if self.spec.pretrained is not None:
+            self.started = start_backbone_(model, self.spec.pretrained)
+        return model
+
+    def notes(self) -> list[str]:
+        return [*([self.started] if self.started else []), *self.defects.notes()]
+
+    def example(self) -> Tensor:
+        side = self.recipe.segmentation.crop
+        return torch.zeros(1, 3, side, side, device=self.device)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        images, labels = batch
+        if self.recipe.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        logits, auxiliary = logits_of(model(images))
+        loss = self.pixel_loss(logits, labels)
+        if auxiliary is not None:
+            loss = loss + self.recipe.segmentation.auxiliary * self.pixel_loss(auxiliary, labels)
+        with torch.no_grad():
+            real = (labels >= 0).sum().clamp(min=1)
+            right = (logits.detach().argmax(1) == labels).sum() / real * len(images)
+            sums = torch.stack([loss.detach().float() * len(images), right, torch.full_like(right, len(images))])
+        return loss, sums
+
+    def pixel_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over pixels that count; 0 where a batch has none."""
+        total = cross_entropy(
+            logits.float(),
+            labels,
+            reduction="sum",
+            ignore_index=IGNORED,
+            label_smoothing=self.recipe.label_smoothing,
+        )
+        return total / (labels >= 0).sum().clamp(min=1)
+
+    def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
+        classes = self.batches.data.num_classes
+        matrix = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for images, labels in self.batches.test(self.processes):
+            with precision:
+                logits = self.predict(model, images)
+            loss = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+            sums += torch.stack([loss.double(), (labels >= 0).sum().double()])
+            matrix += confusion(labels, logits.argmax(1), classes)
+        loss_sum, count = self.processes.total(sums).tolist()
+        measures = segmentation_metrics(self.processes.total(matrix))
+        return {"test_loss": loss_sum / max(1, count)} | {f"test_{name}": v for name, v in measures.items()}
+
+    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Logits of whole pictures: at once, or the mean of windows that overlap by a third."""
+        if self.recipe.segmentation.evaluation == "whole":
+            return self.padded(model, images)
+        side = self.recipe.segmentation.crop
+        height, width = images.shape[-2:]
+        sums: Tensor | None = None
+        times = images.new_zeros(1, 1, height, width)
+        for top in starts(height, side):
+            for left in starts(width, side):
+                window = (..., slice(top, top + side), slice(left, left + side))
+                logits = self.padded(model, images[window])
+                if sums is None:
+                    sums = logits.new_zeros(len(images), logits.shape[1], height, width)
+                sums[window] += logits
+                times[window] += 1
+        assert sums is not None
+        return sums / times
+
+    def padded(self, model: nn.Module, images: Tensor) -> Tensor:
+        """Logits of pictures of any size; where a model asks for multiples, filled up with the mean colour."""
+        stride = stride_of(self.recipe.model)
+        height, width = images.shape[-2:]
+        images = pad(images, (0, -width % stride, 0, -height % stride))
+        if self.recipe.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return logits_of(model(images))[0][..., :height, :width].float()
+
+    def keep(self, model: nn.Module, precision: AbstractContextManager[Any]) -> None:
+        shown = self.batches.examples(EXAMPLES)
+        with precision:
+            said = [self.predict(model, ready)[0].argmax(0) for _, ready, _ in shown]
+        mask_examples(self.spec.out, [(image, truth) for image, _, truth in shown], said)
+        if self.defects.found:
+            (self.spec.out / "skipped.txt").write_text("\n".join(self.defects.found) + "\n", encoding="utf-8")
+
+
+class _Reader:
+    """Reads a pair by number; an object and not a closure, so that worker processes can be given it."""
+
+    def __init__(self, pairs: tuple[Pair, ...], data: SegmentationSet) -> None:
+        self.pairs, self.data = pairs, data
+
+    def __call__(self, number: int) -> tuple[Tensor, ...]:
+        return read_pair(self.pairs[number], self.data)
+
+
+def starts(length: int, side: int) -> list[int]:
+    """Where windows of a side begin along a length, so that all of it is covered.
+
+    >>> starts(100, 48)
+    [0, 32, 52]
+    """
+    if length <= side:
+        return [0]
+    step = max(1, side * 2 // 3)
+    return [*range(0, length - side, step), length - side]

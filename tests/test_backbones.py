@@ -1,0 +1,172 @@
+"""Weights of a trained classifier in the backbone of a detector or a segmenter, plan included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import narrow
+import pytest
+import test_segmentation as segmentation
+import torch
+from scenes import write_camvid
+from torch import nn
+from torchvision.models import get_model
+
+import replearn
+from replearn import ReplearnError, load_backbone_
+from replearn.training.fit import fit
+from replearn.training.scene_models import detector, segmenter
+from replearn.training.starting import start_backbone_
+
+narrow.register()
+
+
+def classifier(name: str = "resnet_narrow_bottleneck", operator: Any = None, **placement: Any) -> nn.Module:
+    """Replaced, with weights and statistics that are nobody's start."""
+    torch.manual_seed(3)
+    model: nn.Module = get_model(name, weights=None, num_classes=10)
+    if placement:
+        replearn.replace_(model, replearn.plan(model, operator=operator, **placement))
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(0.1 * torch.rand_like(tensor))
+    return model.eval()
+
+
+def body_of(model: nn.Module, at: str, images: torch.Tensor) -> torch.Tensor:
+    """What the four stages of a backbone come to."""
+    part = model.get_submodule(at) if at else model
+    x = part.maxpool(part.relu(part.bn1(part.conv1(images))))  # type: ignore[operator]
+    for stage in ("layer1", "layer2", "layer3", "layer4"):
+        x = part.get_submodule(stage)(x)
+    return x  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("operator", [None, replearn.operators.ReducedBottleneck(correction="low-rank", rank=2)])
+def test_a_replaced_classifier_becomes_a_detector_s_backbone(tmp_path: Path, operator: Any) -> None:
+    trained = classifier(operator=operator, interval=4, first=2)
+    replearn.save(trained, tmp_path / "classifier.safetensors")
+    model = detector("retinanet_resnet_narrow_bottleneck", num_classes=3).eval()
+    head = {name: tensor.clone() for name, tensor in model.state_dict().items() if name.startswith("head.")}
+    report = load_backbone_(model, tmp_path / "classifier.safetensors")
+    assert report.at == "backbone.body"
+    assert report.plan is not None
+    assert [target.name for target in report.plan.targets] == [f"backbone.body.layer{n}.1" for n in (1, 2, 3, 4)]
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(body_of(model, "backbone.body", images), body_of(trained, "", images))
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in head.items())
+    own = sum(name.startswith("backbone.body.") for name in model.state_dict())
+    assert (len(report.loaded), report.kept) == (own, ())
+    assert [name for name, _ in report.unused] == ["fc.bias", "fc.weight"]
+    assert report.outside == len(model.state_dict()) - own
+    text = str(report)
+    assert f"{own} tensors loaded into backbone.body" in text
+    assert "4 blocks replaced as its plan says: backbone.body.layer1.1" in text
+    assert "not used: fc.bias (the backbone has no such tensor)" in text
+    replearn.save(model, tmp_path / "detector.safetensors")  # the plan is the detector's own now
+    again = detector("retinanet_resnet_narrow_bottleneck", num_classes=3)
+    replearn.load(again, tmp_path / "detector.safetensors")
+    target = {"boxes": torch.tensor([[4.0, 4, 30, 30]]), "labels": torch.tensor([1])}
+    losses = model.train()([torch.rand(3, 64, 64)], [target])
+    sum(losses.values()).backward()
+    assert model.get_submodule("backbone.body.layer1.1").norm.weight.grad is not None  # type: ignore[union-attr]
+
+
+def test_a_dilated_segmenter_takes_the_plan_of_a_strided_classifier(tmp_path: Path) -> None:
+    trained = classifier(interval=4, first=2)
+    replearn.save(trained, tmp_path / "c.safetensors")
+    model = segmenter("deeplabv3_resnet_narrow_bottleneck", num_classes=5, auxiliary=True)
+    report = load_backbone_(model, tmp_path / "c.safetensors")
+    assert report.at == "backbone"
+    assert torch.equal(
+        model.get_submodule("backbone.layer4.0.conv2").weight,  # type: ignore[arg-type]
+        trained.get_submodule("layer4.0.conv2").weight,  # type: ignore[arg-type]
+    )
+    assert model.eval()(torch.randn(1, 3, 48, 48))["out"].shape == (1, 5, 48, 48)
+
+
+def test_deeplabv3plus_takes_it_too(tmp_path: Path) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    trained = get_model("resnet34", weights=None)
+    replearn.replace_(trained, replearn.plan(trained, interval=4, first=2))
+    replearn.save(trained, tmp_path / "c.safetensors")
+    report = load_backbone_(segmenter("deeplabv3plus_resnet34", num_classes=5), tmp_path / "c.safetensors")
+    assert report.at == "encoder"
+    assert report.plan is not None
+    assert len(report.plan.targets) == 4
+
+
+def test_whole_classifiers_are_taken_as_files_and_state_dicts(tmp_path: Path) -> None:
+    trained = classifier()
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    model = detector("retinanet_resnet_narrow_bottleneck", num_classes=3)
+    assert load_backbone_(model, trained.state_dict()).plan is None
+    fresh = detector("retinanet_resnet_narrow_bottleneck", num_classes=3)
+    text = start_backbone_(fresh, str(tmp_path / "weights.pth"))
+    assert text.startswith(f"{tmp_path / 'weights.pth'}: ")
+    for name, tensor in trained.state_dict().items():
+        if not name.startswith("fc."):
+            assert torch.equal(fresh.state_dict()[f"backbone.body.{name}"], tensor)
+
+
+def test_what_does_not_fit_is_told_and_the_model_is_unchanged(tmp_path: Path) -> None:
+    replearn.save(classifier("resnet_narrow", interval=4, first=2), tmp_path / "basic.safetensors")
+    model = detector("retinanet_resnet_narrow_bottleneck", num_classes=3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    lacking = {name: t for name, t in classifier().state_dict().items() if not name.startswith("layer2.0.conv2")}
+    wider = {**classifier().state_dict(), "conv1.weight": torch.zeros(32, 3, 7, 7)}
+    for source, told in (
+        (
+            tmp_path / "basic.safetensors",
+            r"basic\.safetensors can.t be carried out on backbone\.body\.\*",
+        ),
+        (lacking, r"does not fill backbone\.body of this Detector\. \S+\.layer2\.0\.conv2\.weight is missing"),
+        (wider, r"conv1\.weight is 32x3x7x7 there, 64x3x7x7 here"),
+        ({"blocks.0.w": torch.zeros(1)}, r"No part of this Detector has the tensors of the state dict"),
+        (tmp_path / "none.safetensors", r"none\.safetensors can't be read as a safetensors file"),
+    ):
+        with pytest.raises(ReplearnError, match=told):
+            load_backbone_(model, source)
+    with pytest.raises(ReplearnError, match=r"at='spine': this Detector has no such part"):
+        load_backbone_(model, wider, at="spine")
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    report = load_backbone_(model, lacking, strict=False)
+    assert report.kept == ("backbone.body.layer2.0.conv2.weight",)
+    assert "kept as they were: backbone.body.layer2.0.conv2.weight" in str(report)
+
+
+def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(tmp_path: Path) -> None:
+    write_camvid(tmp_path / "data" / "camvid", train=4, test=2)
+    for slug, placement in (("e2e", {}), ("repl", {"interval": 4, "first": 2})):
+        (tmp_path / slug).mkdir()
+        trained = classifier(**placement)
+        path = tmp_path / slug / "model.safetensors"
+        if placement:
+            replearn.save(trained, path)
+        else:
+            from safetensors.torch import save_file
+
+            save_file({name: tensor.contiguous() for name, tensor in trained.state_dict().items()}, path)
+    changes = {"epochs": 1, "pretrained": str(tmp_path / "{method}")}
+    rows = ("E2E", "RepL")
+    specs = [segmentation.spec(tmp_path / "out" / row, tmp_path / "data", row, **changes) for row in rows]
+    e2e, repl = (fit([spec], device="cpu")[0] for spec in specs)
+    assert e2e.plan is None
+    assert repl.plan is not None
+    assert repl.plan["placement"] == "carried over from a Narrow (interval=4, first=2)"
+    assert repl.parameters < e2e.parameters
+    for result in (e2e, repl):
+        assert any("tensors loaded into backbone" in note for note in result.notes)
+    wrong = {**changes, "pretrained": str(tmp_path / "repl" / "model.safetensors")}
+    for label in ("E2E", "removal"):
+        told = rf"The row {label} .*can't start from these weights: 4 blocks .*\{{method\}}"
+        with pytest.raises(ReplearnError, match=told):
+            fit([segmentation.spec(tmp_path / "no", tmp_path / "data", label, **wrong)], device="cpu")
+    start = {**changes, "pretrained": str(tmp_path / "e2e")}  # a whole classifier, and blocks replaced after it
+    (after,) = fit([segmentation.spec(tmp_path / "after", tmp_path / "data", "RepL", **start)], device="cpu")
+    assert after.plan is not None
+    assert after.plan["placement"] == "interval=4, first=2"

@@ -1,0 +1,311 @@
+"""Detection: COCO's metrics, the detector against torchvision's own, and training through the engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import narrow
+import pytest
+import torch
+from scenes import write_coco
+from test_engine import interrupt_at_step
+from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
+
+from replearn import ReplearnError, recipes
+from replearn.report.building import build_report
+from replearn.training.coco_metrics import by_pycocotools, by_replearn, coco_metrics
+from replearn.training.fit import Interrupted, fit
+from replearn.training.recipe import Detection, Recipe
+from replearn.training.results import read_result
+from replearn.training.results_file import read_results_file
+from replearn.training.run import RunSpec
+from replearn.training.scene_models import detector
+from replearn.training.state import read_state
+
+narrow.register()
+SMALL = Detection(min_size=(64,), max_size=96)
+
+
+# ---- metrics ------------------------------------------------------------------------------------
+
+
+def made_up(seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Random truth with crowds, and findings of which many are near the truth, with equal scores among them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def chance(*shape: int) -> Any:
+        return torch.rand(*shape, generator=generator).tolist()
+
+    truth: dict[str, Any] = {"images": [{"id": n} for n in range(6)], "annotations": [], "categories": []}
+    truth["categories"] = [{"id": n, "name": str(n)} for n in (3, 5, 9)]
+    found = []
+    for picture in range(5):  # the sixth has nothing in it, and something is found there
+        for x, y, w, h, kind in chance(7, 5):
+            box = [50 * x, 50 * y, 8 + 20 * w, 8 + 20 * h]
+            entry = {"image_id": picture, "category_id": (3, 5)[kind > 0.6], "bbox": box, "area": box[2] * box[3]}
+            truth["annotations"].append({**entry, "id": len(truth["annotations"]) + 1, "iscrowd": int(kind > 0.9)})
+            for dx, dy, score in chance(3, 3):
+                near = [box[0] + 6 * dx - 3, box[1] + 6 * dy - 3, box[2], box[3]]
+                found.append({**entry, "bbox": near, "score": round(score, 1)})
+    found.append({"image_id": 5, "category_id": 3, "bbox": [1, 1, 5, 5], "score": 0.95})
+    return truth, found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_our_arithmetic_gives_pycocotools_numbers(seed: int) -> None:
+    pytest.importorskip("pycocotools")
+    truth, found = made_up(seed)
+    ours = by_replearn(truth, found)
+    assert ours == pytest.approx(by_pycocotools(truth, found), abs=1e-9)
+    assert 0 < ours["map"] < ours["ap50"] < 100
+
+
+def test_more_boxes_than_count_and_a_perfect_answer() -> None:
+    pytest.importorskip("pycocotools")
+    truth, _ = made_up(0)
+    perfect = [{**entry, "score": 0.9} for entry in truth["annotations"] if not entry["iscrowd"]]
+    assert by_replearn(truth, perfect) == pytest.approx({"map": 100, "ap50": 100, "ap75": 100})
+    noise = [{**perfect[0], "bbox": [n % 60, n // 60, 9, 9], "score": 0.95 - n / 1000} for n in range(150)]
+    assert by_replearn(truth, perfect + noise) == pytest.approx(by_pycocotools(truth, perfect + noise), abs=1e-9)
+    assert coco_metrics(truth, []) == {"map": 0, "ap50": 0, "ap75": 0}
+    assert coco_metrics({**truth, "annotations": []}, perfect) == {"map": 0, "ap50": 0, "ap75": 0}
+
+
+# ---- the detector -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [("retinanet_resnet50", retinanet_resnet50_fpn), ("retinanet_v2_resnet50", retinanet_resnet50_fpn_v2)],
+)
+def test_the_detector_has_torchvision_s_tensors(name: str, theirs: Any) -> None:
+    with torch.device("meta"):
+        ours = detector(name, num_classes=7).state_dict()
+        expected = theirs(weights=None, weights_backbone=None, num_classes=7).state_dict()
+    assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in expected.items()}
+
+
+def small(name: str = "retinanet_resnet_narrow") -> Any:
+    torch.manual_seed(0)
+    return detector(name, num_classes=3, settings=replace(SMALL, score_threshold=0.0, max_detections=20))
+
+
+def pictures() -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
+    generator = torch.Generator().manual_seed(1)
+    images = [torch.rand(3, 64, 80, generator=generator), torch.rand(3, 72, 64, generator=generator)]
+    boxes = {"boxes": torch.tensor([[4.0, 6.0, 40.0, 50.0]]), "labels": torch.tensor([2])}
+    empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+    return images, [boxes, empty]
+
+
+@pytest.mark.parametrize("name", ["retinanet_resnet_narrow", "retinanet_v2_resnet_narrow"])
+def test_it_computes_what_torchvision_s_code_computes(name: str) -> None:
+    from torchvision.models.detection.retinanet import RetinaNet
+
+    model, (images, targets) = small(name), pictures()
+    with torch.no_grad():
+        losses = model(images, targets)
+        theirs = RetinaNet.forward(model, images, targets)
+        model.eval()
+        again, found = model(images, targets)
+        expected = RetinaNet.forward(model, images)
+    torch.testing.assert_close(losses, theirs)
+    assert again.keys() == losses.keys()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_boxes_are_exact_under_bfloat16() -> None:
+    model, (images, _) = small().eval(), pictures()
+    seen: list[torch.Tensor] = []
+    plain = model.postprocess_detections
+
+    def look(outputs: Any, anchors: Any, sizes: Any) -> Any:
+        seen.append(torch.cat(anchors[0]))
+        return plain(outputs, anchors, sizes)
+
+    model.postprocess_detections = look
+    with torch.no_grad():
+        model(images)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model(images)
+    assert seen[1].dtype == torch.float32
+    assert torch.equal(seen[0], seen[1])
+    assert found[0]["boxes"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "told"),
+    [
+        (
+            "retinanet_vgg",
+            Detection(),
+            r"There is no detector 'retinanet_vgg'. Write retinanet_BACKBONE or .*resnet50",
+        ),
+        (
+            "retinanet_resnet18",
+            Detection(min_size=(900,), max_size=800),
+            r"min_size=\[900\], detection.max_size=800",
+        ),
+        ("retinanet_resnet18", Detection(min_size=()), r"write at least one size"),
+    ],
+)
+def test_a_detector_that_can_t_be_built_is_told(name: str, settings: Detection, told: str) -> None:
+    with pytest.raises(ReplearnError, match=told):
+        detector(name, num_classes=2, settings=settings)
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+
+def tiny(**changes: Any) -> Recipe:
+    made = recipes.recipe("bccd_retinanet")
+    rows = {
+        "model": "retinanet_resnet_narrow",
+        "variants": recipes.recipe("t2_resnet34").variants,
+        "epochs": 2,
+        "batch_size": 2,
+        "detection": SMALL,
+        "precision": "float32",
+        "bad_data": "skip",  # which takes any number of pictures
+    }
+    return replace(made, **(rows | changes))  # type: ignore[arg-type]
+
+
+def spec(out: Path, root: Path, label: str = "RepL first=2", **changes: Any) -> RunSpec:
+    recipe = tiny(**changes)
+    return RunSpec(recipe=recipe, variant=recipe.variant(label), data="bccd", seed=0, out=out, data_root=root)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_coco(folder / "bccd", {"train": 5, "test": 3})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """E2E and RepL, trained to the end."""
+    out = tmp_path_factory.mktemp("runs")
+    for label, name in (("E2E", "e2e"), ("RepL first=2", "repl-first-2")):
+        fit([spec(out / "bccd" / name / "seed-0", root, label)], device="cpu")
+    return out
+
+
+def test_both_rows_train_and_measure_and_write_what_was_found(runs: Path) -> None:
+    e2e, repl = (read_result(runs / "bccd" / name / "seed-0" / "result.json") for name in ("e2e", "repl-first-2"))
+    for result in (e2e, repl):
+        assert result.finished
+        assert {"train_loss", "test_loss", "test_map", "test_ap50", "test_ap75"} == set(result.last.measures)
+        assert result.flops > 0
+    assert repl.plan is not None
+    assert [t["name"] for t in repl.plan["targets"]] == [f"backbone.body.layer{n}.1" for n in (1, 2, 3, 4)]
+    assert repl.parameters == repl.plan["parameters_after"] < e2e.parameters
+    found = read_results_file(runs / "bccd" / "e2e" / "seed-0" / "predictions.json")
+    assert {entry["category_id"] for entry in found} <= {1, 7, 90}
+    assert {entry["image_id"] for entry in found} <= {100, 101, 102}
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
+    runs: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = spec(tmp_path, root)
+    interrupt_at_step(monkeypatch, 3)
+    with pytest.raises(Interrupted):
+        fit([stopped], device="cpu")
+    monkeypatch.undo()
+    resumed = fit([stopped], device="cpu", resume=True)[0]
+    whole = runs / "bccd" / "repl-first-2" / "seed-0"
+    assert [epoch.measures for epoch in resumed.epochs] == [
+        epoch.measures for epoch in read_result(whole / "result.json").epochs
+    ]
+    one, other = (read_state(folder / "checkpoint.safetensors")[0] for folder in (whole, tmp_path))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_accumulated_parts_and_sizes_drawn_at_random_train_too(root: Path, tmp_path: Path) -> None:
+    several = Detection(min_size=(64, 80), max_size=96, keep_empty=False)
+    made = spec(tmp_path, root, epochs=1, accumulate=2, detection=several)
+    (result,) = fit([made], device="cpu")
+    assert result.last.train_loss > 0
+
+
+def test_the_pictures_stand_side_by_side_in_the_report(runs: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder = runs / "bccd" / "e2e" / "seed-0" / "examples"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"{n}-{w}.png" for n in range(3) for w in ("found", "truth")
+    ]
+    report = build_report(runs, tmp_path / "report.html", svg=False)
+    text = report.page.read_text()
+    assert "data:image/png;base64," in text
+    assert "predictions.json" not in text  # neither unread nor another measurement
+    (sheet,) = [path for path in report.figures if path.name.endswith("-examples.png")]
+    assert Image.open(sheet).width > 3 * 320  # the truth, E2E and RepL
+
+
+def test_the_command_line_evaluates_a_results_file(runs: Path, root: Path, tmp_path: Path) -> None:
+    typer = pytest.importorskip("typer.testing")
+    from replearn.cli.app import app
+
+    annotations = root / "bccd" / "annotations" / "instances_test.json"
+    found = runs / "bccd" / "e2e" / "seed-0" / "predictions.json"
+    run = typer.CliRunner().invoke(app, ["evaluate", str(found), "--annotations", str(annotations), "--json"])
+    assert run.exit_code == 0, run.output
+    last = read_result(found.with_name("result.json")).last
+    assert json.loads(run.output)["ap50"] == pytest.approx(last.measures["test_ap50"])
+    truth = json.loads(annotations.read_text())
+    perfect = [{**e, "score": 1.0} for e in truth["annotations"] if not e["iscrowd"]]
+    (tmp_path / "perfect.json").write_text(json.dumps(perfect))
+    arguments = ["evaluate", str(tmp_path / "perfect.json"), "--annotations", str(annotations)]
+    assert "map 100.00 %, ap50 100.00 %" in typer.CliRunner().invoke(app, arguments).output
+    for text, told in (
+        ("{}", "is not a COCO results file: it holds a dict"),
+        ('[{"image_id": 100}]', "entry 0 has no category_id"),
+        ('[{"image_id": 4, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}]', "is not about"),
+    ):
+        (tmp_path / "perfect.json").write_text(text)
+        with pytest.raises(ReplearnError, match=told):
+            typer.CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
+
+
+WORKER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_detection as d
+import test_segmentation as s
+from replearn.training.fit import fit
+out = Path(sys.argv[1])
+fit([d.spec(out / "boxes", Path(sys.argv[2]), epochs=1)], device="cpu")
+fit([s.spec(out / "masks", Path(sys.argv[3]), epochs=1)], device="cpu")
+"""
+
+
+@pytest.mark.distributed
+def test_two_processes_train_both_tasks_and_look_at_every_test_picture(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scenes import write_camvid
+
+    write_camvid(tmp_path / "data" / "camvid", train=4, test=3)
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    arguments = [str(script), str(tmp_path), str(root), str(tmp_path / "data")]
+    done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("boxes", "masks"):
+        result = read_result(tmp_path / name / "result.json")
+        assert result.finished
+        assert result.hardware["processes"] == 2
+        assert (tmp_path / name / "examples" / "0-found.png").is_file()
+    assert read_result(tmp_path / "masks" / "result.json").last.measures["test_overall"] > 0

@@ -1,0 +1,245 @@
+"""Segmentation: crops, metrics, windows, and training through the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import narrow
+import pytest
+import torch
+from scenes import write_camvid, write_cityscapes
+from test_engine import interrupt_at_step
+from torchvision.models.segmentation import deeplabv3_resnet50
+
+import replearn
+from replearn import ReplearnError, recipes
+from replearn.training.data.base import IGNORED
+from replearn.training.fit import Interrupted, fit
+from replearn.training.processes import Processes
+from replearn.training.recipe import Recipe, Segmentation
+from replearn.training.run import RunSpec
+from replearn.training.scene_models import segmenter
+from replearn.training.segmentation_metrics import confusion, segmentation_metrics
+from replearn.training.state import read_state
+from replearn.training.tasks.segmentation import SemanticSegmentation
+
+narrow.register()
+CPU = torch.device("cpu")
+
+
+def tiny(**changes: Any) -> Recipe:
+    settings: dict[str, Any] = {
+        "model": "deeplabv3_resnet_narrow_bottleneck",
+        "data": ("camvid", "cityscapes"),
+        "epochs": 2,
+        "batch_size": 4,
+        "segmentation": Segmentation(crop=48),
+        "precision": "float32",
+        "bad_data": "skip",
+    }
+    return replace(recipes.recipe("camvid_deeplabv3"), **(settings | changes))
+
+
+def spec(out: Path, root: Path, label: str = "RepL", data: str = "camvid", **changes: Any) -> RunSpec:
+    recipe = tiny(**changes)
+    return RunSpec(recipe=recipe, variant=recipe.variant(label), data=data, seed=0, out=out, data_root=root)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_camvid(tmp_path / "data" / "camvid")
+    return tmp_path / "data"
+
+
+def task_of(root: Path, **changes: Any) -> SemanticSegmentation:
+    task = SemanticSegmentation.open(spec(root / "out", root, **changes), CPU, Processes(), {})
+    assert isinstance(task, SemanticSegmentation)
+    return task
+
+
+# ---- models and metrics -------------------------------------------------------------------------
+
+
+def test_the_segmenter_is_torchvision_s() -> None:
+    with torch.device("meta"):
+        ours = segmenter("deeplabv3_resnet50", num_classes=5, auxiliary=True).state_dict()
+        theirs = deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5, aux_loss=True).state_dict()
+    assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
+
+
+def test_deeplabv3plus_is_planned_replaced_and_run() -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    model = segmenter("deeplabv3plus_resnet34", num_classes=4)
+    plan = replearn.plan(model, interval=4, first=2)
+    assert [target.name for target in plan.targets][:2] == ["encoder.layer1.1", "encoder.layer2.1"]
+    replearn.replace_(model, plan)
+    with torch.no_grad():
+        assert model.eval()(torch.randn(1, 3, 32, 48)).shape == (1, 4, 32, 48)
+
+
+@pytest.mark.parametrize(
+    ("name", "auxiliary", "told"),
+    [
+        ("deeplabv3_resnet18", False, "deeplabv3_resnet18 can't be built: .*Use a backbone of bottlenecks"),
+        ("deeplabv3plus_resnet50", True, "has no auxiliary head for pixels; write segmentation.auxiliary=0"),
+        ("unet_resnet50", False, "There is no segmenter 'unet_resnet50'. Write deeplabv3_BACKBONE or"),
+    ],
+)
+def test_a_segmenter_that_can_t_be_built_is_told(name: str, auxiliary: bool, told: str) -> None:
+    with pytest.raises(ReplearnError, match=told):
+        segmenter(name, num_classes=3, auxiliary=auxiliary)
+
+
+def test_deeplabv3plus_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "segmentation_models_pytorch", None)
+    with pytest.raises(
+        ReplearnError, match=r"needs segmentation-models-pytorch: pip install 'replearn\[scenes\]'"
+    ):
+        segmenter("deeplabv3plus_resnet50", num_classes=3)
+
+
+def test_metrics_of_a_confusion_matrix_worked_out_by_hand() -> None:
+    labels = torch.tensor([[0, 0, 0, 1], [1, 2, IGNORED, 2]])
+    said = torch.tensor([[0, 0, 1, 1], [0, 2, 1, 2]])
+    matrix = confusion(labels, said, 4)
+    assert matrix.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [0, 0, 2, 0], [0, 0, 0, 0]]
+    found = segmentation_metrics(matrix)
+    assert found["overall"] == pytest.approx(100 * 5 / 7)
+    assert found["mean"] == pytest.approx(100 * (2 / 3 + 1 / 2 + 1) / 3)  # the fourth class is nowhere
+    assert found["iou"] == pytest.approx(100 * (2 / 4 + 1 / 3 + 1) / 3)
+    assert segmentation_metrics(torch.zeros(3, 3, dtype=torch.int64))["iou"] == 0
+
+
+# ---- batches ------------------------------------------------------------------------------------
+
+
+def test_a_crop_at_scale_one_is_the_picture_itself_and_its_flip_is_mirrored(root: Path) -> None:
+    batches = task_of(root, segmentation=Segmentation(crop=64)).batches
+    image, mask = batches._train._held[2]
+    rows = torch.tensor([[2.0, 1.0, 0.0, 0.5, 0.0], [2.0, 1.0, 0.0, 0.5, 1.0]])
+    images, labels = batches.cut(rows, [])
+    expected = batches.normalised(image[None])[0, :, :64, 8:72]
+    torch.testing.assert_close(images[0], expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(images[1], expected.flip(-1), rtol=1e-4, atol=1e-3)
+    right = mask[:64, 8:72].long()
+    assert torch.equal(labels[0], torch.where(right == 255, IGNORED, right))
+    assert torch.equal(labels[1], labels[0].flip(-1))
+
+
+def test_what_lies_outside_a_picture_does_not_count(root: Path) -> None:
+    batches = task_of(root, segmentation=Segmentation(crop=64)).batches
+    images, labels = batches.cut(torch.tensor([[0.0, 0.5, 0.0, 0.0, 0.0]]), [])
+    assert bool((labels[0, 32:] == IGNORED).all())
+    assert bool((labels[0, :, 40:] == IGNORED).all())
+    assert bool((labels[0, :29, :39] != IGNORED).all())
+    assert not images[0, :, 34:].any()  # the mean colour
+
+
+def test_pictures_of_one_size_and_of_several_give_the_same_batches(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = task_of(root).batches
+    assert held.fixed
+    monkeypatch.setattr("replearn.training.picture_store.HELD_AT_MOST", 0)
+    streamed = task_of(root).batches
+    assert not streamed.fixed
+    for batches in (held, streamed):
+        batches.start_epoch(3, 1, first_step=1)
+        batches.advance(1)
+    torch.testing.assert_close(held.current(), streamed.current())
+    one, other = (list(batches.test(Processes())) for batches in (held, streamed))
+    assert (len(one), len(other)) == (1, 3)  # a stream can not know that all are of one size
+
+
+def test_processes_share_a_batch(root: Path) -> None:
+    whole = task_of(root).batches
+    whole.start_epoch(0, 0, 0)
+    whole.advance(1)
+    parts = []
+    for rank in range(2):
+        task = SemanticSegmentation.open(spec(root / "out", root), CPU, Processes(rank, 2), {})
+        task.batches.start_epoch(0, 0, 0)
+        task.batches.advance(1)
+        parts.append(task.batches.current())
+    torch.testing.assert_close(torch.cat([part[0] for part in parts]), whole.current()[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (Segmentation(crop=50), "segmentation.crop=50: write a multiple of 16"),
+        (Segmentation(scale=(2.0, 0.5)), r"segmentation.scale=\[2.0, 0.5\]: write the least and the most"),
+    ],
+)
+def test_settings_that_can_t_be_are_told(root: Path, settings: Segmentation, told: str) -> None:
+    with pytest.raises(ReplearnError, match=told):
+        task_of(root, segmentation=settings)
+
+
+def test_windows_cover_a_picture_and_agree_with_a_model_that_looks_at_single_pixels(root: Path) -> None:
+    task = task_of(root, segmentation=Segmentation(crop=48, evaluation="sliding"))
+    model = torch.nn.Conv2d(3, 11, 1)
+    images = torch.randn(2, 3, 100, 70)
+    with torch.no_grad():
+        torch.testing.assert_close(task.predict(model, images), model(images), rtol=1e-4, atol=1e-5)
+    plus = task_of(root, model="deeplabv3plus_resnet18", segmentation=Segmentation(crop=48, auxiliary=0))
+    seen = []
+    model.register_forward_hook(lambda module, given, made: seen.append(given[0].shape[-2:]))
+    with torch.no_grad():
+        assert plus.predict(model, images).shape == (2, 11, 100, 70)
+    assert seen == [(112, 80)]
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+
+def test_it_learns_and_a_stopped_run_goes_on_as_if_nothing_had_happened(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit([spec(tmp_path / "whole", root, epochs=4)], device="cpu")[0]
+    assert whole.last.train_loss < whole.epochs[0].train_loss
+    names = {"train_loss", "train_overall", "test_loss", "test_iou", "test_overall", "test_mean"}
+    assert set(whole.last.measures) == names
+    assert whole.plan is not None
+    assert all(t["name"].startswith("backbone.layer") for t in whole.plan["targets"])
+    assert (tmp_path / "whole" / "examples" / "2-found.png").is_file()
+    stopped = spec(tmp_path / "stopped", root, epochs=4)
+    interrupt_at_step(monkeypatch, 5)
+    with pytest.raises(Interrupted):
+        fit([stopped], device="cpu")
+    monkeypatch.undo()
+    resumed = fit([stopped], device="cpu", resume=True)[0]
+    assert [epoch.measures for epoch in resumed.epochs] == [epoch.measures for epoch in whole.epochs]
+    one, other = (read_state(tmp_path / n / "checkpoint.safetensors")[0] for n in ("whole", "stopped"))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_mixed_sizes_and_bad_pictures_train_and_what_was_left_out_is_written(tmp_path: Path) -> None:
+    write_camvid(tmp_path / "data" / "camvid", mixed=True)
+    (tmp_path / "data" / "camvid" / "train" / "005.png").write_bytes(b"broken")
+    changes: dict[str, Any] = {"epochs": 1, "batch_size": 3, "channels_last": True}
+    sliding = Segmentation(crop=48, evaluation="sliding", auxiliary=0.0)
+    (result,) = fit([spec(tmp_path / "out", tmp_path / "data", segmentation=sliding, **changes)], device="cpu")
+    assert result.finished
+    assert any("005.png is no picture" in note for note in result.notes)
+    assert "005.png" in (tmp_path / "out" / "skipped.txt").read_text()
+    refusing = spec(tmp_path / "no", tmp_path / "data", bad_data="refuse")
+    with pytest.raises(ReplearnError, match="holds 8 training pictures, and CamVid has 367"):
+        fit([refusing], device="cpu")
+
+
+def test_cityscapes_trains_with_the_data_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cityscapes(tmp_path / "data" / "cityscapes")
+    monkeypatch.setattr("replearn.training.picture_store.HELD_AT_MOST", 0)
+    monkeypatch.setattr("replearn.training.picture_store.default_workers", lambda: 0)
+    made = spec(tmp_path / "out", tmp_path / "data", "E2E", "cityscapes", epochs=1, batch_size=2)
+    (result,) = fit([made], device="cpu")
+    assert result.finished
+    assert 0 <= result.last.measures["test_iou"] <= 100
+
+
+def test_a_data_set_of_another_kind_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReplearnError, match="digits has no defects, so it is no data set for this task"):
+        SemanticSegmentation.open(spec(tmp_path, root, data="digits"), CPU, Processes(), {})
