@@ -7,7 +7,6 @@ from typing import Annotated
 
 import torch
 import typer
-from torch.nn.functional import cross_entropy
 
 from ..errors import ReplearnError
 from ..planning import plan as plan_model
@@ -29,7 +28,9 @@ def analyze(
         bool, typer.Option("--fit/--start", help="Operators fitted to the blocks, or with starting values.")
     ] = True,
     intervals: Annotated[str, typer.Option(help="Intervals of the trade-off curve.")] = "2,3,4,6,8",
-    images: Annotated[int, typer.Option(min=2, help="Training images; a fifth of them is held out.")] = 1000,
+    images: Annotated[
+        int, typer.Option(min=2, help="Training images, or windows of text; a fifth is held out.")
+    ] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 100,
     starts: Annotated[int, typer.Option(min=1, help="Random starts of each power iteration.")] = 2,
     iterations: Annotated[int, typer.Option(min=1, help="Power iterations at most.")] = 30,
@@ -77,9 +78,9 @@ def analyze(
         trained.model,
         plan,
         trained.train_batches(images, batch_size, seed),
-        forward=lambda model, batch: model(batch[0]),
-        loss=lambda output, batch: cross_entropy(output, batch[1]),
-        score=lambda output, batch: 100 * float((output.argmax(1) == batch[1]).float().mean()),
+        forward=trained.forward,
+        loss=trained.loss,
+        score=trained.hits,
         fit=fit,
         gradients=gradients,
         intervals=wanted,
