@@ -59,8 +59,8 @@ def analyze(
     from ..analysis import analyze as analyze_model  # slow to import, which help need not wait for
     from ..analysis import draw
     from ..training.fit import device_named
+    from ..training.full_model import read_full_model
     from ..training.results import write_atomically
-    from ..training.trained import read_trained
 
     if picture not in ("png", "svg", "none"):
         raise ReplearnError(f"--picture {picture}: write png, svg or none.")
@@ -70,7 +70,7 @@ def analyze(
             f"Write --batch-size {max(1, images // 5)}."
         )
     wanted = whole_numbers(intervals)
-    trained = read_trained(run, device_named(device), data_root, full=True)
+    trained = read_full_model(run, device_named(device), data_root)
     chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
     plan = plan_model(trained.model, interval, first, targets=chosen, operator=operator_named(operator))
     torch.manual_seed(seed)

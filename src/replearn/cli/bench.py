@@ -22,8 +22,9 @@ from ..jsonable import encode
 from ..training.fit import device_named
 from . import bench_inference
 from .flags import Data, DataRoot, Device, Json, Settings
-from .plan import SMALL, operator_named
+from .plan import operator_named
 from .runs import data_of, resolved, spec_of, variants_named
+from .subjects import is_small
 
 app = typer.Typer()
 
@@ -147,7 +148,7 @@ def case_of(
     known = next((case for case in SUITE if case.model == name), None)
     if known and where.type == "cuda" and (interval, first, batch_size, size) == (4, None, None, None):
         return known  # as the suite has it, with its placement
-    small = name in SMALL or name.startswith(("cifar_resnet:", "cifar_bottleneck:", "vit:"))
+    small = is_small(name)
     usual = known.batch_size if known else (128 if small else 64)
     return Case(
         model=name,
