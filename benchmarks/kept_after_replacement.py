@@ -2,16 +2,18 @@
 
     python benchmarks/kept_after_replacement.py --recipe t1_resnet32 --epochs 40 --out kept_t1_resnet32.json
     python benchmarks/kept_after_replacement.py --run runs/t1_resnet32/cifar10/e2e/seed-0 --out kept.json
+    python benchmarks/kept_after_replacement.py --recipe tab_wikitext2 --data wikitext2 --out kept_lm.json
 
 Takes an end-to-end run of `replearn train`, or trains the recipe first (or `--model` with the recipe's settings;
 the run's folder is `--runs`, so that a second call finds it). Blocks are replaced by operators fitted in closed
-form on calibration images of the training set. Accuracy is on the test set, and nothing is chosen there: ridges
-and ways of fitting come from held-out calibration batches. Three curves and a table, next to removal and to the
-paper's span, as JSON and a picture beside it:
+form on calibration samples of the training set (images, or windows of a text). Accuracy or perplexity is on the
+test set, and nothing is chosen there: ridges and ways of fitting come from held-out calibration batches. Without
+WikiText-2 a language model can be trained on Python's own help texts: `--data python_topics`. Three curves and a
+table, next to removal and to the paper's span, as JSON and a picture beside it:
 
 - rank: the correction's rank, from none (the paper's span) to full, at every placement
 - interval: K = 2, 3, 4, ..., at full correction, the paper's span and removal
-- images: the number of calibration images, at the densest placement
+- images: the number of calibration samples, at the densest placement
 - operators: every operator that suits the blocks
 """
 
@@ -21,18 +23,19 @@ import argparse
 import copy
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from kept_picture import draw
+from kept_subjects import trained
 
 import replearn
-from replearn import operators, recipes
-from replearn.training.fit import device_named, fit
+from replearn import operators
+from replearn.training.fit import device_named
+from replearn.training.full_model import FullModel
 from replearn.training.results import hardware_of, versions_of, write_atomically
-from replearn.training.run import RunSpec
-from replearn.training.trained import Trained, read_trained
 
 PLACEMENTS = ((4, 4), (4, 2), (2, 2))
 BATCH = 250
@@ -78,33 +81,10 @@ def forms(kind: str) -> Forms:
     )
 
 
-def trained(options: argparse.Namespace, device: torch.device) -> Trained:
-    """The run that was named, or the recipe after training end to end."""
-    if options.run is not None:
-        return read_trained(options.run, device, options.data_root, full=True)
-    recipe = replace(recipes.recipe(options.recipe), epochs=options.epochs)
-    if device.type == "cpu":
-        recipe = replace(recipe, precision="float32")
-    else:  # the fast form: in bfloat16 without channels_last a CIFAR ResNet takes four times as long
-        recipe = replace(recipe, precision="bfloat16", channels_last=True)
-    if options.model:
-        recipe = replace(recipe, model=options.model)
-    if options.batch_size:
-        recipe = replace(recipe, batch_size=options.batch_size)
-    slug = f"{recipe.model.replace(':', '-')}-{options.data}-{recipe.epochs}-epochs-seed-{options.seed}"
-    out = options.runs / slug
-    variant = recipe.variant("E2E")
-    spec = RunSpec(
-        recipe=recipe, variant=variant, data=options.data, seed=options.seed, out=out, data_root=options.data_root
-    )
-    fit([spec], device=options.device, resume=(out / "checkpoint.safetensors").exists())
-    return read_trained(out, device, options.data_root, full=True)
-
-
 class Measuring:
     """Replaces, fits and tests copies of one model; every row is measured once, however many curves show it."""
 
-    def __init__(self, base: Trained, seed: int) -> None:
+    def __init__(self, base: FullModel, seed: int) -> None:
         self.base, self.seed = base, seed
         self.rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.batches: dict[int, list[torch.Tensor]] = {}
@@ -126,16 +106,17 @@ class Measuring:
             self.batches[count] = [images for images, _ in drawn]
         begin = time.perf_counter()
         report = replearn.calibrate_(model, plan, self.batches[count])
-        kept, seconds = self.base.accuracy(model.eval()), time.perf_counter() - begin
+        kept, seconds = self.base.score(model.eval()), time.perf_counter() - begin
+        metric = self.base.metric
         row = {
             "interval": interval,
             "first": first,
             "targets": len(plan.targets),
             "operator": operator.label(),
             "rank": getattr(operator, "rank", None) if getattr(operator, "correction", "") == "low-rank" else None,
-            "calibration_images": count,
-            "accuracy": kept,
-            "deployed_accuracy": self.base.accuracy(replearn.deploy(model)),
+            f"calibration_{self.base.samples}": count,
+            metric: kept,
+            f"deployed_{metric}": self.base.score(replearn.deploy(model)),
             "unexplained": [fit.error for fit in report.fits],
             "removal_unexplained": [fit.removal_error for fit in report.fits],
             "parameters": plan.parameters_after,
@@ -161,6 +142,8 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--rate", type=float, help="the peak learning rate, instead of the recipe's")
+    parser.add_argument("--length", type=int, help="words in a window of a text, instead of the recipe's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("runs/kept"))
     parser.add_argument("--images", type=int, default=2000, help="for the curves over ranks and intervals")
@@ -175,8 +158,8 @@ def main() -> None:
     torch.manual_seed(options.seed)
     base = trained(options, device)
     torch.set_float32_matmul_precision("highest")
-    full = base.accuracy(base.model)
-    print(f"{base.name}: {full:.2f} %", flush=True)
+    full = base.score(base.model)
+    print(f"{base.name}: {base.metric} {full:.2f}", flush=True)
     measuring, begin = Measuring(base, options.seed), time.perf_counter()
     form = forms(replearn.find_stacks(base.model)[0].anatomies[0].kind)
     floor, images = operators.Removal(), options.images
@@ -203,8 +186,10 @@ def main() -> None:
         "format": "replearn-kept-1",
         "script": "benchmarks/kept_after_replacement.py",
         "arguments": {k: v for k, v in vars(options).items() if not isinstance(v, Path)},
-        "model": base.name,
-        "trained_accuracy": full,
+        "model": f"{options.model}: {base.name}" if options.model else base.name,
+        "metric": base.metric,
+        "samples": base.samples,
+        f"trained_{base.metric}": full,
         "rows": list(measuring.rows.values()),
         "curves": made,
         "seconds": round(time.perf_counter() - begin, 1),
@@ -215,55 +200,6 @@ def main() -> None:
     write_atomically(options.out, json.dumps(about, indent=1))
     draw(about, options.out.with_suffix(".png"))
     print(f"{options.out}, measured in {about['seconds']} s")
-
-
-def draw(about: dict[str, Any], path: Path) -> None:
-    """Accuracy kept against rank, interval and calibration images, with removal and the full model beside it."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 3.9), dpi=150, layout="constrained")
-    by_rank, by_interval, by_images = figure.subplots(1, 3, sharey=True)
-    colours = ("#1f5fa8", "#c2570c", "#15803d")
-    ranked = about["curves"]["rank"]
-    ranks = sorted({row["rank"] for row in ranked if row["rank"]})
-    ticks = ["span", *map(str, ranks), "full"]
-    for (interval, first), tint in zip(PLACEMENTS, colours, strict=True):
-        rows = [row for row in ranked if (row["interval"], row["first"]) == (interval, first)]
-        whole = max((row["targets"] for row in rows), default=0)
-        # a rank that is too large for some blocks leaves them in place, which is not the same feat
-        kept = [row for row in rows if row["operator"] != "removal" and row["targets"] == whole]
-        places = [ticks.index(str(row["rank"])) if row["rank"] else len(ticks) - 1 for row in kept]
-        places[:1] = [0] if kept else []
-        label = f"K={interval}, first={first}" if kept else None
-        by_rank.plot(places, [row["accuracy"] for row in kept], "o-", color=tint, label=label, ms=4)
-        for row in rows:
-            if row["operator"] == "removal":
-                by_rank.axhline(row["accuracy"], color=tint, lw=0.8, ls="--")
-    by_rank.set_xticks(range(len(ticks)), ticks)
-    by_rank.set_xlabel("rank of the correction (dashed: removal)")
-    by_rank.set_ylabel("test accuracy kept, %")
-    for axes, name, value in ((by_interval, "interval", "interval"), (by_images, "images", "calibration_images")):
-        rows = about["curves"][name]
-        labels = list(dict.fromkeys(row["operator"] for row in rows))
-        for label, tint in zip(labels, ("#6b7280", *colours), strict=False):
-            points = [(row[value], row["accuracy"]) for row in rows if row["operator"] == label]
-            axes.plot(*zip(*points, strict=True), "o-", color=tint, label=label, ms=4)
-    by_interval.set_xticks(sorted({row["interval"] for row in about["curves"]["interval"]}))
-    by_interval.set_xlabel("interval K (first=2)")
-    by_images.set_xscale("log")
-    counts = sorted({row["calibration_images"] for row in about["curves"]["images"]})
-    by_images.set_xticks(counts, [str(count) for count in counts])
-    by_images.set_xticks([], minor=True)
-    by_images.set_xlabel("calibration images (K=2, first=2)")
-    for axes in (by_rank, by_interval, by_images):
-        axes.axhline(about["trained_accuracy"], color="#6b7280", lw=0.9, ls=":")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=7.5, frameon=False)
-        axes.tick_params(labelsize=8)
-    figure.suptitle(
-        f"{about['model']}: blocks replaced afterwards, no training (dotted: the full model)", fontsize=10
-    )
-    figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from replearn import ReplearnError
+import replearn
+from replearn import ReplearnError, named_machine
 from replearn.bench.cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, SUITE, Case, candidates
+from replearn.bench.promised import machine_for, promised
 from replearn.bench.record import new_record
 from replearn.bench.steps import TrainingStep, losses, precision_of
 from replearn.bench.tables import readme_table, training_table
 from replearn.bench.timing import Timing, interleave, ratio
 from replearn.bench.training import compare_steps
 from replearn.cli.app import app
-from replearn.operators import NoWeights
+from replearn.operators import NoWeights, Removal
 
 CPU = torch.device("cpu")
 TINY = Case(model="cifar_resnet:20:4", batch_size=2, size=8, interval=2)
@@ -51,7 +54,15 @@ def test_what_cant_be_timed_is_refused(bodies: Any, rounds: int, says: str) -> N
 
 @pytest.fixture(scope="module")
 def comparison() -> Any:
-    return compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, extra=(NoWeights(),)), rounds=2, inner=1)
+    return compare_steps(
+        TINY,
+        "tf32",
+        CPU,
+        sides=candidates(TINY, extra=(NoWeights(),)),
+        rounds=2,
+        inner=1,
+        machine=named_machine("T4"),
+    )
 
 
 def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: Any) -> None:
@@ -66,6 +77,66 @@ def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: 
     assert comparison.row(E2E).time.median == 1.0
     with pytest.raises(ReplearnError, match="no row 'nothing'"):
         comparison.row("nothing")
+
+
+def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> None:
+    said = {row.label: row.promised for row in comparison.rows}
+    assert said[LEAVES] is said[FROZEN] is None  # no models of their own
+    for label, options in ((REMOVAL, Removal()), (REPL, None)):
+        model = TINY.build()
+        example = torch.empty(2, 3, 8, 8, device="meta")
+        plan = replearn.plan(model, 2, operator=options)
+        machine = replearn.named_machine("T4")
+        terms: dict[str, Any] = {"optimizer": "sgd_momentum", "precision": "tf32", "machine": machine}
+        promise = replearn.estimate(model, example, plan, **terms)
+        own = said[label]
+        assert own.memory == promise.after.peak_bytes
+        assert own.activations == promise.after.total.activation_bytes
+        assert own.training_flops == promise.after.total.training_flops
+        assert own.time == pytest.approx(promise.ratio("seconds"))
+        assert own.milliseconds == pytest.approx(1000 * promise.after.total.seconds)
+        assert own.memory_ratio == pytest.approx(promise.ratio("peak_bytes"))
+    assert said[RECOMPUTED].activations < said[REPL].activations
+    text = training_table(comparison)
+    assert "predicted beside measured (T4: data sheet" in text
+    line = next(line for line in text.splitlines()[12:] if line.startswith("removal "))
+    assert f"{said[REMOVAL].time:.3f}" in line
+    assert f"{comparison.row(REMOVAL).time.median:.3f}" in line
+
+
+def test_without_a_machine_there_is_no_time_and_old_rows_have_no_promise(comparison: Any) -> None:
+    untimed = promised(TINY, candidates(TINY)[:2], "bf16", None)
+    assert untimed[REMOVAL].time is untimed[REMOVAL].milliseconds is None
+    assert 0 < untimed[REMOVAL].activations_ratio < 1
+    old = replace(comparison, machine=None, rows=tuple(replace(row, promised=None) for row in comparison.rows))
+    assert "predicted" not in training_table(old)
+    bare = {row.label: row for row in old.rows}[E2E]
+    assert "promised" not in {f.name for f in fields(bare) if f.default is MISSING}
+
+
+def test_the_machine_is_the_named_one_or_this_one_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    assert machine_for(CPU) is None
+    assert machine_for(CPU, "A100").name == "A100"  # type: ignore[union-attr]
+    for text, name in (
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA A10G", None),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, text=text: text)
+        found = machine_for(cuda)
+        assert (found and found.name) == name
+
+
+def test_a_prediction_that_fails_does_not_cost_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> None:
+        raise ReplearnError("no shapes")
+
+    monkeypatch.setattr("replearn.bench.training.promised", fail)
+    found = compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, recompute=False)[:3], rounds=1, inner=1)
+    assert found.notes == ("its costs can't be predicted: no shapes",)
+    assert found.row(REPL).promised is None
 
 
 def test_weights_given_learn_as_synthesized_ones_and_frozen_ones_do_not() -> None:
@@ -136,6 +207,7 @@ def test_epochs_from_the_command_line(tmp_path: Path) -> None:
     ("words", "says"),
     [
         ("steps resnet32 --backend fp8", "--backend fp8: there are tf32, bf16, captured, compiled"),
+        ("steps resnet32 --gpu H200 --probe", "give one of them"),
         ("steps resnet33", "There is no model 'resnet33'"),
         ("steps cifar_resnet:20:4 --size 8", "has no targets"),
         ("epochs nothing", "nothing"),

@@ -11,7 +11,7 @@ from torch import nn
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.observing import Seen
+from replearn.observing import Seen, observe
 from replearn.operators.fitting import Moments, fit_full, fit_rows, fit_scalars
 from replearn.operators.linearised import fit_coefficients_
 
@@ -234,6 +234,21 @@ def test_one_batch_is_enough_and_its_last_samples_are_held_out() -> None:
     model = resnet()
     report = replearn.calibrate_(model, replearn.plan(model, 2), [images(12)[0]])
     assert report.num_samples == 16
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_no_batch_is_lost_and_every_fifth_is_held_out(count: int) -> None:
+    model = resnet()
+    plan = replearn.plan(model, targets=["layer1.1"])
+    batches = images(12, count)
+    assert replearn.calibrate_(resnet(), plan, batches).num_samples == sum(map(len, batches))
+    seen = list(observe(model.eval(), plan.targets[0], batches))
+    assert [call.held_out for call in seen] == [number % 5 == 1 for number in range(count)]
+    inputs: list[torch.Tensor] = []
+    model.layer1[1].register_forward_pre_hook(lambda module, args: inputs.append(args[0].clone()))
+    for batch in batches:
+        model(batch)
+    assert all(torch.equal(call.x, x) for call, x in zip(seen, inputs, strict=True))
 
 
 def test_a_whole_block_is_fitted_by_linearising_it() -> None:

@@ -1,5 +1,6 @@
-"""Budgets, the knapsack against brute force, scores from one pass, and placements that explain themselves."""
+"""Budgets, the knapsack against brute force, scores, and placements that explain themselves."""
 
+import copy
 from itertools import combinations, pairwise
 
 import pytest
@@ -143,16 +144,6 @@ def test_budgets_are_checked_as_data_too():
 # ---- scores -------------------------------------------------------------------------------------
 
 
-class Counted(list):
-    """Batches that count how often they are gone through."""
-
-    passes = 0
-
-    def __iter__(self):
-        self.passes += 1
-        return super().__iter__()
-
-
 def legal_targets(model, operator):
     stacks = find_stacks(model)
     survey = Survey(model, stacks, operator)
@@ -161,16 +152,15 @@ def legal_targets(model, operator):
 
 def batches(count=6, width=4):
     torch.manual_seed(0)
-    return Counted(torch.randn(8, width, 8, 8) for _ in range(count))
+    return [torch.randn(8, width, 8, 8) for _ in range(count)]
 
 
-def test_every_legal_target_is_scored_in_one_pass():
+def test_every_legal_target_is_scored_and_the_model_stays():
     torch.manual_seed(0)
     model = tiny.Stages(5, 4).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     data = batches()
     full = fitted_errors(model, legal_targets(model, operators.Basic(correction="full")), data)
-    assert data.passes == 1
     assert [score.name for score in full] == ["stages.0.1", "stages.0.2", "stages.0.3", "stages.1.1", "stages.1.2"]
     span = fitted_errors(model, legal_targets(model, None), data)
     for close, loose in zip(full, span, strict=True):
@@ -179,16 +169,43 @@ def test_every_legal_target_is_scored_in_one_pass():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_score_is_what_calibration_reaches():
-    """Of one target in the intact model, up to the power that errors are divided by."""
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (operators.Basic(), 2),
+        (operators.Basic(correction="low-rank", rank=2), 1),
+        (operators.Basic(correction="full"), 7),
+        (operators.WholeBlock(), 2),
+    ],
+    ids=lambda given: given.label() if hasattr(given, "label") else str(given),
+)
+def test_a_score_is_what_calibration_reaches(options, count):
+    """Of one target in the intact model, on the same held-out rows."""
     torch.manual_seed(0)
-    model, data = tiny.Stages(4).eval(), batches(2)
-    options = operators.Basic(correction="full")
-    (score, _) = fitted_errors(model, legal_targets(model, options), data)
-    plan = replearn.plan(model, targets=[score.name], operator=options)
-    (fit,) = replearn.calibrate_(model, plan, list(data)).fits
-    # calibrate_ also looks at the first batch; with two batches both hold out the second
-    assert score.error / score.removal_error == pytest.approx(fit.error / fit.removal_error, rel=0.5)
+    model, data = tiny.Stages(4).eval(), batches(count)
+    for score in fitted_errors(model, legal_targets(model, options), data):
+        own = copy.deepcopy(model)
+        plan = replearn.plan(own, targets=[score.name], operator=options)
+        (fit,) = replearn.calibrate_(own, plan, data).fits
+        assert score.unexplained == pytest.approx(fit.error, rel=1e-9)
+        assert score.removal_error * fit.error == pytest.approx(score.error * fit.removal_error, rel=1e-9)
+        seen = {}
+        model.get_submodule(score.name).register_forward_hook(lambda m, a, y, seen=seen: seen.update(x=a[0], y=y))
+        with torch.no_grad():
+            held_all = [batch for number, batch in enumerate(data) if number % 5 == 1] or [data[0][-1:]]
+            powers = []
+            for batch in held_all:
+                model(batch)
+                x, y = seen["x"].double(), seen["y"].double()
+                powers.append(((x - y).square().sum(), y.square().sum()))
+        removal, power = (sum(part) for part in zip(*powers, strict=True))
+        assert score.removal_error == pytest.approx(float(removal / power), rel=1e-5)
+
+
+def test_an_iterator_cannot_be_gone_through_again():
+    model = tiny.Stages(4)
+    with pytest.raises(replearn.ReplearnError, match="give a list or a loader, not an iterator"):
+        fitted_errors(model, legal_targets(model, None), iter(batches(2)))
 
 
 @pytest.mark.parametrize(

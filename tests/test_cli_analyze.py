@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+from texts import text_root  # noqa: F401
 from typer.testing import CliRunner
 
 from replearn.analysis import Analysis
 from replearn.cli.app import app
+from replearn.training.full_model import read_full_model
 
 TINY = """
 from replearn.training.recipe import Optimizer, Recipe, Variant
@@ -68,6 +72,37 @@ def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> N
     assert found.gradient is None
     assert found.tradeoff == ()
     assert (tmp_path / "analysis.svg").read_text().lstrip().startswith("<?xml")
+
+
+LANGUAGE = """
+from replearn.training.recipe import Optimizer, Recipe, Text, Variant
+
+RECIPE = Recipe(
+    name="words", table="", task="language_modelling", model="lm:16:4:2:32", data=("wikitext2",),
+    variants=(Variant(label="E2E", method="e2e"),), epochs=1, batch_size=8, text=Text(sequence_length=8),
+    optimizer=Optimizer(name="adamw", lr=0.003),
+)
+"""
+
+
+def test_a_language_models_run_is_analysed_on_windows_of_its_text(
+    text_root: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "words.py").write_text(LANGUAGE)
+    where = ["--device", "cpu", "--data-root", str(text_root)]
+    call("train", str(tmp_path / "words.py"), "--method", "e2e", "--out", str(tmp_path), *where)
+    run = tmp_path / "wikitext2" / "e2e" / "seed-0"
+    words = [*QUICK, "--intervals", "", "--no-gradients", "--picture", "none", "--operator", "projection"]
+    shown = call("analyze", str(run), *words, *where)
+    assert "words, wikitext2, seed 0, epoch 1" in shown
+    found = Analysis.from_json((run / "analysis" / "analysis.json").read_text())
+    assert [target.name for target in found.targets] == ["blocks.1"]
+    trained = read_full_model(run, torch.device("cpu"), text_root)
+    result = json.loads((run / "result.json").read_text())
+    assert trained.metric == "perplexity"
+    kept = result["epochs"][-1]["test_perplexity"]
+    assert trained.score(trained.model) == pytest.approx(kept, rel=1e-4)
 
 
 @pytest.mark.parametrize(

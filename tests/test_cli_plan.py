@@ -3,17 +3,22 @@
 import json
 
 import pytest
+import torch
 
 pytest.importorskip("typer")
 
 from typer.testing import CliRunner
 
+import replearn
 from replearn import Plan
 from replearn.cli.app import app
+from replearn.cli.subjects import subject_named
+from replearn.training.full_model import read_full_model
 
 
-def call(*arguments, code=0):
-    result = CliRunner().invoke(app, ["plan", "cifar_resnet:20:4", *arguments], prog_name="replearn")
+def call(*arguments, code=0, model="cifar_resnet:20:4"):
+    named = [] if model is None else [model]
+    result = CliRunner().invoke(app, ["plan", *named, *arguments], prog_name="replearn")
     assert result.exit_code == code, result.output + result.stderr
     return result
 
@@ -46,3 +51,82 @@ def test_a_budget_chooses_and_explains():
 )
 def test_what_cannot_work_is_said(arguments, words):
     assert words in call(*arguments, code=2).stderr
+
+
+def test_language_models_are_planned_on_tokens():
+    text = call("--first", "2", "--batch", "2", "--length", "16", model="lm:32:6:2:64").output
+    assert "TransformerLM: 1 of 6 blocks replaced" in text
+    assert "activation memory" in text
+    model, (words, targets) = subject_named("lm:32:6:2:64", 2, 16)
+    assert (words.shape, targets.shape) == ((2, 16), (2, 16))
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=5, n_embd=16, n_head=2, vocab_size=50, n_positions=32)
+    config.save_pretrained(tmp_path / "gpt2")
+    return f"hf:{tmp_path / 'gpt2'}"
+
+
+def test_hugging_face_models_are_planned_from_a_config_or_a_type(gpt2, tmp_path):
+    file = tmp_path / "promise.json"
+    more = ["--first", "2", "--batch", "2", "--length", "64", "--promise", str(file)]
+    assert "GPT2LMHeadModel: 1 of 5 blocks replaced" in call(*more, model=gpt2).output
+    total = json.loads(file.read_text())["before"]["total"]
+    model, batch = subject_named(gpt2, 2, 64)
+    assert batch["input_ids"].shape == (2, 32)  # no longer than its positions
+    assert total["trainable"] == sum(parameter.numel() for parameter in model.parameters())
+    named, images = subject_named("hf:vit", 3, 8)
+    assert type(named).__name__ == "ViTForImageClassification"
+    assert images.shape == (3, 3, 224, 224)
+    assert type(subject_named("hf:bert", 1, 8)[0]).__name__ == "BertForMaskedLM"
+    assert "no type of model" in call(model="hf:abacus", code=2).stderr
+    assert "neither an image classifier nor a language model" in call(model="hf:dac", code=2).stderr
+
+
+RECIPE = """
+from replearn.training.recipe import Optimizer, Recipe, Variant
+
+RECIPE = Recipe(
+    name="tiny", table="", model="cifar_resnet:20:4", data=("digits",), epochs=1, batch_size=479,
+    variants=(Variant(label="E2E", method="e2e"),), optimizer=Optimizer(lr=0.05),
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.py").write_text(RECIPE)
+    words = ["train", str(folder / "tiny.py"), "--method", "e2e", "--device", "cpu", "--out", str(folder)]
+    result = CliRunner().invoke(app, words, prog_name="replearn")
+    assert result.exit_code == 0, result.output
+    return folder / "digits" / "e2e" / "seed-0"
+
+
+@pytest.mark.parametrize("score", ["similarity", "error"])
+def test_a_budget_takes_the_blocks_that_a_trained_run_misses_least(run, score):
+    pytest.importorskip("sklearn")
+    words = ["--run", str(run), "--budget", "parameters<=95%", "--score", score, "--samples", "50", "--batch", "4"]
+    plan = Plan.from_json(call(*words, "--device", "cpu", "--json", model=None).output)
+    trained = read_full_model(run, torch.device("cpu"))
+    data = [images for images, _ in trained.train_batches(50, 10)]
+    example = torch.empty(4, 1, 8, 8, device="meta")
+    assert plan.placement == f"budget parameters<=95%, by {score}"
+    assert plan == replearn.place(trained.model, "parameters<=95%", example, score=score, data=data).plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "words"),
+    [
+        ((), None, "Name a model"),
+        (("--run", "nowhere"), "resnet32", "one of them"),
+        (("--run", "nowhere"), None, "There is no run at nowhere"),
+        (("--budget", "memory<=90%", "--score", "error"), "resnet32", "give --budget and --run"),
+        (("--score", "luck"), "resnet32", "--score luck: write one of count, similarity, error"),
+    ],
+)
+def test_a_score_needs_a_run_and_a_budget(arguments, model, words):
+    assert words in " ".join(call(*arguments, model=model, code=2).stderr.split())

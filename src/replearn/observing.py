@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def observe(
     Raises ReplearnError for data that does not fit, and for activations that are not finite.
     """
     batches = iter(data)
-    ahead = [batch for batch, _ in zip(batches, range(2), strict=False)]
+    ahead = list(islice(batches, 2))
     if not ahead:
         raise ReplearnError("The calibration data is empty: give at least one batch.")
     alone = len(ahead) == 1 and split

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..costs import Machine
 from ..errors import ReplearnError
 from ..jsonable import encode
 from ..training.results import hardware_of, now, versions_of, write_atomically
+from .promised import Promised
 from .timing import Ratio, Timing
 
 FORMAT = "replearn-bench-1"
@@ -27,6 +29,7 @@ class Row:
     memory_ratio: float | None
     parameters: int
     flops: int  # of a forward pass on one image
+    promised: Promised | None = None  # what the cost model predicted; None in older files, and for some sides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class Comparison:
     synthesis: Ratio | None  # RepL over RepL with its weights given
     frozen: Ratio | None  # RepL over RepL with its weights frozen as constants
     notes: tuple[str, ...] = ()
+    machine: Machine | None = None  # that the predicted times are for
 
     def row(self, label: str) -> Row:
         found = next((row for row in self.rows if row.label == label), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..costs.view import flops, size
 from ..table import text_table
 from .cases import E2E, REMOVAL, REPL
 from .epochs import EpochRow
@@ -14,7 +15,8 @@ LEGEND = """\
 time and memory are ratios to E2E in the same run, medians over rounds with the quartiles in brackets
 eta: the operators' FLOPs over the removed blocks'
 yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)
-synthesis: RepL over RepL with its weights given (frozen: given as constants)"""
+synthesis: RepL over RepL with its weights given (frozen: given as constants)
+said: what the cost model predicts from shapes alone; E2E's line has units, the others are ratios to it"""
 
 
 def training_table(comparison: Comparison) -> str:
@@ -37,7 +39,38 @@ def training_table(comparison: Comparison) -> str:
         facts.append(f"yield {comparison.yield_:.2f}")
     if comparison.synthesis and comparison.frozen:
         facts += [f"synthesis {comparison.synthesis}", f"frozen {comparison.frozen}"]
-    return "\n".join([*lines, "", ", ".join(facts), *(f"note: {note}" for note in comparison.notes)])
+    lines += ["", ", ".join(facts), *(f"note: {note}" for note in comparison.notes)]
+    return "\n".join([*lines, *promise_lines(comparison)])
+
+
+def promise_lines(comparison: Comparison) -> list[str]:
+    """What was predicted beside what was measured, as ratios to E2E; E2E's own line has the numbers themselves."""
+    rows = []
+    for row in comparison.rows:
+        if row.promised is None:
+            continue
+        said, first = row.promised, row.label == E2E
+        measured = f"{row.timing.median:.2f} ms" if first else f"{row.time.median:.3f}"
+        predicted = "" if said.time is None else f"{said.milliseconds:.2f} ms" if first else f"{said.time:.3f}"
+        held = "" if row.memory is None else size(row.memory) if first else share(row.memory_ratio)
+        rows.append(
+            (
+                row.label,
+                predicted,
+                measured,
+                size(said.memory) if first else f"{said.memory_ratio:.3f}",
+                held,
+                size(said.activations) if first else f"{said.activations_ratio:.3f}",
+                flops(said.training_flops) if first else f"{said.flops_ratio:.3f}",
+            )
+        )
+    if not rows:
+        return []
+    head = ("candidate", "time: said", "measured", "memory: said", "measured", "activations: said", "FLOPs: said")
+    machine = comparison.machine
+    where = f"{machine.name}: {machine.source}" if machine else "no time: name a machine with --gpu, or --probe"
+    title = f"predicted beside measured ({where})"
+    return ["", title, "", *text_table(head, rows, right=(1, 2, 3, 4, 5, 6))]
 
 
 def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..costs import Machine
 from ..errors import ReplearnError
 from ..jsonable import encode
 from .cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, Candidate, Case, candidates
+from .promised import Promised, promised
 from .record import Comparison, Row
 from .steps import Backend, TrainingStep, flops_of, precision_of
 from .timing import interleave, ratio
@@ -25,9 +27,13 @@ def compare_steps(
     sides: Sequence[Candidate] | None = None,
     rounds: int = 10,
     inner: int = 3,
+    machine: Machine | None = None,
     say: Say = lambda text: None,
 ) -> Comparison:
-    """Time the training steps of all candidates of a case on one backend, and compare them with E2E."""
+    """Time the training steps of all candidates of a case on one backend, and compare them with E2E.
+
+    Beside what is measured stands what the cost model promises; times only for a `machine`.
+    """
     chosen = list(candidates(case) if sides is None else sides)
     if chosen[0].label != E2E:
         raise ReplearnError("The first candidate is E2E, which all others are compared with.")
@@ -51,6 +57,11 @@ def compare_steps(
             torch.cuda.empty_cache()
     example = torch.empty(1, 3, case.size, case.size, device="meta")
     flops = {side.label: flops_of(side.build(), example) for side in chosen}
+    promises: dict[str, Promised] = {}
+    try:
+        promises = promised(case, chosen, backend, machine)
+    except ReplearnError as error:  # what was measured is worth keeping without it
+        notes.append(f"its costs can't be predicted: {error}")
     base = memory[E2E]
     rows = tuple(
         Row(
@@ -61,6 +72,7 @@ def compare_steps(
             memory_ratio=None if base is None else (memory[label] or 0) / base,
             parameters=sizes[label],
             flops=flops[label],
+            promised=promises.get(label),
         )
         for label, timing in timings.items()
     )
@@ -78,4 +90,5 @@ def compare_steps(
         synthesis=ratio(timings[REPL], timings[LEAVES]) if LEAVES in timings else None,
         frozen=ratio(timings[REPL], timings[FROZEN]) if FROZEN in timings else None,
         notes=tuple(notes),
+        machine=machine,
     )

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import torch
 import typer
-from torch.nn.functional import cross_entropy
 
 from ..errors import ReplearnError
 from ..planning import plan as plan_model
@@ -29,7 +28,9 @@ def analyze(
         bool, typer.Option("--fit/--start", help="Operators fitted to the blocks, or with starting values.")
     ] = True,
     intervals: Annotated[str, typer.Option(help="Intervals of the trade-off curve.")] = "2,3,4,6,8",
-    images: Annotated[int, typer.Option(min=2, help="Training images; a fifth of them is held out.")] = 1000,
+    images: Annotated[
+        int, typer.Option(min=2, help="Training images, or windows of text; a fifth is held out.")
+    ] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 100,
     starts: Annotated[int, typer.Option(min=1, help="Random starts of each power iteration.")] = 2,
     iterations: Annotated[int, typer.Option(min=1, help="Power iterations at most.")] = 30,
@@ -58,8 +59,8 @@ def analyze(
     from ..analysis import analyze as analyze_model  # slow to import, which help need not wait for
     from ..analysis import draw
     from ..training.fit import device_named
+    from ..training.full_model import read_full_model
     from ..training.results import write_atomically
-    from ..training.trained import read_trained
 
     if picture not in ("png", "svg", "none"):
         raise ReplearnError(f"--picture {picture}: write png, svg or none.")
@@ -69,7 +70,7 @@ def analyze(
             f"Write --batch-size {max(1, images // 5)}."
         )
     wanted = whole_numbers(intervals)
-    trained = read_trained(run, device_named(device), data_root, full=True)
+    trained = read_full_model(run, device_named(device), data_root)
     chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
     plan = plan_model(trained.model, interval, first, targets=chosen, operator=operator_named(operator))
     torch.manual_seed(seed)
@@ -77,9 +78,9 @@ def analyze(
         trained.model,
         plan,
         trained.train_batches(images, batch_size, seed),
-        forward=lambda model, batch: model(batch[0]),
-        loss=lambda output, batch: cross_entropy(output, batch[1]),
-        score=lambda output, batch: 100 * float((output.argmax(1) == batch[1]).float().mean()),
+        forward=trained.forward,
+        loss=trained.loss,
+        score=trained.hits,
         fit=fit,
         gradients=gradients,
         intervals=wanted,

@@ -12,6 +12,7 @@ import typer
 
 from ..bench.cases import ADAMW, SGD, SMALL_SUITE, SUITE, Case, candidates
 from ..bench.epochs import compare_epochs
+from ..bench.promised import machine_for
 from ..bench.record import new_record
 from ..bench.steps import ABOUT, Backend
 from ..bench.tables import LEGEND, epochs_table, training_table
@@ -21,8 +22,9 @@ from ..jsonable import encode
 from ..training.fit import device_named
 from . import bench_inference
 from .flags import Data, DataRoot, Device, Json, Settings
-from .plan import SMALL, operator_named
+from .plan import operator_named
 from .runs import data_of, resolved, spec_of, variants_named
+from .subjects import is_small
 
 app = typer.Typer()
 
@@ -55,6 +57,12 @@ def steps(
     recompute: Annotated[bool, typer.Option(help="Also measure RepL recomputed in the backward pass.")] = True,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images a step.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width of an image.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Predict times for this GPU, as H200; this one by its name if not given.")
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Predict times for this machine; measures it once, 20 seconds.")
+    ] = False,
     rounds: Rounds = 10,
     inner: Inner = 3,
     device: Device = "auto",
@@ -62,6 +70,8 @@ def steps(
     as_json: Json = False,
 ) -> None:
     """Time training steps: E2E, removal, RepL, RepL with its weights given or frozen, RepL recomputed.
+
+    Predicted time, memory and FLOPs stand beside what is measured.
 
     Examples:
 
@@ -71,7 +81,10 @@ def steps(
 
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
+    if gpu is not None and probe:
+        raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
     where = device_named(device)
+    machine = machine_for(where, gpu, probe)
     cases = [case_of(name, interval, first, batch_size, size, where) for name in models or []]
     cases = cases or list(SUITE if where.type == "cuda" else SMALL_SUITE)
     backends = backend or ["tf32", "bf16", *(["captured"] if where.type == "cuda" else [])]
@@ -84,7 +97,9 @@ def steps(
         for name in backends:
             sides = candidates(case, extra=extra, recompute=recompute)
             chosen: Backend = name  # type: ignore[assignment]
-            found = compare_steps(case, chosen, where, sides=sides, rounds=rounds, inner=inner, say=say)
+            found = compare_steps(
+                case, chosen, where, sides=sides, rounds=rounds, inner=inner, machine=machine, say=say
+            )
             record = replace(record, training=(*record.training, found))
             if out is not None:
                 record.write(out)  # after each: an hour's measurements are not lost with the last
@@ -133,7 +148,7 @@ def case_of(
     known = next((case for case in SUITE if case.model == name), None)
     if known and where.type == "cuda" and (interval, first, batch_size, size) == (4, None, None, None):
         return known  # as the suite has it, with its placement
-    small = name in SMALL or name.startswith(("cifar_resnet:", "vit:"))
+    small = is_small(name)
     usual = known.batch_size if known else (128 if small else 64)
     return Case(
         model=name,

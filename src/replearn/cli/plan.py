@@ -9,7 +9,7 @@ import torch
 import typer
 from torch import nn
 
-from ..choosing import place
+from ..choosing import SCORES, place
 from ..costs import Promise, estimate, named_machine
 from ..costs import probe as probe_machine
 from ..errors import ReplearnError
@@ -17,16 +17,16 @@ from ..operators import available
 from ..operators.options import Options, options_from_dict
 from ..planning import plan as plan_model
 from ..plans import Plan
-from ..training.architectures import architecture, is_language_model, language_model
-from ..training.scene_models import is_detector, is_segmenter, on_meta
-from .flags import Json
+from .flags import DataRoot, Device, Json
 from .overrides import value_of
+from .subjects import subject_named
 
 
 def plan(
     model: Annotated[
-        str, typer.Argument(help="resnet110, vit_small_16, cifar_resnet:20:8, lm:512:12:8:2048, timm:NAME, ...")
-    ],
+        str | None,
+        typer.Argument(help="resnet110, vit_small_16, lm:512:12:8:2048, timm:NAME, hf:gpt2, hf:FOLDER, ..."),
+    ] = None,
     interval: Annotated[int, typer.Option(help="Every K-th block.")] = 4,
     first: Annotated[
         int | None, typer.Option(help="Position of the first target; the interval if not given.")
@@ -42,11 +42,21 @@ def plan(
         str | None,
         typer.Option(help="Let the budget choose the targets, as memory<=75%, time<=80% or parameters<=60M."),
     ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="The folder of an end-to-end run, instead of a model's name.")
+    ] = None,
+    score: Annotated[
+        str, typer.Option(help="A block's damage for the budget: count; with --run similarity or error.")
+    ] = "count",
+    samples: Annotated[int, typer.Option(min=2, help="Training samples of the run to score blocks on.")] = 500,
+    device: Device = "auto",
+    data_root: DataRoot = None,
     gpu: Annotated[str | None, typer.Option(help="Predict times for this GPU, as H200, A100 or RTX4090.")] = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Predict times for this machine; measures it once, 20 seconds.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images in a step, for the predicted costs.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Images or texts in a step, for the predicted costs.")] = 64,
+    length: Annotated[int, typer.Option(min=1, help="Tokens in a text.")] = 128,
     precision: Annotated[str, typer.Option(help="float32, tf32, bfloat16 or float16.")] = "float32",
     optimizer: Annotated[str, typer.Option(help="adamw, sgd_momentum, sgd, lion, ...")] = "adamw",
     promise: Annotated[Path | None, typer.Option(help="Write the predicted costs to this file, as JSON.")] = None,
@@ -68,19 +78,30 @@ def plan(
     * `replearn plan resnet34 --budget "memory<=85%" --batch 256`
 
     * `replearn plan timm:convnext_tiny --fraction 0.2 --json`
+
+    * `replearn plan hf:gpt2 --first 2 --length 1024 --batch 8 --precision bfloat16 --gpu A100`
+
+    * `replearn plan --run runs/t1_resnet32/cifar10/e2e/seed-0 --budget "time<=85%" --score error --gpu H200`
     """
     if gpu is not None and probe:
         raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
     machine = named_machine(gpu) if gpu is not None else probe_machine() if probe else None
-    network, options = built(model), operator_named(operator)
-    example = images_for(network, model, batch)
+    options = operator_named(operator)
     terms: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "machine": machine}
+    network, example, data = subject_of(model, run, batch, length, samples, device, data_root)
+    if score not in SCORES:
+        raise ReplearnError(f"--score {score}: write one of {', '.join(SCORES)}.")
+    if score != "count" and (budget is None or data is None):
+        raise ReplearnError(
+            f"--score {score} says which blocks a budget takes, and looks at a trained model: give --budget and "
+            "--run, the folder of an end-to-end run of `replearn train`."
+        )
     if budget is not None:
         if (interval, first, fraction, targets) != (4, None, None, None):
             raise ReplearnError(
                 "--budget chooses the targets; leave out --interval, --first, --fraction, --targets."
             )
-        placement = place(network, budget, example, operator=options, **terms)
+        placement = place(network, budget, example, score=score, data=data, operator=options, **terms)
         show(placement.plan, placement.promise, str(placement), promise, as_json)
         return
     chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
@@ -98,6 +119,31 @@ def plan(
     show(found, costs, str(costs), promise, as_json)
 
 
+def subject_of(
+    model: str | None,
+    run: Path | None,
+    batch: int,
+    length: int,
+    samples: int,
+    device: str,
+    root: Path | None,
+) -> tuple[nn.Module, Any, list[torch.Tensor] | None]:
+    """A named model without weights, or a run's with batches of its data; and a step's batch for either."""
+    if (model is None) == (run is None):
+        raise ReplearnError("Name a model, as `replearn plan resnet110`, or a run with --run FOLDER: one of them.")
+    if model is not None:
+        return *subject_named(model, batch, length), None
+    if run is None:
+        raise ReplearnError("Name a model or a run.")
+    from ..training.fit import device_named  # slow to import, which a plan by name need not wait for
+    from ..training.full_model import read_full_model
+
+    trained = read_full_model(run, device_named(device), root)
+    data = [inputs for inputs, _ in trained.train_batches(samples, max(1, min(100, samples // 5)))]
+    example = torch.empty(batch, *data[0].shape[1:], dtype=data[0].dtype, device="meta")
+    return trained.model, example, data
+
+
 DEFAULTS = {"optimizer": "adamw", "precision": "float32"}
 
 
@@ -105,39 +151,6 @@ def show(plan: Plan, costs: Promise, text: str, file: Path | None, as_json: bool
     if file is not None:
         file.write_text(costs.to_json(), encoding="utf-8")
     typer.echo(plan.to_json() if as_json else f"{plan}\n\n{text}")
-
-
-def built(name: str) -> nn.Module:
-    """The model on the meta device; on the CPU where its constructor computes with real numbers."""
-    if is_segmenter(name):
-        return on_meta(name)
-    if is_detector(name):
-        raise ReplearnError(
-            f"The costs of {name} can't be predicted from shapes: a detector decides by what it sees. Plan its "
-            f"backbone, which is all that a plan looks at: replearn plan {name.rpartition('_')[2]}."
-        )
-    if is_language_model(name):
-        with torch.device("meta"):
-            return language_model(name, num_words=28_783)  # WikiText-2's
-    small = name.startswith(("cifar_resnet:", "vit:")) or name in SMALL
-    size, classes = (32, 10) if small else (224, 1000)
-    try:
-        with torch.device("meta"):
-            return architecture(name, num_classes=classes, size=size)
-    except (ReplearnError, NotImplementedError):
-        return architecture(name, num_classes=classes, size=size)
-
-
-def images_for(model: nn.Module, name: str, batch: int) -> torch.Tensor:
-    """A batch of images as the model takes them, without values."""
-    small = name.startswith(("cifar_resnet:", "vit:")) or name in SMALL
-    shape = (3, 32, 32) if small else (3, 224, 224)
-    if name.startswith("timm:"):
-        shape = getattr(model, "default_cfg", {}).get("input_size", shape)
-    return torch.empty(batch, *shape, device="meta")
-
-
-SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32
 
 
 def operator_named(text: str | None) -> Options | None:

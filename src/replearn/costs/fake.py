@@ -85,8 +85,7 @@ def fake_gpu(precision: str) -> Iterator[None]:
 
     dtype = AUTOCAST.get(precision)
     was, was_dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), FusedAttention():
-        # without a GPU torch.autocast("cuda") warns and does nothing, so its switches are set one by one
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), FusedAttention(), _autocast():
         warnings.filterwarnings("ignore", message=".*CUDA is not available.*")
         torch.set_autocast_enabled("cuda", dtype is not None)
         torch.set_autocast_dtype("cuda", dtype or torch.bfloat16)
@@ -98,3 +97,20 @@ def fake_gpu(precision: str) -> Iterator[None]:
             torch.clear_autocast_cache()
             torch.set_autocast_enabled("cuda", was)
             torch.set_autocast_dtype("cuda", was_dtype)
+
+
+@contextmanager
+def _autocast() -> Iterator[None]:
+    """Without a GPU torch.autocast("cuda") does nothing, and recomputing enters it anew: make it work here."""
+    from torch.cuda.amp import common
+
+    if torch.cuda.is_available():
+        yield
+        return
+    was = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
+    common.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda including_emulation=True: True
+    try:
+        yield
+    finally:
+        common.amp_definitely_not_available, torch.cuda.is_bf16_supported = was

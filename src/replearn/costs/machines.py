@@ -27,8 +27,10 @@ class Machine:
     source: str
 
 
-# Dense peaks and bandwidths in tera, from the maker's public data sheets (SXM if there is a choice, no sparsity):
-# 16 bits with float32 accumulation, TF32, float32, memory. A GPU without TF32 computes such work in float32.
+# Dense peaks and bandwidths in tera, as the makers' data sheets have them (SXM if there is a choice, no sparsity),
+# written from memory and not looked up again: 16 bits with float32 accumulation, TF32, float32, memory. A GPU
+# without TF32 computes such work in float32. Ratios for the H200 stand beside measured ones in
+# benchmarks/results/promise_steps.json; where a number matters, probe your machine.
 DATA_SHEETS = {
     "B200": (2250.0, 1125.0, 80.0, 8.0),
     "H200": (989.0, 494.5, 67.0, 4.8),
@@ -48,7 +50,7 @@ REACHED_FLOPS, REACHED_BANDWIDTH, EAGER_LAUNCH = 0.6, 0.8, 5e-6
 
 
 def named_machine(name: str) -> Machine:
-    """A GPU by name, from its data sheet.
+    """A GPU by name, from its data sheet (from memory: where seconds count, `probe` your machine).
 
     >>> named_machine("rtx4090").name
     'RTX 4090'

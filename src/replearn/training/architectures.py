@@ -22,8 +22,9 @@ _CIFAR = {"resnet20": 20, "resnet32": 32, "resnet56": 56, "resnet110": 110}
 
 
 def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
-    """Build a model: one of the recipes', `cifar_resnet:DEPTH:WIDTH`, `vit:DIM:DEPTH:HEADS:PATCH`,
-    `timm:NAME`, `torchvision:NAME`, or `hf:FOLDER` with a Hugging Face image classifier's config.json.
+    """Build a model: one of the recipes', `cifar_resnet:DEPTH:WIDTH`, `cifar_bottleneck:DEPTH:WIDTH`,
+    `vit:DIM:DEPTH:HEADS:PATCH`, `timm:NAME`, `torchvision:NAME`, or `hf:FOLDER` with the config.json of a
+    Hugging Face image classifier.
 
     >>> architecture("cifar_resnet:20:8").fc.out_features
     10
@@ -34,6 +35,9 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
             return CifarResNet(_CIFAR[name], num_classes, channels)
         if kind == "cifar_resnet" and len(numbers) == 2:
             return CifarResNet(int(numbers[0]), num_classes, channels, width=int(numbers[1]))
+        if kind == "cifar_bottleneck" and len(numbers) == 2:
+            depth, width = (int(number) for number in numbers)
+            return CifarResNet(depth, num_classes, channels, width, bottleneck=True)
         if kind == "vit" and len(numbers) == 4:
             dim, depth, heads, patch = (int(number) for number in numbers)
             check_patch(name, patch, size)
@@ -58,7 +62,7 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
     known = ", ".join([*_CIFAR, *_TORCHVISION, *_TIMM])
     raise ReplearnError(
         f"There is no model {name!r}. There are {known}; or write cifar_resnet:DEPTH:WIDTH, "
-        "vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME, hf:FOLDER."
+        "cifar_bottleneck:DEPTH:WIDTH, vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME, hf:FOLDER."
     )
 
 

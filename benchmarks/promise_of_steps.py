@@ -1,0 +1,63 @@
+"""Predicted against measured training steps: the cost model's ratios beside a record of `replearn bench steps`.
+
+    python benchmarks/promise_of_steps.py benchmarks/results/bench_steps.json --gpu H200 --out promise_steps.json
+
+Needs no GPU. New records hold the predicted numbers already (`promised` in each row); this is for older ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from replearn.bench.cases import SUITE, candidates
+from replearn.bench.promised import promised
+from replearn.costs import named_machine
+from replearn.training.results import versions_of, write_atomically
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--gpu", default="H200")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    record, machine, rows = json.loads(options.record.read_text()), named_machine(options.gpu), []
+    for entry in record["training"]:
+        case = next(case for case in SUITE if case.model == entry["case"]["model"])
+        said = promised(case, candidates(case), entry["backend"], machine)
+        for row in entry["rows"]:
+            if row["label"] not in said:
+                continue
+            own = said[row["label"]]
+            rows.append(
+                {
+                    "model": case.model,
+                    "backend": entry["backend"],
+                    "candidate": row["label"],
+                    "time": {"predicted": own.time, "measured": row["time"]["median"]},
+                    "memory": {"predicted": own.memory_ratio, "measured": row["memory_ratio"]},
+                    "memory_bytes": {"predicted": own.memory, "measured": row["memory"]},
+                }
+            )
+            print(
+                f"{case.model:14} {entry['backend']:9} {row['label']:18} "
+                f"time {own.time:.3f} {row['time']['median']:.3f}   "
+                f"memory {own.memory_ratio:.3f} {row['memory_ratio']:.3f}",
+                flush=True,
+            )
+    about = {
+        "script": "benchmarks/promise_of_steps.py",
+        "record": options.record.name,
+        "measured_on": record["hardware"],
+        "predicted_for": asdict(machine),
+        "rows": rows,
+        "versions": versions_of(),
+    }
+    write_atomically(options.out, json.dumps(about, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Models by name for `replearn plan`: built without weights, with a batch as each of them takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ReplearnError
+from ..training.architectures import architecture, is_language_model, language_model
+from ..training.scene_models import is_detector, is_segmenter, on_meta
+
+SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32
+SMALL_KINDS = ("cifar_resnet:", "cifar_bottleneck:", "vit:")
+WORDS = 28_783  # WikiText-2's, in basic English
+
+
+def is_small(name: str) -> bool:
+    return name in SMALL or name.startswith(SMALL_KINDS)
+
+
+def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
+    """The model of a name and a batch for it, of images or of `length` tokens, both without values.
+
+    Raises ReplearnError for a name that nothing knows.
+    """
+    if is_language_model(name):
+        model = without_weights(lambda: language_model(name, num_words=WORDS, max_length=length))
+        return model, (tokens(batch, length), tokens(batch, length))  # with targets, as it is trained
+    if name.startswith("hf:"):
+        return hugging_face(name, batch, length)
+    if is_segmenter(name):
+        return on_meta(name), torch.empty(batch, 3, 224, 224, device="meta")
+    if is_detector(name):
+        raise ReplearnError(
+            f"The costs of {name} can't be predicted from shapes: a detector decides by what it sees. Plan its "
+            f"backbone, which is all that a plan looks at: replearn plan {name.rpartition('_')[2]}."
+        )
+    size, classes = (32, 10) if is_small(name) else (224, 1000)
+    model = without_weights(lambda: architecture(name, num_classes=classes, size=size))
+    shape = (3, size, size)
+    if name.startswith("timm:"):
+        shape = getattr(model, "default_cfg", {}).get("input_size", shape)
+    return model, torch.empty(batch, *shape, device="meta")
+
+
+def without_weights(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model on the meta device; on the CPU where its constructor computes with real numbers."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except (ReplearnError, NotImplementedError, RuntimeError):
+        return build()
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.empty(batch, length, dtype=torch.int64, device="meta")
+
+
+def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
+    """`hf:FOLDER` with a config.json, or `hf:TYPE` (gpt2, llama, bert, vit, ...) with the library's own sizes."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+        from transformers import AutoModelForMaskedLM as MaskedLM
+        from transformers.models.auto import modeling_auto as known
+    except ImportError as error:
+        raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
+    source = name.partition(":")[2]
+    try:
+        if Path(source).exists():
+            config = AutoConfig.from_pretrained(source, local_files_only=True)
+        else:
+            config = AutoConfig.for_model(source)
+    except (OSError, ValueError) as error:
+        raise ReplearnError(
+            f"{name}: there is no config.json of a Hugging Face model at {source!r}, and it is no type of model "
+            f"that transformers knows, as gpt2, llama or vit ({str(error).splitlines()[0][:120]})."
+        ) from error
+
+    def build(auto: Any) -> nn.Module:
+        model: nn.Module = auto.from_config(config)
+        return model
+
+    kind = type(config)
+    if kind in known.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        size = getattr(config, "image_size", None) or 224
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        images = torch.empty(batch, getattr(config, "num_channels", 3), height, width, device="meta")
+        return without_weights(partial(build, AutoModelForImageClassification)), images
+    for auto, mapping in (
+        (MaskedLM, known.MODEL_FOR_MASKED_LM_MAPPING),
+        (AutoModelForCausalLM, known.MODEL_FOR_CAUSAL_LM_MAPPING),
+    ):
+        if kind in mapping:
+            most = getattr(config, "max_position_embeddings", None) or length
+            words = tokens(batch, min(length, most))
+            batch_of = {"input_ids": words, "labels": words}
+            return without_weights(partial(build, auto)), batch_of
+    raise ReplearnError(
+        f"{name}: a {kind.__name__} is neither an image classifier nor a language model; plan it in Python, with "
+        "replearn.plan(model) and replearn.estimate(model, batch, plan)."
+    )

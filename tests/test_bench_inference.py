@@ -1,0 +1,174 @@
+"""`replearn bench inference`: one backend for all sides, equal outputs, the paper's values beside ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from replearn import ReplearnError
+from replearn.bench.inference import Setting, exact, measure
+from replearn.bench.inference_paper import BASELINE, DYNAMIC, LATENCIES, printed
+from replearn.bench.inference_sides import BACKENDS, DEPLOYED, E2E, OPERATORS, Sides, make_sides, runner
+from replearn.bench.inference_sides import DYNAMIC as MOVING
+from replearn.bench.inference_table import line_of
+from replearn.cli.app import app
+from replearn.streamlining import Autocast
+from replearn.surgery import operators_of
+
+CPU = torch.device("cpu")
+TINY = Setting(
+    models=("cifar_resnet:20:4",),
+    batches=(1, 2),
+    backends=("fp32", "amp", "channels_last", "channels_last+compile", "graph"),
+    size=8,
+    rounds=2,
+)
+
+
+@pytest.fixture(scope="module")
+def sides() -> Sides:
+    return make_sides("cifar_resnet:20:4", 8, CPU, first=2)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    heard: list[dict[str, Any]] = []
+    made = measure(TINY, CPU, heard.append)
+    assert heard == made["rows"]  # each row is told as it is measured
+    return made
+
+
+def test_every_cell_that_this_device_can_run_is_measured(found: dict[str, Any]) -> None:
+    cells = [(row["model"], row["batch"], row["backend"]) for row in found["rows"]]
+    name = "cifar_resnet:20:4"
+    # nothing is captured on a CPU, and only the named pairs are compiled
+    assert cells == [(name, batch, backend) for backend in ("fp32", "amp", "channels_last") for batch in (1, 2)]
+    compiled = Setting(models=(name,), batches=(2,), backends=("channels_last+compile",), compiled=((name, 2),))
+    assert list(compiled.cells(CPU)) == [(name, 2, "channels_last+compile")]
+    assert next(Setting(backends=("graph",), batches=(1,)).cells(torch.device("cuda")))[2] == "graph"
+
+
+def test_a_row_has_all_sides_their_ratios_and_equal_outputs(found: dict[str, Any]) -> None:
+    for row in found["rows"]:
+        assert row["targets"] == "3 of 9"
+        assert set(row["milliseconds"]) == {E2E, MOVING, OPERATORS, DEPLOYED}
+        for times in row["milliseconds"].values():
+            assert 0 < times["low"] <= times["median"] <= times["high"]
+        assert set(row["speedup"]) == {
+            f"{DEPLOYED} against {E2E}",
+            f"{DEPLOYED} against {MOVING}",
+            f"{DEPLOYED} against {OPERATORS}",
+            f"{OPERATORS} against {MOVING}",
+        }
+        assert row["paper"] == {}
+        if row["backend"] == "amp":
+            assert row["output_difference"] is None  # bfloat16 rounds more than there is to see
+        else:
+            assert row["output_difference"] < 1e-5
+    assert found["format"] == "replearn-bench-inference-1"
+    assert found["hardware"]["threads"] == torch.get_num_threads()
+    assert found["numbers"]["amp"] == "bfloat16"
+
+
+def test_sides_differ_in_nothing_but_the_method(sides: Sides) -> None:
+    kinds = (E2E, MOVING, OPERATORS, DEPLOYED)
+    plain = sides.built("fp32", kinds)
+    norms = {kind: sum(isinstance(m, nn.BatchNorm2d) for m in side.modules()) for kind, side in plain.items()}
+    assert norms[E2E] == norms[DEPLOYED] == 0  # folded on both sides
+    assert norms[MOVING] > 0
+    assert len(list(operators_of(plain[MOVING]))) == 3
+    assert not list(operators_of(plain[DEPLOYED]))
+    assert all(isinstance(side, Autocast) for side in sides.built("amp", (E2E, DEPLOYED)).values())
+    for side in sides.built("channels_last", (E2E, DEPLOYED)).values():
+        kernels = [p for p in side.parameters() if p.dim() == 4 and p.shape[-1] > 1 and p.shape[1] > 1]
+        assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
+    images = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(runner(sides.end_to_end, images, "fp32")(), sides.end_to_end(images))
+
+
+def test_statistics_are_settled_and_the_models_are_in_eval_mode(sides: Sides) -> None:
+    for model in (sides.end_to_end, sides.replaced):
+        assert not model.training
+        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+        assert all(norm.num_batches_tracked == 1 and not torch.all(norm.running_mean == 0) for norm in norms)
+
+
+def test_the_papers_rows_stand_beside_the_same_setting() -> None:
+    both = printed("resnet34", 64, "fp32")
+    assert set(both) == {DYNAMIC, BASELINE}
+    assert (both[BASELINE].base, both[BASELINE].deployed, both[BASELINE].speedup) == (9.931, 7.858, 1.264)
+    assert printed("resnet34", 1, "fp32") == {}
+    for row in LATENCIES:  # the printed ratio is that of the printed times
+        assert row.speedup == pytest.approx(row.base / row.deployed, abs=2e-3)
+    times = {kind: {"median": 1.5, "low": 1.0, "high": 2.0} for kind in (E2E, DEPLOYED)}
+    line = line_of(
+        {
+            "model": "resnet34",
+            "batch": 64,
+            "backend": "fp32",
+            "milliseconds": times,
+            "speedup": {f"{DEPLOYED} against {E2E}": {"median": 1.25}},
+            "paper": {BASELINE: {"speedup": 1.264}},
+        }
+    )
+    assert line.startswith("resnet34          64 fp32")
+    assert line.endswith("E2E 1.250 [paper 1.264]")
+
+
+def test_outputs_are_compared_without_tf32_and_settings_come_back() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        with exact():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def call(*words: str) -> Any:
+    return CliRunner().invoke(app, ["bench", "inference", *words], prog_name="replearn")
+
+
+def test_inference_from_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "inference.json"
+    words = "--device cpu --models vit:16:4:2:4 --size 8 --batches 1 --backends fp32 --rounds 2 --out"
+    done = call(*words.split(), str(file))
+    assert done.exit_code == 0, done.output
+    header, line, told = done.output.strip().splitlines()
+    assert header.startswith("model")
+    assert line.startswith("vit:16:4:2:4")
+    assert told.replace("\n", "") == str(file)
+    data = json.loads(file.read_text())
+    assert data["setting"]["batches"] == [1]
+    assert data["rows"][0]["targets"] == "1 of 4"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--batches one", "--batches one: write whole numbers, as 1,32,64"),
+        ("--batches 0 --models cifar_resnet:20:4", "one batch size of 1 or more"),
+        (
+            "--backends fp4 --models cifar_resnet:20:4",
+            f"There is no backend 'fp4'; there are {', '.join(BACKENDS)}",
+        ),
+        ("--models resnet33 --batches 1", "There is no model 'resnet33'"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(words: str, says: str) -> None:
+    done = call("--device", "cpu", *words.split())
+    assert done.exit_code == 2
+    assert says in " ".join(done.stderr.split())
+
+
+def test_an_unknown_backend_is_refused_where_sides_are_made(sides: Sides) -> None:
+    with pytest.raises(ReplearnError, match="There is no backend 'fp4'"):
+        sides.built("fp4", (E2E,))
