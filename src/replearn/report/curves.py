@@ -53,7 +53,8 @@ def curves_figure(results: Iterable[Result], metric: Metric, name: str) -> Drawi
     marks += _hints(frame, curves)
     marks += _legend(legend, {curve.label: curve.role for curve in curves})
     runs = sum(curve.seeds for curve in curves)
-    about = f"{metric.title} at every epoch, the mean of {counted(runs, 'run')} in {counted(len(curves), 'method')}; bands span the seeds."
+    counts = f"{counted(runs, 'run')} in {counted(len(curves), 'method')}"
+    about = f"{metric.title} at every epoch, the mean of {counts}; bands span the seeds."
     return Drawing(
         name=name,
         title="Training curves",
