@@ -156,6 +156,25 @@ def test_a_link_to_a_closed_section_opens_it(browser: Any, address: str) -> None
     page.context.close()
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_benchmarks_have_figures_with_hints_and_links_from_the_papers_tables(
+    browser: Any, size: str, tmp_path: Path
+) -> None:
+    results = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+    made = build_report(results, tmp_path / "r.html", svg=False, png=False).page.as_uri()
+    page, complaints = opened(browser, made, size)
+    page.locator("#measured-bench-steps-step circle.f-repl[data-tip]").first.hover()
+    assert "of E2E" in page.locator("#tip").inner_text()
+    card = page.locator("#measured-inference-h200")
+    assert card.locator("svg").count() == 0  # closed, so not laid out
+    page.locator('#paper a[href="#measured-inference-h200"]').first.click()
+    card.locator("svg").first.wait_for(state="visible")
+    assert card.locator("svg").count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert complaints == []
+    page.context.close()
+
+
 def test_the_button_changes_light_and_dark(browser: Any, address: str) -> None:
     page, _ = opened(browser, address)
     page.click("#theme")

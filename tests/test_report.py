@@ -434,12 +434,12 @@ def test_a_language_model_is_judged_by_perplexity_where_lower_is_better(tmp_path
     collection = collect(tmp_path)
     assert collection.unread == ()
     (section,) = sections_of(collection)
-    assert section.metric.title == "test perplexity, lower is better"
+    assert section.metric.title == "test perplexity (lower is better)"
     assert section.comparison is not None
     verdicts = {row.label: row.against_e2e.verdict for row in section.comparison.rows if row.against_e2e}
     assert verdicts == {"removal": "worse", "RepL projection": "better"}
     text = html(tmp_path)
-    assert ">perplexity, lower is better</th>" in text
+    assert ">perplexity (lower is better)</th>" in text
     assert "perplexity 191.10 ± 1.10" in text  # in the hint of a bubble
     assert text.count(">195.42 ± 1.84<") == 2  # the paper's: in the table of ours and in its own
     assert "accuracy" not in text.partition('id="paper"')[0]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..training.metrics import Metric
 from ..training.results import Result
 from .axes import HEIGHT, LEFT, TOP, WIDTH, Frame, draw_axes
+from .markup import counted
 from .scene import Area, Box, Drawing, Line, Mark, Points, Text, series_roles
 
 MOST_POINTS = 80  # of a curve; more can't be told apart at this width
@@ -52,9 +53,8 @@ def curves_figure(results: Iterable[Result], metric: Metric, name: str) -> Drawi
     marks += _hints(frame, curves)
     marks += _legend(legend, {curve.label: curve.role for curve in curves})
     runs = sum(curve.seeds for curve in curves)
-    about = (
-        f"{metric.title} at every epoch, the mean of {runs} runs in {len(curves)} methods; bands span the seeds."
-    )
+    counts = f"{counted(runs, 'run')} in {counted(len(curves), 'method')}"
+    about = f"{metric.title} at every epoch, the mean of {counts}; bands span the seeds."
     return Drawing(
         name=name,
         title="Training curves",

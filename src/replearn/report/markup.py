@@ -64,6 +64,15 @@ def columns(entries: dict[str, Sequence[Content]], left: Sequence[str], label: s
     return table(list(kept), list(zip(*kept.values(), strict=True)), places, label)
 
 
+def counted(count: int, thing: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "run"), counted(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def fold(summary: Content, *inside: Content, open_: bool = False, class_: str = "") -> Raw:
     """Something that opens on a click."""
     attributes: dict[str, str | bool] = {"open": open_}

@@ -11,7 +11,7 @@ from .collecting import Collection
 from .examples import as_address
 from .figures import figure
 from .kinds import measured_in
-from .markup import Content, Raw, fold, join, table, tag
+from .markup import Content, Raw, counted, fold, join, table, tag
 from .measured_part import measured_card
 from .others import others_part
 from .paper_part import paper_part
@@ -65,13 +65,13 @@ def asset(name: str) -> str:
 def _header(collection: Collection, sections: Sequence[Section], title: str, live: int) -> Raw:
     running = sum(len(section.running) for section in sections) + len(collection.begun)
     facts: list[Content] = [
-        tag("li", tag("b", f"{len(collection.runs):,}"), " runs"),
-        tag("li", tag("b", f"{len(sections):,}"), " comparisons"),
+        tag("li", tag("b", f"{len(collection.runs):,}"), " run" if len(collection.runs) == 1 else " runs"),
+        tag("li", tag("b", f"{len(sections):,}"), " comparison" if len(sections) == 1 else " comparisons"),
     ]
     if running:
         facts.append(tag("li", tag("b", f"{running:,}"), " in progress"))
     if collection.unread:
-        facts.append(tag("li", tag("a", f"{len(collection.unread):,} files not read", href="#unread")))
+        facts.append(tag("li", tag("a", f"{counted(len(collection.unread), 'file')} not read", href="#unread")))
     buttons: list[Content] = [
         tag(
             "input", type="search", id="filter", placeholder="Filter by recipe, data, method", aria_label="Filter"

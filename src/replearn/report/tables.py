@@ -135,7 +135,8 @@ def sentence(section: Section) -> str:
 
 
 def phrase(row: Row, metric: Metric) -> str:
-    parts = [f"{row.label} {spread(row.score, row.std)}{metric.unit and ' ' + metric.unit}"]
+    unit = metric.unit or metric.name
+    parts = [f"{row.label} {spread(row.score, row.std)} {unit}"]
     for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal)):
         if found is not None:
             parts.append(f"{found.verdict} against {name} ({signed(found.mean)})")

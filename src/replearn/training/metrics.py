@@ -31,9 +31,9 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """For an axis or a column: `test accuracy, %`, `test perplexity, lower is better`."""
+        """For an axis or a column: `test accuracy, %`, `test perplexity (lower is better)`."""
         unit = f", {self.unit}" if self.unit else ""
-        return f"test {self.name}{unit}{'' if self.higher_is_better else ', lower is better'}"
+        return f"test {self.name}{unit}{'' if self.higher_is_better else ' (lower is better)'}"
 
     def at(self, measures: Mapping[str, Any]) -> float | None:
         """What an epoch reached; None where it was not measured or is not a finite number."""
