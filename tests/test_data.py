@@ -269,7 +269,7 @@ def test_data_that_is_not_there_says_where_it_was_looked_for_and_how_to_get_it(t
 
 
 def test_an_unknown_name_is_answered_with_those_there_are():
-    with pytest.raises(ReplearnError, match="no data set 'mnist'; there are cifar10, cifar100, digits"):
+    with pytest.raises(ReplearnError, match="no data set 'mnist'; there are bccd, camvid, cifar10, cifar100"):
         data.load("mnist")
 
 
