@@ -46,5 +46,11 @@ def show(data: Mapping[str, Any], key: str) -> Found:
         about=f"{data['note']}." if data.get("note") else "",
         tables=(table,),
         figures=(figure,),
-        command="python benchmarks/profile_step.py --out FILE",
+        command=command_of(data),
     )
+
+
+def command_of(data: Mapping[str, Any]) -> str:
+    model = str(data["case"]).partition(",")[0]
+    options = f"--model {model} --side {data['side']} --backend {data['backend']}"
+    return f"python benchmarks/profile_step.py {options} --out FILE"
