@@ -51,7 +51,7 @@ def main() -> None:
     about = {
         "script": "benchmarks/promise_of_steps.py",
         "record": options.record.name,
-        "measured_on": record["hardware"],
+        "hardware": record["hardware"],
         "predicted_for": asdict(machine),
         "rows": rows,
         "versions": versions_of(),
