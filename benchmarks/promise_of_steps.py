@@ -54,7 +54,8 @@ def main() -> None:
         "hardware": record["hardware"],
         "predicted_for": asdict(machine),
         "rows": rows,
-        "versions": versions_of(),
+        "versions": record["versions"],  # of the measurement
+        "predicted_with": versions_of(),
     }
     write_atomically(options.out, json.dumps(about, indent=1))
 

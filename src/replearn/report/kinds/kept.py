@@ -1,4 +1,4 @@
-"""Accuracy or perplexity kept when blocks of a trained model are replaced and not trained (`kept_after_replacement.py`)."""
+"""What is kept when blocks of a trained model are replaced and not trained (`kept_after_replacement.py`)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def show(data: Mapping[str, Any], key: str) -> Found:
         title=f"{metric.capitalize()} kept after replacement, with no training: {name}",
         sentence=f"{trained:.2f}{mark} trained; removal keeps {span(gone)}{mark}, the {len(fitted)} fitted forms "
         f"{span(fitted)}{mark}",
-        about=f"{metric.capitalize()} on the test set. Unexplained: the share of the residual branches that the fitted "
-        "operators leave, from the first target to the last.",
+        about=f"{metric.capitalize()} on the test set. Unexplained: the share of the residual branches that the "
+        "fitted operators leave, from the first target to the last.",
         tables=tuple(tables),
         figures=(figure(chosen, trained, key, metric),),
     )

@@ -51,7 +51,8 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     worst = {what: max(abs(row[what]["predicted"] - row[what]["measured"]) for row in rows) for what in WHAT}
     return Found(
         title=f"Predicted and measured training steps: {data['record']}",
-        sentence=f"ratios to E2E are off by at most {worst['time']:.3f} in time and {worst['memory']:.3f} in memory",
+        sentence=f"ratios to E2E are off by at most {worst['time']:.3f} in time and {worst['memory']:.3f} "
+        "in memory",
         about="Ratios to E2E. Predictions are made from shapes alone, for the GPU by its name.",
         command="python benchmarks/promise_of_steps.py RECORD --out FILE",
         tables=(table,),
