@@ -51,10 +51,11 @@ def main() -> None:
     about = {
         "script": "benchmarks/promise_of_steps.py",
         "record": options.record.name,
-        "measured_on": record["hardware"],
+        "hardware": record["hardware"],
         "predicted_for": asdict(machine),
         "rows": rows,
-        "versions": versions_of(),
+        "versions": record["versions"],  # of the measurement
+        "predicted_with": versions_of(),
     }
     write_atomically(options.out, json.dumps(about, indent=1))
 
