@@ -42,7 +42,7 @@ torture: $(READY)
 audit: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt pip-audit
 	@mkdir -p build && sed 's/===/==/' constraints.txt > build/audited.txt  # pip-audit does not know ===
-	$(BIN)/python -m pip_audit --requirement build/audited.txt --no-deps --disable-pip
+	$(BIN)/python -m pip_audit --requirement build/audited.txt --no-deps --disable-pip --strict
 
 docs: $(READY)
 	DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet
