@@ -230,6 +230,7 @@ def main() -> None:
 
     def keep(rows: list[dict[str, Any]]) -> None:
         about = {
+            "format": "replearn-heal-1",
             "script": "benchmarks/heal_after_replacement.py",
             "arguments": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
             "recipe": recipe.to_dict(),

@@ -42,6 +42,7 @@ def main() -> None:
     ]
     rows.sort(key=lambda row: -row["ms"])
     about = {
+        "format": "replearn-profile-1",
         "script": "benchmarks/profile_step.py",
         "case": case.title,
         "side": side.label,

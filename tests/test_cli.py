@@ -147,7 +147,10 @@ def test_compare_trains_what_is_missing_and_nothing_else(here):
     assert any("--together 1" in note for note in comparison["notes"])
     assert kept.stat().st_mtime_ns == before
     folder = Path("runs/tiny/digits")
-    assert json.loads((folder / "comparison.json").read_text()) == comparison
+    assert json.loads((folder / "comparison.json").read_text()) == {
+        "format": "replearn-comparison-1",
+        **comparison,
+    }
     assert (folder / "comparison.txt").read_text() == call("compare", "--from", "runs").stdout
     assert (folder / "comparison.png").stat().st_size > 10_000
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,35 @@ def site(options: Any) -> Site:
     model = tiny.resnet()
     target = replace(replearn.plan(model, 2, first=2).targets[0], operator=options)
     return Site(target, model.layer1[1], model.layer1[0], model.layer1[2], CPU)
+
+
+def filled(value: float) -> nn.Module:
+    """A network with a source that no operator can be made of."""
+    model = tiny.resnet()
+    with torch.no_grad():
+        model.layer1[0].conv2.weight.fill_(value)
+    return model
+
+
+def overflowing() -> nn.Module:
+    model = tiny.replaced(tiny.resnet()).half().eval()
+    with torch.no_grad():
+        model.layer1[1].a.fill_(1e6)
+    return model
+
+
+def parametrized() -> nn.Module:
+    model = stack_of(lambda: tiny.Own(4))
+    for block in model:
+        torch.nn.utils.parametrizations.weight_norm(block.mix)
+    return model
+
+
+def grown(path: Path, start: bytes, size: int) -> Path:
+    """A file that begins like this and takes no space beyond."""
+    path.write_bytes(start)
+    os.truncate(path, size)
+    return path
 
 
 def stack_of(block: Callable[[], nn.Module], depth: int = 5) -> nn.Sequential:
@@ -582,6 +612,38 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
         ),
         (lambda f: replearn.streamline("model"), ("Expected a torch.nn.Module, got str",)),
         (lambda f: replearn.find_folds("model"), ("Expected a torch.nn.Module, got str",)),
+        (
+            lambda f: verify(Echo(one / 0), Echo(one), one),
+            ("output 0 of the model itself is inf or NaN", "Give an example that the model can handle"),
+        ),
+        (
+            lambda f: replearn.deploy(overflowing()),
+            ("layer1.1 can't be deployed: its ", "is inf or NaN in torch.float16", "bfloat16 or float32"),
+        ),
+        (
+            lambda f: tiny.replaced(filled(float("nan"))),
+            ("layer1.0.conv2 holds inf or NaN, and the operator of layer1.1", "Mend these weights first"),
+        ),
+        (
+            lambda f: tiny.replaced(filled(1e30)),
+            ("The operator of layer1.1 can't start", "Scale the weights down"),
+        ),
+        (
+            lambda f: replearn.plan(parametrized(), targets=["1"]),
+            ("1.mix computes its weight anew at every call", "remove_parametrizations does, or use"),
+        ),
+        (
+            lambda f: Plan.from_json("[" + "1," * 5_000_000 + "1]"),
+            ("it is 10,000,003 characters of JSON; at most 8,388,608 are read", "Pass the text that"),
+        ),
+        (
+            lambda f: replearn.load(tiny.resnet(), grown(f / "x.safetensors", (2**40).to_bytes(8, "little"), 64)),
+            ("declares a header of 1,099,511,627,776 bytes", "use another copy"),
+        ),
+        (
+            lambda f: replearn.load(tiny.resnet(), grown(f / "x.safetensors", (2).to_bytes(8, "little"), 2**40)),
+            ("has 1,099,511,627,776 bytes, and a checkpoint of this model has at most", "Use the architecture"),
+        ),
         (
             lambda f: verify(Echo(one), Echo(one, one), one),
             ("returns 2 tensors, not 1", "report this with the plan"),

