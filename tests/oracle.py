@@ -62,6 +62,10 @@ class Given:
     coefficients: str = "separate"
     attention: str = "projection"
     training: bool = False
+    bias_gain: Tensor | float = (
+        1.0  # fixed factors, which a fit to a trained block may set: of the head-wise bias,
+    )
+    mlp_gain: Tensor | float = 1.0  # and of the MLP's last matrix and its bias
     names: tuple[str, ...] = ()  # whole block: every parameter of the removed block, in order
     roles: Callable[[Tensors], Tensors] = dict  # whole block: parameters by role
 
@@ -241,10 +245,10 @@ def reduced_bottleneck(x: Tensor, given: Given) -> Tensor:
 # --- transformers -------------------------------------------------------------------------------------
 
 
-def mean_bias(given: Given, role: str) -> Tensor | None:
-    """eq:vit_bias_average, eq:vit_mlp_bias_synthesis."""
+def mean_bias(given: Given, role: str, gain: Tensor | float = 1.0) -> Tensor | None:
+    """eq:vit_bias_average, eq:vit_mlp_bias_synthesis; the fixed gain is 1 in the paper."""
     found = list(given.read(f"{role}_bias", f"{role}_bias").values())
-    return given.corrected(f"{role}_bias", [sum(found) / len(found)] if found else [])
+    return given.corrected(f"{role}_bias", [gain * sum(found) / len(found)] if found else [])
 
 
 def borrowed_norm(x: Tensor, given: Given, role: str) -> Tensor:
@@ -276,7 +280,7 @@ def head_wise_weight(given: Given) -> Tensor:
 def head_wise(x: Tensor, given: Given) -> Tensor:
     """eq:vit_head_forward: d^-1/2 is on the product, not on the bias."""
     delta = linear(borrowed_norm(x, given, "norm1"), head_wise_weight(given), None) / math.sqrt(x.shape[-1])
-    bias = mean_bias(given, "proj")
+    bias = mean_bias(given, "proj", given.bias_gain)
     return x + delta if bias is None else x + delta + bias
 
 
@@ -285,7 +289,10 @@ def mlp(x: Tensor, given: Given) -> Tensor:
 
     def fused(tokens: Tensor, role: str) -> Tensor:
         found = [unit_rows(weight) for weight in given.read(role, role).values()]
-        return linear(tokens, given.corrected(role, [sum(found) / len(found)]), mean_bias(given, role))
+        gain = given.mlp_gain if role == "down" else 1.0
+        return linear(
+            tokens, given.corrected(role, [gain * sum(found) / len(found)]), mean_bias(given, role, gain)
+        )
 
     normed = borrowed_norm(x, given, "norm2")
     if "gate" in given.shapes:

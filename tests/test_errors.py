@@ -737,16 +737,17 @@ def test_the_message_says_what_was_given_why_not_and_what_instead(
 
 # built on the core, with tests of their own
 ABOVE = {
-    "training",
-    "recipes",
-    "cli",
-    "bench",
-    "exporting",
-    "quantizing",
-    "analysis",
-    "report",
-    "calibration.py",
-    "fitting.py",
+    *("training", "recipes", "cli", "bench", "exporting", "analysis", "report", "costs"),
+    *(
+        "calibration.py",
+        "fitting.py",
+        "observing.py",
+        "imitating.py",
+        "scoring.py",
+    ),  # fitting: test_calibration.py
+    *("budgets.py", "choosing.py", "knapsack.py", "placements.py"),  # auto-placement: test_choosing.py
+    *("folding.py", "tracing.py", "streamlining.py", "quantizing.py"),  # deployment: test_folding.py
+    *("backbones.py", "carrying.py", "hugging_face.py"),  # other libraries' models, with tests of their names
 }
 # fitting in closed form, which calibrate_ does: the operators' side of it
 FITTING = ("can't be fitted in closed form", "needs a low-rank fit", "A fit needs")

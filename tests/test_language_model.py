@@ -242,7 +242,9 @@ def test_a_data_set_of_another_kind_and_unknown_names_are_refused(text_root: Pat
         fit([wrong], device="cpu")
     with pytest.raises(ReplearnError, match=r"wikitext2 is a TextSet, and classification learns from a ImageSet"):
         fit([spec(text_root, tmp_path / "x", task="classification", model="resnet20")], device="cpu")
-    with pytest.raises(ReplearnError, match="There is no task 'dreaming'; there are classification, language"):
+    with pytest.raises(
+        ReplearnError, match="There is no task 'dreaming'; there are classification, detection, language"
+    ):
         fit([spec(text_root, tmp_path / "x", task="dreaming")], device="cpu")
     with pytest.raises(ReplearnError, match=r"no language model 'resnet20'. There are transformer_lm_12l_512d"):
         fit([spec(text_root, tmp_path / "x", model="resnet20")], device="cpu")

@@ -135,10 +135,18 @@ class Pair:
             learned={oracle_name(name): tensor for name, tensor in of("operator").items()},
             running=running,
             training=training,
+            **self.gains(),
             names=tuple(self.removed),
             roles=self.subject.by_role,
             **{field: value for field, value in self.choice.items() if field != "correction"},
         )
+
+    def gains(self) -> dict[str, Tensor]:
+        """The fixed factors of the forms that have one."""
+        places = {"head_wise": {"gain": "bias_gain"}, "mlp": {"gain": "mlp_gain"}}
+        places["attention_mlp"] = {"attention.gain": "bias_gain", "mlp.gain": "mlp_gain"}
+        buffers = dict(self.operator.named_buffers())
+        return {place: buffers[name] for name, place in places.get(self.name, {}).items() if name in buffers}
 
     def run(self, x: Tensor) -> Tensor:
         own_arguments = self.subject.call if self.name == "whole_block" else {}
@@ -521,7 +529,7 @@ def test_a_deployed_model_computes_what_the_model_computes(name):
     for subject in subjects:
         pair = Pair(subject, name, {})
         x = MODEL_INPUTS[subject.name]
-        plain = replearn.deploy(pair.model)
+        plain = replearn.deploy(pair.model.eval())
         with torch.no_grad():
             found, expected = plain(x), pair.model.eval()(x)
         if not isinstance(found, Tensor):
@@ -535,7 +543,7 @@ def test_the_deployed_bias_of_the_head_wise_form_is_not_scaled(subject_name):
     subject = next(subject for subject in SUBJECTS if subject.name == subject_name)
     pair = Pair(subject, "head_wise", {})
     given = pair.given(pair.leaves(), training=False)
-    deployed = replearn.deploy(pair.model).get_submodule(subject.target)
+    deployed = replearn.deploy(pair.model.eval()).get_submodule(subject.target)
     (linear,) = [module for module in deployed.modules() if isinstance(module, nn.Linear)]
     bias = (given.previous["proj_bias"] + given.next["proj_bias"]) / 2
     assert_near(linear.bias, bias, "bias", tolerance=1e-14)

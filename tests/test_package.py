@@ -298,6 +298,7 @@ def test_the_wheel_requires_torch_and_safetensors_alone(wheel: zipfile.ZipFile) 
     assert {line.split(">=")[0] for line in always} == {"torch", "safetensors"}
     assert set(about.get_all("Provides-Extra", [])) == {
         "vision",
+        "scenes",
         "hf",
         "train",
         "report",
