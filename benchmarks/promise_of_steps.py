@@ -49,6 +49,7 @@ def main() -> None:
                 flush=True,
             )
     about = {
+        "format": "replearn-promise-steps-1",
         "script": "benchmarks/promise_of_steps.py",
         "record": options.record.name,
         "hardware": record["hardware"],

@@ -187,8 +187,8 @@ def test_a_score_is_what_calibration_reaches(options, count):
         own = copy.deepcopy(model)
         plan = replearn.plan(own, targets=[score.name], operator=options)
         (fit,) = replearn.calibrate_(own, plan, data).fits
-        assert score.unexplained == pytest.approx(fit.error, rel=1e-9)
-        assert score.removal_error * fit.error == pytest.approx(score.error * fit.removal_error, rel=1e-9)
+        assert score.unexplained == pytest.approx(fit.error, rel=1e-7)
+        assert score.removal_error * fit.error == pytest.approx(score.error * fit.removal_error, rel=1e-7)
         seen = {}
         model.get_submodule(score.name).register_forward_hook(lambda m, a, y, seen=seen: seen.update(x=a[0], y=y))
         with torch.no_grad():

@@ -417,7 +417,7 @@ def test_a_projection_starts_as_the_mean_of_its_two_sources():
     given = pair.given(pair.leaves(), training=False)
     x = pair.subject.example()
     weight = (given.previous["proj"] + given.next["proj"]) / 2
-    bias = (given.previous["proj_bias"] + given.next["proj_bias"]) / 2
+    bias = given.bias_gain * (given.previous["proj_bias"] + given.next["proj_bias"]) / 2
     assert_near(pair.operator(x), x + oracle.linear(x, weight, bias), "output at the start")
 
 
@@ -545,7 +545,7 @@ def test_the_deployed_bias_of_the_head_wise_form_is_not_scaled(subject_name):
     given = pair.given(pair.leaves(), training=False)
     deployed = replearn.deploy(pair.model.eval()).get_submodule(subject.target)
     (linear,) = [module for module in deployed.modules() if isinstance(module, nn.Linear)]
-    bias = (given.previous["proj_bias"] + given.next["proj_bias"]) / 2
+    bias = given.bias_gain * (given.previous["proj_bias"] + given.next["proj_bias"]) / 2
     assert_near(linear.bias, bias, "bias", tolerance=1e-14)
     assert float((linear.bias - DIM**-0.5 * bias).detach().abs().max()) > 0.1
     assert_near(linear.weight, DIM**-0.5 * oracle.head_wise_weight(given), "weight", tolerance=1e-14)
