@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.functional import pad
 
+EVEN = 64  # a half-precision product with an odd number of words runs on a GPU's slow, unaligned kernels
 ROWS = 2048  # logits made at a time: enough to fill a large GPU, and 0.24 GB in float32 for 28,783 words
 IGNORED = -100
 
@@ -42,17 +44,20 @@ class _LinearCrossEntropy(Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, low: torch.dtype) -> Tensor:
         high = torch.promote_types(weight.dtype, torch.float32)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        matrix = weight.to(low)
+        words = len(weight)
+        matrix = aligned(weight.to(low))
         real = targets != IGNORED
         share = 1 / real.sum().clamp(min=1).to(high)
         loss = torch.zeros((), dtype=high, device=hidden.device)
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=high) if needs_weight else None
+        d_weight = torch.zeros_like(matrix, dtype=high) if needs_weight else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             h, counts = hidden[part].to(low), real[part, None]
             aims = torch.where(real[part], targets[part], 0)[:, None]
-            logs = torch.log_softmax(h @ matrix.T, 1, dtype=high)
+            scores = h @ matrix.T
+            scores[:, words:] = -torch.inf
+            logs = torch.log_softmax(scores, 1, dtype=high)
             aimed = logs.gather(1, aims)
             loss -= (aimed * counts).sum()
             if not (needs_hidden or needs_weight):
@@ -63,7 +68,7 @@ class _LinearCrossEntropy(Function):
                 d_hidden[part] = (slope @ matrix) * counts
             if d_weight is not None:
                 d_weight += slope.T @ (h * counts)
-        ctx.save_for_backward(d_hidden, d_weight, share)
+        ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight[:words], share)
         return loss * share
 
     @staticmethod
@@ -73,3 +78,10 @@ class _LinearCrossEntropy(Function):
         scaled_hidden = None if d_hidden is None else d_hidden * scale.to(d_hidden.dtype)
         scaled_weight = None if d_weight is None else d_weight * scale
         return scaled_hidden, scaled_weight, None, None, None
+
+
+def aligned(matrix: Tensor) -> Tensor:
+    """The matrix with rows of zeros below, up to a multiple of EVEN, where its dtype has fast kernels that need it."""
+    if matrix.dtype not in (torch.bfloat16, torch.float16):
+        return matrix
+    return pad(matrix, (0, 0, 0, -len(matrix) % EVEN))
