@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..anatomy import Anatomy
 from ..plain import as_module, residual
 from .base import MixingOperator, Operator
+from .expansion import expanded
 from .fitting import Moments, Step, damped_solve, fit_rows
 from .layers import Convolution, fresh_norm, norm_as_affine, own_activation, silence_norm
 from .mixture import Mixtures
@@ -75,7 +76,7 @@ class BottleneckOperator(MixingOperator):
         made = self.synthesized(x)
         z1 = self.activation(self.conv1(x, made["reduce"]))
         z2 = self.activation(self.conv2(z1, made["middle"]))
-        return self.activation(x + self.norm(self.conv3(z2, made["expand"])))
+        return self.activation(x + expanded(z2, self.conv3, made["expand"], self.norm))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -22,6 +22,7 @@ from ..errors import ReplearnError
 from ..plain import as_module, residual
 from .base import Operator, ReadingOperator
 from .correction import FullCorrection
+from .expansion import expanded
 from .fitting import Moments, Solution, Step, fit_full, fit_rows
 from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
 from .mixture import Mixtures
@@ -63,7 +64,7 @@ class ReducedBottleneckOperator(ReadingOperator):
     def compute(self, x: Tensor) -> Tensor:
         made = self.synthesized(x)
         z = self.activation(self.conv1(x, made["reduce"]))
-        return self.activation(x + self.norm(self.conv3(z, made["expand"])))
+        return self.activation(x + expanded(z, self.conv3, made["expand"], self.norm))
 
     @property
     def ends_in_activation(self) -> bool:

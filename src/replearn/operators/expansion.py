@@ -1,0 +1,148 @@
+"""BatchNorm behind a 1x1 convolution that widens, without the wide tensor between them.
+
+    y = W h,   mean(y) = W mean(h),   var(y) = diag(W cov(h) W^T)
+
+So the statistics of the wide output follow from the narrow input, and the norm goes into the kernel before the
+product is taken: the output is written once, and neither read for its statistics nor kept for the backward pass.
+The same numbers as convolution and norm one after the other, up to rounding. With g the gradient of the output,
+s = gamma / sigma, and the sums over the P pixels of g and g h^T, all that the backward pass needs is narrow:
+
+    dh = (s W)^T g - W^T diag(k) W h + W^T (k mean(y) - s sum(g) / P),   k = s dgamma / (sigma P)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from .fused import transformed
+from .layers import Convolution
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def expanded(z: Tensor, conv: Convolution, kernel: Tensor, norm: nn.Module) -> Tensor:
+    """norm(kernel * z), at once where that is the same, and one after the other elsewhere."""
+    if can_expand(z, conv.shell, norm):
+        return normalised_expansion(z, kernel, norm)
+    made: Tensor = norm(conv(z, kernel))
+    return made
+
+
+def normalised_expansion(z: Tensor, kernel: Tensor, norm: Any) -> Tensor:
+    """norm(kernel * z) of a BatchNorm in train mode; its running statistics move as usual."""
+    kind = z.device.type
+    pixels = z.movedim(1, -1)
+    flat, weight = pixels.reshape(-1, z.shape[1]), kernel.flatten(1)
+    if torch.is_autocast_enabled(kind):
+        flat = flat.to(torch.get_autocast_dtype(kind))
+    with torch.autocast(kind, enabled=False):
+        out, mean, variance = _Expansion.apply(flat, weight, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
+    follow(norm, mean, variance, len(flat))
+    made: Tensor = out.view(*pixels.shape[:-1], -1).movedim(-1, 1)
+    return made
+
+
+def can_expand(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
+    """Whether it gives the same as one after the other, and is worth it: on a GPU, widening, pixels in rows."""
+    return (
+        z.is_cuda
+        and type(norm) is nn.BatchNorm2d
+        and norm.training
+        and type(conv) is nn.Conv2d
+        and conv.kernel_size == (1, 1)
+        and (conv.stride, conv.padding, conv.groups) == ((1, 1), (0, 0), 1)
+        and 2 * conv.in_channels <= conv.out_channels
+        and z.is_contiguous(memory_format=torch.channels_last)
+        and z.numel() > z.shape[1]  # of one pixel there is no variance: the norm itself says so
+        and not transformed()
+    )
+
+
+@torch.no_grad()
+def follow(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
+    """Move a BatchNorm's running statistics as its own forward pass does."""
+    if norm.running_mean is None:
+        return
+    norm.num_batches_tracked.add_(1)
+    momentum = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+    norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), momentum)
+
+
+class _Expansion(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, weight: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        high = torch.promote_types(h.dtype, torch.float32)
+        wide = weight.to(high)
+        centre = h.mean(0, dtype=high)
+        covariance = torch.addr(product(h.mT, h), centre, centre, beta=1 / len(h), alpha=-1)
+        spread = wide @ covariance
+        mean, variance = wide @ centre, (spread * wide).sum(1)
+        inverse = (variance + eps).rsqrt()
+        scale = inverse if gamma is None else inverse * gamma.to(high)
+        shift = -scale * mean if beta is None else torch.addcmul(beta.to(high), scale, mean, value=-1)
+        scaled = (scale[:, None] * wide).to(h.dtype)
+        out = torch.addmm(shift.to(h.dtype), h, scaled.mT)
+        ctx.save_for_backward(h, wide, scaled, centre, spread, mean, inverse, scale)
+        ctx.mark_non_differentiable(mean, variance)
+        ctx.set_materialize_grads(False)
+        ctx.dtypes = weight.dtype, None if gamma is None else gamma.dtype, None if beta is None else beta.dtype
+        return out, mean, variance
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grads[0] is None:
+            return (None,) * 5
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return _Expansion.gradients(ctx, grads[0])
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        h, wide, scaled, centre, spread, mean, inverse, scale = ctx.saved_tensors
+        needs_h, needs_weight = ctx.needs_input_grad[:2]
+        d_beta = grad.sum(0, dtype=wide.dtype)
+        outer = product(grad.mT, h)  # sum of g h^T over the pixels
+        d_gamma = inverse * torch.addcmul((outer * wide).sum(1), mean, d_beta, value=-1)
+        d_h = d_weight = None
+        if needs_h:
+            k = scale * inverse * d_gamma / len(h)
+            row = torch.addcmul(scale * d_beta / -len(h), k, mean) @ wide
+            along = wide.mT @ (-k[:, None] * wide)
+            d_h = torch.addmm(torch.addmm(row.to(h.dtype), h, along.to(h.dtype)), grad, scaled)
+        if needs_weight:
+            d_weight = scale[:, None] * (outer - d_beta[:, None] * centre - (d_gamma * inverse)[:, None] * spread)
+        own, of_gamma, of_beta = ctx.dtypes
+        return (
+            d_h,
+            None if d_weight is None else d_weight.to(own),
+            None if of_gamma is None else d_gamma.to(of_gamma),
+            None if of_beta is None else d_beta.to(of_beta),
+            None,
+        )
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b with sums that are kept in float32 at least."""
+    if a.dtype not in HALF:
+        return a @ b
+    if not a.is_cuda:
+        return a.float() @ b.float()
+    return _wide_product(a, b) if torch.compiler.is_compiling() else torch.mm(a, b, out_dtype=torch.float32)
+
+
+@torch.library.custom_op("replearn::wide_product", mutates_args=())
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """The same for the compiler, which need not know this form of a product."""
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+@_wide_product.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float32)
