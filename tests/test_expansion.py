@@ -86,7 +86,12 @@ def test_a_frozen_kernel_gets_no_gradient_and_a_constant_input_neither() -> None
 
 @pytest.mark.parametrize(
     "operator",
-    [operators.ReducedBottleneck(), operators.Bottleneck(), operators.ReducedBottleneck(correction="full")],
+    [
+        operators.ReducedBottleneck(),
+        operators.Bottleneck(),
+        operators.ReducedBottleneck(recompute=True),
+        operators.ReducedBottleneck(correction="full"),
+    ],
 )
 def test_operators_that_expand_at_once_train_as_those_that_do_not(
     operator: operators.Options, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,9 @@ def promised(
     case: Case, sides: Iterable[Candidate], backend: Backend, machine: Machine | None
 ) -> dict[str, Promised]:
     """Predict every candidate's training step from shapes, by label; E2E is the first."""
-    example = torch.empty(case.batch_size, 3, case.size, case.size, device="meta")
+    layout = torch.contiguous_format if backend == "tf32" else torch.channels_last
+    shape = (case.batch_size, 3, case.size, case.size)
+    example = torch.empty(shape, device="meta", memory_format=layout)
     precision = "tf32" if backend == "tf32" else "bfloat16"
     states = states_of(case.optimizer)
     costs: dict[str, ModelCost] = {}

@@ -85,7 +85,7 @@ def fake_gpu(precision: str) -> Iterator[None]:
 
     dtype = AUTOCAST.get(precision)
     was, was_dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), FusedAttention(), _autocast():
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), FusedAttention(), _as_with_a_gpu():
         warnings.filterwarnings("ignore", message=".*CUDA is not available.*")
         torch.set_autocast_enabled("cuda", dtype is not None)
         torch.set_autocast_dtype("cuda", dtype or torch.bfloat16)
@@ -100,17 +100,35 @@ def fake_gpu(precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def _autocast() -> Iterator[None]:
-    """Without a GPU torch.autocast("cuda") does nothing, and recomputing enters it anew: make it work here."""
+def _as_with_a_gpu() -> Iterator[None]:
+    """What torch leaves out without a GPU, as it is with one.
+
+    torch.autocast("cuda") does nothing there, and recomputing enters it anew; and a convolution forgets that its
+    input was channels_last.
+    """
     from torch.cuda.amp import common
 
     if torch.cuda.is_available():
         yield
         return
     was = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
+    layout = torch._C._conv_determine_backend_memory_format
     common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda including_emulation=True: True
+    torch._C._conv_determine_backend_memory_format = kept_layout
     try:
         yield
     finally:
         common.amp_definitely_not_available, torch.cuda.is_bf16_supported = was
+        torch._C._conv_determine_backend_memory_format = layout
+
+
+def kept_layout(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+    """cuDNN's rule: channels_last if the input or the kernel is."""
+    last = any(
+        tensor.dim() == 4
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+        and not tensor.is_contiguous()
+        for tensor in (input, weight)
+    )
+    return torch.channels_last if last else torch.contiguous_format

@@ -81,7 +81,7 @@ class _LinearCrossEntropy(Function):
 
 
 def aligned(matrix: Tensor) -> Tensor:
-    """The matrix with rows of zeros below, up to a multiple of EVEN, where its dtype has fast kernels that need it."""
+    """The matrix with zeros below, up to a multiple of EVEN, where its dtype has kernels that ask for it."""
     if matrix.dtype not in (torch.bfloat16, torch.float16):
         return matrix
     return pad(matrix, (0, 0, 0, -len(matrix) % EVEN))

@@ -65,9 +65,10 @@ def can_expand(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
 @torch.no_grad()
 def follow(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
     """Move a BatchNorm's running statistics as its own forward pass does."""
-    if norm.running_mean is None:
+    if norm.running_mean is None or not norm.track_running_stats:
         return
-    norm.num_batches_tracked.add_(1)
+    if norm.num_batches_tracked is not None:  # None while an operator is recomputed, with a momentum of zero
+        norm.num_batches_tracked.add_(1)
     momentum = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
     norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
     norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), momentum)
