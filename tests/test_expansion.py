@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ from replearn.operators import expansion
 from replearn.operators.expansion import can_expand, normalised_expansion
 from replearn.training.architectures import architecture
 
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NORMS = {
     "plain": lambda: nn.BatchNorm2d(12),
     "average of all": lambda: nn.BatchNorm2d(12, momentum=None),
@@ -116,6 +121,38 @@ def test_operators_that_expand_at_once_train_as_those_that_do_not(
     for (name, first), second in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(second.grad, first.grad, rtol=1e-7, atol=1e-9, msg=name)
     torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()))
+
+
+@pytest.mark.skipif(
+    HERE == "cpu" and not INTERPRETED, reason="kernels need a GPU, or Triton's interpreter: see the next test"
+)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("columns", [5, 16, 40])
+def test_the_kernels_compute_what_the_plain_steps_do(affine: bool, columns: int) -> None:
+    from replearn.operators.kernels import expanding
+
+    torch.manual_seed(0)
+    weight, spread = torch.randn(12, columns, device=HERE), torch.randn(12, columns, device=HERE)
+    spread = weight @ (spread.mT @ spread)  # a covariance has no negative variances
+    centre, outer, d_beta = torch.randn(columns), torch.randn(12, columns), torch.randn(12)
+    centre, outer, d_beta = centre.to(HERE), outer.to(HERE), d_beta.to(HERE)
+    gamma, beta = (torch.randn(12).to(HERE), torch.randn(12).to(HERE)) if affine else (None, None)
+    given = (weight, spread, centre, gamma, beta, 1e-5, torch.bfloat16)
+    expected, found = expansion.settle_plainly(*given), expanding.settle(*given)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(found[2], expected[2], rtol=1e-4, atol=1e-5)
+    slopes = (weight, outer, d_beta, expected[2], 7)
+    torch.testing.assert_close(expanding.slopes(*slopes), expansion.slopes_plainly(*slopes), rtol=1e-4, atol=1e-5)
+
+
+def test_the_kernels_run_in_tritons_interpreter() -> None:
+    if HERE == "cuda" or INTERPRETED:
+        pytest.skip("the kernels ran for real")
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "plain_steps", __file__]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.cuda

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from .fused import transformed
+from .fused import kernels_run_on, transformed
 from .layers import Convolution
 
 HALF = (torch.bfloat16, torch.float16)
@@ -84,17 +84,14 @@ class _Expansion(Function):
         centre = h.mean(0, dtype=high)
         covariance = torch.addr(product(h.mT, h), centre, centre, beta=1 / len(h), alpha=-1)
         spread = wide @ covariance
-        mean, variance = wide @ centre, (spread * wide).sum(1)
-        inverse = (variance + eps).rsqrt()
-        scale = inverse if gamma is None else inverse * gamma.to(high)
-        shift = -scale * mean if beta is None else torch.addcmul(beta.to(high), scale, mean, value=-1)
-        scaled = (scale[:, None] * wide).to(h.dtype)
-        out = torch.addmm(shift.to(h.dtype), h, scaled.mT)
-        ctx.save_for_backward(h, wide, scaled, centre, spread, mean, inverse, scale)
+        settle = _kernels().settle if by_kernels(wide) else settle_plainly
+        scaled, shift, numbers = settle(wide, spread, centre, gamma, beta, eps, h.dtype)
+        ctx.save_for_backward(h, wide, scaled, centre, spread, numbers)
+        mean, variance = numbers[0], numbers[1]
         ctx.mark_non_differentiable(mean, variance)
         ctx.set_materialize_grads(False)
         ctx.dtypes = weight.dtype, None if gamma is None else gamma.dtype, None if beta is None else beta.dtype
-        return out, mean, variance
+        return torch.addmm(shift, h, scaled.mT), mean, variance
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -106,18 +103,18 @@ class _Expansion(Function):
 
     @staticmethod
     def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        h, wide, scaled, centre, spread, mean, inverse, scale = ctx.saved_tensors
+        h, wide, scaled, centre, spread, numbers = ctx.saved_tensors
         needs_h, needs_weight = ctx.needs_input_grad[:2]
         d_beta = grad.sum(0, dtype=wide.dtype)
         outer = product(grad.mT, h)  # sum of g h^T over the pixels
-        d_gamma = inverse * torch.addcmul((outer * wide).sum(1), mean, d_beta, value=-1)
+        slopes = _kernels().slopes if by_kernels(wide) else slopes_plainly
+        d_gamma, turned, offsets = slopes(wide, outer, d_beta, numbers, len(h))
         d_h = d_weight = None
         if needs_h:
-            k = scale * inverse * d_gamma / len(h)
-            row = torch.addcmul(scale * d_beta / -len(h), k, mean) @ wide
-            along = wide.mT @ (-k[:, None] * wide)
-            d_h = torch.addmm(torch.addmm(row.to(h.dtype), h, along.to(h.dtype)), grad, scaled)
+            row, along = (offsets @ wide).to(h.dtype), (wide.mT @ turned).to(h.dtype)
+            d_h = torch.addmm(torch.addmm(row, h, along), grad, scaled)
         if needs_weight:
+            _, _, inverse, scale = numbers
             d_weight = scale[:, None] * (outer - d_beta[:, None] * centre - (d_gamma * inverse)[:, None] * spread)
         own, of_gamma, of_beta = ctx.dtypes
         return (
@@ -127,6 +124,39 @@ class _Expansion(Function):
             None if of_beta is None else d_beta.to(of_beta),
             None,
         )
+
+
+def settle_plainly(
+    weight: Tensor, spread: Tensor, centre: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The kernel and the shift with the norm in them; and mean, variance, 1 / sigma and scale of every channel."""
+    mean, variance = weight @ centre, (spread * weight).sum(1)
+    inverse = (variance + eps).rsqrt()
+    scale = inverse if gamma is None else inverse * gamma.to(weight.dtype)
+    shift = -scale * mean if beta is None else torch.addcmul(beta.to(weight.dtype), scale, mean, value=-1)
+    return (scale[:, None] * weight).to(dtype), shift.to(dtype), torch.stack([mean, variance, inverse, scale])
+
+
+def slopes_plainly(
+    weight: Tensor, outer: Tensor, d_beta: Tensor, numbers: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slope of gamma; -diag(k) W; and k mean - s sum(g) / P."""
+    mean, _, inverse, scale = numbers
+    d_gamma = inverse * torch.addcmul((outer * weight).sum(1), mean, d_beta, value=-1)
+    k = scale * inverse * d_gamma / count
+    return d_gamma, -k[:, None] * weight, torch.addcmul(scale * d_beta / -count, k, mean)
+
+
+def by_kernels(tensor: Tensor) -> bool:
+    """Each of the two in one launch instead of a dozen; the compiler fuses the plain ones itself."""
+    return kernels_run_on(tensor) and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
+
+
+def _kernels() -> Any:
+    from .kernels import expanding
+
+    return expanding
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -1,0 +1,92 @@
+"""The small steps of `expansion.py` in one kernel each way: a program takes one output channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+jit: Any = triton.jit
+
+
+@jit
+def settle_kernel(
+    weight, spread, centre, gamma, beta, scaled, shift, numbers, eps, columns, rows,
+    HAS_GAMMA: tl.constexpr, HAS_BETA: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    w = tl.load(weight + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    a = tl.load(spread + row * columns + column, mask=inside, other=0.0)
+    m = tl.load(centre + column, mask=inside, other=0.0)
+    mean, variance = tl.sum(w * m), tl.sum(w * a)
+    inverse = 1.0 / tl.sqrt(variance + eps)
+    scale = inverse
+    if HAS_GAMMA:
+        scale = inverse * tl.load(gamma + row).to(tl.float32)
+    moved = -scale * mean
+    if HAS_BETA:
+        moved += tl.load(beta + row).to(tl.float32)
+    tl.store(scaled + row * columns + column, (scale * w).to(scaled.dtype.element_ty), mask=inside)
+    tl.store(shift + row, moved.to(shift.dtype.element_ty))
+    tl.store(numbers + row, mean)
+    tl.store(numbers + rows + row, variance)
+    tl.store(numbers + 2 * rows + row, inverse)
+    tl.store(numbers + 3 * rows + row, scale)
+
+
+@jit
+def slopes_kernel(
+    weight, outer, sums, numbers, d_gamma, turned, offsets, count, columns, rows, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    w = tl.load(weight + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    o = tl.load(outer + row * columns + column, mask=inside, other=0.0)
+    d_beta = tl.load(sums + row)
+    mean, inverse = tl.load(numbers + row), tl.load(numbers + 2 * rows + row)
+    scale = tl.load(numbers + 3 * rows + row)
+    slope = inverse * (tl.sum(w * o) - mean * d_beta)
+    k = scale * inverse * slope / count
+    tl.store(d_gamma + row, slope)
+    tl.store(turned + row * columns + column, -k * w, mask=inside)
+    tl.store(offsets + row, k * mean - scale * d_beta / count)
+
+
+def settle(
+    weight: Tensor, spread: Tensor, centre: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As `expansion.settle_plainly`."""
+    rows, columns = weight.shape
+    scaled = torch.empty((rows, columns), dtype=dtype, device=weight.device)
+    shift = torch.empty(rows, dtype=dtype, device=weight.device)
+    numbers = torch.empty((4, rows), device=weight.device)
+    settle_kernel[(rows,)](
+        weight, spread, centre, weight if gamma is None else gamma, weight if beta is None else beta,
+        scaled, shift, numbers, eps, columns, rows,
+        HAS_GAMMA=gamma is not None, HAS_BETA=beta is not None, BLOCK=block_for(columns),
+    )  # fmt: skip
+    return scaled, shift, numbers
+
+
+def slopes(
+    weight: Tensor, outer: Tensor, d_beta: Tensor, numbers: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `expansion.slopes_plainly`."""
+    rows, columns = weight.shape
+    turned = torch.empty((rows, columns), device=weight.device)
+    d_gamma, offsets = torch.empty((2, rows), device=weight.device).unbind()
+    slopes_kernel[(rows,)](
+        weight, outer, d_beta, numbers, d_gamma, turned, offsets, count, columns, rows, BLOCK=block_for(columns)
+    )
+    return d_gamma, turned, offsets
+
+
+def block_for(columns: int) -> int:
+    return max(16, int(triton.next_power_of_2(columns)))
