@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from tiny import Own
@@ -18,21 +17,7 @@ from torch import Tensor, nn
 import replearn
 from replearn import ReplearnError, operators
 from replearn.operators.options import Options, ReadingOptions
-
-ACTIVATIONS: dict[str, Callable[[], Any]] = {
-    "ReLU": nn.ReLU,
-    "in place": lambda: nn.ReLU(inplace=True),
-    "PReLU": nn.PReLU,
-    "function": lambda: F.gelu,
-}
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "BatchNorm": nn.BatchNorm2d,
-    "bare BatchNorm": lambda width: nn.BatchNorm2d(width, affine=False),
-    "batch statistics": lambda width: nn.BatchNorm2d(width, track_running_stats=False),
-    "GroupNorm": lambda width: nn.GroupNorm(2, width),
-    "InstanceNorm": lambda width: nn.InstanceNorm2d(width, affine=True),
-    "none": lambda width: nn.Identity(),
-}
+from torture.models import ACTIVATIONS, CONV_NORMS, Basic, Bottleneck
 
 
 @dataclass(frozen=True)
@@ -61,52 +46,6 @@ class Shape:
         size = (3, self.width) if self.block == "own" else (3, 5, self.width)
         size = (3, self.width, 6, 6) if self.block in ("basic", "bottleneck") else size
         return torch.randn(size, generator=torch.Generator().manual_seed(1)).to(self.dtype)
-
-
-class Residual(nn.Module):
-    """Convolutions of any sort around a shortcut."""
-
-    def __init__(self, shape: Shape, middle: int) -> None:
-        super().__init__()
-        first, last = (1, 1) if shape.block == "bottleneck" else (shape.kernel, shape.kernel)
-        self.first = self.conv(shape, shape.width, middle, first)
-        self.between = self.conv(shape, middle, middle, shape.kernel) if shape.block == "bottleneck" else None
-        self.last = self.conv(shape, middle, shape.width, last)
-        self.norm = NORMS[shape.norm](shape.width)
-        self.activation = ACTIVATIONS[shape.activation]()
-
-    @staticmethod
-    def conv(shape: Shape, inputs: int, outputs: int, kernel: int) -> nn.Conv2d:
-        groups = shape.groups if kernel > 1 else 1
-        padding = shape.dilation * (kernel // 2)
-        return nn.Conv2d(
-            inputs, outputs, kernel, padding=padding, dilation=shape.dilation, groups=groups, bias=shape.bias
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.activation(self.first(x))
-        if self.between is not None:
-            y = self.activation(self.between(y))
-        out: Tensor = self.activation(x + self.norm(self.last(y)))
-        return out
-
-
-class Basic(Residual):
-    replearn_anatomy = replearn.anatomy(
-        "mine", "basic", conv1="first", conv2="last", norm="norm", activation="activation"
-    )
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, shape.width)
-
-
-class Bottleneck(Residual):
-    replearn_anatomy = replearn.anatomy(
-        "mine", "bottleneck", conv1="first", conv2="between", conv3="last", norm="norm", activation="activation"
-    )
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, shape.width // 2)
 
 
 def encoder_layer(shape: Shape) -> nn.Module:
@@ -170,7 +109,7 @@ def shapes(block: str) -> st.SearchStrategy[Shape]:
         dilation=st.sampled_from([1, 2]),
         kernel=st.sampled_from([1, 3]),
         bias=st.booleans(),
-        norm=st.sampled_from(sorted(NORMS)),
+        norm=st.sampled_from(sorted(CONV_NORMS)),
         activation=st.sampled_from(sorted(ACTIVATIONS)),
         container=st.sampled_from(["list", "sequence", "mixed"]),
         twins=st.sampled_from([1, 2]),
