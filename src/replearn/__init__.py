@@ -12,6 +12,7 @@ from .deployment import deploy
 from .errors import ReplearnError
 from .folding import Fold, find_folds
 from .hugging_face import from_pretrained
+from .merging import Merge, find_merges
 from .optimizing import param_groups
 from .placements import Placement
 from .planning import plan
@@ -31,6 +32,7 @@ __all__ = [
     "Fold",
     "LoadedBackbone",
     "Machine",
+    "Merge",
     "ModelCost",
     "Part",
     "Placement",
@@ -44,6 +46,7 @@ __all__ = [
     "deploy",
     "estimate",
     "find_folds",
+    "find_merges",
     "find_stacks",
     "from_pretrained",
     "load",

@@ -10,6 +10,7 @@ from torch import nn
 
 from .carrying import drop_
 from .errors import ReplearnError
+from .merging import merge_, refuse_unfit
 from .streamlining import Folding, check_backend, check_ready, on_backend, settle_
 from .surgery import operators_of, plan_of, set_submodule
 from .verifying import tensors_in as tensors_in
@@ -21,6 +22,7 @@ def deploy(
     example: Any = None,
     *,
     fold: Folding = "all",
+    merge: bool = False,
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
@@ -34,8 +36,13 @@ def deploy(
     and compared; a difference beyond rounding raises ReplearnError, as do a model that was not replaced,
     one in train mode and one on two devices.
 
-    `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast and
-    `compile` (True, or a mode of torch.compile) compiles it: both are ways to run, not to store, a model.
+    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I (`find_merges` says where): the
+    fastest form, equal in float32. It is not the default because x then passes through the weight: in half
+    precision or TF32 it is rounded to that, and INT8 quantizes W + I more coarsely than W.
+
+    `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
+    weights cast once, and `compile` (True, or a mode of torch.compile) compiles it: both are ways to run, not to
+    store, a model.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32()
@@ -45,6 +52,7 @@ def deploy(
     plan_of(model)
     check_ready(model)
     check_backend(dtype, compile)
+    refuse_unfit(merge)
     if fold not in ("all", "operators"):
         raise ReplearnError(
             f"fold={fold!r}: write 'all' to fold the BatchNorms of the whole network, or 'operators' for those of "
@@ -55,6 +63,8 @@ def deploy(
     for name, operator in list(operators_of(plain)):
         fused = operator.fuse()
         refuse_infinite(name, fused)
+        if merge:
+            fused = operator.labelled(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
     settle_(plain, fold=fold, channels_last=channels_last)
     if example is not None:

@@ -22,7 +22,7 @@ from .surgery import set_submodule
 from .tracing import is_sequence, left_alone, runs_nothing, trace
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "FrozenBatchNorm2d")
 _NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d")  # timm's
 
@@ -222,7 +222,7 @@ def kind_of(module: nn.Module) -> str | None:
 def is_convolution(module: nn.Module) -> bool:
     """A convolution of torch's own, or timm's that pads as TensorFlow does."""
     padded = type(module).__name__ == "Conv2dSame" and type(module).__module__.startswith("timm.")
-    return type(module) in _CONVOLUTIONS or padded
+    return type(module) in CONVOLUTIONS or padded
 
 
 def channels_of(conv: Any) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from .anatomy import Anatomy
@@ -25,6 +26,27 @@ def residual(branch: nn.Module, activation: Callable[[Tensor], Tensor] | None = 
         total = graph.call_function(activation, (total,))
     graph.output(total)
     return _module(modules, graph, "Residual")
+
+
+def parts_of_residual(module: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None] | None:
+    """The branch and the activation of what `residual` made; None for anything else."""
+    if not isinstance(module, fx.GraphModule):
+        return None
+    x, *steps, output = module.graph.nodes
+    if len(steps) not in (2, 3) or output.args != (steps[-1],):
+        return None
+    branch, total, *after = steps
+    if (branch.op, branch.target, branch.args) != ("call_module", "branch", (x,)):
+        return None
+    if (total.op, total.target, total.args) != ("call_function", torch.add, (x, branch)):
+        return None
+    if not after:
+        return module.get_submodule("branch"), None
+    (last,) = after
+    if last.args != (total,) or last.kwargs:
+        return None
+    activation = module.get_submodule(str(last.target)) if last.op == "call_module" else last.target
+    return module.get_submodule("branch"), activation
 
 
 def gated_mlp(layers: Mapping[str, nn.Module], activation: nn.Module) -> nn.Module:
@@ -71,9 +93,11 @@ def _module(modules: Mapping[str, nn.Module], graph: fx.Graph, name: str) -> fx.
 
 
 def as_module(function: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of the module, or a graph that calls the function."""
+    """A copy of the module, or one that calls the function."""
     if isinstance(function, nn.Module):
         return copy.deepcopy(function)
+    if function in (torch.relu, F.relu):
+        return nn.ReLU()
     graph = fx.Graph()
     graph.output(graph.call_function(function, (graph.placeholder("x"),)))
     return _module({}, graph, "Function")

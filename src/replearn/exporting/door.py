@@ -111,8 +111,8 @@ def check_exportable(model: nn.Module) -> None:
     """Refuse what is not a plain model in eval mode."""
     if isinstance(model, Autocast):
         raise ReplearnError(
-            "A model deployed with dtype= runs under autocast, which is a way to run and not to store it. Export "
-            "its plain model (model.model), or deploy without dtype."
+            "A model deployed with dtype= runs under autocast, which is a way to run and not to store it, and "
+            "has its weights cast. Export what deploy gives without dtype."
         )
     check_ready(model)
     for name, module in model.named_modules():

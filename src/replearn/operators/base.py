@@ -121,10 +121,14 @@ class Operator(nn.Module, ABC):
 
         with torch.no_grad():
             module = as_block(self.plain(), self.target.anatomy)
+        return self.labelled(module).eval()
+
+    def labelled(self, module: nn.Module) -> nn.Module:
+        """Give a module that stands for this operator the labels that its block had."""
         for name, value in self._labels.items():
             if not hasattr(module, name):
                 setattr(module, name, value)
-        return module.eval()
+        return module
 
     def extra_repr(self) -> str:
         return f"{self.target.operator.label()}, position {self.target.position} of {self.target.stack}"
