@@ -71,6 +71,16 @@ def test_a_row_has_all_sides_their_ratios_and_equal_outputs(found: dict[str, Any
             assert row["output_difference"] is None  # bfloat16 rounds more than there is to see
         else:
             assert row["output_difference"] < 1e-5
+        assert row["merged"] == 3
+    counts = found["counts"]["cifar_resnet:20:4"]
+    for numbers in ("fp32", "amp"):
+        base, other = counts[numbers][E2E], counts[numbers][DEPLOYED]
+        # three blocks of conv, bias, relu, conv, bias, sum, relu became conv, bias, relu
+        assert base["launches"] - other["launches"] == 12
+        assert all(base[what] > other[what] for what in base)
+    kernel = 2 * 9 * 4 * 4 * 8 * 8  # FLOPs of one convolution; each stage has as many
+    assert counts["fp32"][E2E]["flops"] - counts["fp32"][DEPLOYED]["flops"] == 3 * kernel
+    assert found["setting"]["merge"]
     assert found["format"] == "replearn-bench-inference-1"
     assert found["hardware"]["threads"] == torch.get_num_threads()
     assert found["numbers"]["amp"] == "bfloat16"
@@ -142,13 +152,20 @@ def test_inference_from_the_command_line(tmp_path: Path) -> None:
     words = "--device cpu --models vit:16:4:2:4 --size 8 --batches 1 --backends fp32 --rounds 2 --out"
     done = call(*words.split(), str(file))
     assert done.exit_code == 0, done.output
-    header, line, told = done.output.strip().splitlines()
+    about, header, line, counted, counts, _, told = done.output.strip().splitlines()
+    assert "its operators' sums merged into their weights" in about
+    assert counted == "by counting, E2E over RepL deployed:"
+    assert counts.startswith("vit:16:4:2:4   fp32  launches 46 / 37 = 1.243, module calls")
     assert header.startswith("model")
     assert line.startswith("vit:16:4:2:4")
     assert told.replace("\n", "") == str(file)
     data = json.loads(file.read_text())
     assert data["setting"]["batches"] == [1]
     assert data["rows"][0]["targets"] == "1 of 4"
+    assert data["rows"][0]["merged"] == 1
+    done = call(*words.split()[:-1], "--no-merge")
+    assert "its operators' sums as they are" in done.output
+    assert "launches 46 / 38" in done.output
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ print("equal")
 
 def test_the_files_of_a_resnet_run_where_replearn_is_not_installed(tmp_path: Path) -> None:
     model, x = subject("torchvision_basic")
-    plain = replearn.deploy(model, x)
+    plain = replearn.deploy(model, x, merge=True)  # the form furthest from what was trained
     for suffix in ("pt2", "onnx", "safetensors"):
         made = export(plain, tmp_path / f"model.{suffix}", x)
         assert made.path.is_file()
@@ -81,7 +81,7 @@ def test_the_files_of_a_resnet_run_where_replearn_is_not_installed(tmp_path: Pat
 )
 def test_every_kind_of_model_is_exported_and_read_back(name: str, to: str, tmp_path: Path) -> None:
     model, batch = subject(name)
-    made = export(replearn.deploy(model, batch), tmp_path / f"model.{to}", batch)
+    made = export(replearn.deploy(model, batch, merge=True), tmp_path / f"model.{to}", batch)
     assert (made.format, made.batch_sizes) == (to, (1, 3))
     assert made.difference <= 1e-4
 
@@ -110,7 +110,7 @@ def refusals() -> dict[str, tuple[Any, str]]:
             r"still has operators \(layer1.1\). Export replearn.dep",
         ),
         "train mode": (lambda f: export(plain.train(), f / "m.onnx", x), "it is in train mode"),
-        "autocast": (lambda f: export(low, f / "m.onnx", x), r"Export its plain model \(model.model\)"),
+        "autocast": (lambda f: export(low, f / "m.onnx", x), "Export what deploy gives without dtype"),
         "format": (
             lambda f: export(plain, f / "m.onnx", x, to="tflite"),
             "There is no format 'tflite'; there are onnx, p",
@@ -159,6 +159,10 @@ def test_the_command_exports_a_run_and_a_checkpoint(tmp_path: Path, monkeypatch:
     assert done.exit_code == 0, done.output
     assert "read back and compared with the model on random input, batch 1, 3" in done.output
     assert "bn1" not in " ".join(__import__("safetensors.torch").torch.load_file("plain.safetensors"))
+    done = call("export", "run.safetensors", "--model", "mine.py:make", "--merge", "-o", "merged.safetensors")
+    assert done.exit_code == 0, done.output
+    assert "merge: layer1.1 -> Conv2d" in done.output
+    assert "layer1.1.0.weight" in __import__("safetensors.torch").torch.load_file("merged.safetensors")
     done = call("export", "run.safetensors", "-o", "plain.pt2")
     assert done.exit_code == 2
     assert "add --model" in done.output + done.stderr

@@ -1,7 +1,7 @@
 """Merge an operator's sum with its input into the weight of its one linear map.
 
     x + W x + b   = (W + I) x + b
-    x + K * x + b = (K + D) * x + b      D: the kernel that returns its input, 1 at the centre of each channel's own
+    x + K * x + b = (K + D) * x + b      D: the kernel that returns its input, 1 at each channel's own centre
 
 Exact but for rounding, and one launch, one call and one read of x less. Only a branch that is nothing but that map
 can take the sum up: a norm before it (HeadWise, MLP) or an activation inside (bottlenecks) keeps it outside.
@@ -93,7 +93,7 @@ def objection(layer: nn.Module) -> str | None:
         same = found.in_features == found.out_features
         return None if same else f"its Linear maps {found.in_features} features to {found.out_features}"
     if type(layer) is not nn.Conv2d:
-        return f"it adds x to a {type(layer).__name__}, which is not one linear layer"
+        return f"its branch is a {type(layer).__name__}, not one linear layer"
     if found.in_channels != found.out_channels or any(step != 1 for step in found.stride):
         return "its convolution changes the width or the resolution"
     if any(size % 2 == 0 for size in found.kernel_size):

@@ -30,7 +30,7 @@ def residual(branch: nn.Module, activation: Callable[[Tensor], Tensor] | None = 
 
 def parts_of_residual(module: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None] | None:
     """The branch and the activation of what `residual` made; None for anything else."""
-    if not isinstance(module, fx.GraphModule):
+    if not isinstance(module, fx.GraphModule) or len(module.graph.nodes) < 4:
         return None
     x, *steps, output = module.graph.nodes
     if len(steps) not in (2, 3) or output.args != (steps[-1],):

@@ -130,7 +130,7 @@ def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str)
 
 @torch.no_grad()
 def cast_once_(model: nn.Module, dtype: torch.dtype) -> None:
-    """Store in `dtype` the weights that autocast would cast at every call: the same values, two launches less a layer.
+    """Store in `dtype` what autocast would cast at every call: the same values, two launches less a layer.
 
     Layers whose weights may be seen by other code than their own stay: shared ones, and those of a module
     whose class reads a `weight` anywhere.

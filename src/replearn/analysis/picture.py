@@ -132,13 +132,11 @@ def _gradient(axes: Any, analysis: Analysis) -> None:
             ms=22,
             label="through the output" if place == 0 else None,
         )
-        axes.annotate(
-            f"cosine {bias.cosine:.2f}", (place, 0), (0, 4), textcoords="offset points",
-            ha="center", fontsize=7.5, color="white",
-        )  # fmt: skip
     top = max(max(bias.measured, bias.through_output) / (bias.true or 1.0) for _, bias in rows)
     axes.set_ylim(0, 1.45 * top or 1)
-    axes.set_xticks(range(len(rows)), [label for label, _ in rows], fontsize=7.5)
+    # below the axis, not in the bar, which may be narrower or lower than the words
+    labels = [f"{label}\ncosine {bias.cosine:.2f}" for label, bias in rows]
+    axes.set_xticks(range(len(rows)), labels, fontsize=7.5)
     axes.set_title("Gradient bias |grad J - grad l| / |grad l|", fontsize=9.5)
     size = found.stopped.true or 1.0
     axes.text(

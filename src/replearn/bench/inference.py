@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from ..errors import ReplearnError
+from ..merging import find_merges
 from ..training.results import hardware_of, versions_of
 from ..verifying import compare, tensors_in
+from .inference_counts import counted
 from .inference_paper import printed
 from .inference_sides import BACKENDS, DEPLOYED, DYNAMIC, E2E, OPERATORS, Sides, make_sides, runner
 from .timing import Timing, interleave, ratio
@@ -33,6 +35,7 @@ class Setting:
     size: int = 224
     first: int = 2
     rounds: int = 20
+    merge: bool = True  # deployed RepL takes its operators' sums into their weights
 
     def cells(self, device: torch.device) -> Iterator[tuple[str, int, str]]:
         for model in self.models:
@@ -47,16 +50,19 @@ def measure(setting: Setting, device: torch.device, told: Callable[[dict[str, An
     """Every cell of the setting; `told` hears of each row as it is measured."""
     check(setting)
     begin, rows = time.perf_counter(), []
+    counts: dict[str, Any] = {}
     sides: dict[str, Sides] = {}
     for model, batch, backend in setting.cells(device):
         if model not in sides:
             sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
+            counts[model] = counted(sides[model], setting.size, setting.merge)
         rows.append(row_of(sides[model], model, batch, backend, setting, device))
         told(rows[-1])
     return {
         "format": FORMAT,
         "setting": asdict(setting),
         "rows": rows,
+        "counts": counts,
         "seconds": round(time.perf_counter() - begin, 1),
         "numbers": {
             "conv": "tf32" if torch.backends.cudnn.allow_tf32 and device.type == "cuda" else "float32",
@@ -76,7 +82,7 @@ def row_of(
     images = torch.randn(batch, 3, setting.size, setting.size, device=device)
     if backend.startswith("channels_last"):
         images = images.contiguous(memory_format=torch.channels_last)
-    built = sides.built(backend, kinds)
+    built = sides.built(backend, kinds, merge=setting.merge)
     difference = difference_of(sides, built, images, backend)
     bodies = {kind: runner(made, images, backend) for kind, made in built.items()}
     rounds = setting.rounds if batch > 1 else 2 * setting.rounds
@@ -86,6 +92,7 @@ def row_of(
         "batch": batch,
         "backend": backend,
         "targets": f"{sides.num_targets} of {sides.num_blocks}",
+        "merged": num_merged(sides, backend) if setting.merge else 0,
         "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
         "speedup": {
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED]))
@@ -100,6 +107,11 @@ def row_of(
         "output_difference": difference,
         "paper": {table: asdict(row) for table, row in printed(model, batch, backend).items()},
     }
+
+
+def num_merged(sides: Sides, backend: str) -> int:
+    """How many operators' sums went into a weight on this backend."""
+    return sum(merge.layer is not None for merge in find_merges(sides.replaced, dtype=sides.dtype_of(backend)))
 
 
 def spread(timing: Timing) -> dict[str, float]:

@@ -29,28 +29,37 @@ class Sides:
     num_targets: int
     num_blocks: int
 
-    def built(self, backend: str, kinds: tuple[str, ...]) -> dict[str, nn.Module]:
-        """The sides as this backend runs them; the backend is the same for all of them."""
-        last = backend.startswith("channels_last")
+    def built(self, backend: str, kinds: tuple[str, ...], *, merge: bool = True) -> dict[str, nn.Module]:
+        """The sides as this backend runs them; the backend is the same for all of them.
+
+        E2E and deployed RepL are each in the fastest form that there is for them.
+        """
+        last, dtype = backend.startswith("channels_last"), self.dtype_of(backend)
         makers: dict[str, Callable[[], nn.Module]] = {
-            E2E: lambda: streamline(self.end_to_end, channels_last=last),
+            E2E: lambda: streamline(self.end_to_end, channels_last=last, dtype=dtype),
             DYNAMIC: lambda: in_layout(copy.deepcopy(self.replaced), last),
             OPERATORS: lambda: deploy(self.replaced, fold="operators", channels_last=last),
-            DEPLOYED: lambda: deploy(self.replaced, channels_last=last),
+            DEPLOYED: lambda: deploy(self.replaced, merge=merge, channels_last=last, dtype=dtype),
         }
-        return {kind: on(makers[kind](), backend) for kind in kinds}
+        return {kind: on(makers[kind](), backend, dtype) for kind in kinds}
+
+    def dtype_of(self, backend: str) -> torch.dtype | None:
+        """What autocast computes in on this backend."""
+        if backend != "amp":
+            return None
+        device = next(self.end_to_end.parameters()).device
+        return torch.float16 if device.type == "cuda" else torch.bfloat16
 
 
 def in_layout(model: nn.Module, channels_last: bool) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if channels_last else model  # type: ignore[call-overload]
 
 
-def on(model: nn.Module, backend: str) -> nn.Module:
+def on(model: nn.Module, backend: str, dtype: torch.dtype | None) -> nn.Module:
     if backend not in BACKENDS:
         raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
-    if backend == "amp":
-        device = next(model.parameters()).device
-        return Autocast(model, torch.float16 if device.type == "cuda" else torch.bfloat16)
+    if dtype is not None and not isinstance(model, Autocast):
+        return Autocast(model, dtype)
     if backend.endswith("+compile"):
         model.compile(dynamic=False)
     return model

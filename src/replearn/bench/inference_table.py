@@ -32,3 +32,26 @@ HEADER = (
     f"{'model':14} {'batch':>5} {'backend':22} {'E2E':>8}  {'dynamic':>8}  {'op. only':>8}  {'deployed':>8}   "
     "deployed is faster than ... by"
 )
+
+
+def heading(setting: dict[str, Any]) -> str:
+    """What the sides are, in a line."""
+    sums = f"its operators' sums {'merged into their weights' if setting['merge'] else 'as they are'}"
+    return (
+        "E2E and RepL deployed: BatchNorms folded, under amp weights cast once; RepL deployed: "
+        f"{sums}. dynamic and op. only: as trained, and as timm's reparameterize_model."
+    )
+
+
+def lines_of_counts(counts: dict[str, Any]) -> list[str]:
+    """E2E over deployed RepL by what is counted: what the speedup would be if that alone took time."""
+    lines = ["by counting, E2E over RepL deployed:"]
+    for model, found in counts.items():
+        for numbers, sides in found.items():
+            base, other = sides[E2E], sides[DEPLOYED]
+            told = ", ".join(
+                f"{what.replace('_', ' ')} {base[what]:,} / {other[what]:,} = {base[what] / other[what]:.3f}"
+                for what in base
+            )
+            lines.append(f"{model:14} {numbers:5} {told}")
+    return lines

@@ -25,6 +25,9 @@ def inference(
     compile_all: Annotated[
         bool, typer.Option("--compile-all", help="Compile every model at every batch size; minutes.")
     ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge/--no-merge", help="Deployed RepL with its operators' sums in their weights.")
+    ] = True,
     int8: Annotated[
         bool, typer.Option("--int8", help="INT8 against float32 on the CPU instead; compiles for minutes.")
     ] = False,
@@ -32,7 +35,8 @@ def inference(
 ) -> None:
     """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
 
-    Medians with synchronisation, in turns. BatchNorms are folded on the E2E side too.
+    Medians with synchronisation, in turns. BatchNorms are folded on the E2E side too. At the end: the ratio of
+    kernel launches, module calls, FLOPs and bytes, which is what each of them alone would give.
 
     Examples:
 
@@ -47,7 +51,7 @@ def inference(
     from ..bench.inference import MODELS, Setting, measure
     from ..bench.inference_int8 import int8_rows
     from ..bench.inference_sides import BACKENDS
-    from ..bench.inference_table import HEADER, line_of
+    from ..bench.inference_table import HEADER, heading, line_of, lines_of_counts
     from ..training.fit import device_named
     from ..training.results import hardware_of, versions_of, write_atomically
 
@@ -59,7 +63,14 @@ def inference(
     chosen = tuple(backends.split(",")) if backends else BACKENDS
     compiled = {"compiled": tuple((name, batch) for name in names for batch in sizes)} if compile_all else {}
     setting = Setting(
-        models=names, batches=sizes, backends=chosen, size=size, first=first, rounds=rounds, **compiled
+        models=names,
+        batches=sizes,
+        backends=chosen,
+        size=size,
+        first=first,
+        rounds=rounds,
+        merge=merge,
+        **compiled,
     )
     if int8:
         small = names if models else ("resnet34", "vit_small_16")
@@ -73,8 +84,11 @@ def inference(
     where = device_named(device)
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
+    typer.echo(heading({"merge": merge}))
     typer.echo(HEADER)
     found = measure(setting, where, lambda row: typer.echo(line_of(row)))
+    for line in lines_of_counts(found["counts"]):
+        typer.echo(line)
     if out is not None:
         write_atomically(out, json.dumps(found, indent=1))
         typer.echo(out)

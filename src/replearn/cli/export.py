@@ -26,6 +26,10 @@ def export(
     size: Annotated[int, typer.Option(help="Side length of the images, for a named model.")] = 224,
     opset: Annotated[int | None, typer.Option(help="Of an ONNX file; torch's choice if not given.")] = None,
     fold: Annotated[str, typer.Option(help="Fold BatchNorms of 'all' blocks, or of 'operators'.")] = "all",
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Take each operator's sum x + Wx into its weight; fastest, not for INT8."),
+    ] = False,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Fix the batch size.")] = False,
 ) -> None:
     """Deploy a trained model and write it as weights, as a torch.export archive or as ONNX.
@@ -49,6 +53,7 @@ def export(
     from ..exporting import export as write
     from ..exporting import format_of
     from ..exporting.own_models import built_by
+    from ..merging import find_merges
     from ..streamlining import streamline
     from ..training.architectures import architecture
     from ..training.trained import filled, read_trained
@@ -69,5 +74,11 @@ def export(
             fresh, example = architecture(model, num_classes=num_classes, size=size), torch.randn(2, 3, size, size)
         trained = filled(fresh, source)
     replaced = hasattr(trained, PLAN)
-    plain = deploy(trained, example, fold=cast(Any, fold)) if replaced else streamline(trained, example)
+    if merge and not replaced:
+        raise ReplearnError(f"--merge: {source} holds a model without operators, so there is no sum to merge.")
+    plain = (
+        deploy(trained, example, fold=cast(Any, fold), merge=merge) if replaced else streamline(trained, example)
+    )
+    for found in find_merges(trained) if merge else ():
+        typer.echo(f"merge: {found}")
     typer.echo(str(write(plain, out, example, to=to, opset=opset, dynamic_batch=not fixed_batch)))

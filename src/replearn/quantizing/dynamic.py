@@ -14,8 +14,9 @@ from .readiness import check_quantizable, torchao
 def quantize_dynamic(model: nn.Module) -> nn.Module:
     """Return a copy of a deployed transformer whose linear layers compute in INT8; no data is needed.
 
-    Raises ReplearnError for a model with operators, in train mode or on two devices, and for one without
-    linear layers. Compile the result for speed: it is slower than float32 without.
+    Give a model that was deployed without `merge=True`: nothing in a merged one tells, and W + I has one scale for
+    ones and small weights alike. Raises ReplearnError for a model with operators, in train mode or on two
+    devices, and for one without linear layers. Compile the result for speed: it is slower than float32 without.
     """
     check_quantizable(model)
     if not any(type(module) is nn.Linear for module in model.modules()):

@@ -18,8 +18,10 @@ def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     """Return a copy of a deployed CNN that computes in INT8, its scales set by running it on `batches`.
 
     The batches are inputs as the model takes them, all of one shape but for the batch size, which stays free.
-    Raises ReplearnError for none, for batches of unlike shapes, and for ones that the model can't be run on. The
-    result simulates INT8 exactly and slowly; torch.compile turns it into INT8 kernels.
+    Give a model that was deployed without `merge=True`: nothing in a merged one tells, and W + I has one scale for
+    ones and small weights alike. Raises ReplearnError for none, for batches of unlike shapes, and for ones that
+    the model can't be run on. The result simulates INT8 exactly and slowly; torch.compile turns it into INT8
+    kernels.
     """
     check_quantizable(model)
     given = checked(model, list(batches))

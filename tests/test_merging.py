@@ -1,0 +1,240 @@
+"""Merged sums: the same map with a launch less, for every convolution and matrix that can take x up."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from test_properties import any_options, placements, shapes
+from torch import Tensor, fx, nn
+from zoo import ZOO, outputs
+
+import replearn
+from replearn import ReplearnError, operators
+from replearn.merging import merge_, merged, objection
+from replearn.plain import as_module, parts_of_residual, residual
+from replearn.streamlining import Autocast, cast_once_
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
+
+
+LAYERS: dict[str, Any] = {
+    "3x3": lambda: nn.Conv2d(6, 6, 3, padding=1),
+    "no bias": lambda: nn.Conv2d(6, 6, 3, padding=1, bias=False),
+    "1x1": lambda: nn.Conv2d(6, 6, 1),
+    "groups": lambda: nn.Conv2d(6, 6, 3, padding=1, groups=3),
+    "depthwise": lambda: nn.Conv2d(6, 6, 5, padding=2, groups=6),
+    "dilated": lambda: nn.Conv2d(6, 6, 3, padding=2, dilation=2),
+    "oblong": lambda: nn.Conv2d(6, 6, (3, 5), padding=(1, 4), dilation=(1, 2)),
+    "same": lambda: nn.Conv2d(6, 6, 5, padding="same", dilation=2),
+    "reflected": lambda: nn.Conv2d(6, 6, 3, padding=1, padding_mode="reflect"),
+    "circular": lambda: nn.Conv2d(6, 6, 3, padding=1, padding_mode="circular"),
+    "channels last": lambda: nn.Conv2d(6, 6, 3, padding=1).to(memory_format=torch.channels_last),
+    "linear": lambda: nn.Linear(7, 7),
+    "linear, no bias": lambda: nn.Linear(7, 7, bias=False),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_returns_its_input_as_well(name: str) -> None:
+    torch.manual_seed(0)
+    layer = LAYERS[name]()
+    x, before = torch.randn(2, 6, 9, 7), layer.weight.clone()
+    for made, given_x, limit in ((layer, x, 1e-5), (copy.deepcopy(layer).double(), x.double(), 1e-12)):
+        assert objection(made) is None
+        other = merged(made)
+        assert type(other) is type(made)
+        assert other.weight.stride() == made.weight.stride()
+        assert apart(given_x + made(given_x), other(given_x)) < limit
+    assert torch.equal(layer.weight, before)  # the given one is not changed
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "even": (lambda: nn.Conv2d(4, 4, 2), "kernel of (2, 2) has no centre"),
+    "unpadded": (lambda: nn.Conv2d(4, 4, 3), "is not padded to the size of x"),
+    "one side padded": (lambda: nn.Conv2d(4, 4, 3, padding=(1, 0)), "is not padded to the size of x"),
+    "strided": (lambda: nn.Conv2d(4, 4, 1, stride=2), "changes the width or the resolution"),
+    "wider": (lambda: nn.Conv2d(1, 4, 1), "changes the width or the resolution"),
+    "broadcasting": (lambda: nn.Linear(4, 1), "maps 4 features to 1"),
+    "sequence": (lambda: nn.Sequential(nn.Linear(4, 4)), "its branch is a Sequential, not one linear layer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_take_x_up_stays_and_says_why(name: str) -> None:
+    make, reason = REFUSED[name]
+    made = residual(make())
+    assert merge_(made) is made
+    assert reason in str(objection(make()))
+
+
+@pytest.mark.parametrize("activation", [None, nn.ReLU(inplace=True), nn.PReLU(), F.gelu, F.relu, torch.relu])
+def test_an_activation_after_the_sum_comes_after_the_merged_layer(activation: Any) -> None:
+    torch.manual_seed(0)
+    made, x = residual(nn.Conv2d(3, 3, 3, padding=1), activation).eval(), torch.randn(2, 3, 5, 5)
+    parts = parts_of_residual(made)
+    assert parts is not None
+    assert (parts[1] is None) == (activation is None)
+    plain = merge_(made)
+    assert type(plain) is (nn.Conv2d if activation is None else nn.Sequential)
+    with torch.no_grad():
+        assert apart(made(x.clone()), plain(x.clone())) < 1e-6
+    if activation in (F.relu, torch.relu):
+        assert type(plain[1]) is nn.ReLU
+
+
+def test_only_a_sum_with_the_input_is_taken_for_one() -> None:
+    def variant(change: str) -> nn.Module:
+        made = residual(nn.Linear(3, 3), F.gelu)
+        assert isinstance(made, fx.GraphModule)
+        _, branch, total, last, _ = made.graph.nodes
+        if change == "difference":
+            total.target = torch.sub
+        elif change == "branch alone":
+            total.args = (branch, branch)
+        elif change == "twice":
+            last.args = (branch,)
+        elif change == "setting":
+            last.kwargs = {"approximate": "tanh"}
+        elif change == "another branch":
+            branch.args = (branch.args[0],)
+            branch.target = "twig"
+        made.recompile()
+        return made
+
+    assert parts_of_residual(variant("none")) is not None
+    for change in ("difference", "branch alone", "twice", "setting", "another branch"):
+        assert parts_of_residual(variant(change)) is None
+    assert parts_of_residual(as_module(F.gelu)) is None
+    assert parts_of_residual(nn.Linear(3, 3)) is None
+
+
+@pytest.mark.parametrize("block", ["basic", "bottleneck", "transformer"])
+@given(data=st.data())
+@settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_random_operators_are_equal_merged_and_unmerged(block: str, data: st.DataObject) -> None:
+    shape, placement, options = data.draw(shapes(block)), data.draw(placements), data.draw(any_options(block))
+    if shape.dtype is torch.bfloat16:
+        shape = type(shape)(**(vars(shape) | {"dtype": torch.float64}))
+    model, x = shape.build(), shape.example()
+    try:
+        replearn.replace_(model, replearn.plan(model, operator=options, **placement))
+    except ReplearnError:
+        event("refused")
+        return
+    with torch.no_grad():  # away from starting values
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    model.eval()
+    merges = replearn.find_merges(model)
+    plain, tight = replearn.deploy(model), replearn.deploy(model, x, merge=True)
+    with torch.no_grad():
+        found = apart(plain(x), tight(x))
+    assert found < (1e-12 if shape.dtype is torch.float64 else 1e-5)
+    event(f"{sum(merge.layer is not None for merge in merges)} merged")
+    parts = [module for module in tight.modules() if parts_of_residual(module) is not None]
+    assert len(parts) == sum(merge.layer is None for merge in merges)
+    kinds = {merge.name: merge.layer for merge in merges if merge.layer}
+    for name, kind in kinds.items():
+        module: Any = tight.get_submodule(name)
+        assert type(module[0] if isinstance(module, nn.Sequential) else module).__name__ == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("cifar_resnet", operators.Basic(correction="low-rank", rank=2), "Conv2d"),
+        ("timm_vit", operators.Projection(correction="full"), "Linear"),
+        ("timm_vit", operators.AttentionMLP(), "Linear"),
+        ("hf_llama", operators.Projection(), "Linear"),
+        ("declared_tuple", operators.Projection(), "Linear"),
+        ("timm_vit", operators.HeadWise(), None),
+        ("timm_vit", operators.MLP(), None),
+        ("torchvision_bottleneck", operators.ReducedBottleneck(), None),
+    ],
+)
+def test_operators_of_every_kind_say_whether_they_merge(name: str, options: Any, expected: str | None) -> None:
+    model, batch = ZOO[name].replaced(options), ZOO[name].batch()
+    before = outputs(model, batch)
+    merges = replearn.find_merges(model)
+    assert merges[0].layer == expected
+    assert str(merges[0]).endswith(f" -> {expected}" if expected else "stays: " + merges[0].reason)
+    plain = replearn.deploy(model, batch, merge=True)
+    for one, other in zip(before, outputs(plain, batch), strict=True):
+        assert apart(one, other) < 1e-5
+    for one, other in zip(before, outputs(model, batch), strict=True):
+        assert torch.equal(one, other)  # neither door touched it
+
+
+@pytest.mark.parametrize("options", [operators.Removal(), operators.NoWeights(), operators.WholeBlock()])
+def test_operators_without_a_sum_have_nothing_to_merge(options: Any) -> None:
+    model, x = ZOO["timm_vit"].replaced(options), ZOO["timm_vit"].batch()
+    assert replearn.find_merges(model) == ()
+    assert replearn.deploy(model, x, merge=True).state_dict().keys() == replearn.deploy(model).state_dict().keys()
+
+
+def test_labels_of_a_block_stay_on_the_merged_form() -> None:
+    model = replearn.models.CifarResNet(20, width=4)
+    model.layer1[1].attention_type = "none"
+    replearn.replace_(model, replearn.plan(model, first=2))
+    plain: Any = replearn.deploy(model.eval(), merge=True)
+    assert plain.layer1[1].attention_type == "none"
+    assert type(plain.layer1[1]) is nn.Sequential
+
+
+def test_bad_input_is_told() -> None:
+    model = ZOO["cifar_resnet"].replaced()
+    with pytest.raises(ReplearnError, match="merge='yes': write True to merge each operator's sum"):
+        replearn.deploy(model, merge="yes")  # type: ignore[arg-type]
+    with pytest.raises(ReplearnError, match=r"was not replaced: call replearn\.replace_"):
+        replearn.find_merges(nn.Linear(2, 2))
+
+
+def test_under_autocast_a_transformer_keeps_its_stream_in_float32() -> None:
+    model, x = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
+    (merge,) = replearn.find_merges(model, dtype=torch.bfloat16)
+    assert "would leave float32 for bfloat16" in str(merge)
+    low: Any = replearn.deploy(model, merge=True, dtype=torch.bfloat16)
+    seen: list[torch.dtype] = []
+    low.model.blocks[2].register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
+    low(x)
+    assert seen == [torch.float32]
+    convolutions = replearn.find_merges(ZOO["cifar_resnet"].replaced(), dtype=torch.bfloat16)
+    assert all(merge.layer == "Conv2d" for merge in convolutions)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["cifar_resnet", "timm_vit", "hf_llama", "hf_mistral", "encoder_pre_norm"])
+def test_weights_cast_once_give_what_autocast_gives(name: str) -> None:
+    model, batch = ZOO[name].replaced(), ZOO[name].batch()
+    low: Any = replearn.deploy(model, dtype=torch.bfloat16)
+    every_call = Autocast(replearn.deploy(model), torch.bfloat16)
+    for one, other in zip(outputs(every_call, batch), outputs(low, batch), strict=True):
+        assert torch.equal(one, other)
+    dtypes = {p.dtype for layer in low.modules() if type(layer) is nn.Linear for p in layer.parameters()}
+    assert torch.bfloat16 in dtypes or name == "cifar_resnet"
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+
+
+def test_weights_that_other_code_may_read_are_not_cast() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.inner.weight.sum()
+
+    model = nn.Sequential(Reads(), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.LayerNorm(2))
+    model[2].weight = model[3].weight
+    cast_once_(model, torch.bfloat16)
+    low = {name for name, parameter in model.named_parameters() if parameter.dtype is torch.bfloat16}
+    assert low == {"1.weight", "1.bias"}
