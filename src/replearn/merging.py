@@ -72,15 +72,16 @@ def merge_(fused: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
 
 def merged(layer: nn.Module) -> nn.Module:
     """A copy of the layer that returns its input as well."""
-    made: Any = copy.deepcopy(layer)
-    made.weight = nn.Parameter(_plus_identity(made), requires_grad=made.weight.requires_grad)
+    made: nn.Module = copy.deepcopy(layer)
+    weight = made.get_parameter("weight")
+    made.weight = nn.Parameter(_plus_identity(weight), requires_grad=weight.requires_grad)
     return made
 
 
-def _plus_identity(layer: Any) -> Tensor:
-    weight = layer.weight.detach().clone()  # in its own memory order
+def _plus_identity(given: Tensor) -> Tensor:
+    weight = given.detach().clone()  # in its own memory order
     rows = torch.arange(len(weight), device=weight.device)
-    centre = tuple(size // 2 for size in weight.shape[2:])
+    centre: list[Any] = [size // 2 for size in weight.shape[2:]]
     # a channel's own column is counted from the first of its group
     weight[(rows, rows % weight.shape[1], *centre)] += 1
     return weight
