@@ -102,7 +102,8 @@ def main() -> None:
     about = {
         "format": "replearn-int8-1",
         "script": "benchmarks/int8.py",
-        "arguments": {name: value for name, value in vars(options).items() if isinstance(value, (int, str))},
+        "arguments": {name: value for name, value in vars(options).items() if isinstance(value, (int, str))}
+        | {"runs": ["/".join(folder.parts[-3:]) for folder in options.runs]},  # data set, method, seed
         "rows": rows,
         "hardware": hardware_of(torch.device("cpu")) | {"threads": torch.get_num_threads()},
         "versions": versions_of(),
