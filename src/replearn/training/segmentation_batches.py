@@ -151,8 +151,8 @@ class SegmentationBatches(Batches):
 
 
 def counted(labels: Tensor) -> Tensor:
-    """Classes as the loss takes them."""
-    return torch.where((labels < 0) | (labels == VOID), IGNORED, labels)
+    """Classes as the loss takes them; without `where`, whose plain number a CUDA graph can't take."""
+    return labels.masked_fill((labels < 0) | (labels == VOID), IGNORED)
 
 
 def check_settings(settings: Segmentation) -> None:
