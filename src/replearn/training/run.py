@@ -63,7 +63,7 @@ class Run:
         model = task.build()
         self._take_notes()
         model = self.method.prepare(model).to(device)
-        if recipe.channels_last:
+        if recipe.channels_last and not self.sharded:  # FSDP takes contiguous parameters alone
             to_channels_last_(model)
         self._has_operators = next(operators_in(model), None) is not None
         self.flops = count_flops(model, task.example())
