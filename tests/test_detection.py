@@ -16,16 +16,22 @@ from scenes import write_coco
 from test_engine import interrupt_at_step
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 
-from replearn import ReplearnError, recipes
+from replearn import ReplearnError, deploy, recipes
+from replearn.exporting import export
 from replearn.report.building import build_report
 from replearn.training.coco_metrics import by_pycocotools, by_replearn, coco_metrics
+from replearn.training.compare import compare
+from replearn.training.comparison_table import comparison_table
 from replearn.training.fit import Interrupted, fit
+from replearn.training.processes import Processes
 from replearn.training.recipe import Detection, Recipe
 from replearn.training.results import read_result
 from replearn.training.results_file import read_results_file
 from replearn.training.run import RunSpec
 from replearn.training.scene_models import detector
 from replearn.training.state import read_state
+from replearn.training.tasks.detection import Detection as DetectionTask
+from replearn.training.trained import read_trained
 
 narrow.register()
 SMALL = Detection(min_size=(64,), max_size=96)
@@ -207,6 +213,7 @@ def test_both_rows_train_and_measure_and_write_what_was_found(runs: Path) -> Non
     assert repl.plan is not None
     assert [t["name"] for t in repl.plan["targets"]] == [f"backbone.body.layer{n}.1" for n in (1, 2, 3, 4)]
     assert repl.parameters == repl.plan["parameters_after"] < e2e.parameters
+    assert "ap50  ap75" in comparison_table(compare([e2e, repl])[0])
     found = read_results_file(runs / "bccd" / "e2e" / "seed-0" / "predictions.json")
     assert {entry["category_id"] for entry in found} <= {1, 7, 90}
     assert {entry["image_id"] for entry in found} <= {100, 101, 102}
@@ -276,6 +283,31 @@ def test_the_command_line_evaluates_a_results_file(runs: Path, root: Path, tmp_p
             typer.CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
 
 
+def test_a_trained_detector_is_exported_up_to_what_its_head_says(runs: Path, tmp_path: Path) -> None:
+    run = read_trained(runs / "bccd" / "repl-first-2" / "seed-0")
+    assert run.example.shape == (2, 3, 64, 96)
+    done = export(deploy(run.model, run.example), tmp_path / "detector.safetensors", run.example)
+    assert done.batch_sizes == (1, 3)
+    seen: list[Any] = []
+    run.model.head.register_forward_hook(lambda head, given, made: seen.append(made))  # type: ignore[union-attr]
+    image = torch.rand(3, 64, 96)
+    with torch.no_grad():
+        run.model([image])
+        said = run.model(image[None])
+    torch.testing.assert_close(said, seen[0])
+
+
+def test_cudnn_tries_its_algorithms_where_all_pictures_are_of_one_size(root: Path, tmp_path: Path) -> None:
+    mixed = DetectionTask.open(spec(tmp_path, root), torch.device("cpu"), Processes(), {})
+    assert not mixed.batches.one_shape
+    write_coco(tmp_path / "bccd", {"train": 1, "test": 1})
+    one = DetectionTask.open(spec(tmp_path, tmp_path), torch.device("cpu"), Processes(), {})
+    assert one.batches.one_shape
+    several = replace(SMALL, min_size=(64, 80))
+    drawn = DetectionTask.open(spec(tmp_path, tmp_path, detection=several), torch.device("cpu"), Processes(), {})
+    assert not drawn.batches.one_shape
+
+
 WORKER = """
 import sys
 from pathlib import Path
@@ -286,6 +318,7 @@ from replearn.training.fit import fit
 out = Path(sys.argv[1])
 fit([d.spec(out / "boxes", Path(sys.argv[2]), epochs=1)], device="cpu")
 fit([s.spec(out / "masks", Path(sys.argv[3]), epochs=1)], device="cpu")
+fit([d.spec(out / "sharded", Path(sys.argv[2]), epochs=1, channels_last=True)], device="cpu", parallel="fsdp")
 """
 
 
@@ -309,3 +342,5 @@ def test_two_processes_train_both_tasks_and_look_at_every_test_picture(
         assert result.hardware["processes"] == 2
         assert (tmp_path / name / "examples" / "0-found.png").is_file()
     assert read_result(tmp_path / "masks" / "result.json").last.measures["test_overall"] > 0
+    boxes, sharded = (read_result(tmp_path / name / "result.json").last for name in ("boxes", "sharded"))
+    assert sharded.train_loss == pytest.approx(boxes.train_loss, rel=1e-3)

@@ -251,6 +251,11 @@ def test_cityscapes_is_read_with_the_official_numbers(tmp_path: Path) -> None:
             r"The mask .*002\.png is a colour picture",
         ),
         (lambda path: path.write_bytes(b"GIF"), r"002\.png is no picture that can be read"),
+        (
+            lambda path: Image.new("I;16", (80, 64), 1).save(path),
+            r"The mask .*002\.png has pixels of 'I;16'; it has to hold 8 bits",
+        ),
+        (lambda path: Image.new("1", (80, 64), 1).save(path), r"The mask .*002\.png has pixels of '1'"),
     ],
 )
 def test_what_is_wrong_in_a_mask_is_named_and_refused_or_left_out(tmp_path: Path, spoil: Any, told: str) -> None:

@@ -20,7 +20,7 @@ from replearn.training.fit import Interrupted, fit
 from replearn.training.processes import Processes
 from replearn.training.recipe import Recipe, Segmentation
 from replearn.training.run import RunSpec
-from replearn.training.scene_models import segmenter
+from replearn.training.scene_models import logits_of, segmenter
 from replearn.training.segmentation_metrics import confusion, segmentation_metrics
 from replearn.training.state import read_state
 from replearn.training.tasks.segmentation import SemanticSegmentation
@@ -79,11 +79,28 @@ def test_deeplabv3plus_is_planned_replaced_and_run() -> None:
         assert model.eval()(torch.randn(1, 3, 32, 48)).shape == (1, 4, 32, 48)
 
 
+def test_deeplabv3plus_has_an_auxiliary_head_in_training_alone() -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    plain, helped = (
+        segmenter("deeplabv3plus_resnet18", num_classes=4, auxiliary=given) for given in (False, True)
+    )
+    missing = helped.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert {name.partition(".")[0] for name in missing} == {"auxiliary_head"}
+    images = torch.randn(2, 3, 32, 48)
+    out, auxiliary = logits_of(helped(images))
+    assert auxiliary is not None
+    assert out.shape == auxiliary.shape == (2, 4, 32, 48)
+    (out.mean() + auxiliary.mean()).backward()
+    assert all(parameter.grad is not None for parameter in helped.parameters())
+    with torch.no_grad():
+        helped.load_state_dict(plain.state_dict(), strict=False)  # the step above moved its running statistics
+        assert torch.equal(helped.eval()(images), plain.eval()(images))
+
+
 @pytest.mark.parametrize(
     ("name", "auxiliary", "told"),
     [
         ("deeplabv3_resnet18", False, "deeplabv3_resnet18 can't be built: .*Use a backbone of bottlenecks"),
-        ("deeplabv3plus_resnet50", True, "has no auxiliary head for pixels; write segmentation.auxiliary=0"),
         ("unet_resnet50", False, "There is no segmenter 'unet_resnet50'. Write deeplabv3_BACKBONE or"),
     ],
 )
@@ -110,6 +127,20 @@ def test_metrics_of_a_confusion_matrix_worked_out_by_hand() -> None:
     assert found["mean"] == pytest.approx(100 * (2 / 3 + 1 / 2 + 1) / 3)  # the fourth class is nowhere
     assert found["iou"] == pytest.approx(100 * (2 / 4 + 1 / 3 + 1) / 3)
     assert segmentation_metrics(torch.zeros(3, 3, dtype=torch.int64))["iou"] == 0
+
+
+def test_metrics_are_scikit_learn_s() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    generator = torch.Generator().manual_seed(0)
+    labels, said = (torch.randint(0, 5, (3, 20, 30), generator=generator) for _ in range(2))
+    labels[0, :4] = IGNORED
+    said = torch.where(torch.rand(labels.shape, generator=generator) < 0.6, labels.clamp(min=0), said)
+    found = segmentation_metrics(confusion(labels, said, 5))
+    real = labels >= 0
+    right, answers = labels[real].numpy(), said[real].numpy()
+    assert found["overall"] == pytest.approx(100 * sklearn.accuracy_score(right, answers))
+    assert found["mean"] == pytest.approx(100 * sklearn.balanced_accuracy_score(right, answers))
+    assert found["iou"] == pytest.approx(100 * sklearn.jaccard_score(right, answers, average="macro"))
 
 
 # ---- batches ------------------------------------------------------------------------------------

@@ -32,5 +32,6 @@ RECIPE = replace(
     clip_norm=1.0,
     bad_data="refuse",
     precision="bfloat16",
+    channels_last=True,
     paper=(),
 )

@@ -29,7 +29,7 @@ RECIPE = replace(
     optimizer=Optimizer(name="sgd", lr=0.05, momentum=0.9, nesterov=False, weight_decay=1e-4),
     schedule=Schedule(name="poly", power=0.9, warmup_epochs=2),
     augment={"camvid": Augment(flip=True)},
-    clip_norm=1.0,
+    clip_norm=5.0,
     precision="bfloat16",
     channels_last=True,
     paper=(),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ..training.compare import Row
-from ..training.comparison_table import ratio, signed, spread
+from ..training.comparison_table import measured_beside, ratio, signed, spread
 from ..training.intervals import Difference
 from ..training.metrics import Metric
 from .collecting import RunFile
@@ -30,6 +30,7 @@ def reached_table(section: Section) -> Raw:
             "seeds": [str(len(row.seeds)) for row in rows],
             reached: [tag("b", spread(row.score, row.std)) for row in rows],
             "best epoch": [f"{row.best:.2f}" for row in rows],
+            **measured_beside(rows),
             "against E2E": [difference(row.against_e2e) for row in rows],
             "against removal": [difference(row.against_removal) for row in rows],
             "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],

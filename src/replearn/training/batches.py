@@ -22,9 +22,14 @@ CALIBRATION = 250  # images in a calibration batch: every fifth batch is held ou
 
 
 class Batches(ABC):
-    """One run's view of its training data. `fixed` says that batches arrive in the same tensors every time."""
+    """One run's view of its training data.
+
+    `fixed` says that batches arrive in the same tensors every time, `one_shape` that they are as large every time:
+    then it pays to let cuDNN try its algorithms.
+    """
 
     fixed = False
+    one_shape = True
 
     def __init__(self, processes: Processes, batch_size: int) -> None:
         self.processes, self.batch_size = processes, batch_size

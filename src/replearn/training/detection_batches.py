@@ -8,9 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..errors import ReplearnError
-from .batches import Batches
 from .data.scenes import DetectionSet, Scene
+from .picture_batches import PictureBatches
 from .picture_store import PictureStore, Sample, shares
 from .processes import Processes
 from .seeds import seed_at
@@ -19,7 +18,7 @@ Boxes = dict[str, Tensor]  # as torchvision's detectors take them: boxes and lab
 Batch = tuple[list[Tensor], list[Boxes]]
 
 
-class DetectionBatches(Batches):
+class DetectionBatches(PictureBatches[DetectionSet]):
     """Pictures as float 0..1 on the device, flipped or not; a detector normalises and resizes them itself."""
 
     def __init__(
@@ -33,21 +32,10 @@ class DetectionBatches(Batches):
         flip: bool,
         device: torch.device,
     ) -> None:
-        super().__init__(processes, batch_size)
-        self.data, self.device, self.flip = data, device, flip
-        self._train, self._test = train, test
+        super().__init__(data, train, test, processes, batch_size, flip=flip, device=device)
         self._seed, self._flips = 0, torch.zeros(0, 0)
         self._stream: Iterator[list[Sample]] = iter(())
         self._batch: Batch | None = None
-
-    def steps(self, batch_size: int) -> int:
-        count = len(self._train.numbers)
-        if count < batch_size:
-            raise ReplearnError(
-                f"A batch of {batch_size} is larger than {self.data.name}, which has {count} training pictures. "
-                "Write a smaller batch_size."
-            )
-        return count // batch_size
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         rows, self._flips = self._draw(seed, epoch)
@@ -125,11 +113,6 @@ class DetectionBatches(Batches):
 
     def examples(self, count: int) -> list[tuple[Tensor, Boxes]]:
         """A few test pictures, spread over the set, with their boxes."""
-        numbers = self._test.numbers
-        chosen = [numbers[len(numbers) * place // count] for place in range(min(count, len(numbers)))]
-        made = [
-            self.as_batch(part, self.data.test, [False])
-            for part in self._test.batches([[n] for n in chosen])
-            if part
-        ]
+        parts = self._test.batches(self.chosen(count))
+        made = [self.as_batch(part, self.data.test, [False]) for part in parts if part]
         return [(images[0], targets[0]) for images, targets in made]

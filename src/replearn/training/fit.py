@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -58,6 +59,7 @@ def fit(
         raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")
     where = device_named(device)
     processes = start_processes(where, parallel)
+    gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
     with settings(specs[0], deterministic):
         shared: dict[Any, Any] = {}  # data that several runs train on, once on the device
         runs = []
@@ -67,6 +69,8 @@ def fit(
             spec.out.mkdir(parents=True, exist_ok=True)
             if processes.leads:
                 tidy(spec.out)
+        if not all(run.batches.one_shape for run in runs):
+            torch.backends.cudnn.benchmark = False  # each new size would be tried out anew
         processes.agree(True, where)  # nobody looks for a state before it is tidy
         with interruption(processes, where) as stop:
             return _train(runs, where, processes, progress, resume, stop)

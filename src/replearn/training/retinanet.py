@@ -18,12 +18,15 @@ Found = list[dict[str, Tensor]]  # a picture's boxes, scores and labels
 class Detector(RetinaNet):  # type: ignore[misc]
     """torchvision's RetinaNet, whose state dict it shares.
 
-    Two things differ. In eval mode it gives the losses as well, if it is given targets. And boxes are computed in
-    float32 under autocast: torchvision makes anchors in the features' dtype, and bfloat16 can't count to 300.
+    Three things differ. In eval mode it gives the losses as well, if it is given targets. Boxes are computed in
+    float32 under autocast: torchvision makes anchors in the features' dtype, and bfloat16 can't count to 300. And
+    for one tensor of pictures it gives what its head says, which is a graph that can be exported.
     """
 
-    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
+    def forward(self, images: list[Tensor] | Tensor, targets: list[dict[str, Tensor]] | None = None) -> Any:
         """The losses in training; in eval mode what was found, after the losses where there are targets."""
+        if isinstance(images, Tensor):
+            return self.said(images)
         sizes = [(int(image.shape[-2]), int(image.shape[-1])) for image in images]
         batch, targets = self.transform(images, targets)
         tensors = batch.tensors
@@ -47,6 +50,18 @@ class Detector(RetinaNet):  # type: ignore[misc]
             )
             found = self.transform.postprocess(found, batch.image_sizes, sizes)
         return (losses, found) if targets is not None else found
+
+    def said(self, images: Tensor) -> dict[str, Tensor]:
+        """The logits and box offsets of every anchor, for pictures (n, 3, height, width) from 0 to 1.
+
+        Nothing is resized: sides are multiples of 32. Boxes are not decoded, and none are left out.
+        """
+        mean, std = (
+            torch.tensor(value, dtype=images.dtype, device=images.device).view(-1, 1, 1)
+            for value in (self.transform.image_mean, self.transform.image_std)
+        )
+        said: dict[str, Tensor] = self.head(list(self.backbone((images - mean) / std).values()))
+        return said
 
     channels_last = False
 

@@ -63,7 +63,7 @@ class Run:
         model = task.build()
         self._take_notes()
         model = self.method.prepare(model).to(device)
-        if recipe.channels_last:
+        if recipe.channels_last and not self.sharded:  # FSDP takes contiguous parameters alone
             to_channels_last_(model)
         self._has_operators = next(operators_in(model), None) is not None
         self.flops = count_flops(model, task.example())
@@ -88,6 +88,7 @@ class Run:
         self.epochs: list[Epoch] = []
         self.started = now()
         self._captured: CapturedStep | None = None
+        self._warm = False  # whether a step was taken in this process
         self._capture = device.type == "cuda" and processes.world == 1 and recipe.accumulate == 1
         self.seconds = 0.0
         self._step_times: list[float] = []
@@ -124,6 +125,9 @@ class Run:
         if self._capture and self._captured is None and self.batches.fixed and self.method.capturable:
             self._try_capture()
         (self._captured or self._body)()
+        if not self._warm and self.device.type == "cuda" and self.steps_per_epoch > 1:
+            torch.cuda.reset_peak_memory_stats(self.device)  # cuDNN's trials took what they could get
+        self._warm = True
         if self.ema is not None:
             self.ema.update_parameters(self.bare)
         self.step_in_epoch += 1

@@ -53,16 +53,11 @@ def detector(
 def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Module:
     """Build a segmenter: deeplabv3_BACKBONE (torchvision) or deeplabv3plus_BACKBONE (segmentation-models-pytorch).
 
-    `auxiliary` adds a head at the third stage, which DeepLabV3+ of segmentation-models-pytorch has not.
+    `auxiliary` adds a head at the third stage, which helps in training.
     """
     kind, backbone = known(name, SEGMENTERS, "segmenter")
     if kind == "deeplabv3":
         return deeplabv3(name, backbone, num_classes, auxiliary)
-    if auxiliary:
-        raise ReplearnError(
-            f"{name} has no auxiliary head for pixels; write segmentation.auxiliary=0, or use "
-            f"deeplabv3_{backbone}."
-        )
     try:
         import segmentation_models_pytorch as smp
     except ImportError as error:
@@ -71,6 +66,10 @@ def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Mod
             "works without."
         ) from error
     try:
+        if auxiliary:
+            from .deeplabv3plus import AuxiliaryDeepLabV3Plus
+
+            return AuxiliaryDeepLabV3Plus(backbone, num_classes)
         plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
     except KeyError as error:
         raise ReplearnError(f"{name} can't be built: {error.args[0]}") from error

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from ..errors import ReplearnError
-from .batches import Batches
 from .data.base import IGNORED
 from .data.scenes import VOID, SegmentationSet
+from .picture_batches import PictureBatches
 from .picture_store import PictureStore, Sample, shares
 from .processes import Processes
 from .recipe import Segmentation
@@ -20,7 +20,7 @@ from .seeds import seed_at
 TEST = 8  # test pictures at once, where all are of one size
 
 
-class SegmentationBatches(Batches):
+class SegmentationBatches(PictureBatches[SegmentationSet]):
     """Where all pictures are held and of one size, a step finds them on the device and can be captured."""
 
     def __init__(
@@ -35,10 +35,9 @@ class SegmentationBatches(Batches):
         flip: bool,
         device: torch.device,
     ) -> None:
-        super().__init__(processes, batch_size)
+        super().__init__(data, train, test, processes, batch_size, flip=flip, device=device)
         check_settings(settings)
-        self.data, self.settings, self.flip, self.device = data, settings, flip, device
-        self._train, self._test = train, test
+        self.settings = settings
         self._stacked, self._even = train.stacked(), test.stacked() is not None
         self.fixed = self._stacked is not None
         self._mean = torch.tensor(data.mean, device=device).view(1, -1, 1, 1)
@@ -47,15 +46,6 @@ class SegmentationBatches(Batches):
         self._slot = torch.zeros(batch_size // processes.world, 5, device=device)
         self._stream: Iterator[list[Sample]] = iter(())
         self._samples: list[Sample] = []
-
-    def steps(self, batch_size: int) -> int:
-        count = len(self._train.numbers)
-        if count < batch_size:
-            raise ReplearnError(
-                f"A batch of {batch_size} is larger than {self.data.name}, which has {count} training pictures. "
-                "Write a smaller batch_size."
-            )
-        return count // batch_size
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         self._draws = self.draws(seed, epoch)
@@ -144,15 +134,13 @@ class SegmentationBatches(Batches):
 
     def examples(self, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
         """A few test pictures from all over the set: as they are (0 to 1), normalised, and their classes."""
-        numbers = self._test.numbers
-        chosen = [numbers[len(numbers) * place // count] for place in range(min(count, len(numbers)))]
-        parts = [part[0][1] for part in self._test.batches([[number] for number in chosen]) if part]
+        parts = [part[0][1] for part in self._test.batches(self.chosen(count)) if part]
         return [(image.float() / 255, self.normalised(image[None]), counted(mask.long())) for image, mask in parts]
 
 
 def counted(labels: Tensor) -> Tensor:
-    """Classes as the loss takes them."""
-    return torch.where((labels < 0) | (labels == VOID), IGNORED, labels)
+    """Classes as the loss takes them; without `where`, whose plain number a CUDA graph can't take."""
+    return labels.masked_fill((labels < 0) | (labels == VOID), IGNORED)
 
 
 def check_settings(settings: Segmentation) -> None:

@@ -21,6 +21,7 @@ from .methods import method_for
 from .methods.base import Method, Setting
 from .recipe import Augment, Recipe, recipe_from_dict, variant_from_dict
 from .results import Result, read_result
+from .scene_models import detector, is_detector, is_segmenter, segmenter
 from .state import read_state
 
 Labelled = tuple[Tensor, Tensor]
@@ -133,6 +134,15 @@ def fresh_model(recipe: Recipe, data: str, file: Path) -> tuple[nn.Module, Tenso
         model = language_model(recipe.model, num_words=num_words_in(file), max_length=length)
         return model, torch.zeros(2, length, dtype=torch.int64)
     classes, channels, size = data_room.shape_of(data)
+    if is_detector(recipe.model):
+        detecting = recipe.detection
+        sides = [-(-side // 32) * 32 for side in (detecting.min_size[-1], detecting.min_size[-1] * 4 // 3)]
+        return detector(recipe.model, num_classes=classes, settings=detecting), torch.rand(2, channels, *sides)
+    if is_segmenter(recipe.model):
+        side = recipe.segmentation.crop
+        auxiliary = recipe.segmentation.auxiliary > 0
+        model = segmenter(recipe.model, num_classes=classes, auxiliary=auxiliary)
+        return model, torch.randn(2, channels, side, side)
     size = recipe.augment.get(data, Augment()).resize or size
     model = architecture(recipe.model, num_classes=len(recipe.classes) or classes, channels=channels, size=size)
     return model, torch.randn(2, channels, size, size)

@@ -72,9 +72,14 @@ def read_pair(pair: Pair, data: SegmentationSet) -> tuple[Tensor, Tensor]:
 
 def grey(path: Path) -> Tensor:
     """A mask's values: a grey picture, one with a palette, or three equal channels."""
-    values = pixels(open_picture(path))
+    mask = open_picture(path)
+    if mask.mode not in ("L", "P", "LA", "PA", "RGB", "RGBA"):
+        raise ReplearnError(
+            f"The mask {path} has pixels of {mask.mode!r}; it has to hold 8 bits, a class id each."
+        )
+    values = pixels(mask)
     if values.dim() == 3:
-        if bool((values[..., :3] != values[..., :1]).any()):
+        if mask.mode in ("RGB", "RGBA") and bool((values[..., :3] != values[..., :1]).any()):
             raise ReplearnError(f"The mask {path} is a colour picture; it has to hold a class id at every pixel.")
         values = values[..., 0]
     return values.contiguous()

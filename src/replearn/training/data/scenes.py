@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -24,34 +25,6 @@ class Scene:
     labels: Tensor = field(repr=False)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class DetectionSet:
-    """Pictures with boxes. `truth` is the test part as COCO's own annotation data, crowds included."""
-
-    name: str
-    categories: tuple[tuple[int, str], ...]  # the id in the file and the name, by label
-    train: tuple[Scene, ...] = field(repr=False)
-    test: tuple[Scene, ...] = field(repr=False)
-    truth: Mapping[str, Any] = field(repr=False)
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
-
-    unit = "images"
-    classes = "classes"
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.categories)
-
-    @property
-    def num_train(self) -> int:
-        return len(self.train)
-
-    @property
-    def num_test(self) -> int:
-        return len(self.test)
-
-
 @dataclass(frozen=True)
 class Pair:
     """A picture and its mask, which has a class at every pixel."""
@@ -60,15 +33,16 @@ class Pair:
     mask: Path
 
 
+Item = TypeVar("Item", Scene, Pair)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SegmentationSet:
-    """Pictures with masks. `numbers` says for each of a mask's 256 values which class it is."""
+class PictureSet(ABC, Generic[Item]):
+    """Pictures for training and for the test, by their files."""
 
     name: str
-    class_names: tuple[str, ...]
-    numbers: Tensor = field(repr=False)  # int16 (256,): a class, VOID, or UNKNOWN for a value that may not occur
-    train: tuple[Pair, ...] = field(repr=False)
-    test: tuple[Pair, ...] = field(repr=False)
+    train: tuple[Item, ...] = field(repr=False)
+    test: tuple[Item, ...] = field(repr=False)
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
@@ -76,8 +50,8 @@ class SegmentationSet:
     classes = "classes"
 
     @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
+    @abstractmethod
+    def num_classes(self) -> int: ...
 
     @property
     def num_train(self) -> int:
@@ -86,6 +60,30 @@ class SegmentationSet:
     @property
     def num_test(self) -> int:
         return len(self.test)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DetectionSet(PictureSet[Scene]):
+    """Pictures with boxes. `truth` is the test part as COCO's own annotation data, crowds included."""
+
+    categories: tuple[tuple[int, str], ...]  # the id in the file and the name, by label
+    truth: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.categories)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SegmentationSet(PictureSet[Pair]):
+    """Pictures with masks. `numbers` says for each of a mask's 256 values which class it is."""
+
+    class_names: tuple[str, ...]
+    numbers: Tensor = field(repr=False)  # int16 (256,): a class, VOID, or UNKNOWN for a value that may not occur
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
 
 
 VOID = 255  # a pixel that does not count

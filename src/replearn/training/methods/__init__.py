@@ -5,12 +5,11 @@ A method is a file with a class derived from `Method` that has the file's name. 
 
 from __future__ import annotations
 
-import inspect
+import sys
 from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 
 from ...errors import ReplearnError
+from ..listing import classes_in
 from .base import Method, Setting
 from .combined import Combined
 
@@ -20,14 +19,7 @@ __all__ = ["Method", "Setting", "available", "method_for"]
 @cache
 def available() -> dict[str, type[Method]]:
     """Every method by name."""
-    found: dict[str, type[Method]] = {}
-    for file in iter_modules(__path__):
-        module = import_module(f"{__name__}.{file.name}")
-        for value in vars(module).values():
-            mine = inspect.isclass(value) and value.__module__ == module.__name__
-            if mine and issubclass(value, Method) and "name" in vars(value):
-                found[value.name] = value
-    return found
+    return classes_in(sys.modules[__name__], Method)  # type: ignore[type-abstract]
 
 
 def method_for(setting: Setting) -> Method:

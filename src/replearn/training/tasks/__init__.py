@@ -5,12 +5,11 @@ A task is a file with a class derived from `Task` that has a `name`. To add one,
 
 from __future__ import annotations
 
-import inspect
+import sys
 from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 
 from ...errors import ReplearnError
+from ..listing import classes_in
 from .base import Task
 
 __all__ = ["Task", "available", "task_named"]
@@ -19,14 +18,7 @@ __all__ = ["Task", "available", "task_named"]
 @cache
 def available() -> dict[str, type[Task]]:
     """Every task by name."""
-    found: dict[str, type[Task]] = {}
-    for file in iter_modules(__path__):
-        module = import_module(f"{__name__}.{file.name}")
-        for value in vars(module).values():
-            mine = inspect.isclass(value) and value.__module__ == module.__name__
-            if mine and issubclass(value, Task) and "name" in vars(value):
-                found[value.name] = value
-    return found
+    return classes_in(sys.modules[__name__], Task)  # type: ignore[type-abstract]
 
 
 def task_named(name: str) -> type[Task]:

@@ -60,6 +60,8 @@ class Detection(Task):
         found, train, test, task.defects = shared[key]
         flip = recipe.augment.get(spec.data, Augment()).flip
         task.batches = DetectionBatches(found, train, test, processes, recipe.batch_size, flip=flip, device=device)
+        shapes = {(scene.height, scene.width) for scene in found.train}
+        task.batches.one_shape = len(shapes) == len(recipe.detection.min_size) == 1
         return task
 
     def build(self) -> nn.Module:
@@ -87,7 +89,8 @@ class Detection(Task):
         images, targets = batch
         loss: Tensor = sum(model(images, targets).values())
         with torch.no_grad():
-            sums = torch.stack([loss.detach().float() * len(images), loss.new_tensor(len(images)).float()])
+            mean = loss.detach().float()
+            sums = torch.stack([mean * len(images), torch.full_like(mean, len(images))])
         return loss, sums
 
     def parts(self, batch: Batch, count: int) -> Iterator[Batch]:
