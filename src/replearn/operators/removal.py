@@ -58,23 +58,14 @@ class RemovalOperator(Operator):
 
 
 def returned_tuple(block: nn.Module) -> str:
-    """The tuple that a block returns, as its signature or else its code has it; '' where neither has one."""
+    """The tuple that a block returns, as its signature or all ends of its code have it; '' where there is none."""
     annotation = inspect.signature(block.forward).return_annotation
-    if annotation is not inspect.Signature.empty:
-        return str(annotation) if "tuple" in str(annotation).lower() else ""
+    if "tuple" in str(annotation).lower():
+        return str(annotation)
     try:
         code = ast.parse(textwrap.dedent(inspect.getsource(block.forward)))
     except (OSError, TypeError, SyntaxError):  # made at run time: there is nothing to read
         return ""
-    names = {
-        target.id
-        for node in ast.walk(code)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    for node in ast.walk(code):
-        value = node.value if isinstance(node, ast.Return) else None
-        if isinstance(value, ast.Tuple) or (isinstance(value, ast.Name) and value.id in names):
-            return f"({ast.unparse(value).strip('()')})"
-    return ""
+    ends = [node.value for node in ast.walk(code) if isinstance(node, ast.Return)]
+    tuples = [f"({', '.join(map(ast.unparse, end.elts))})" for end in ends if isinstance(end, ast.Tuple)]
+    return tuples[0] if tuples and len(tuples) == len(ends) else ""
