@@ -83,11 +83,9 @@ def healing(data: dict[str, Any], title: str) -> str:
     epochs = data.get("recipe", data["arguments"])["epochs"]
     head = [f"{title}, {epochs} epochs: {metric} {data['trained']:.2f}"]
     for interval in placements:
-        out = next(
-            (f"{r['targets']} of {r['blocks']}" for r in rows if r["interval"] == interval and r.get("targets")),
-            "",
-        )
-        head += [f"{out or f'K={interval}'} out: at once", "healed", "seconds"]
+        counted = [row for row in rows if row["interval"] == interval and row.get("targets")]
+        out = f"{counted[0]['targets']} of {counted[0]['blocks']}" if counted else f"K={interval}"
+        head += [f"{out} out: at once", "healed", "seconds"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for label in dict.fromkeys(row["label"] for row in rows):
         cells = [label]
@@ -99,7 +97,7 @@ def healing(data: dict[str, Any], title: str) -> str:
 
 
 def healed_cells(row: dict[str, Any], trained: float) -> list[str]:
-    """At once (for the untouched model: as trained), healed, and the seconds of fitting and healing if measured."""
+    """At once (the untouched model: as trained), healed, and the seconds of fitting and healing."""
     seconds = row.get("fit_seconds", 0.0) + row["heal_seconds"] if "heal_seconds" in row else None
     return [
         f"{row.get('before', trained):.2f}",

@@ -1,8 +1,8 @@
 """Hidden states: Hugging Face models record them by the class of a block, so what stands for one is told to them.
 
 `output_hidden_states=True` hangs hooks on every module of a class, once and for good. A stand-in (an operator, or
-its deployed form) is of another class, and the tuple would be an entry short: `hidden_states[5]` would be the state
-after block 6. Nothing here runs but for models whose library keeps such a list.
+its deployed form) is of another class, and the tuple would be an entry short: `hidden_states[5]` would be the
+state after block 6. Nothing is done where the library was never imported.
 """
 
 from __future__ import annotations
