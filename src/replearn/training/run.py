@@ -43,7 +43,7 @@ class RunSpec:
         if self.variant.calibrate and self.recipe.pretrained is None:  # told before other rows have been trained
             raise ReplearnError(
                 f"{self.variant.label}: operators are fitted (calibrate={self.variant.calibrate}) to a trained "
-                f"model, and the recipe {self.recipe.name} starts from random weights. Give it weights: --pretrained "
+                f"model, and {self.recipe.name} starts from random weights. Give it weights: --pretrained "
                 "FILE (pretrained=FILE in a recipe)."
             )
 
