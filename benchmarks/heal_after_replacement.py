@@ -4,7 +4,8 @@
     python benchmarks/heal_after_replacement.py --model vit --data-root DATA --out heal_vit.json
 
 Trains the base model end to end (WikiText-2: a language model, perplexity; CIFAR-10: a ViT, accuracy), then takes
-out a quarter and a half of its blocks (interval 4 and 2, first=2), each in several ways, and trains what is left
+out a quarter and nearly half of its blocks (interval 4 and 2, first=2: 3 and 5 of 12, which is as many as can go
+where the first, the last and every neighbour stay), each in several ways, and trains what is left
 for one epoch at a tenth of the rate. Below the rows of a placement stands E2E continued for as many seconds as
 the slowest of them (but the whole block) took, fitting included: what the untouched model does with that time.
 Operators are fitted on training samples, and nothing is chosen on the test set. The file is written after each
@@ -39,7 +40,7 @@ from replearn.training.schedules import rate_at
 from replearn.training.tasks import Task, task_named
 
 RECIPES = {"lm": ("tab_wikitext2", 6), "vit": ("t1_vit_tiny8", 40)}  # the recipe, and epochs for the base model
-PLACEMENTS = ((4, 2), (2, 2))  # a quarter and a half of the blocks
+PLACEMENTS = ((4, 2), (2, 2))  # a quarter of the blocks, and as many as can go: 5 of 12
 HEALING = 0.1  # the peak rate of healing, as a share of the recipe's
 
 

@@ -67,7 +67,46 @@ def kept() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"kept": kept, "steps": steps}
+HEALED = {"heal_lm.json": "language model, WikiText-2", "heal_vit.json": "ViT-T/8, CIFAR-10"}
+
+
+def heal() -> str:
+    """What trained transformers keep with blocks out, at once and healed; one table a file that is there."""
+    files = [(RESULTS / name, title) for name, title in HEALED.items() if (RESULTS / name).is_file()]
+    return "\n\n".join(healing(json.loads(path.read_text(encoding="utf-8")), title) for path, title in files)
+
+
+def healing(data: dict[str, Any], title: str) -> str:
+    """The file of heal_after_replacement.py: a form a row, a placement's three columns beside the other's."""
+    metric, rows = data["metric"], data["rows"]
+    placements = sorted({row["interval"] for row in rows}, reverse=True)
+    epochs = data.get("recipe", data["arguments"])["epochs"]
+    head = [f"{title}, {epochs} epochs: {metric} {data['trained']:.2f}"]
+    for interval in placements:
+        counted = [row for row in rows if row["interval"] == interval and row.get("targets")]
+        out = f"{counted[0]['targets']} of {counted[0]['blocks']}" if counted else f"K={interval}"
+        head += [f"{out} out: at once", "healed", "seconds"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for label in dict.fromkeys(row["label"] for row in rows):
+        cells = [label]
+        for interval in placements:
+            found = [row for row in rows if (row["interval"], row["label"]) == (interval, label)]
+            cells += healed_cells(found[0], data["trained"]) if found else ["", "", ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def healed_cells(row: dict[str, Any], trained: float) -> list[str]:
+    """At once (the untouched model: as trained), healed, and the seconds of fitting and healing."""
+    seconds = row.get("fit_seconds", 0.0) + row["heal_seconds"] if "heal_seconds" in row else None
+    return [
+        f"{row.get('before', trained):.2f}",
+        f"{row['healed']:.2f}",
+        "" if seconds is None else f"{seconds:.1f}",
+    ]
+
+
+TABLES: dict[str, Callable[[], str]] = {"heal": heal, "kept": kept, "steps": steps}
 
 
 def with_tables(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from dataclasses import MISSING, fields, replace
@@ -224,3 +225,28 @@ def test_the_readmes_tables_are_the_files() -> None:
     script = Path(__file__).parent.parent / "benchmarks" / "readme_tables.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_table_of_healing_shows_every_row_and_leaves_open_what_was_not_measured() -> None:
+    path = Path(__file__).parent.parent / "benchmarks" / "readme_tables.py"
+    script = runpy.run_path(str(path))
+    place = {"interval": 4, "targets": 3, "blocks": 12}
+    rows = [
+        {**place, "label": "(a) removal", "before": 9.0, "healed": 7.0, "fit_seconds": 0.5, "heal_seconds": 2.0},
+        {"interval": 2, "label": "(a) removal", "before": 12.0, "healed": 8.0},
+        {**place, "targets": 0, "label": "E2E continued", "healed": 5.0, "heal_seconds": 2.5},
+    ]
+    data = {
+        "metric": "perplexity",
+        "trained": 6.0,
+        "arguments": {"epochs": 3},
+        "recipe": {"epochs": 4},
+        "rows": rows,
+    }
+    assert script["healing"](data, "a model").splitlines() == [
+        "| a model, 4 epochs: perplexity 6.00 | 3 of 12 out: at once | healed | seconds "
+        "| K=2 out: at once | healed | seconds |",
+        "|---|---|---|---|---|---|---|",
+        "| (a) removal | 9.00 | 7.00 | 2.5 | 12.00 | 8.00 |  |",
+        "| E2E continued | 6.00 | 5.00 | 2.5 |  |  |  |",
+    ]

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import ZOO, shake_
+from zoo import SMALL, ZOO, shake_
 
 import replearn
 from replearn import ReplearnError, operators
 from replearn.operators.base import Operator
+from replearn.similarity import call
 from replearn.surgery import plan_of
 
 DECODERS = ("hf_gpt2", "hf_llama", "hf_qwen2", "hf_mistral")
@@ -131,11 +132,88 @@ def test_a_checkpointed_whole_block_is_run_again_in_the_backward_pass() -> None:
         assert len(calls) == expected
 
 
-def test_hidden_states_are_those_of_the_kept_blocks() -> None:
-    model: Any = ZOO["hf_llama"].replaced()
-    made = model(**ZOO["hf_llama"].batch(), output_hidden_states=True)
-    assert len(made.hidden_states) == 1 + 3  # the embeddings and three of four blocks
-    assert torch.equal(model.lm_head(made.hidden_states[-1]), made.logits)
+FORMS = [operators.Projection(), operators.AttentionMLP(), operators.WholeBlock(), operators.Removal()]
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+@pytest.mark.parametrize("operator", FORMS, ids=lambda options: options.name)
+@pytest.mark.parametrize("name", ["hf_llama", "hf_bert"])
+def test_hidden_states_have_an_entry_for_every_block(
+    name: str, operator: operators.Options, asked_before: bool
+) -> None:
+    batch, model = ZOO[name].batch(), ZOO[name].fresh()
+    if asked_before:  # the library's hooks hang on the blocks now, and are no reason to keep them
+        call(model, {**batch, "output_hidden_states": True})
+    plan = replearn.plan(model, first=2, operator=operator)
+    replearn.replace_(model, plan)
+    shake_(model, 0.02)
+    for asked in (model, replearn.deploy(model)):
+        seen: list[Tensor] = []
+        block = asked.get_submodule(plan.targets[0].name)
+        watch = block.register_forward_hook(lambda _, args, out, seen=seen: seen.extend((args[0], first_of(out))))
+        made: Any = call(asked, {**batch, "output_hidden_states": True})
+        watch.remove()
+        assert len(made.hidden_states) == 1 + 4  # the embeddings and four blocks
+        assert torch.equal(made.hidden_states[1], seen[0])
+        assert torch.equal(made.hidden_states[2], seen[1])
+    untouched: Any = call(ZOO[name].fresh(), {**batch, "output_hidden_states": True})
+    assert len(untouched.hidden_states) == 1 + 4  # a model of the class that has all its blocks
+
+
+def first_of(made: Any) -> Tensor:
+    return made[0] if isinstance(made, tuple) else made
+
+
+def test_hooks_of_the_user_still_keep_a_block() -> None:
+    model: Any = ZOO["hf_llama"].fresh()
+    call(model, {**ZOO["hf_llama"].batch(), "output_hidden_states": True})
+    model.model.layers[1].register_forward_hook(lambda *_: None)
+    with pytest.raises(ReplearnError, match="it has hooks, which would be lost with it"):
+        replearn.plan(model, first=2)
+
+
+# ---- families that no file of ours describes ----------------------------------------------------
+
+
+def other(name: str) -> tuple[Any, dict[str, Tensor]]:
+    """A small model of a family that gets the whole-block operator, and a batch."""
+    import transformers
+
+    settings: dict[str, Any] = {**SMALL, "num_key_value_heads": 2, "vocab_size": 32, "pad_token_id": 1}
+    if name == "Swin":
+        settings = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 4], "num_heads": [1, 2]}
+        settings |= {"window_size": 4, "num_labels": 4}
+    if name == "T5":
+        settings = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 4, "num_heads": 2, "vocab_size": 32}
+    head = {"Swin": "ForImageClassification", "T5": "ForConditionalGeneration"}.get(name, "ForCausalLM")
+    config = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, f"{name}{head}")(config).eval()
+    shake_(model, 0.05)
+    ids = torch.randint(2, 32, (2, 5))
+    batch = {"pixel_values": torch.randn(2, 3, 16, 16)} if name == "Swin" else {"input_ids": ids}
+    return model, {**batch, **({"decoder_input_ids": ids} if name == "T5" else {})}
+
+
+@pytest.mark.parametrize("name", ["Swin", "GPTNeoX", "T5", "Mixtral", "Gemma2"])
+def test_other_families_come_back_from_their_folder(name: str, tmp_path: Path) -> None:
+    model, batch = other(name)
+    plan = replearn.plan(model, first=2)
+    assert {target.operator.name for target in plan.targets} == {"whole_block"}
+    replearn.replace_(model, plan)
+    shake_(model, 0.02)
+    model.save_pretrained(tmp_path)
+    again = replearn.from_pretrained(type(model), tmp_path).eval()
+    expected = call(model, batch).logits
+    assert torch.equal(call(again, batch).logits, expected)
+    torch.testing.assert_close(call(replearn.deploy(again), batch).logits, expected)
+    assert not any(isinstance(value, Tensor) for module in again.modules() for value in vars(module).values())
+
+
+@pytest.mark.parametrize("name", ["Swin", "T5", "Falcon", "Bloom"])
+def test_removal_is_refused_where_a_block_s_code_returns_a_tuple(name: str) -> None:
+    model, _ = other(name)
+    with pytest.raises(ReplearnError, match=r"\.forward says that it returns \(.*,.*\), and Removal would return"):
+        replearn.plan(model, first=2, operator=operators.Removal())
 
 
 def test_an_operator_keeps_the_labels_that_the_model_reads_off_its_layers() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from .carrying import drop_
 from .errors import ReplearnError
 from .merging import merge_, refuse_unfit
+from .recording import record_stand_in
 from .streamlining import Folding, check_backend, check_ready, on_backend, settle_
 from .surgery import operators_of, plan_of, set_submodule
 from .verifying import tensors_in as tensors_in
@@ -66,6 +67,7 @@ def deploy(
         if merge:
             fused = operator.labelled(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
+        record_stand_in(plain, operator, fused)
     settle_(plain, fold=fold, channels_last=channels_last)
     if example is not None:
         verify(model, plain, example)

@@ -7,10 +7,12 @@ import os
 import sys
 from typing import Any
 
+import torch
+
 from .carrying import CONFIG
 from .errors import ReplearnError
 from .plans import Plan
-from .surgery import check_fit, exchange_
+from .surgery import check_fit, exchange_, operators_of
 
 HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
 
@@ -51,6 +53,7 @@ def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings
             f"The weights in {source} are not those of its plan: {len(names)} {what.replace('_', ' ')} "
             f"({names[0]}). Use the folder as save_pretrained wrote it."
         )
+    held_places(model, held=False)
     model.__class__ = concrete  # an ordinary model from here on: pickled, saved and called as one
     return model
 
@@ -76,6 +79,26 @@ def with_plan(concrete: Any, plan: Plan) -> Any:
             super().__init__(config, *args, **kwargs)
             check_fit(self, plan)
             exchange_(self, plan, start=False)
+            held_places(self, held=True)
 
+    # by its module the library tells its own classes, whose weights it may rename, from foreign ones
+    Replaced.__module__ = concrete.__module__
     Replaced.__name__, Replaced.__qualname__ = concrete.__name__, concrete.__qualname__
     return Replaced
+
+
+def held_places(model: Any, *, held: bool) -> None:
+    """Put something in the place of the parameters that operators read elsewhere, while the library loads.
+
+    It starts every module's parameters before it fills them from the files, and some models' code for that takes
+    no None. What is marked as started is passed over.
+    """
+    for _, operator in operators_of(model):
+        for module in operator.modules():
+            for name in (name for name, parameter in module._parameters.items() if parameter is None):
+                if held:
+                    place: Any = torch.empty(0, device="meta")
+                    place._is_hf_initialized = True
+                    vars(module)[name] = place
+                else:
+                    vars(module).pop(name, None)

@@ -14,6 +14,7 @@ from .errors import ReplearnError
 from .operators.base import Operator
 from .planning import count_parameters
 from .plans import Plan, Target
+from .recording import record_stand_in
 from .stacks import class_path, find_stacks
 from .survey import Survey
 from .targets import build_operator
@@ -56,8 +57,10 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
         for target, operator in built:
             refuse_infinite(model, target, operator)
     for target, operator in built:
-        operator.train(model.get_submodule(target.name).training)
+        block = model.get_submodule(target.name)
+        operator.train(block.training)
         set_submodule(model, target.name, operator)
+        record_stand_in(model, block, operator)
     carry_(model, plan)
 
 

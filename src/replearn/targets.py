@@ -17,6 +17,7 @@ from .operators.options import Need, Options, ReadingOptions
 from .operators.shell import parameter_names
 from .operators.site import Site
 from .plans import Read, Side, Target
+from .recording import is_recording
 from .stacks import Stack, class_path
 
 
@@ -148,9 +149,12 @@ def shape_of(block: nn.Module, part: Part) -> tuple[int, ...] | None:
 
 
 def has_hooks(block: nn.Module) -> bool:
-    """Does anything hang on the block's own calls? Hooks further inside are part of the block."""
+    """Does anything hang on the block's own calls? Hooks further inside are part of the block.
+
+    Those that a Hugging Face model records hidden states with don't count: it hangs them on the operator too.
+    """
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(block, name) for name in names)
+    return any(not is_recording(hook) for name in names for hook in getattr(block, name).values())
 
 
 def refuse_computed_weights(blocks: dict[str, nn.Module]) -> None:

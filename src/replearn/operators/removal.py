@@ -3,13 +3,15 @@
     g(x) = x
 
 Cost: nothing.
-Fails: on a block of unknown kind that says it returns a tuple: the bare input would be returned in
-its place.
+Fails: on a block of unknown kind whose code or signature says that it returns a tuple: the bare input
+would be returned in its place.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -40,10 +42,10 @@ class RemovalOperator(Operator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         anatomy = site.target.anatomy
-        annotation = inspect.signature(site.block.forward).return_annotation
-        if anatomy.kind == "any" and anatomy.returns == "tensor" and "tuple" in str(annotation).lower():
+        said = returned_tuple(site.block) if (anatomy.kind, anatomy.returns) == ("any", "tensor") else ""
+        if said:
             raise ReplearnError(
-                f"{type(site.block).__qualname__}.forward says that it returns {annotation}, and Removal would "
+                f"{type(site.block).__qualname__}.forward says that it returns {said}, and Removal would "
                 "return the bare input. Use WholeBlock(), or give the class a replearn_anatomy with "
                 "returns='tuple'."
             )
@@ -53,3 +55,17 @@ class RemovalOperator(Operator):
 
     def plain(self) -> nn.Module:
         return nn.Identity()
+
+
+def returned_tuple(block: nn.Module) -> str:
+    """The tuple that a block returns, as its signature or all ends of its code have it; '' where there is none."""
+    annotation = inspect.signature(block.forward).return_annotation
+    if "tuple" in str(annotation).lower():
+        return str(annotation)
+    try:
+        code = ast.parse(textwrap.dedent(inspect.getsource(block.forward)))
+    except (OSError, TypeError, SyntaxError):  # made at run time: there is nothing to read
+        return ""
+    ends = [node.value for node in ast.walk(code) if isinstance(node, ast.Return)]
+    tuples = [f"({', '.join(map(ast.unparse, end.elts))})" for end in ends if isinstance(end, ast.Tuple)]
+    return tuples[0] if tuples and len(tuples) == len(ends) else ""

@@ -87,7 +87,7 @@ def read_full_model(folder: str | Path, device: torch.device, root: Path | None 
     recipe = replace(trained.recipe, augment={result.data: plain}, pretrained=None, channels_last=False)
     spec = RunSpec(
         recipe=recipe,
-        variant=variant_from_dict(result.variant),
+        variant=replace(variant_from_dict(result.variant), calibrate=0),
         data=result.data,
         seed=result.seed,
         out=Path(folder),

@@ -39,6 +39,14 @@ class RunSpec:
     out: Path
     data_root: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.variant.calibrate and self.recipe.pretrained is None:  # told before other rows have been trained
+            raise ReplearnError(
+                f"{self.variant.label}: operators are fitted (calibrate={self.variant.calibrate}) to a trained "
+                f"model, and {self.recipe.name} starts from random weights. Give it weights: --pretrained "
+                "FILE (pretrained=FILE in a recipe)."
+            )
+
     @property
     def epochs(self) -> int:
         return self.recipe.epochs if self.variant.epochs is None else self.variant.epochs
@@ -226,11 +234,6 @@ class Run:
     def calibrate(self, model: nn.Module, plan: Plan) -> None:
         """Replace the planned blocks by operators fitted to the pretrained model on training samples."""
         spec = self.spec
-        if spec.pretrained is None:
-            raise ReplearnError(
-                f"{spec.variant.label}: operators are fitted (calibrate={spec.variant.calibrate}) to a trained "
-                "model, and this recipe starts from random weights. Give it weights: pretrained=FILE."
-            )
         begin = time.perf_counter()
         batches = self.batches.calibration(spec.seed, spec.variant.calibrate)
         report = calibrate_(model.to(self.device), plan, batches)
