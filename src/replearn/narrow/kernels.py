@@ -2,8 +2,8 @@
 
 A program takes `PIXELS` neighbouring columns (of one or several images) and walks down their rows. The 3x3 window
 is taken apart: its rows come from the walk, so that each row of x is read once for the three rows of the result
-that it takes part in; its columns are three reads that differ by one pixel. In NHWC three neighbouring pixels are one
-run of memory, so `PACK` reads them at once, as one operand of 3 C numbers (filled up to a power of two).
+that it takes part in; its columns are three reads that differ by one pixel. In NHWC three neighbouring pixels are
+one run of memory, so `PACK` reads them at once, as one operand of 3 C numbers (filled up to a power of two).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def window_row(weight, row, part, K: tl.constexpr, N: tl.constexpr, SIDE: tl.con
     k = tl.arange(0, SIDE)[:, None]
     n = tl.arange(0, N)[None, :]
     tap = 3 * row + part + k // K
-    if FLIP:  # the gradient of the input: turned by 180 degrees, and what went in comes out
+    if FLIP:  # noqa: SIM108  the gradient of the input: turned by 180 degrees, and what went in comes out
         at = (k % K) * (9 * N) + (8 - tap) * N + n
     else:
         at = n * (9 * K) + tap * K + k % K
@@ -86,7 +86,7 @@ def weight_kernel(
     CIN: tl.constexpr, COUT: tl.constexpr, WIDE: tl.constexpr, SIDE: tl.constexpr,
     PIXELS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """A worker's share of the weight's gradient: [3 columns x CIN, 3 rows x COUT], or one of the rows with SPLIT."""
+    """A worker's sum of the weight's gradient: [3 columns x CIN, 3 rows x COUT], or one of the rows with SPLIT."""
     worker = tl.program_id(0)
     k = tl.arange(0, WIDE)[None, :]
     n = tl.arange(0, SIDE)[None, :]

@@ -17,17 +17,18 @@ class NarrowConv2d(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:
             return conv2d(input, weight)
-        return super()._conv_forward(input, weight, bias)
+        made: Tensor = super()._conv_forward(input, weight, bias)
+        return made
 
 
 @contextmanager
 def narrow_convolutions(model: nn.Module) -> Iterator[None]:
     """Inside, narrow 3x3 convolutions of a model are computed by Triton kernels instead of cuDNN's.
 
-    Those are convolutions with 16, 32 or 64 channels on each side, stride 1 and padding 1, without groups and bias. The
-    kernels take channels_last tensors in bfloat16 or float16 (autocast) on a GPU; what is called with
-    anything else is computed as ever. Results agree to rounding. Enter it around forward *and* backward pass: a block
-    that is recomputed must compute what it did before. Launching takes more of Python's time than cuDNN does,
+    Those are convolutions with 16, 32 or 64 channels on each side, stride 1 and padding 1, without groups and
+    bias. The kernels take channels_last tensors in bfloat16 or float16 (autocast) on a GPU; what is called with
+    anything else is computed as ever. Results agree to rounding. Enter it around forward *and* backward pass: a
+    block that is recomputed must compute what it did before. Launching takes more of Python's time than cuDNN does,
     so it pays in a step that is captured as a CUDA graph, or compiled.
 
     >>> import torch

@@ -1,8 +1,8 @@
 """Narrow 3x3 convolutions as torch operations: forward, both gradients, shapes alone, and which tensors fit.
 
-y = x * W with stride 1 and one ring of zeros around x. The gradient of x is the same convolution of dy with W turned
-by 180 degrees, in and out exchanged; that of W is summed in float32, always in the same order. The weight may
-be of higher precision than x: it is rounded on its way in, and its gradient is not rounded at all.
+y = x * W with stride 1 and one ring of zeros around x. The gradient of x is the same convolution of dy with W
+turned by 180 degrees, in and out exchanged; that of W is summed in float32, always in the same order. The weight
+may be of higher precision than x: it is rounded on its way in, and its gradient is not rounded at all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def computed_dtype(x: Tensor) -> torch.dtype:
 
 def fits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether our kernels compute this convolution."""
-    if not (kernels_run_on(x) and dtype in _DTYPES and x.dim() == 4 and x.is_floating_point()):
+    if not (kernels_run_on(x.device) and dtype in _DTYPES and x.dim() == 4 and x.is_floating_point()):
         return False
     if not torch.is_autocast_enabled(x.device.type) and weight.dtype is not x.dtype:
         return False  # torch says what is wrong with it
@@ -56,8 +56,9 @@ def fits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     return small and x.is_contiguous(memory_format=_LAST)
 
 
-def kernels_run_on(x: Tensor) -> bool:
-    return (x.is_cuda or interpreted()) and has_triton()
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether our kernels run there at all."""
+    return bool((device.type == "cuda" or interpreted()) and has_triton())
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -85,7 +86,8 @@ def narrow_convolution_weight(x: Tensor, grad: Tensor, dtype: torch.dtype) -> Te
     from .kernels import launch_weight
 
     partials = launch_weight(dense(x), dense(grad), weight_tile_for(x.shape[1], grad.shape[1]))
-    return partials.sum(0).to(dtype).permute(0, 3, 1, 2)
+    summed: Tensor = partials.sum(0).to(dtype)
+    return summed.permute(0, 3, 1, 2)
 
 
 @narrow_convolution.register_fake

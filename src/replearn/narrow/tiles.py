@@ -35,14 +35,14 @@ class WeightTile:
 
 
 TILES = {
-    16: Tile(pixels=128, strip=16, pack=False, num_warps=4, num_stages=3),
-    32: Tile(pixels=128, strip=8, pack=False, num_warps=4, num_stages=3),
-    64: Tile(pixels=64, strip=4, pack=False, num_warps=4, num_stages=3),
+    16: Tile(pixels=128, strip=16, pack=True, num_warps=4, num_stages=3),
+    32: Tile(pixels=64, strip=8, pack=False, num_warps=4, num_stages=3),
+    64: Tile(pixels=64, strip=8, pack=False, num_warps=4, num_stages=2),
 }
 WEIGHT_TILES = {
     16: WeightTile(pixels=64, strip=32, split=False, workers=528, num_warps=4, num_stages=3),
     32: WeightTile(pixels=64, strip=16, split=False, workers=264, num_warps=8, num_stages=3),
-    64: WeightTile(pixels=64, strip=8, split=True, workers=88, num_warps=8, num_stages=3),
+    64: WeightTile(pixels=64, strip=8, split=True, workers=44, num_warps=8, num_stages=3),
 }
 
 
