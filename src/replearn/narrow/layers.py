@@ -28,8 +28,8 @@ def narrow_convolutions(model: nn.Module) -> Iterator[None]:
     Those are convolutions with 16, 32 or 64 channels on each side, stride 1 and padding 1, without groups and
     bias. The kernels take channels_last tensors in bfloat16 or float16 (autocast) on a GPU; what is called with
     anything else is computed as ever. Results agree to rounding. Enter it around forward *and* backward pass: a
-    block that is recomputed must compute what it did before. Launching takes more of Python's time than cuDNN does,
-    so it pays in a step that is captured as a CUDA graph, or compiled.
+    block that is recomputed must compute what it did before. Launching takes more of Python's time than cuDNN
+    does, so it pays in a step that is captured as a CUDA graph, or compiled.
 
     >>> import torch
     >>> import replearn
