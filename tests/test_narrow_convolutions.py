@@ -361,6 +361,7 @@ def test_the_kernels_run_in_tritons_interpreter() -> None:
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------
 
+REAL = [(16, 32, 256), (32, 16, 256), (64, 8, 256), (64, 56, 16)]
 needs_gpu = pytest.mark.skipif(HERE == "cpu", reason="needs a GPU")
 
 
