@@ -27,10 +27,9 @@ def conv2d(x: Tensor, weight: Tensor) -> Tensor:
     They apply to NHWC (channels_last) tensors with 16, 32 or 64 channels on each side, in bfloat16 or float16,
     by their own dtype or under autocast, on a GPU with Triton.
     """
-    dtype = computed_dtype(x)
-    if not fits(x, weight, dtype):
+    if not kernels_run_on(x.device) or transformed() or not fits(x, weight):
         return torch_conv2d(x, weight, padding=1)
-    made: Tensor = torch.ops.replearn.narrow_convolution(x.to(dtype), weight, False)
+    made: Tensor = torch.ops.replearn.narrow_convolution(x.to(computed_dtype(x)), weight, False)
     return made
 
 
@@ -40,9 +39,9 @@ def computed_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def fits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether our kernels compute this convolution."""
-    if not (kernels_run_on(x.device) and dtype in _DTYPES and x.dim() == 4 and x.is_floating_point()):
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether our kernels compute this convolution, where they run."""
+    if not (computed_dtype(x) in _DTYPES and x.dim() == 4 and x.is_floating_point()):
         return False
     if not torch.is_autocast_enabled(x.device.type) and weight.dtype is not x.dtype:
         return False  # torch says what is wrong with it
@@ -59,6 +58,11 @@ def fits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
 def kernels_run_on(device: torch.device) -> bool:
     """Whether our kernels run there at all."""
     return bool((device.type == "cuda" or interpreted()) and has_triton())
+
+
+def transformed() -> bool:
+    """Whether torch.func is at work, which knows nothing of our kernels."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
