@@ -79,7 +79,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
 def distance(found: Tensor | None, expected: Tensor) -> float:
     assert found is not None
     assert found.shape == expected.shape
-    return float((found.double() - expected).norm() / expected.norm())
+    return float((found.double() - expected.detach()).norm() / expected.detach().norm())
 
 
 SHAPES = [
