@@ -78,7 +78,7 @@ def interpreted() -> bool:
 
 @torch.library.custom_op("replearn::narrow_convolution", mutates_args=())
 def narrow_convolution(x: Tensor, weight: Tensor, flip: bool) -> Tensor:
-    out = empty_result(x, weight, flip)
+    out: Tensor = empty_result(x, weight, flip)
     from .kernels import launch_convolve
 
     launch_convolve(dense(x), dense(weight), out, flip, tile_for(weight.shape[1], weight.shape[0]))
