@@ -23,14 +23,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet32", choices=[case.model for case in SUITE])
     parser.add_argument("--side", default="E2E", help="E2E, removal or RepL")
-    parser.add_argument("--backend", default="compiled", choices=["tf32", "bf16", "compiled"])
+    parser.add_argument("--backend", default="compiled", choices=["tf32", "bf16", "captured", "compiled"])
+    parser.add_argument("--cudnn", action="store_true", help="leave narrow convolutions to cuDNN")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     device = torch.device("cuda")
     case = next(case for case in SUITE if case.model == options.model)
     side = next(side for side in candidates(case) if side.label == options.side)
     with precision_of(options.backend):
-        step = TrainingStep(case, side, options.backend, device)
+        step = TrainingStep(case, side, options.backend, device, narrow=not options.cudnn)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
             for _ in range(STEPS):
                 step.body()  # the kernels by name, which a replayed graph hides
@@ -47,6 +48,7 @@ def main() -> None:
         "case": case.title,
         "side": side.label,
         "backend": options.backend,
+        "narrow_convolutions": step.narrow,
         "ms": sum(row["ms"] for row in rows),
         "launches": sum(row["launches"] for row in rows),
         "kernels": rows,

@@ -207,10 +207,13 @@ def test_the_core_never_imports_what_is_built_on_it() -> None:
     assert [name for name, room in rooms.items() if room in ABOVE_THE_CORE] == []
 
 
+KERNELS = ("replearn.operators.kernels.", "replearn.narrow.kernels")
+
+
 def test_the_core_imports_nothing_but_torch_safetensors_and_the_standard_library() -> None:
     used = {(name, wanted) for name in core() for wanted in imports_of(name)}
     found = {(name, wanted) for name, wanted in used if outsiders([wanted])}
-    kernels = {(name, wanted) for name, wanted in found if name.startswith("replearn.operators.kernels.")}
+    kernels = {(name, wanted) for name, wanted in found if name.startswith(KERNELS)}
     assert sorted(found - kernels) == []
     assert {wanted.split(".")[0] for _, wanted in kernels} == {"triton"}  # comes with torch where there is a GPU
 

@@ -13,6 +13,7 @@ from .errors import ReplearnError
 from .folding import Fold, find_folds
 from .hugging_face import from_pretrained
 from .merging import Merge, find_merges
+from .narrow import narrow_convolutions
 from .optimizing import param_groups
 from .placements import Placement
 from .planning import plan
@@ -53,6 +54,7 @@ __all__ = [
     "load_backbone_",
     "models",
     "named_machine",
+    "narrow_convolutions",
     "operators",
     "param_groups",
     "place",

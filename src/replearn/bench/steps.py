@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal, get_args
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..errors import ReplearnError
+from ..narrow import narrow_convolutions
 from ..training.optimizers import make_optimizer
 from ..training.run import to_channels_last_
 from ..training.step import CapturedStep
@@ -20,20 +21,26 @@ Backend = Literal["tf32", "bf16", "captured", "compiled"]
 ABOUT = {
     "tf32": "float32 with TF32 products, eager",
     "bf16": "bfloat16 autocast, channels_last, eager",
-    "captured": "bfloat16 autocast, channels_last, the whole step as a CUDA graph",
-    "compiled": "bfloat16 autocast, channels_last, torch.compile, and the whole step as a CUDA graph on a GPU",
+    "captured": "bfloat16 autocast, channels_last, narrow convolutions by our kernels, the step as a CUDA graph",
+    "compiled": "as captured, and torch.compile",
 }
 WARM_UP = 3
 
 
 class TrainingStep:
-    """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed."""
+    """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed.
 
-    def __init__(self, case: Case, candidate: Candidate, backend: Backend, device: torch.device) -> None:
+    `narrow=False` leaves narrow convolutions to cuDNN on every backend.
+    """
+
+    def __init__(
+        self, case: Case, candidate: Candidate, backend: Backend, device: torch.device, *, narrow: bool = True
+    ) -> None:
         self.on_gpu = device.type == "cuda"
         before = torch.cuda.memory_allocated(device) if self.on_gpu else 0
         torch.manual_seed(0)
         self.backend, self.device = backend, device
+        self.narrow = narrow and backend in ("captured", "compiled")
         self.model = candidate.build().to(device).train()
         self.channels_last = backend != "tf32"
         if self.channels_last:
@@ -61,6 +68,10 @@ class TrainingStep:
         (self._captured or self.body)()
 
     def body(self) -> None:
+        with narrow_convolutions(self.model) if self.narrow else nullcontext():
+            self._body()
+
+    def _body(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         # no cache: a captured step must not keep casts from one replay to the next
         low = torch.autocast(self.device.type, torch.bfloat16, enabled=self.channels_last, cache_enabled=False)

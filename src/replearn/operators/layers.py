@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.functional import unfold
 
 from ..errors import ReplearnError
+from ..narrow.layers import NarrowConv2d
 from .fitting import Moments
 from .shell import shell_of, without_hooks
 from .synthesis import Source, as_computed
@@ -51,10 +52,11 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         kernel = as_computed(kernel, x)
-        if type(self.shell) is nn.Conv2d:  # the plain case without the cost of functional_call
-            made: Tensor = self.shell._conv_forward(x, kernel, None)
+        shell: Any = self.shell
+        if type(shell) in (nn.Conv2d, NarrowConv2d):  # the plain case without the cost of functional_call
+            made: Tensor = shell._conv_forward(x, kernel, None)
         else:
-            made = functional_call(self.shell, {"weight": kernel}, (x,))
+            made = functional_call(shell, {"weight": kernel}, (x,))
         return made
 
     @property

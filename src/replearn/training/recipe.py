@@ -146,6 +146,7 @@ class Recipe:
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     channels_last: bool = False
     compile: bool = False
+    narrow_convolutions: bool = True  # by our kernels: bfloat16 and channels_last, in a captured or compiled step
     paper: tuple[PaperRow, ...] = ()
 
     def variant(self, label: str) -> Variant:

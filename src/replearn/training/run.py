@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..calibration import calibrate_
 from ..errors import ReplearnError
+from ..narrow import find_narrow, kernels_run_on, narrow_convolutions
 from ..plans import Plan
 from ..synthesizing import operators_in, synthesized
 from .methods import method_for
@@ -77,9 +78,13 @@ class Run:
         self.flops = count_flops(model, task.example())
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.bare = model
+        low = recipe.precision == "bfloat16" and recipe.channels_last
+        self._narrow = recipe.narrow_convolutions and low and kernels_run_on(device)
         self.model = processes.wrap(model, device, self.method.leaves_idle)
-        if recipe.compile and self.method.capturable:
+        self._compiled = recipe.compile and self.method.capturable
+        if self._compiled:
             self.model.compile()
+            self._note_narrow()
         elif recipe.compile:
             self.note(f"not compiled: {self.method.name} takes another path at every step")
         self.ema: AveragedModel | None = None
@@ -132,7 +137,7 @@ class Run:
         self.batches.advance(self.step_in_epoch)
         if self._capture and self._captured is None and self.batches.fixed and self.method.capturable:
             self._try_capture()
-        (self._captured or self._body)()
+        (self._captured or (self._fast_body if self._compiled else self._body))()
         if not self._warm and self.device.type == "cuda" and self.steps_per_epoch > 1:
             torch.cuda.reset_peak_memory_stats(self.device)  # cuDNN's trials took what they could get
         self._warm = True
@@ -157,6 +162,15 @@ class Run:
             nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm)
         self.optimizer.step()
 
+    def _fast_body(self) -> None:
+        """The step for where Python's time does not count: captured, or compiled."""
+        with narrow_convolutions(self.bare) if self._narrow else nullcontext():
+            self._body()
+
+    def _note_narrow(self) -> None:
+        if self._narrow and (found := find_narrow(self.bare)):
+            self.note(f"{len(found)} narrow convolutions by Triton kernels")
+
     def autocast(self) -> torch.autocast:
         # no cache: a captured step must not keep casts from one replay to the next
         low = self.spec.recipe.precision == "bfloat16"
@@ -171,9 +185,10 @@ class Run:
     def _try_capture(self) -> None:
         self._capture = False  # one attempt for a model; a method that changes the model asks again
         try:
-            self._captured = CapturedStep(self._body, self.bare, self.optimizer, [self.sums])
+            self._captured = CapturedStep(self._fast_body, self.bare, self.optimizer, [self.sums])
             self._capture = True
             self.note("step captured as a CUDA graph")
+            self._note_narrow()
         except (RuntimeError, ValueError) as error:
             torch.cuda.synchronize()
             self.optimizer.zero_grad(set_to_none=True)

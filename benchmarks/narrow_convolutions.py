@@ -1,0 +1,200 @@
+"""Narrow 3x3 convolutions, cuDNN against our Triton kernels: forward, and gradients of input and weight.
+
+python benchmarks/narrow_convolutions.py --out benchmarks/results/narrow_convolutions.json
+
+Every candidate of a shape is run once to compile it, checked against torch in float32, and timed as a CUDA graph
+of ten runs in turns with the others. The file is written anew after every pass. `--check` compares values alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from replearn.bench.timing import interleave
+from replearn.narrow.kernels import launch_convolve, launch_weight
+from replearn.narrow.tiles import TILES, WEIGHT_TILES, Tile, WeightTile
+from replearn.training.results import hardware_of, versions_of, write_atomically
+
+RUNS = 10  # in a graph: a launch alone takes longer than the kernel
+SHAPES = ((16, 32, 1024), (32, 16, 1024), (64, 8, 1024), (64, 56, 256))  # channels, side, images
+COLUMNS = ("pixels", "strip", "pack", "num_warps", "num_stages")
+WEIGHT_COLUMNS = ("pixels", "strip", "split", "workers", "num_warps", "num_stages")
+SWEEP = {
+    16: [(128, 16, True, 4, 3), (128, 32, True, 4, 3), (128, 8, True, 4, 2), (64, 16, True, 4, 3),
+         (128, 16, False, 4, 3), (64, 16, False, 2, 3), (32, 16, False, 1, 3), (128, 16, True, 4, 1)],
+    32: [(128, 8, False, 8, 3), (64, 8, False, 4, 3), (64, 16, False, 4, 3), (64, 8, True, 4, 2),
+         (128, 8, True, 8, 2), (64, 8, False, 4, 1)],
+    64: [(64, 4, False, 4, 2), (64, 8, False, 4, 2), (64, 8, False, 4, 3), (128, 8, False, 8, 2),
+         (128, 4, False, 8, 1)],
+}  # fmt: skip
+WEIGHT_SWEEP = {
+    16: [(64, 32, False, 264, 4, 3), (64, 16, False, 528, 4, 4), (128, 32, False, 264, 4, 2),
+         (128, 16, False, 528, 4, 1), (64, 32, False, 528, 4, 1), (128, 32, True, 132, 4, 3)],
+    32: [(64, 16, False, 132, 8, 3), (64, 16, False, 264, 8, 3), (64, 16, True, 132, 4, 3),
+         (128, 16, True, 88, 4, 3), (64, 16, False, 264, 4, 1)],
+    64: [(64, 8, True, 44, 8, 3), (64, 8, True, 88, 8, 3), (128, 8, True, 44, 8, 2), (32, 8, True, 88, 8, 4)],
+}  # fmt: skip
+Body = Callable[[], Tensor]
+
+
+class Shape:
+    """One convolution's tensors, and what torch makes of them in float32."""
+
+    def __init__(self, channels: int, side: int, images: int, device: torch.device) -> None:
+        def drawn(*size: int) -> Tensor:
+            made = torch.randn(size, device=device).to(dtype)
+            return made.contiguous(memory_format=torch.channels_last)
+
+        # Triton's interpreter, which is all that a CPU has, multiplies bfloat16 wrongly
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+        torch.manual_seed(0)
+        self.channels, self.side, self.images = channels, side, images
+        self.x, self.grad = drawn(images, channels, side, side), drawn(images, channels, side, side)
+        self.weight = drawn(channels, channels, 3, 3)
+        self.master = self.weight.float().contiguous(memory_format=torch.channels_last)
+
+    @property
+    def megabytes(self) -> float:
+        """What must be moved at least: one tensor in and one out, or two in."""
+        return 2 * self.x.numel() * self.x.element_size() / 1e6
+
+    def cudnn(self, what: str) -> Body:
+        size, kernel = self.x.shape, self.weight.shape
+        return {
+            "forward": lambda: conv2d(self.x, self.weight, padding=1),
+            "input": lambda: conv2d_input(size, self.weight, self.grad, padding=1),
+            "weight": lambda: conv2d_weight(self.x, kernel, self.grad, padding=1),
+        }[what]
+
+    def triton(self, what: str, tile: Any) -> Body:
+        if what == "weight":
+            return lambda: launch_weight(self.x, self.grad, tile).sum(0).permute(0, 3, 1, 2)
+        given, flip = (self.x, False) if what == "forward" else (self.grad, True)
+
+        def body() -> Tensor:
+            out = torch.empty_like(given)
+            launch_convolve(given, self.master, out, flip, tile)
+            return out
+
+        return body
+
+    def error(self, what: str, found: Tensor) -> float:
+        """Relative to the plain result in float32, on eight images; of the weight on all."""
+        some = self.images if what == "weight" else min(8, self.images)
+        x, grad, weight = self.x[:some].float(), self.grad[:some].float(), self.weight.float()
+        if what == "forward":
+            expected = conv2d(x, weight, padding=1)
+        elif what == "input":
+            expected = conv2d_input(x.shape, weight, grad, padding=1)
+        else:
+            expected = conv2d_weight(x, weight.shape, grad, padding=1)
+        found = found if what == "weight" else found[:some]
+        return float((found.float() - expected).norm() / expected.norm())
+
+
+def tiles_of(what: str, channels: int) -> Iterator[Tile | WeightTile]:
+    if what == "weight":
+        chosen = WEIGHT_TILES[channels]
+        yield chosen
+        made = [WeightTile(**dict(zip(WEIGHT_COLUMNS, row, strict=True))) for row in WEIGHT_SWEEP[channels]]
+        yield from (tile for tile in made if tile != chosen)
+    else:
+        first = TILES[channels]
+        yield first
+        others = [Tile(**dict(zip(COLUMNS, row, strict=True))) for row in SWEEP[channels]]
+        yield from (tile for tile in others if tile != first)
+
+
+def name_of(tile: Tile | WeightTile) -> str:
+    return " ".join(f"{key}={value}" for key, value in asdict(tile).items())
+
+
+def captured(body: Body, device: torch.device) -> Callable[[], object]:
+    if device.type != "cuda":
+        return body
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(RUNS):
+            body()
+    return graph.replay
+
+
+def measure(
+    shape: Shape, what: str, device: torch.device, rounds: int, limit: int | None, check: bool
+) -> list[Any]:
+    rows: list[dict[str, Any]] = [{"by": "cuDNN", "tile": None}]
+    bodies: dict[str, Body] = {"cuDNN": shape.cudnn(what)}
+    for tile in list(tiles_of(what, shape.channels))[:limit]:
+        bodies[name_of(tile)] = shape.triton(what, tile)
+        rows.append({"by": name_of(tile), "tile": asdict(tile)})
+    ready = {}
+    for row in rows:
+        try:
+            row["error"] = shape.error(what, bodies[row["by"]]())
+            ready[row["by"]] = bodies[row["by"]] if check else captured(bodies[row["by"]], device)
+        except RuntimeError as error:  # a tile that does not fit into shared memory is a finding too
+            row["failed"] = str(error).splitlines()[0]
+    runs = RUNS if device.type == "cuda" else 1
+    timings = {} if check else interleave(ready, device, rounds=rounds, warmup=2)
+    for row in rows:
+        if row["by"] in timings:
+            row["microseconds"] = 1000 * timings[row["by"]].median / runs
+            row["quartiles"] = [1000 * value / runs for value in timings[row["by"]].quartiles]
+            row["gigabytes_per_second"] = 1000 * shape.megabytes / row["microseconds"]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--limit", type=int, help="candidates for each pass, the chosen one first; all if not given"
+    )
+    parser.add_argument("--shapes", nargs="+", help="CHANNELS:SIDE:IMAGES, as 16:32:1024")
+    parser.add_argument("--check", action="store_true", help="compare values, and time nothing")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    shapes = [tuple(map(int, text.split(":"))) for text in options.shapes or ()] or list(SHAPES)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False  # for what errors are measured against
+    found: dict[str, Any] = {
+        "format": "replearn-narrow-convolutions-1",
+        "script": "benchmarks/narrow_convolutions.py",
+        "hardware": hardware_of(device),
+        "versions": versions_of(),
+        "rows": [],
+    }
+    for channels, side, images in shapes:
+        shape = Shape(channels, side, images, device)
+        for what in ("forward", "input", "weight"):
+            print(f"\n{channels} channels, {images} images of {side}x{side}, {what}", flush=True)
+            rows = measure(shape, what, device, options.rounds, options.limit, options.check)
+            about = {
+                "channels": channels,
+                "side": side,
+                "images": images,
+                "pass": what,
+                "megabytes": shape.megabytes,
+            }
+            found["rows"] += [{**about, **row} for row in rows]
+            for row in sorted(rows, key=lambda row: row.get("microseconds", 1e9)):
+                time = f"{row['microseconds']:8.1f} us" if "microseconds" in row else "           "
+                said = row.get("failed") or f"error {row['error']:.1e}"
+                print(f"{time}  {said}  {row['by']}", flush=True)
+            write_atomically(options.out, json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

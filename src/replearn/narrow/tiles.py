@@ -1,0 +1,54 @@
+"""How the kernels of narrow convolutions cut their work: one table for each, by the wider of in and out channels.
+
+Chosen here and not searched for when a model runs: a search would fall into the capture of a step, and what it
+finds changes from run to run. `benchmarks/narrow_convolutions.py` measures the alternatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHANNELS = (16, 32)  # where the kernels are taken; with 64 they run too, but cuDNN's are as fast or faster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A forward pass, or the gradient of the input."""
+
+    pixels: int  # columns that a program takes
+    strip: int  # rows of the result that it walks down; two more are read
+    pack: bool  # whether the three columns of the window are one read and one product
+    num_warps: int  # 4 and 64 pixels: Hopper's wgmma; fewer of either: mma.sync
+    num_stages: int  # 1: reads through L1; more: ahead of their use, past L1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightTile:
+    """The gradient of the weight."""
+
+    pixels: int
+    strip: int  # rows that a worker walks down before it goes to other columns
+    split: bool  # whether the three rows of the window are programs of their own
+    workers: int  # at most: each writes a sum of its own, which are added afterwards
+    num_warps: int
+    num_stages: int
+
+
+TILES = {
+    16: Tile(pixels=64, strip=16, pack=False, num_warps=2, num_stages=3),
+    32: Tile(pixels=128, strip=8, pack=False, num_warps=8, num_stages=3),
+    64: Tile(pixels=128, strip=4, pack=False, num_warps=8, num_stages=1),
+}
+WEIGHT_TILES = {
+    16: WeightTile(pixels=64, strip=32, split=False, workers=264, num_warps=4, num_stages=3),
+    32: WeightTile(pixels=64, strip=16, split=False, workers=132, num_warps=8, num_stages=3),
+    64: WeightTile(pixels=64, strip=8, split=True, workers=44, num_warps=8, num_stages=3),
+}
+
+
+def tile_for(cin: int, cout: int) -> Tile:
+    return TILES[max(cin, cout)]
+
+
+def weight_tile_for(cin: int, cout: int) -> WeightTile:
+    return WEIGHT_TILES[max(cin, cout)]
