@@ -18,6 +18,8 @@ from torch.nn.functional import conv2d as torch_conv2d
 from .tiles import CHANNELS, tile_for, weight_tile_for
 
 _DTYPES = (torch.bfloat16, torch.float16)
+HAS_TRITON = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs its kernels on a CPU, for tests
 _LAST = torch.channels_last
 
 
@@ -57,23 +59,12 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 def kernels_run_on(device: torch.device) -> bool:
     """Whether our kernels run there at all."""
-    return bool((device.type == "cuda" or interpreted()) and has_triton())
+    return (device.type == "cuda" or INTERPRETED) and HAS_TRITON
 
 
 def transformed() -> bool:
     """Whether torch.func is at work, which knows nothing of our kernels."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def interpreted() -> bool:
-    """Whether Triton runs its kernels on a CPU, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @torch.library.custom_op("replearn::narrow_convolution", mutates_args=())
