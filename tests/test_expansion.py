@@ -123,6 +123,15 @@ def test_operators_that_expand_at_once_train_as_those_that_do_not(
     torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()))
 
 
+def test_a_small_expansion_pays_only_where_launches_are_free() -> None:
+    conv, z = nn.Conv2d(4, 16, 1), torch.zeros(1, 4, 2, 2)
+    assert not expansion.pays(z, conv)
+    assert expansion.pays(torch.empty(2**9, 4, 64, 64, device="meta"), conv)
+    with expansion.free_launches():
+        assert expansion.pays(z, conv)
+    assert not expansion.pays(z, conv)
+
+
 @pytest.mark.skipif(
     HERE == "cpu" and not INTERPRETED, reason="kernels need a GPU, or Triton's interpreter: see the next test"
 )
@@ -157,11 +166,13 @@ def test_the_kernels_run_in_tritons_interpreter() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_it_is_taken_in_train_mode_alone_and_agrees() -> None:
+def test_on_a_gpu_it_is_taken_in_train_mode_alone_and_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(16, 64, 1, bias=False).cuda().to(memory_format=torch.channels_last)
     norm, twin = nn.BatchNorm2d(64).cuda(), nn.BatchNorm2d(64).cuda()
     z = torch.randn(8, 16, 9, 9, device="cuda").relu().to(memory_format=torch.channels_last)
+    assert not can_expand(z, conv, norm)  # too small to pay, but where launches are free
+    monkeypatch.setattr(expansion, "LEAST", 8 * 64 * 81)
     assert can_expand(z, conv, norm)
     assert not can_expand(z.contiguous(), conv, norm)
     assert not can_expand(z, conv, norm.eval())

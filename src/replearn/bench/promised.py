@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from ..costs import Machine, ModelCost, named_machine, predict, probe
 from ..costs.machines import DATA_SHEETS
+from ..operators.expansion import free_launches
 from ..training.recipe import Optimizer
 from .cases import E2E, FROZEN, LEAVES, Candidate, Case
 from .steps import Backend
@@ -43,7 +45,8 @@ def promised(
     for side in sides:
         if side.label not in NOT_PROMISED:
             model = side.build().to("meta")
-            costs[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)
+            with free_launches() if backend in ("captured", "compiled") else nullcontext():
+                costs[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)
     base = costs[E2E]
     return {label: against(cost, base, machine is not None) for label, cost in costs.items()}
 
