@@ -29,7 +29,7 @@ def read(name: str) -> Any:
 def steps() -> str:
     """Time and memory of a training step; what was measured again after a change stands for the earlier."""
     found = {}
-    for file in ("bench_steps.json", "bench_steps_bf16.json"):
+    for file in ("bench_steps.json", "bench_steps_resnet101.json", "bench_steps_bf16.json"):
         for entry in read(file)["training"]:
             found[entry["case"]["model"], entry["backend"]] = entry
     return readme_table({"training": list(found.values())})

@@ -4,7 +4,7 @@ Command: replearn compare tab_wikitext2 --seeds 0,1,2,3,4
 Expected: not yet measured
 Seeds: five, 0 to 4
 Hardware: one GPU
-Time: not yet measured
+Time: an epoch of E2E 3.91 s, RepL 3.30 s; with `--set compile=true` 2.56 s and 2.14 s (one H200)
 Backed by: not yet measured
 
 Perplexity on the test text, lower is better. The paper gives basic English words seen at least twice, <eos> after
