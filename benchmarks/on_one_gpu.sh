@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Measure on one GPU what stands in benchmarks/results, in parts that can be run one by one.
+#
+#     bash benchmarks/on_one_gpu.sh OUT                    # lists the parts with their seconds on an H200
+#     bash benchmarks/on_one_gpu.sh OUT steps inference    # runs some; REPLEARN_DATA says where the data sets are
+#
+# Nothing else may run on the GPU meanwhile. A part's files are in OUT when it ends; a part that fails does not stop
+# the others, and its log, OUT/PART.txt, says why. Runs that were cut off go on where they were (OUT/work).
+set -u
+
+declare -A SECONDS_OF=(
+  [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [profile]=60 [epochs]=200 [wikitext2]=800
+  [transfer]=250 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=60
+)
+ORDER="steps compiled timm inference narrow profile epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
+FAST="--set precision=bfloat16 --set channels_last=true --set compile=true"
+PYTHON=${PYTHON:-python3}
+
+replearn() { "$PYTHON" -m replearn "$@"; }
+
+runs() { # RECIPE ARGUMENTS: compare, and bring back all but weights and pictures
+  local name=$1
+  shift
+  replearn compare "$name" --out "$WORK/$name" "$@"
+  (cd "$WORK" && find "$name" \( -name result.json -o -name recipe.json -o -name 'comparison.*' \) -print0 | tar -rf "$OUT/runs.tar" --null -T -)
+}
+
+steps() { replearn bench steps --rounds 10 --inner 6 -o "$OUT/bench_steps.json"; }
+compiled() { replearn bench steps resnet32 resnet101 vit_small_16 --backend compiled --rounds 10 --inner 6 -o "$OUT/bench_steps_compiled.json"; }
+timm() { "$PYTHON" benchmarks/against_timm.py --models resnet34 vit_small_16 --out "$OUT/against_timm.json"; }
+inference() {
+  replearn bench inference --device cuda --rounds 20 --compile-all --models resnet34,vit_small_16 --out "$OUT/inference_h200.json"
+  replearn bench inference --device cuda --rounds 20 --models resnet101 --backends fp32,amp,channels_last,graph --out "$OUT/inference_h200_resnet101.json"
+}
+narrow() { "$PYTHON" benchmarks/narrow_convolutions.py --rounds 4 --out "$OUT/narrow_convolutions.json"; }
+profile() { "$PYTHON" benchmarks/profile_step.py --model resnet32 --backend compiled --out "$OUT/profile_resnet32.json"; }
+epochs() {
+  for recipe in t1_resnet32 t1_vit_tiny8; do
+    replearn bench epochs $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST -o "$OUT/epochs_$recipe.json"
+  done
+  replearn bench epochs bccd_retinanet --methods e2e,removal,repl,repl-reduced --rounds 3 -o "$OUT/epochs_bccd_retinanet.json"
+}
+wikitext2() { runs tab_wikitext2 --seeds 0,1,2 --set compile=true; }
+transfer() {
+  replearn train transfer_cifar10_pretrain --method e2e --out "$WORK/transfer_cifar10_pretrain"
+  (cd "$WORK" && runs transfer_cifar10 --seeds 0,1,2 --equal-time \
+    --pretrained transfer_cifar10_pretrain/cifar10/e2e/seed-0/model.safetensors)
+}
+heal_lm() { "$PYTHON" benchmarks/heal_after_replacement.py --model lm --out "$OUT/heal_lm.json"; }
+heal_vit() { "$PYTHON" benchmarks/heal_after_replacement.py --model vit --out "$OUT/heal_vit.json"; }
+kept() {
+  for recipe in t1_resnet32 t1_vit_tiny8; do
+    "$PYTHON" benchmarks/kept_after_replacement.py --recipe $recipe --epochs 40 --out "$OUT/kept_$recipe.json"
+  done
+}
+scenes() {
+  runs bccd_retinanet --seeds 0 --epochs 20 --methods e2e,repl,repl-reduced
+  runs camvid_deeplabv3 --seeds 0 --epochs 20 --methods e2e,repl,repl-reduced
+}
+trained() { # what benchmarks/int8.py quantizes, weights included
+  replearn compare t1_resnet32 --data cifar10 --methods e2e,repl --seeds 0 --epochs 30 $FAST --out "$WORK/t1_resnet32"
+  replearn compare t1_vit_tiny8 --data cifar10 --methods e2e,repl-first-2 --seeds 0 --epochs 30 $FAST --out "$WORK/t1_vit_tiny8"
+  tar -C "$WORK" -cf "$OUT/trained.tar" --exclude=tensorboard --exclude='checkpoint*' t1_resnet32 t1_vit_tiny8
+}
+
+[ $# -ge 1 ] || { sed -n '2,8p' "$0"; exit 2; }
+OUT=$(mkdir -p "$1" && cd "$1" && pwd)
+shift
+if [ $# -eq 0 ]; then
+  for part in $ORDER; do printf '%-10s about %4d s\n' "$part" "${SECONDS_OF[$part]}"; done
+  exit 0
+fi
+for part in "$@"; do
+  [ -n "${SECONDS_OF[$part]:-}" ] || { echo "there is no part $part; there are: $ORDER" >&2; exit 2; }
+done
+WORK=${WORK:-$OUT/work}
+mkdir -p "$WORK"
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
+for part in "$@"; do
+  began=$(date +%s)
+  "$part" >"$OUT/$part.txt" 2>&1
+  code=$?
+  echo "$part: exit $code after $(($(date +%s) - began)) s"
+  tail -n 12 "$OUT/$part.txt"
+done
