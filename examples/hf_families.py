@@ -22,9 +22,15 @@ from torch import Tensor
 
 import replearn
 
+hub: Any = transformers  # whose classes take their settings as keywords that no type tells
 WORDS, LENGTH, MASK = 32, 12, 1
-SHAPE = {"num_hidden_layers": 6, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}
-TEXT = {**SHAPE, "vocab_size": WORDS, "max_position_embeddings": 32, "pad_token_id": 0}
+SHAPE: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+}
+TEXT: dict[str, Any] = {**SHAPE, "vocab_size": WORDS, "max_position_embeddings": 32, "pad_token_id": 0}
 Batch = dict[str, Tensor]
 
 
@@ -60,27 +66,27 @@ class Family:
     talks: bool = True
 
 
-CAUSAL = transformers.AutoModelForCausalLM
+CAUSAL = hub.AutoModelForCausalLM
 FAMILIES: dict[str, Callable[[], Family]] = {
-    "llama": lambda: Family(config=transformers.LlamaConfig(**TEXT, num_key_value_heads=2), auto=CAUSAL),
+    "llama": lambda: Family(config=hub.LlamaConfig(**TEXT, num_key_value_heads=2), auto=CAUSAL),
     "qwen2": lambda: Family(
-        config=transformers.Qwen2Config(**TEXT, num_key_value_heads=2, tie_word_embeddings=True), auto=CAUSAL
+        config=hub.Qwen2Config(**TEXT, num_key_value_heads=2, tie_word_embeddings=True), auto=CAUSAL
     ),
     "mistral": lambda: Family(
-        config=transformers.MistralConfig(**TEXT, num_key_value_heads=2, sliding_window=8), auto=CAUSAL
+        config=hub.MistralConfig(**TEXT, num_key_value_heads=2, sliding_window=8), auto=CAUSAL
     ),
     "gpt2": lambda: Family(
-        config=transformers.GPT2Config(
+        config=hub.GPT2Config(
             vocab_size=WORDS, n_positions=32, n_embd=32, n_layer=6, n_head=4, bos_token_id=0, eos_token_id=0
         ),
         auto=CAUSAL,
     ),
     "bert": lambda: Family(
-        config=transformers.BertConfig(**TEXT), auto=transformers.AutoModelForMaskedLM, batch=masked, talks=False
+        config=hub.BertConfig(**TEXT), auto=hub.AutoModelForMaskedLM, batch=masked, talks=False
     ),
     "vit": lambda: Family(
-        config=transformers.ViTConfig(**SHAPE, image_size=16, patch_size=4, num_labels=4),
-        auto=transformers.AutoModelForImageClassification,
+        config=hub.ViTConfig(**SHAPE, image_size=16, patch_size=4, num_labels=4),
+        auto=hub.AutoModelForImageClassification,
         batch=pictures,
         talks=False,
     ),
@@ -107,7 +113,7 @@ def example_of(name: str, steps: int = 25) -> str:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         again = replearn.from_pretrained(family.auto, folder).eval()
-    plain = replearn.deploy(again)
+    plain: Any = replearn.deploy(again)
     batch = family.batch(4)
     with torch.no_grad():
         torch.testing.assert_close(plain(**batch).logits, model.eval()(**batch).logits, rtol=1e-4, atol=1e-5)

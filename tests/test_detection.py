@@ -247,15 +247,19 @@ def test_the_pictures_stand_side_by_side_in_the_report(runs: Path, tmp_path: Pat
     from PIL import Image
 
     folder = runs / "bccd" / "e2e" / "seed-0" / "examples"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        f"{n}-{w}.png" for n in range(3) for w in ("found", "truth")
-    ]
+    drawn = [f"{n}-{w}.png" for n in range(3) for w in ("found", "truth")]
+    assert sorted(path.name for path in folder.iterdir()) == [*drawn, "legend.png"]
     report = build_report(runs, tmp_path / "report.html", svg=False)
     text = report.page.read_text()
     assert "data:image/png;base64," in text
     assert "predictions.json" not in text  # neither unread nor another measurement
     (sheet,) = [path for path in report.figures if path.name.endswith("-examples.png")]
-    assert Image.open(sheet).width > 3 * 320  # the truth, E2E and RepL
+    picture = Image.open(sheet)
+    assert picture.width > 3 * 320  # the truth, E2E and RepL
+    legend = Image.open(folder / "legend.png")
+    corner = (8, picture.height - legend.height - 8)
+    part = picture.crop((*corner, corner[0] + legend.width, corner[1] + legend.height))
+    assert part.tobytes() == legend.convert("RGB").tobytes()
 
 
 def test_the_command_line_evaluates_a_results_file(runs: Path, root: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ReplearnError
-from ..training.examples import FOLDER
+from ..training.examples import FOLDER, LEGEND
 from .collecting import RunFile
 
 WIDTH, GAP, TITLE = 320, 8, 20  # of one picture, between two, and above a column
@@ -28,7 +28,9 @@ def example_sheet(root: Path, runs: Sequence[RunFile]) -> bytes | None:
     titles = ["truth", *columns]
     count = min(len(column) for column in rows)
     heights = [max(column[place].height for column in rows) for place in range(count)]
-    size = (len(rows) * (WIDTH + GAP) + GAP, TITLE + sum(heights) + GAP * (count + 1))
+    legend = legend_of(Image, first)
+    below = 0 if legend is None else legend.height + GAP
+    size = (len(rows) * (WIDTH + GAP) + GAP, TITLE + sum(heights) + GAP * (count + 1) + below)
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
     for number, (title, column) in enumerate(zip(titles, rows, strict=True)):
@@ -37,6 +39,8 @@ def example_sheet(root: Path, runs: Sequence[RunFile]) -> bytes | None:
         for place in range(count):
             sheet.paste(column[place], (left, top))
             top += heights[place] + GAP
+    if legend is not None:
+        sheet.paste(legend, (GAP, size[1] - below))
     held = io.BytesIO()
     sheet.save(held, format="PNG")
     return held.getvalue()
@@ -52,16 +56,25 @@ def columns_of(root: Path, runs: Sequence[RunFile]) -> dict[str, Path]:
     return found
 
 
+def legend_of(image: Any, folder: Path) -> Any:
+    """The classes' colours, where a run has written them."""
+    return opened(image, folder / LEGEND) if (folder / LEGEND).is_file() else None
+
+
 def column_of(image: Any, folder: Path, which: str) -> list[Any]:
     """The pictures of one column, brought to one width."""
     made = []
     for path in sorted(folder.glob(f"*-{which}.png")):
-        try:
-            picture = image.open(path).convert("RGB")
-        except (OSError, ValueError) as error:
-            raise ReplearnError(f"{path} is no picture that can be read ({error}).") from error
+        picture = opened(image, path)
         made.append(picture.resize((WIDTH, max(1, round(picture.height * WIDTH / picture.width)))))
     return made
+
+
+def opened(image: Any, path: Path) -> Any:
+    try:
+        return image.open(path).convert("RGB")
+    except (OSError, ValueError) as error:
+        raise ReplearnError(f"{path} is no picture that can be read ({error}).") from error
 
 
 def as_address(png: bytes) -> str:

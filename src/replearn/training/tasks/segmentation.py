@@ -155,7 +155,8 @@ class SemanticSegmentation(Task):
         shown = self.batches.examples(EXAMPLES)
         with precision:
             said = [self.predict(model, ready)[0].argmax(0) for _, ready, _ in shown]
-        mask_examples(self.spec.out, [(image, truth) for image, _, truth in shown], said)
+        names = self.batches.data.class_names
+        mask_examples(self.spec.out, [(image, truth) for image, _, truth in shown], said, names)
         if self.defects.found:
             (self.spec.out / "skipped.txt").write_text("\n".join(self.defects.found) + "\n", encoding="utf-8")
 
