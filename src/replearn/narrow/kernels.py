@@ -141,12 +141,17 @@ def weight_kernel(
 
 
 @jit
+def grad_row(grad, at, row, height, stride, used):
+    return tl.load(grad + at + row * stride, mask=used & (row >= 0) & (row < height), other=0.0)
+
+
+@jit
 def rolling_weight_kernel(
     x, grad, partials, images, height, width, strip, strips, work,
     CIN: tl.constexpr, COUT: tl.constexpr, WIDE: tl.constexpr, SIDE: tl.constexpr,
-    PIXELS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    PIXELS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CARRY: tl.constexpr,
 ):  # fmt: skip
-    """The same with `ROWS` rows at a time: of dy two more are read, not three times as many.
+    """The same with `ROWS` rows at a time, so that of dy two more are read, or none if they are carried along.
 
     Pixels are taken in groups: products of a group of dy with the pixels of x that it sees are summed, and of
     these the ones that are a window's column apart are kept.
@@ -166,30 +171,31 @@ def rolling_weight_kernel(
         place = (tile * LINES + tl.arange(0, LINES))[:, None]
         image = place // groups
         column = (place - image * groups) * GROUP
-        inside = place < images * groups
+        used = place < images * groups
         pixel = image * height * width + column
         seen = column - 1 + k // CIN
-        known = inside & (seen >= 0) & (seen < width)
+        known = used & (seen >= 0) & (seen < width)
         if (GROUP + 2) * CIN < WIDE:
             known = known & (k < (GROUP + 2) * CIN)
-        used = inside
         if GROUP * COUT < SIDE:
             used = used & (n < GROUP * COUT)
         from_x = (pixel - 1) * CIN + k
         from_grad = pixel * COUT + n
+        stride = width * COUT
+        if CARRY:
+            above = grad_row(grad, from_grad, first - 1, height, stride, used)
+            here = grad_row(grad, from_grad, first, height, stride, used)
         for row in range(first, last, ROWS):
-            above = tl.load(grad + from_grad + (row - 1) * (width * COUT), mask=used & (row > 0), other=0.0)
-            here = tl.load(grad + from_grad + row * (width * COUT), mask=used, other=0.0)
+            if not CARRY:
+                above = grad_row(grad, from_grad, row - 1, height, stride, used)
+                here = grad_row(grad, from_grad, row, height, stride, used)
             for step in tl.static_range(ROWS):
                 at = row + step
-                below = tl.load(
-                    grad + from_grad + (at + 1) * (width * COUT), mask=used & (at + 1 < height), other=0.0
-                )
-                left = tl.load(x + from_x + at * (width * CIN), mask=known & (at < last), other=0.0)
-                turned = tl.trans(left)
-                top = tl.dot(turned, below, top)
-                middle = tl.dot(turned, here, middle)
-                bottom = tl.dot(turned, above, bottom)
+                below = grad_row(grad, from_grad, at + 1, height, stride, used)
+                left = tl.trans(tl.load(x + from_x + at * (width * CIN), mask=known & (at < last), other=0.0))
+                top = tl.dot(left, below, top)
+                middle = tl.dot(left, here, middle)
+                bottom = tl.dot(left, above, bottom)
                 above = here
                 here = below
     down = tl.arange(0, WIDE)[:, None]
@@ -199,6 +205,18 @@ def rolling_weight_kernel(
     tl.store(partials + to, top, mask=kept)
     tl.store(partials + to + 3 * CIN, middle, mask=kept)
     tl.store(partials + to + 6 * CIN, bottom, mask=kept)
+
+
+@jit
+def sum_kernel(partials, out, count, numbers, LINES: tl.constexpr, COLS: tl.constexpr):
+    column = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
+    total = tl.zeros([LINES, COLS], tl.float32)
+    for start in range(0, count, LINES):
+        line = start + tl.arange(0, LINES)[:, None]
+        mask = (line < count) & (column < numbers)
+        total += tl.load(partials + line * numbers + column, mask=mask, other=0.0)
+    at = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    tl.store(out + at, tl.sum(total, 0), mask=at < numbers)
 
 
 def launch_convolve(x: Tensor, weight: Tensor, out: Tensor, flip: bool, tile: Tile) -> None:
@@ -230,7 +248,7 @@ def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
         if tile.roll:
             rolling_weight_kernel[(workers,)](
                 *given, CIN=cin, COUT=cout, WIDE=side_of((group + 2) * cin), SIDE=side_of(group * cout),
-                PIXELS=tile.pixels, GROUP=group, ROWS=tile.roll, **how,
+                PIXELS=tile.pixels, GROUP=group, ROWS=tile.roll, CARRY=tile.carry, **how,
             )  # fmt: skip
         else:
             weight_kernel[(workers, 3 if tile.split else 1)](
@@ -238,6 +256,17 @@ def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
                 SIDE=side_of(cout if tile.split else 3 * cout), PIXELS=tile.pixels, SPLIT=tile.split, **how,
             )  # fmt: skip
     return partials
+
+
+def launch_sum(partials: Tensor) -> Tensor:
+    """The sum over workers, always in the same order."""
+    out = torch.empty(partials.shape[1:], dtype=torch.float32, device=partials.device)
+    numbers = out.numel()
+    with on_device_of(partials):
+        sum_kernel[(triton.cdiv(numbers, 16),)](
+            partials, out, partials.shape[0], numbers, LINES=256, COLS=16, num_warps=8
+        )
+    return out
 
 
 def group_of(width: int) -> int:

@@ -32,7 +32,8 @@ class WeightTile:
     pixels: int
     strip: int  # rows that a worker walks down before it goes to other columns
     roll: int  # rows that are read at once, each for all three rows of the window; 0: a row three times
-    split: bool  # without roll: whether the three rows of the window are programs of their own
+    carry: bool = False  # with roll: whether dy's last two rows stay for the next step, and are not read again
+    split: bool = False  # without roll: whether the three rows of the window are programs of their own
     workers: int  # at most: each writes a sum of its own, which are added afterwards
     num_warps: int
     num_stages: int
@@ -45,9 +46,9 @@ TILES = {
     64: Tile(pixels=128, strip=4, pack=False, num_warps=8, num_stages=1),
 }
 WEIGHT_TILES = {
-    3: WeightTile(pixels=128, strip=16, roll=4, split=False, workers=528, num_warps=4, num_stages=2),
-    16: WeightTile(pixels=64, strip=32, roll=0, split=False, workers=264, num_warps=4, num_stages=3),
-    32: WeightTile(pixels=64, strip=16, roll=0, split=False, workers=132, num_warps=8, num_stages=3),
+    3: WeightTile(pixels=128, strip=16, roll=4, workers=528, num_warps=4, num_stages=2),
+    16: WeightTile(pixels=64, strip=32, roll=0, workers=264, num_warps=4, num_stages=3),
+    32: WeightTile(pixels=64, strip=16, roll=0, workers=132, num_warps=8, num_stages=3),
     64: WeightTile(pixels=64, strip=8, roll=0, split=True, workers=44, num_warps=8, num_stages=3),
 }
 
