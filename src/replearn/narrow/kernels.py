@@ -146,6 +146,14 @@ def grad_row(grad, at, row, height, stride, used):
 
 
 @jit
+def fold(total, CIN: tl.constexpr, COUT: tl.constexpr, WIDE: tl.constexpr):
+    """The sum of what both pixels of a pair found: the second one's window begins a pixel later."""
+    first, second = tl.split(tl.permute(tl.reshape(total, [WIDE, 2, COUT]), (0, 2, 1)))
+    later = tl.zeros([WIDE, COUT], tl.int32) + (tl.arange(0, WIDE)[:, None] + CIN) % WIDE
+    return first + tl.gather(second, later, 0)
+
+
+@jit
 def rolling_weight_kernel(
     x, grad, partials, images, height, width, strip, strips, work,
     CIN: tl.constexpr, COUT: tl.constexpr, WIDE: tl.constexpr, SIDE: tl.constexpr,
@@ -153,8 +161,8 @@ def rolling_weight_kernel(
 ):  # fmt: skip
     """The same with `ROWS` rows at a time, so that of dy two more are read, or none if they are carried along.
 
-    Pixels are taken in groups: products of a group of dy with the pixels of x that it sees are summed, and of
-    these the ones that are a window's column apart are kept.
+    Pixels are taken in groups: products of a group of dy with all pixels of x that it sees are summed, and those
+    of pixels that no window has in common are left out at the end.
     """
     LINES: tl.constexpr = PIXELS // GROUP
     worker = tl.program_id(0)
@@ -198,13 +206,15 @@ def rolling_weight_kernel(
                 bottom = tl.dot(left, above, bottom)
                 above = here
                 here = below
+    if GROUP == 2:
+        top = fold(top, CIN, COUT, WIDE)
+        middle = fold(middle, CIN, COUT, WIDE)
+        bottom = fold(bottom, CIN, COUT, WIDE)
     down = tl.arange(0, WIDE)[:, None]
-    tap = down // CIN - n // COUT
-    kept = (tap >= 0) & (tap < 3) & (down < (GROUP + 2) * CIN) & (n < GROUP * COUT)
-    to = ((worker * GROUP + n // COUT) * COUT + n % COUT) * (9 * CIN) + tap * CIN + down % CIN
-    tl.store(partials + to, top, mask=kept)
-    tl.store(partials + to + 3 * CIN, middle, mask=kept)
-    tl.store(partials + to + 6 * CIN, bottom, mask=kept)
+    to = (worker * COUT + tl.arange(0, COUT)[None, :]) * (9 * CIN) + down
+    tl.store(partials + to, top, mask=down < 3 * CIN)
+    tl.store(partials + to + 3 * CIN, middle, mask=down < 3 * CIN)
+    tl.store(partials + to + 6 * CIN, bottom, mask=down < 3 * CIN)
 
 
 @jit
@@ -241,7 +251,7 @@ def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
     work = triton.cdiv(images * width, tile.pixels) * strips
     workers = min(work, tile.workers)
     group = group_of(width) if tile.roll else 1
-    partials = torch.empty((workers * group, cout, 3, 3, cin), dtype=torch.float32, device=x.device)
+    partials = torch.empty((workers, cout, 3, 3, cin), dtype=torch.float32, device=x.device)
     given = (x, grad, partials, images, height, width, tile.strip, strips, work)
     how = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     with on_device_of(x):
