@@ -21,29 +21,39 @@ from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from replearn.bench.timing import interleave
-from replearn.narrow.kernels import launch_convolve, launch_weight
-from replearn.narrow.tiles import TILES, WEIGHT_TILES, Tile, WeightTile
+from replearn.narrow.kernels import launch_convolve, launch_sum, launch_weight
+from replearn.narrow.tiles import COLORS, TILES, WEIGHT_TILES, Tile, WeightTile
 from replearn.training.results import hardware_of, versions_of, write_atomically
 
 RUNS = 10  # in a graph: a launch alone takes longer than the kernel
-SHAPES = ((16, 32, 1024), (32, 16, 1024), (64, 8, 1024), (64, 56, 256))  # channels, side, images
+SHAPES = ((16, 32, 1024), (32, 16, 1024), (3, 32, 1024), (64, 8, 1024), (64, 56, 256))  # channels, side, images
+PASSES = ("forward", "input", "weight")
+FIRST_LAYER = 16  # channels that come out where three go in
 COLUMNS = ("pixels", "strip", "pack", "num_warps", "num_stages")
-WEIGHT_COLUMNS = ("pixels", "strip", "split", "workers", "num_warps", "num_stages")
+WEIGHT_COLUMNS = ("pixels", "strip", "roll", "carry", "workers", "num_warps", "num_stages")
+SPLIT_COLUMNS = ("pixels", "strip", "workers", "num_warps", "num_stages")
+# the most promising first, so that --limit leaves out the least
 SWEEP = {
-    16: [(128, 16, True, 4, 3), (128, 32, True, 4, 3), (128, 8, True, 4, 2), (64, 16, True, 4, 3),
-         (128, 16, False, 4, 3), (64, 16, False, 2, 3), (32, 16, False, 1, 3), (128, 16, True, 4, 1)],
-    32: [(128, 8, False, 8, 3), (64, 8, False, 4, 3), (64, 16, False, 4, 3), (64, 8, True, 4, 2),
-         (128, 8, True, 8, 2), (64, 8, False, 4, 1)],
-    64: [(64, 4, False, 4, 2), (64, 8, False, 4, 2), (64, 8, False, 4, 3), (128, 8, False, 8, 2),
-         (128, 4, False, 8, 1)],
+    3: [(64, 16, True, 2, 1), (128, 8, True, 4, 1), (256, 16, True, 8, 1), (128, 32, True, 4, 1)],
+    16: [(128, 16, True, 4, 3), (64, 16, True, 2, 3), (128, 16, True, 4, 4), (128, 32, True, 4, 4),
+         (64, 32, False, 2, 4), (64, 16, False, 2, 4), (32, 16, True, 1, 3), (128, 16, True, 4, 2),
+         (128, 8, True, 4, 3), (32, 16, False, 1, 3), (128, 16, False, 4, 3)],
+    32: [(128, 8, True, 4, 2), (128, 16, True, 4, 2), (256, 8, True, 8, 2), (128, 8, True, 4, 3),
+         (128, 16, False, 8, 3), (128, 8, False, 8, 2), (128, 8, True, 8, 3), (64, 16, False, 4, 3)],
+    64: [(64, 4, False, 4, 2), (64, 8, False, 4, 2), (64, 8, False, 4, 3), (128, 8, False, 8, 2)],
 }  # fmt: skip
 WEIGHT_SWEEP = {
-    16: [(64, 32, False, 264, 4, 3), (64, 16, False, 528, 4, 4), (128, 32, False, 264, 4, 2),
-         (128, 16, False, 528, 4, 1), (64, 32, False, 528, 4, 1), (128, 32, True, 132, 4, 3)],
-    32: [(64, 16, False, 132, 8, 3), (64, 16, False, 264, 8, 3), (64, 16, True, 132, 4, 3),
-         (128, 16, True, 88, 4, 3), (64, 16, False, 264, 4, 1)],
-    64: [(64, 8, True, 44, 8, 3), (64, 8, True, 88, 8, 3), (128, 8, True, 44, 8, 2), (32, 8, True, 88, 8, 4)],
+    3: [(128, 16, 2, True, 528, 4, 3), (64, 32, 4, False, 528, 2, 3), (64, 32, 4, True, 528, 4, 3),
+        (128, 32, 4, False, 264, 4, 3)],
+    16: [(128, 32, 2, True, 264, 4, 3), (128, 32, 2, False, 264, 4, 3), (64, 32, 2, True, 528, 4, 4),
+         (64, 32, 4, False, 264, 4, 3), (64, 32, 2, False, 528, 4, 3), (128, 32, 4, True, 264, 4, 2),
+         (64, 32, 4, True, 264, 4, 3), (64, 32, 2, True, 396, 4, 4), (128, 32, 4, False, 264, 4, 1)],
+    32: [(128, 16, 2, True, 132, 8, 2), (64, 16, 2, True, 132, 8, 3), (32, 16, 2, True, 264, 4, 3),
+         (64, 16, 2, False, 132, 8, 3), (64, 16, 4, False, 132, 8, 2), (32, 16, 2, True, 264, 4, 4),
+         (32, 16, 4, False, 264, 4, 2)],
+    64: [],
 }  # fmt: skip
+SPLIT_SWEEP = {64: [(64, 8, 88, 8, 3), (128, 8, 44, 8, 2), (32, 8, 88, 8, 4)]}
 Body = Callable[[], Tensor]
 
 
@@ -58,15 +68,17 @@ class Shape:
         # Triton's interpreter, which is all that a CPU has, multiplies bfloat16 wrongly
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
         torch.manual_seed(0)
+        out = FIRST_LAYER if channels == COLORS else channels
         self.channels, self.side, self.images = channels, side, images
-        self.x, self.grad = drawn(images, channels, side, side), drawn(images, channels, side, side)
-        self.weight = drawn(channels, channels, 3, 3)
+        self.x, self.grad = drawn(images, channels, side, side), drawn(images, out, side, side)
+        self.weight = drawn(out, channels, 3, 3)
+        self.expected: dict[str, Tensor] = {}
         self.master = self.weight.float().contiguous(memory_format=torch.channels_last)
 
     @property
     def megabytes(self) -> float:
         """What must be moved at least: one tensor in and one out, or two in."""
-        return 2 * self.x.numel() * self.x.element_size() / 1e6
+        return (self.x.numel() + self.grad.numel()) * self.x.element_size() / 1e6
 
     def cudnn(self, what: str) -> Body:
         size, kernel = self.x.shape, self.weight.shape
@@ -76,13 +88,13 @@ class Shape:
             "weight": lambda: conv2d_weight(self.x, kernel, self.grad, padding=1),
         }[what]
 
-    def triton(self, what: str, tile: Any) -> Body:
+    def triton(self, what: str, tile: Any, add: Callable[[Tensor], Tensor] = launch_sum) -> Body:
         if what == "weight":
-            return lambda: launch_weight(self.x, self.grad, tile).sum(0).permute(0, 3, 1, 2)
-        given, flip = (self.x, False) if what == "forward" else (self.grad, True)
+            return lambda: add(launch_weight(self.x, self.grad, tile)).permute(0, 3, 1, 2)
+        given, like, flip = (self.x, self.grad, False) if what == "forward" else (self.grad, self.x, True)
 
         def body() -> Tensor:
-            out = torch.empty_like(given)
+            out = torch.empty_like(like)
             launch_convolve(given, self.master, out, flip, tile)
             return out
 
@@ -91,28 +103,32 @@ class Shape:
     def error(self, what: str, found: Tensor) -> float:
         """Relative to the plain result in float32, on eight images; of the weight on all."""
         some = self.images if what == "weight" else min(8, self.images)
+        if what not in self.expected:
+            self.expected[what] = self.plain(what, some)
+        found, expected = found if what == "weight" else found[:some], self.expected[what]
+        return float((found.float() - expected).norm() / expected.norm())
+
+    def plain(self, what: str, some: int) -> Tensor:
         x, grad, weight = self.x[:some].float(), self.grad[:some].float(), self.weight.float()
         if what == "forward":
-            expected = conv2d(x, weight, padding=1)
-        elif what == "input":
-            expected = conv2d_input(x.shape, weight, grad, padding=1)
-        else:
-            expected = conv2d_weight(x, weight.shape, grad, padding=1)
-        found = found if what == "weight" else found[:some]
-        return float((found.float() - expected).norm() / expected.norm())
+            return conv2d(x, weight, padding=1)
+        if what == "input":
+            return conv2d_input(x.shape, weight, grad, padding=1)
+        return conv2d_weight(x, weight.shape, grad, padding=1)
 
 
 def tiles_of(what: str, channels: int) -> Iterator[Tile | WeightTile]:
+    """The chosen one first."""
+    first = (WEIGHT_TILES if what == "weight" else TILES)[channels]
+    others: list[Tile | WeightTile] = []
     if what == "weight":
-        chosen = WEIGHT_TILES[channels]
-        yield chosen
-        made = [WeightTile(**dict(zip(WEIGHT_COLUMNS, row, strict=True))) for row in WEIGHT_SWEEP[channels]]
-        yield from (tile for tile in made if tile != chosen)
+        others += [WeightTile(**dict(zip(WEIGHT_COLUMNS, row, strict=True))) for row in WEIGHT_SWEEP[channels]]
+        for row in SPLIT_SWEEP.get(channels, ()):
+            others.append(WeightTile(roll=0, split=True, **dict(zip(SPLIT_COLUMNS, row, strict=True))))
     else:
-        first = TILES[channels]
-        yield first
-        others = [Tile(**dict(zip(COLUMNS, row, strict=True))) for row in SWEEP[channels]]
-        yield from (tile for tile in others if tile != first)
+        others += [Tile(**dict(zip(COLUMNS, row, strict=True))) for row in SWEEP[channels]]
+    yield first
+    yield from (tile for tile in others if tile != first)
 
 
 def name_of(tile: Tile | WeightTile) -> str:
@@ -137,6 +153,11 @@ def measure(
     for tile in list(tiles_of(what, shape.channels))[:limit]:
         bodies[name_of(tile)] = shape.triton(what, tile)
         rows.append({"by": name_of(tile), "tile": asdict(tile)})
+    if what == "weight":  # how much of it is adding up what the workers found
+        tile = WEIGHT_TILES[shape.channels]
+        by = f"{name_of(tile)}, summed by torch"
+        bodies[by] = shape.triton(what, tile, lambda partials: partials.sum(0))
+        rows.append({"by": by, "tile": asdict(tile)})
     ready = {}
     for row in rows:
         try:
@@ -162,7 +183,12 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=int, help="candidates for each pass, the chosen one first; all if not given"
     )
-    parser.add_argument("--shapes", nargs="+", help="CHANNELS:SIDE:IMAGES, as 16:32:1024")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        help="CHANNELS:SIDE:IMAGES, as 16:32:1024; 3 channels are a first layer, with 16 out",
+    )
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--check", action="store_true", help="compare values, and time nothing")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -178,7 +204,9 @@ def main() -> None:
     }
     for channels, side, images in shapes:
         shape = Shape(channels, side, images, device)
-        for what in ("forward", "input", "weight"):
+        for what in options.passes:
+            if (channels, what) == (COLORS, "input"):
+                continue  # images have no gradient
             print(f"\n{channels} channels, {images} images of {side}x{side}, {what}", flush=True)
             rows = measure(shape, what, device, options.rounds, options.limit, options.check)
             about = {
