@@ -21,8 +21,9 @@ from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from replearn.bench.timing import interleave
-from replearn.narrow.kernels import launch_convolve, launch_sum, launch_weight
+from replearn.narrow.kernels import launch_convolve
 from replearn.narrow.tiles import COLORS, TILES, WEIGHT_TILES, Tile, WeightTile
+from replearn.narrow.weight_kernels import launch_sum, launch_weight
 from replearn.training.results import hardware_of, versions_of, write_atomically
 
 RUNS = 10  # in a graph: a launch alone takes longer than the kernel
@@ -43,8 +44,8 @@ SWEEP = {
     64: [(64, 4, False, 4, 2), (64, 8, False, 4, 2), (64, 8, False, 4, 3), (128, 8, False, 8, 2)],
 }  # fmt: skip
 WEIGHT_SWEEP = {
-    3: [(128, 16, 2, True, 528, 4, 3), (64, 32, 4, False, 528, 2, 3), (64, 32, 4, True, 528, 4, 3),
-        (128, 32, 4, False, 264, 4, 3)],
+    3: [(128, 16, 2, True, 528, 4, 3), (64, 32, 4, False, 528, 2, 3), (128, 16, 2, False, 528, 4, 3),
+        (64, 16, 2, True, 1056, 4, 3)],
     16: [(128, 32, 2, True, 264, 4, 3), (128, 32, 2, False, 264, 4, 3), (64, 32, 2, True, 528, 4, 4),
          (64, 32, 4, False, 264, 4, 3), (64, 32, 2, False, 528, 4, 3), (128, 32, 4, True, 264, 4, 2),
          (64, 32, 4, True, 264, 4, 3), (64, 32, 2, True, 396, 4, 4), (128, 32, 4, False, 264, 4, 1)],

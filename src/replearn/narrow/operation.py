@@ -78,7 +78,7 @@ def narrow_convolution(x: Tensor, weight: Tensor, flip: bool) -> Tensor:
 
 @torch.library.custom_op("replearn::narrow_convolution_weight", mutates_args=())
 def narrow_convolution_weight(x: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
-    from .kernels import launch_sum, launch_weight
+    from .weight_kernels import launch_sum, launch_weight
 
     partials = launch_weight(dense(x), dense(grad), weight_tile_for(x.shape[1], grad.shape[1]))
     summed: Tensor = launch_sum(partials).to(dtype)
