@@ -178,10 +178,13 @@ def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
 
 def launch_sum(partials: Tensor) -> Tensor:
     """The sum over workers, always in the same order."""
+    workers = partials.shape[0]
+    if workers == 1:
+        return partials[0]
     out = torch.empty(partials.shape[1:], dtype=torch.float32, device=partials.device)
     numbers = out.numel()
     with on_device_of(partials):
-        sum_kernel[(triton.cdiv(numbers, 16),)](
-            partials, out, partials.shape[0], numbers, LINES=256, COLS=16, num_warps=8
+        sum_kernel[(triton.cdiv(numbers, 32),)](
+            partials, out, workers, numbers, LINES=min(128, side_of(workers)), COLS=32, num_warps=8
         )
     return out
