@@ -72,7 +72,7 @@ def convolve_kernel(
             window_row(weight, 2, 2, K, N, SIDE, COLS, 1, 1, FLIP, kind),
         )
     else:
-        window = (
+        window = (  # type: ignore[assignment]
             window_row(weight, 0, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, kind),
             window_row(weight, 1, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, kind),
             window_row(weight, 2, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, kind),
@@ -119,7 +119,7 @@ def group_of(width: int) -> int:
 
 def side_of(numbers: int) -> int:
     """The side of an operand that holds them: a power of two, and no product takes less than 16."""
-    return max(16, triton.next_power_of_2(numbers))
+    return max(16, int(triton.next_power_of_2(numbers)))
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
