@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from ..exchanging import exchanged, find_exactly
 from .operation import conv2d
 from .tiles import CHANNELS
 
@@ -40,30 +41,13 @@ def narrow_convolutions(model: nn.Module) -> Iterator[None]:
     >>> type(model.conv1) is torch.nn.Conv2d
     True
     """
-    found = find_narrow(model)
-    try:
-        for conv in found:
-            # the class alone changes, so parameters, hooks, state dicts and copies know nothing of it, and a
-            # compiled model notices, since it guards the class of every module
-            object.__setattr__(conv, "__class__", NarrowConv2d)
+    with exchanged(find_narrow(model), nn.Conv2d, NarrowConv2d):
         yield
-    finally:
-        for conv in found:
-            object.__setattr__(conv, "__class__", nn.Conv2d)
 
 
 def find_narrow(model: nn.Module) -> list[nn.Conv2d]:
     """The convolutions of a model that our kernels can compute."""
-    found, seen, waiting = [], set(), [model]
-    while waiting:
-        module = waiting.pop()
-        if type(module) is nn.Conv2d:
-            if id(module) not in seen and is_narrow(module):
-                found.append(module)
-            seen.add(id(module))
-        else:
-            waiting += [child for child in module._modules.values() if child is not None]
-    return found
+    return [conv for conv in find_exactly(model, nn.Conv2d) if is_narrow(conv)]
 
 
 def is_narrow(conv: nn.Conv2d) -> bool:

@@ -1,0 +1,6 @@
+"""Attention over few tokens, for which the tiles of flash attention are too long."""
+
+from .layers import find_short, short_attention
+from .operation import packed_attention
+
+__all__ = ["find_short", "packed_attention", "short_attention"]

@@ -1,0 +1,89 @@
+"""The door `short_attention`: the attention of a timm model by our kernels, for as long as a step takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..exchanging import exchanged, find_exactly
+from .operation import kernels_take, packed_attention
+from .tiles import WIDTHS
+
+PLAIN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}  # parts of timm's; any may lack
+
+
+@contextmanager
+def short_attention(model: nn.Module) -> Iterator[None]:
+    """Inside, attention over 64 tokens or fewer is computed by Triton kernels in timm's transformers.
+
+    It is that of timm's plain `Attention`, with heads 16, 32, 64 or 128 wide and no norms of queries and keys. The kernels
+    run in bfloat16 or float16 (autocast) on a GPU; what is called with anything else, with more tokens, with a mask or with
+    dropout of the attention is computed as ever. Results agree to rounding. Enter it around forward *and* backward
+    pass: a block that is recomputed must compute what it did before. Launching takes more of Python's time than
+    torch's own attention does, so it pays in a step that is captured as a CUDA graph, or compiled.
+
+    >>> import torch
+    >>> import replearn
+    >>> from timm.models.vision_transformer import Attention, VisionTransformer
+    >>> model = VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=3, num_heads=4)
+    >>> with replearn.short_attention(model), torch.autocast("cpu", torch.bfloat16):
+    ...     model(torch.randn(2, 3, 32, 32)).sum().backward()
+    >>> type(model.blocks[0].attn) is Attention
+    True
+    """
+    kind = timm_attention()
+    if kind is None:
+        yield
+        return
+    with exchanged(find_short(model), kind, short_class(kind)):
+        yield
+
+
+def find_short(model: nn.Module) -> list[nn.Module]:
+    """The attention layers of a model that our kernels can compute, where they see few tokens."""
+    kind = timm_attention()
+    return [] if kind is None else [layer for layer in find_exactly(model, kind) if is_plain(layer)]
+
+
+def timm_attention() -> type[nn.Module] | None:
+    """The class of timm's attention; nobody has a model of timm's who has not imported it."""
+    kind: type[nn.Module] | None = getattr(sys.modules.get("timm.models.vision_transformer"), "Attention", None)
+    return kind
+
+
+def is_plain(attention: Any) -> bool:
+    """Whether nothing happens between qkv and proj but attention, scaled as usual, and a norm of its result."""
+    used = {name for name, module in attention._modules.items() if module is not None}
+    idle = all(type(getattr(attention, name, None)) is nn.Identity for name in ("q_norm", "k_norm"))
+    linear, heads, width = attention.qkv, attention.num_heads, attention.head_dim
+    packed = type(linear) is nn.Linear and linear.out_features == 3 * heads * width
+    return bool(used <= PLAIN and idle and packed and width in WIDTHS and attention.fused_attn)
+
+
+@cache
+def short_class(kind: Any) -> type[nn.Module]:
+    """timm's attention as it is seen inside `short_attention`; outside there are none."""
+
+    class ShortAttention(kind):  # type: ignore[misc]
+        def forward(
+            self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **more: Any
+        ) -> Tensor:
+            drops = self.training and self.attn_drop.p > 0
+            if attn_mask is not None or more or drops or not kernels_take(x, self.num_heads, self.head_dim):
+                asked = {"attn_mask": attn_mask, "is_causal": is_causal, **more}
+                usual: Tensor = super().forward(x, **{name: value for name, value in asked.items() if value})
+                return usual
+            made = packed_attention(self.qkv(x), self.num_heads, causal=is_causal)
+            result: Tensor = self.proj_drop(self.proj(self.norm(made)))
+            return result
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            how, (_, *given), *state = super().__reduce_ex__(protocol)
+            return how, (kind, *given), *state  # copies and pickles are timm's own
+
+    return ShortAttention

@@ -1,0 +1,37 @@
+"""How the kernels of short attention cut their work, by the tokens that a tile holds.
+
+Chosen here and not searched for when a model runs, as those of narrow convolutions are;
+`benchmarks/short_attention.py` measures the alternatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WIDTHS = (16, 32, 64, 128)  # of a head
+MOST_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A pass over whole heads: one after another where there are several, all of their reads ahead."""
+
+    heads: int  # of one sequence, that a program takes; at most, and a divisor of those there are
+    num_warps: int
+
+
+FORWARD = {
+    16: Tile(heads=1, num_warps=1),
+    32: Tile(heads=1, num_warps=2),
+    64: Tile(heads=1, num_warps=4),
+}
+BACKWARD = {
+    16: Tile(heads=1, num_warps=1),
+    32: Tile(heads=1, num_warps=2),
+    64: Tile(heads=1, num_warps=4),
+}
+
+
+def rows_for(tokens: int) -> int:
+    """The rows of the tile that holds so many tokens: a tensor core multiplies 16 at a time."""
+    return 16 if tokens <= 16 else 32 if tokens <= 32 else 64
