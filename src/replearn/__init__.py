@@ -18,6 +18,7 @@ from .optimizing import param_groups
 from .placements import Placement
 from .planning import plan
 from .plans import Plan, Target
+from .short import short_attention
 from .stacks import Stack, find_stacks
 from .streamlining import streamline
 from .surgery import replace_
@@ -63,6 +64,7 @@ __all__ = [
     "probe",
     "replace_",
     "save",
+    "short_attention",
     "streamline",
     "synthesized",
 ]

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from ..errors import ReplearnError
 from ..narrow import narrow_convolutions
+from ..short import short_attention
 from ..training.optimizers import make_optimizer
 from ..training.run import to_channels_last_
 from ..training.step import CapturedStep
@@ -21,7 +22,8 @@ Backend = Literal["tf32", "bf16", "captured", "compiled"]
 ABOUT = {
     "tf32": "float32 with TF32 products, eager",
     "bf16": "bfloat16 autocast, channels_last, eager",
-    "captured": "bfloat16 autocast, channels_last, narrow convolutions by our kernels, the step as a CUDA graph",
+    "captured": "bfloat16 autocast, channels_last, narrow convolutions and short attention by our kernels, "
+    "the step as a CUDA graph",
     "compiled": "as captured, and torch.compile",
 }
 WARM_UP = 3
@@ -30,17 +32,25 @@ WARM_UP = 3
 class TrainingStep:
     """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed.
 
-    `narrow=False` leaves narrow convolutions to cuDNN on every backend.
+    `narrow=False` leaves narrow convolutions to cuDNN on every backend, `short=False` attention to torch.
     """
 
     def __init__(
-        self, case: Case, candidate: Candidate, backend: Backend, device: torch.device, *, narrow: bool = True
+        self,
+        case: Case,
+        candidate: Candidate,
+        backend: Backend,
+        device: torch.device,
+        *,
+        narrow: bool = True,
+        short: bool = True,
     ) -> None:
         self.on_gpu = device.type == "cuda"
         before = torch.cuda.memory_allocated(device) if self.on_gpu else 0
         torch.manual_seed(0)
         self.backend, self.device = backend, device
-        self.narrow = narrow and backend in ("captured", "compiled")
+        fast = backend in ("captured", "compiled")
+        self.narrow, self.short = narrow and fast, short and fast
         self.model = candidate.build().to(device).train()
         self.channels_last = backend != "tf32"
         if self.channels_last:
@@ -68,7 +78,8 @@ class TrainingStep:
         (self._captured or self.body)()
 
     def body(self) -> None:
-        with narrow_convolutions(self.model) if self.narrow else nullcontext():
+        narrow = narrow_convolutions(self.model) if self.narrow else nullcontext()
+        with narrow, short_attention(self.model) if self.short else nullcontext():
             self._body()
 
     def _body(self) -> None:

@@ -2,5 +2,6 @@
 
 from .layers import find_short, short_attention
 from .operation import packed_attention
+from .tiles import MOST_TOKENS
 
-__all__ = ["find_short", "packed_attention", "short_attention"]
+__all__ = ["MOST_TOKENS", "find_short", "packed_attention", "short_attention"]

@@ -14,18 +14,19 @@ from ..exchanging import exchanged, find_exactly
 from .operation import kernels_take, packed_attention
 from .tiles import WIDTHS
 
-PLAIN = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}  # parts of timm's; any may lack
+PARTS = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}  # of timm's, without its gate
 
 
 @contextmanager
 def short_attention(model: nn.Module) -> Iterator[None]:
     """Inside, attention over 64 tokens or fewer is computed by Triton kernels in timm's transformers.
 
-    It is that of timm's plain `Attention`, with heads 16, 32, 64 or 128 wide and no norms of queries and keys. The kernels
-    run in bfloat16 or float16 (autocast) on a GPU; what is called with anything else, with more tokens, with a mask or with
-    dropout of the attention is computed as ever. Results agree to rounding. Enter it around forward *and* backward
-    pass: a block that is recomputed must compute what it did before. Launching takes more of Python's time than
-    torch's own attention does, so it pays in a step that is captured as a CUDA graph, or compiled.
+    That is timm's plain `Attention`, with heads 16, 32, 64 or 128 wide and no norms of queries and keys. The
+    kernels run in bfloat16 or float16 (autocast) on a GPU; what is called with anything else, with more tokens,
+    with a mask or with dropout of the attention is computed as ever. Results agree to rounding. Enter it around
+    forward *and* backward pass: a block that is recomputed must compute what it did before. Launching takes more
+    of Python's time than torch's own attention does, so it pays in a step that is captured as a CUDA graph, or
+    compiled.
 
     >>> import torch
     >>> import replearn
@@ -58,11 +59,10 @@ def timm_attention() -> type[nn.Module] | None:
 
 def is_plain(attention: Any) -> bool:
     """Whether nothing happens between qkv and proj but attention, scaled as usual, and a norm of its result."""
-    used = {name for name, module in attention._modules.items() if module is not None}
-    idle = all(type(getattr(attention, name, None)) is nn.Identity for name in ("q_norm", "k_norm"))
-    linear, heads, width = attention.qkv, attention.num_heads, attention.head_dim
-    packed = type(linear) is nn.Linear and linear.out_features == 3 * heads * width
-    return bool(used <= PLAIN and idle and packed and width in WIDTHS and attention.fused_attn)
+    if {name for name, module in attention._modules.items() if module is not None} != PARTS:
+        return False
+    idle = type(attention.q_norm) is nn.Identity and type(attention.k_norm) is nn.Identity
+    return bool(idle and attention.head_dim in WIDTHS and attention.fused_attn)
 
 
 @cache
@@ -70,20 +70,22 @@ def short_class(kind: Any) -> type[nn.Module]:
     """timm's attention as it is seen inside `short_attention`; outside there are none."""
 
     class ShortAttention(kind):  # type: ignore[misc]
-        def forward(
-            self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **more: Any
-        ) -> Tensor:
+        def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
             drops = self.training and self.attn_drop.p > 0
-            if attn_mask is not None or more or drops or not kernels_take(x, self.num_heads, self.head_dim):
-                asked = {"attn_mask": attn_mask, "is_causal": is_causal, **more}
-                usual: Tensor = super().forward(x, **{name: value for name, value in asked.items() if value})
+            if attn_mask is not None or drops or not kernels_take(x, self.num_heads, self.head_dim):
+                later = {"is_causal": True} if is_causal else {}  # older ones have no such argument
+                usual: Tensor = super().forward(x, attn_mask=attn_mask, **later)
                 return usual
             made = packed_attention(self.qkv(x), self.num_heads, causal=is_causal)
             result: Tensor = self.proj_drop(self.proj(self.norm(made)))
             return result
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            how, (_, *given), *state = super().__reduce_ex__(protocol)
-            return how, (kind, *given), *state  # copies and pickles are timm's own
+            state = super().__reduce_ex__(protocol)[2]
+            return make_bare, (kind,), state  # copies and pickles are timm's own
 
     return ShortAttention
+
+
+def make_bare(kind: Any) -> Any:
+    return kind.__new__(kind)

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..errors import ReplearnError
 from ..narrow.operation import computed_dtype, kernels_run_on, transformed
-from .tiles import BACKWARD, FORWARD, MOST_TOKENS, WIDTHS, rows_for
+from .tiles import BACKWARD, FORWARD, MOST_TOKENS, WIDTHS, tile_for
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -33,8 +33,8 @@ def packed_attention(qkv: Tensor, heads: int, *, causal: bool = False) -> Tensor
     """
     if qkv.dim() != 3 or heads < 1 or qkv.shape[2] % (3 * heads):
         raise ReplearnError(
-            f"packed_attention: {tuple(qkv.shape)} is not (batch, tokens, 3 x {heads} heads x width). Give it queries, "
-            "keys and values as one linear layer makes them: qkv(x), not yet cut into heads."
+            f"packed_attention: {tuple(qkv.shape)} is not (batch, tokens, 3 x {heads} heads x width). Give it "
+            "queries, keys and values as one linear layer makes them: qkv(x), not yet cut into heads."
         )
     width = qkv.shape[2] // (3 * heads)
     if kernels_take(qkv, heads, width):
@@ -65,7 +65,8 @@ def attend(qkv: Tensor, heads: int, causal: bool) -> Tensor:
     from .kernels import launch_attend
 
     out: Tensor = empty_result(qkv, heads, causal)
-    launch_attend(qkv.contiguous(), out, heads, causal, FORWARD[rows_for(qkv.shape[1])])
+    tile = tile_for(FORWARD, qkv.shape[1], qkv.shape[2] // (3 * heads))
+    launch_attend(qkv.contiguous(), out, heads, causal, tile)
     return out
 
 
@@ -74,7 +75,7 @@ def attend_back(qkv: Tensor, grad: Tensor, heads: int, causal: bool) -> Tensor:
     from .kernels import launch_attend_back
 
     out: Tensor = empty_gradient(qkv, grad, heads, causal)
-    tile = BACKWARD[rows_for(qkv.shape[1])]
+    tile = tile_for(BACKWARD, qkv.shape[1], qkv.shape[2] // (3 * heads))
     launch_attend_back(qkv.contiguous(), grad.contiguous(), out, heads, causal, tile)
     return out
 

@@ -6,7 +6,8 @@ Chosen here and not searched for when a model runs, as those of narrow convoluti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 WIDTHS = (16, 32, 64, 128)  # of a head
 MOST_TOKENS = 64
@@ -20,16 +21,22 @@ class Tile:
     num_warps: int
 
 
+# by rows, for heads up to 64 wide; those of 128 take twice the warps
 FORWARD = {
-    16: Tile(heads=1, num_warps=1),
-    32: Tile(heads=1, num_warps=2),
-    64: Tile(heads=1, num_warps=4),
+    16: Tile(heads=1, num_warps=1),  # a warp alone waits for no other: no barriers, and sums of rows by shuffles
+    32: Tile(heads=1, num_warps=1),
+    64: Tile(heads=1, num_warps=4),  # fewer would spill registers
 }
 BACKWARD = {
     16: Tile(heads=1, num_warps=1),
-    32: Tile(heads=1, num_warps=2),
+    32: Tile(heads=1, num_warps=1),
     64: Tile(heads=1, num_warps=4),
 }
+
+
+def tile_for(tiles: Mapping[int, Tile], tokens: int, width: int) -> Tile:
+    tile = tiles[rows_for(tokens)]
+    return replace(tile, num_warps=2 * tile.num_warps) if width > 64 else tile
 
 
 def rows_for(tokens: int) -> int:

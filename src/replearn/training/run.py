@@ -16,6 +16,7 @@ from ..calibration import calibrate_
 from ..errors import ReplearnError
 from ..narrow import find_narrow, kernels_run_on, narrow_convolutions
 from ..plans import Plan
+from ..short import MOST_TOKENS, find_short, short_attention
 from ..synthesizing import operators_in, synthesized
 from .methods import method_for
 from .methods.base import Setting
@@ -78,13 +79,14 @@ class Run:
         self.flops = count_flops(model, task.example())
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.bare = model
-        low = recipe.precision == "bfloat16" and recipe.channels_last
-        self._narrow = recipe.narrow_convolutions and low and kernels_run_on(device)
+        low = recipe.precision == "bfloat16" and kernels_run_on(device)
+        self._narrow = recipe.narrow_convolutions and low and recipe.channels_last
+        self._short = recipe.short_attention and low
         self.model = processes.wrap(model, device, self.method.leaves_idle)
         self._compiled = recipe.compile and self.method.capturable
         if self._compiled:
             self.model.compile()
-            self._note_narrow()
+            self._note_kernels()
         elif recipe.compile:
             self.note(f"not compiled: {self.method.name} takes another path at every step")
         self.ema: AveragedModel | None = None
@@ -164,12 +166,15 @@ class Run:
 
     def _fast_body(self) -> None:
         """The step for where Python's time does not count: captured, or compiled."""
-        with narrow_convolutions(self.bare) if self._narrow else nullcontext():
+        narrow = narrow_convolutions(self.bare) if self._narrow else nullcontext()
+        with narrow, short_attention(self.bare) if self._short else nullcontext():
             self._body()
 
-    def _note_narrow(self) -> None:
-        if self._narrow and (found := find_narrow(self.bare)):
-            self.note(f"{len(found)} narrow convolutions by Triton kernels")
+    def _note_kernels(self) -> None:
+        if self._narrow and (convolutions := find_narrow(self.bare)):
+            self.note(f"{len(convolutions)} narrow convolutions by Triton kernels")
+        if self._short and (layers := find_short(self.bare)):
+            self.note(f"{len(layers)} attention layers by Triton kernels, up to {MOST_TOKENS} tokens")
 
     def autocast(self) -> torch.autocast:
         # no cache: a captured step must not keep casts from one replay to the next
@@ -188,7 +193,7 @@ class Run:
             self._captured = CapturedStep(self._fast_body, self.bare, self.optimizer, [self.sums])
             self._capture = True
             self.note("step captured as a CUDA graph")
-            self._note_narrow()
+            self._note_kernels()
         except (RuntimeError, ValueError) as error:
             torch.cuda.synchronize()
             self.optimizer.zero_grad(set_to_none=True)
