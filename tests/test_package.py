@@ -207,7 +207,12 @@ def test_the_core_never_imports_what_is_built_on_it() -> None:
     assert [name for name, room in rooms.items() if room in ABOVE_THE_CORE] == []
 
 
-KERNELS = ("replearn.operators.kernels.", "replearn.narrow.kernels", "replearn.narrow.weight_kernels")
+KERNELS = (
+    "replearn.operators.kernels.",
+    "replearn.narrow.kernels",
+    "replearn.narrow.weight_kernels",
+    "replearn.short.kernels",
+)
 
 
 def test_the_core_imports_nothing_but_torch_safetensors_and_the_standard_library() -> None:

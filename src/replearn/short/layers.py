@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -37,11 +37,8 @@ def short_attention(model: nn.Module) -> Iterator[None]:
     >>> type(model.blocks[0].attn) is Attention
     True
     """
-    kind = timm_attention()
-    if kind is None:
-        yield
-        return
-    with exchanged(find_short(model), kind, short_class(kind)):
+    kind: Any = timm_attention()
+    with nullcontext() if kind is None else exchanged(find_short(model), kind, short_class(kind)):
         yield
 
 
