@@ -29,10 +29,10 @@ from replearn.short.tiles import BACKWARD, FORWARD, Tile, rows_for, tile_for
 from replearn.training.results import hardware_of, versions_of, write_atomically
 
 SHAPES = ((512, 17, 3, 64), (512, 64, 3, 64), (1024, 10, 4, 16))  # sequences, tokens, heads, width: ViT-T/8 first
-SWEEP = {  # by rows of a tile: warps, heads that a program takes
-    16: [(1, 1), (2, 1), (1, 2), (1, 4)],
-    32: [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3)],
-    64: [(4, 1), (2, 1), (8, 1), (4, 3)],
+SWEEP = {  # by rows of a tile: warps, heads that a program takes, registers of a thread
+    16: [(1, 1, None), (2, 1, None), (1, 2, None), (1, 4, None)],
+    32: [(1, 1, None), (1, 1, 168), (1, 1, 128), (2, 1, None), (4, 1, None), (1, 3, None), (2, 3, None)],
+    64: [(4, 1, None), (2, 1, None), (8, 1, None), (4, 3, None)],
 }
 BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -104,9 +104,11 @@ def candidates(shape: Shape, what: str) -> dict[str, tuple[Body, Any]]:
     if what == "both":
         return {**found, "ours": (shape.chosen(), None)}
     first = tile_for(FORWARD if what == "forward" else BACKWARD, shape.tokens, shape.width)
-    tiles = [Tile(num_warps=warps, heads=heads) for warps, heads in SWEEP[rows_for(shape.tokens)]]
+    sweep = SWEEP[rows_for(shape.tokens)]
+    tiles = [Tile(num_warps=warps, heads=heads, registers=most) for warps, heads, most in sweep]
     for tile in dict.fromkeys([first, *tiles]):
-        name = f"ours, {tile.num_warps} warps, {tile.heads} heads" + (", in use" if tile == first else "")
+        name = f"ours, {tile.num_warps} warps, {tile.heads} heads"
+        name += (f", {tile.registers} registers" if tile.registers else "") + (", in use" if tile == first else "")
         found[name] = (shape.ours(what, tile), asdict(tile))
     return found
 

@@ -101,5 +101,6 @@ def launch(kernel: Any, tensors: tuple[Tensor, ...], heads: int, causal: bool, t
     with on_device_of(tensors[0]):
         kernel[(sequences, heads // together)](
             *tensors, tokens, heads, width**-0.5,
-            ROWS=rows_for(tokens), WIDTH=width, HEADS=together, CAUSAL=causal, num_warps=tile.num_warps,
+            ROWS=rows_for(tokens), WIDTH=width, HEADS=together, CAUSAL=causal,
+            num_warps=tile.num_warps, maxnreg=tile.registers,
         )  # fmt: skip

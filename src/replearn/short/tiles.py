@@ -19,6 +19,7 @@ class Tile:
 
     heads: int  # of one sequence, that a program takes; at most, and a divisor of those there are
     num_warps: int
+    registers: int | None = None  # of a thread, at most; the compiler takes what it likes if not given
 
 
 # by rows, for heads up to 64 wide; those of 128 take twice the warps
@@ -29,7 +30,7 @@ FORWARD = {
 }
 BACKWARD = {
     16: Tile(heads=1, num_warps=1),
-    32: Tile(heads=1, num_warps=1),
+    32: Tile(heads=1, num_warps=1, registers=168),  # 12 programs on a multiprocessor, not 11, and still no spills
     64: Tile(heads=1, num_warps=4),
 }
 
