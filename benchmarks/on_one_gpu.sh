@@ -9,10 +9,10 @@
 set -u
 
 declare -A SECONDS_OF=(
-  [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [profile]=60 [epochs]=200 [wikitext2]=800
+  [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [short]=40 [profile]=110 [epochs]=200 [wikitext2]=800
   [transfer]=250 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=60
 )
-ORDER="steps compiled timm inference narrow profile epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
+ORDER="steps compiled timm inference narrow short profile epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
 FAST="--set precision=bfloat16 --set channels_last=true --set compile=true"
 PYTHON=${PYTHON:-python3}
 
@@ -33,7 +33,11 @@ inference() {
   replearn bench inference --device cuda --rounds 20 --models resnet101 --backends fp32,amp,channels_last,graph --out "$OUT/inference_h200_resnet101.json"
 }
 narrow() { "$PYTHON" benchmarks/narrow_convolutions.py --rounds 4 --out "$OUT/narrow_convolutions.json"; }
-profile() { "$PYTHON" benchmarks/profile_step.py --model resnet32 --backend compiled --out "$OUT/profile_resnet32.json"; }
+short() { "$PYTHON" benchmarks/short_attention.py --out "$OUT/short_attention.json"; }
+profile() {
+  "$PYTHON" benchmarks/profile_step.py --model resnet32 --backend compiled --out "$OUT/profile_resnet32.json"
+  "$PYTHON" benchmarks/profile_step.py --model vit_tiny_8 --batch-size 512 --backend compiled --out "$OUT/profile_vit_tiny8.json"
+}
 epochs() {
   for recipe in t1_resnet32 t1_vit_tiny8; do
     replearn bench epochs $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST -o "$OUT/epochs_$recipe.json"

@@ -90,8 +90,7 @@ TOLERANCES = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2 if INTERPRETED else 8e
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "dtype"), [(False, torch.bfloat16), (True, torch.float16)])
 @pytest.mark.parametrize(
     ("batch", "tokens", "heads", "width"),
     [(2, 17, 3, 64), (1, 64, 2, 32), (3, 5, 6, 16), (1, 33, 1, 128), (2, 16, 5, 32), (1, 32, 4, 64)],
