@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from interpreting import HERE, interpret, runs_kernels
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
@@ -19,8 +17,6 @@ from replearn.operators import expansion
 from replearn.operators.expansion import can_expand, normalised_expansion
 from replearn.training.architectures import architecture
 
-HERE = "cuda" if torch.cuda.is_available() else "cpu"
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NORMS = {
     "plain": lambda: nn.BatchNorm2d(12),
     "average of all": lambda: nn.BatchNorm2d(12, momentum=None),
@@ -132,9 +128,7 @@ def test_a_small_expansion_pays_only_where_launches_are_free() -> None:
     assert not expansion.pays(z, conv)
 
 
-@pytest.mark.skipif(
-    HERE == "cpu" and not INTERPRETED, reason="kernels need a GPU, or Triton's interpreter: see the next test"
-)
+@runs_kernels
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("columns", [5, 16, 40])
 def test_the_kernels_compute_what_the_plain_steps_do(affine: bool, columns: int) -> None:
@@ -155,13 +149,7 @@ def test_the_kernels_compute_what_the_plain_steps_do(affine: bool, columns: int)
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
-    if HERE == "cuda" or INTERPRETED:
-        pytest.skip("the kernels ran for real")
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "plain_steps", __file__]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "6 passed" in done.stdout, done.stdout
+    interpret(__file__, "plain_steps")
 
 
 @pytest.mark.cuda

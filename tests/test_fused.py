@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from interpreting import HERE, interpret, runs_kernels
 from torch import Tensor, nn
 
 import replearn
 from replearn import operators, synthesizing
 from replearn.operators import fused
 from replearn.operators.mixture import Mixture
-
-HERE = "cuda" if torch.cuda.is_available() else "cpu"
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-runs_kernels = pytest.mark.skipif(
-    HERE == "cpu" and not INTERPRETED, reason="kernels need a GPU, or Triton's interpreter: see the last test"
-)
 
 
 def mixture(
@@ -277,15 +269,7 @@ def test_nothing_is_made_of_nothing() -> None:
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
-    """Without a GPU: the tests above that need kernels, in a process where Triton interprets them."""
-    if HERE == "cuda" or INTERPRETED:
-        pytest.skip("the kernels ran for real")
-    pytest.importorskip("triton")
-    chosen = "equal or float32 or zero or changing or know or prepared"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, __file__]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout.splitlines()[-1], done.stdout
+    interpret(__file__, "equal or float32 or zero or changing or know or prepared")
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------

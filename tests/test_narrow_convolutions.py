@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreting import HERE, INTERPRETED, interpret, runs_kernels
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import conv2d as torch_conv2d
@@ -25,12 +23,7 @@ from replearn import narrow
 from replearn.narrow import conv2d, find_narrow, narrow_convolutions, operation, tiles
 from replearn.narrow.layers import NarrowConv2d
 
-HERE = "cuda" if torch.cuda.is_available() else "cpu"
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LAST = torch.channels_last
-runs_kernels = pytest.mark.skipif(
-    HERE == "cpu" and not INTERPRETED, reason="kernels need a GPU, or Triton's interpreter: see below"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -388,16 +381,7 @@ def test_a_run_uses_them_where_its_recipe_lets_it(tmp_path: Path, monkeypatch: p
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
-    """Without a GPU: the tests above that need kernels, in a process where Triton interprets them."""
-    if HERE == "cuda" or INTERPRETED:
-        pytest.skip("the kernels ran for real")
-    pytest.importorskip("triton")
-    chosen = "values or every or only or order or contract or learns or recomputed"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, __file__]
-    changes = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading plugins takes two seconds
-    done = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout.splitlines()[-1], done.stdout
+    interpret(__file__, "values or every or only or order or contract or learns or recomputed")
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------

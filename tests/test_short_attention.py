@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_narrow_convolutions import (
-    HERE,
-    INTERPRETED,
-    bfloat16_in_the_interpreter,
-    distance,
-    gradients,
-    needs_gpu,
-    runs_kernels,
-)
+from interpreting import HERE, INTERPRETED, interpret, runs_kernels
+from test_narrow_convolutions import bfloat16_in_the_interpreter, distance, gradients, needs_gpu
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
@@ -374,15 +365,7 @@ def test_a_run_uses_them_where_its_recipe_lets_it(tmp_path: Path, monkeypatch: p
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
-    """Without a GPU: the tests above that need kernels, in a process where Triton interprets them."""
-    if HERE == "cuda" or INTERPRETED:
-        pytest.skip("the kernels ran for real")
-    pytest.importorskip("triton")
-    chosen = "values or every or order or large or contract or func or left or learns or recomputed"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, __file__]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout.splitlines()[-1], done.stdout
+    interpret(__file__, "values or every or order or large or contract or func or left or learns or recomputed")
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------
