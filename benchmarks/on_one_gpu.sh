@@ -40,7 +40,7 @@ profile() {
 }
 epochs() {
   for recipe in t1_resnet32 t1_vit_tiny8; do
-    replearn bench epochs $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST -o "$OUT/epochs_$recipe.json"
+    replearn bench epochs $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST --set short_attention=true -o "$OUT/epochs_$recipe.json"
   done
   replearn bench epochs bccd_retinanet --methods e2e,removal,repl,repl-reduced --rounds 3 -o "$OUT/epochs_bccd_retinanet.json"
 }

@@ -346,7 +346,7 @@ def test_a_run_uses_them_where_its_recipe_lets_it(tmp_path: Path, monkeypatch: p
     variant = Variant(label="E2E", method="e2e")
     recipe = Recipe(
         name="tiny", table="", model="vit:32:3:2:8", data=("digits",), variants=(variant,), epochs=1,
-        batch_size=1024, precision="bfloat16", compile=True,
+        batch_size=1024, precision="bfloat16", compile=True, short_attention=True,
     )  # fmt: skip
     assert recipe_from_dict(recipe.to_dict()).short_attention
 
