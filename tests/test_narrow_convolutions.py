@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_runs import noting_runs
 from interpreting import HERE, INTERPRETED, interpret, runs_kernels
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -344,33 +345,16 @@ def test_a_recomputed_block_computes_what_it_did(launches: list[str]) -> None:
 
 
 def test_a_run_uses_them_where_its_recipe_lets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from replearn.training import run
-    from replearn.training.fit import fit
-    from replearn.training.recipe import Recipe, Variant, recipe_from_dict
-
     seen: list[torch.Size] = []
 
     def noted(x: Tensor, weight: Tensor) -> Tensor:
         seen.append(x.shape)
         return torch_conv2d(x, weight, padding=1)
 
-    monkeypatch.setattr(run, "kernels_run_on", lambda device: True)
     monkeypatch.setattr(narrow.layers, "conv2d", noted)
-    monkeypatch.setattr(nn.Module, "compile", lambda self: None)  # a compiled run without the wait
-    variant = Variant(label="E2E", method="e2e")
-    recipe = Recipe(
-        name="tiny", table="", model="cifar_resnet:8:16", data=("digits",), variants=(variant,), epochs=1,
-        batch_size=1024, precision="bfloat16", channels_last=True, compile=True,
-    )  # fmt: skip
-    assert recipe_from_dict(recipe.to_dict()).narrow_convolutions
-
-    def notes(name: str, **changes: Any) -> str:
-        made = replace(recipe, **changes)
-        spec = run.RunSpec(recipe=made, variant=variant, data="digits", seed=0, out=tmp_path / name)
-        (result,) = fit([spec], device="cpu")
-        assert result.recipe["narrow_convolutions"] is made.narrow_convolutions
-        return " ".join(result.notes)
-
+    notes = noting_runs(
+        tmp_path, monkeypatch, "narrow_convolutions", model="cifar_resnet:8:16", channels_last=True
+    )
     assert "narrow" not in notes("off", narrow_convolutions=False)
     assert "narrow" not in notes("layout", channels_last=False)
     assert "narrow" not in notes("eager", compile=False)

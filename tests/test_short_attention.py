@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_runs import noting_runs
 from interpreting import HERE, INTERPRETED, interpret, runs_kernels
 from test_narrow_convolutions import bfloat16_in_the_interpreter, distance, gradients, needs_gpu
 from torch import Tensor, nn
@@ -330,32 +331,14 @@ def test_a_recomputed_block_computes_what_it_did(launches: list[str]) -> None:
 
 
 def test_a_run_uses_them_where_its_recipe_lets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from replearn.training import run
-    from replearn.training.fit import fit
-    from replearn.training.recipe import Recipe, Variant, recipe_from_dict
-
     seen: list[torch.Size] = []
 
     def noted(x: Tensor, heads: int, width: int) -> bool:
         seen.append(x.shape)
         return False
 
-    monkeypatch.setattr(run, "kernels_run_on", lambda device: True)
     monkeypatch.setattr(short.layers, "kernels_take", noted)
-    monkeypatch.setattr(nn.Module, "compile", lambda self: None)  # a compiled run without the wait
-    variant = Variant(label="E2E", method="e2e")
-    recipe = Recipe(
-        name="tiny", table="", model="vit:32:3:2:8", data=("digits",), variants=(variant,), epochs=1,
-        batch_size=1024, precision="bfloat16", compile=True, short_attention=True,
-    )  # fmt: skip
-    assert recipe_from_dict(recipe.to_dict()).short_attention
-
-    def notes(name: str, **changes: Any) -> str:
-        made = replace(recipe, **changes)
-        spec = run.RunSpec(recipe=made, variant=variant, data="digits", seed=0, out=tmp_path / name)
-        (result,) = fit([spec], device="cpu")
-        return " ".join(result.notes)
-
+    notes = noting_runs(tmp_path, monkeypatch, "short_attention", model="vit:32:3:2:8", short_attention=True)
     assert "Triton" not in notes("off", short_attention=False)
     assert "Triton" not in notes("precise", precision="float32")
     assert "Triton" not in notes("eager", compile=False)
