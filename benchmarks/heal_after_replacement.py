@@ -2,14 +2,15 @@
 
     python benchmarks/heal_after_replacement.py --model lm --data-root DATA --out heal_lm.json
     python benchmarks/heal_after_replacement.py --model vit --data-root DATA --out heal_vit.json
+    python benchmarks/heal_after_replacement.py --run runs/tab_wikitext2/wikitext2/e2e/seed-0 --out heal_lm.json
 
-Trains the base model end to end (WikiText-2: a language model, perplexity; CIFAR-10: a ViT, accuracy), then takes
-out a quarter and nearly half of its blocks (interval 4 and 2, first=2: 3 and 5 of 12, which is as many as can go
-where the first, the last and every neighbour stay), each in several ways, and trains what is left
-for one epoch at a tenth of the rate. Below the rows of a placement stands E2E continued for as many seconds as
-the slowest of them (but the whole block) took, fitting included: what the untouched model does with that time.
-Operators are fitted on training samples, and nothing is chosen on the test set. The file is written after each
-row.
+Trains the base model end to end (WikiText-2: a language model, perplexity; CIFAR-10: a ViT, accuracy), or takes
+a finished run, then takes out a quarter and nearly half of its blocks (interval 4 and 2, first=2: 3 and 5 of 12,
+which is as many as can go where the first, the last and every neighbour stay), each in several ways, and trains
+what is left for one epoch at a tenth of the rate. Below the rows of a placement stands E2E continued for as many
+seconds as the slowest of them (but the whole block) took, fitting included: what the untouched model does with
+that time. Operators are fitted on training samples, and nothing is chosen on the test set. The file is written
+after each row.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from replearn.training.results import hardware_of, versions_of, write_atomically
 from replearn.training.run import Run, RunSpec
 from replearn.training.schedules import rate_at
 from replearn.training.tasks import Task, task_named
+from replearn.training.trained import read_trained
 
 RECIPES = {"lm": ("tab_wikitext2", 6), "vit": ("t1_vit_tiny8", 40)}  # the recipe, and epochs for the base model
 PLACEMENTS = ((4, 2), (2, 2))  # a quarter of the blocks, and as many as can go: 5 of 12
@@ -202,6 +204,7 @@ def table(rows: Sequence[dict[str, Any]], metric: str, trained: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=RECIPES, default="lm")
+    parser.add_argument("--run", type=Path, help="the folder of a run trained end to end, instead of training one")
     parser.add_argument("--architecture", help="another model for the recipe, as lm:256:12:4:1024")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--epochs", type=int, help="for the base model")
@@ -212,18 +215,24 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    name, epochs = RECIPES[options.model]
-    recipe = replace(recipes.recipe(name), epochs=options.epochs or epochs)
     device = device_named(options.device)
+    run = None if options.run is None else read_trained(options.run, device, options.data_root, full=True)
+    name, epochs = RECIPES[options.model]
+    recipe = replace(recipes.recipe(name), epochs=options.epochs or epochs) if run is None else run.recipe
     recipe = replace(
         recipe,
         precision="bfloat16" if device.type == "cuda" else "float32",
+        compile=False,  # each healing takes one epoch, of a model that no other has
         model=options.architecture or recipe.model,
         batch_size=options.batch_size or recipe.batch_size,
     )
     torch.set_float32_matmul_precision("high")
-    bench = Bench(recipe, recipe.data[0], options.data_root, options.seed, device)
-    base, seconds = bench.train_base()
+    data = recipe.data[0] if run is None else run.result.data
+    bench = Bench(recipe, data, options.data_root, options.seed, device)
+    if run is None:
+        base, seconds = bench.train_base()
+    else:
+        base, seconds = run.model, sum(epoch.seconds for epoch in run.result.epochs)
     trained = bench.score(base)
     print(
         f"{recipe.model}, {recipe.epochs} epochs end to end: {bench.metric.name} {trained:.2f} in {seconds:.1f} s"

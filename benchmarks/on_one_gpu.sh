@@ -50,7 +50,10 @@ transfer() {
   (cd "$WORK" && runs transfer_cifar10 --seeds 0,1,2 --equal-time \
     --pretrained transfer_cifar10_pretrain/cifar10/e2e/seed-0/model.safetensors)
 }
-heal_lm() { "$PYTHON" benchmarks/heal_after_replacement.py --model lm --out "$OUT/heal_lm.json"; }
+heal_lm() { # of the model that wikitext2 trained, where it did
+  local run=$WORK/tab_wikitext2/wikitext2/e2e/seed-0
+  "$PYTHON" benchmarks/heal_after_replacement.py $([ -f "$run/model.safetensors" ] && echo --run "$run") --model lm --out "$OUT/heal_lm.json"
+}
 heal_vit() { "$PYTHON" benchmarks/heal_after_replacement.py --model vit --out "$OUT/heal_vit.json"; }
 kept() {
   for recipe in t1_resnet32 t1_vit_tiny8; do

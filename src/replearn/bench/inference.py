@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from ..errors import ReplearnError
 from ..merging import find_merges
+from ..training.compiling import many_graphs
 from ..training.results import hardware_of, versions_of
 from ..verifying import compare, tensors_in
 from .inference_counts import counted
@@ -56,7 +57,8 @@ def measure(setting: Setting, device: torch.device, told: Callable[[dict[str, An
         if model not in sides:
             sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
             counts[model] = counted(sides[model], setting.size, setting.merge)
-        rows.append(row_of(sides[model], model, batch, backend, setting, device))
+        with many_graphs() if backend.endswith("+compile") else nullcontext():
+            rows.append(row_of(sides[model], model, batch, backend, setting, device))
         told(rows[-1])
     return {
         "format": FORMAT,

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from ..errors import ReplearnError
 from ..narrow import narrow_convolutions
 from ..short import short_attention
+from ..training.compiling import many_graphs
 from ..training.optimizers import make_optimizer
 from ..training.run import to_channels_last_
 from ..training.step import CapturedStep
@@ -109,7 +110,8 @@ def precision_of(backend: Backend) -> Iterator[None]:
     torch.set_float32_matmul_precision("high")
     cudnn.allow_tf32, cudnn.benchmark = True, True
     try:
-        yield
+        with many_graphs() if backend == "compiled" else nullcontext():
+            yield
     finally:
         torch.set_float32_matmul_precision(before[0])
         cudnn.allow_tf32, cudnn.benchmark = before[1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -107,10 +107,12 @@ def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Res
     if not specs:
         return []
     longest = max(spec.epochs for spec in specs)
+    data: dict[Any, Any] = {}
     with watching(len(missing), longest, task_named(specs[0].recipe.task)) as progress:
         for start in range(0, len(missing), together):
             part = missing[start : start + together]
-            trained = fit([specs[index] for index in part], device=device, resume=True, progress=progress)
+            chosen = [specs[index] for index in part]
+            trained = fit(chosen, device=device, resume=True, progress=progress, shared=data)
             results |= dict(zip(part, trained, strict=True))
     return [results[index] for index in range(len(specs))]
 

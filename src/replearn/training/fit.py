@@ -14,6 +14,7 @@ import torch
 
 from ..errors import ReplearnError
 from ..jsonable import encode
+from .compiling import many_graphs
 from .interrupting import Interruption, interruption
 from .keeping import result_of, resume_run, save_run, tidy, write_model, write_result
 from .log import RunLog
@@ -48,12 +49,14 @@ def fit(
     progress: Progress | None = None,
     deterministic: bool = False,
     parallel: Parallel = "ddp",
+    shared: dict[Any, Any] | None = None,
 ) -> list[Result]:
     """Train every run to its end, all of them together on one device, and return their results.
 
     Each run's folder gets `recipe.json`, `log.jsonl`, `checkpoint.safetensors` and `result.json`. With
     `resume=True` a run goes on from its checkpoint, and a finished one is only read. Under torchrun each
-    process trains its share of every batch.
+    process trains its share of every batch. Give the same dict as `shared` to one call after another, and what
+    they train on is read once and stays on the device.
     """
     if not specs:
         raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")
@@ -61,7 +64,7 @@ def fit(
     processes = start_processes(where, parallel)
     gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
     with settings(specs[0], deterministic):
-        shared: dict[Any, Any] = {}  # data that several runs train on, once on the device
+        shared = {} if shared is None else shared
         runs = []
         for spec in specs:
             task = task_named(spec.recipe.task).open(spec, where, processes, shared)
@@ -212,7 +215,8 @@ def settings(spec: RunSpec, deterministic: bool) -> Iterator[None]:
     cudnn.benchmark = not deterministic
     torch.use_deterministic_algorithms(deterministic)
     try:
-        yield
+        with many_graphs() if spec.recipe.compile else nullcontext():
+            yield
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(algorithms)

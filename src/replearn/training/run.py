@@ -18,6 +18,7 @@ from ..narrow import find_narrow, kernels_run_on, narrow_convolutions
 from ..plans import Plan
 from ..short import MOST_TOKENS, find_short, short_attention
 from ..synthesizing import operators_in, synthesized
+from .compiling import not_compiled
 from .methods import method_for
 from .methods.base import Setting
 from .optimizers import make_optimizer, set_rate
@@ -247,7 +248,8 @@ class Run:
         """What the task measures on the test set, of the averaged model if there is one."""
         model = self.ema or (self.model if self.processes.parallel == "fsdp" else self.bare)
         model.eval()
-        measures = self.task.evaluate(model, self.autocast())
+        with not_compiled(self._compiled):
+            measures = self.task.evaluate(model, self.autocast())
         self.model.train()
         return measures
 
