@@ -54,8 +54,10 @@ def candidates() -> list[tuple[str, Options]]:
         ("(d) fitted full correction", operators.Projection(correction="full")),
         ("(d) fitted full correction, behind a norm", operators.HeadWise(correction="full")),
         ("(d) fitted full correction, MLP form", operators.MLP(correction="full")),
-        ("(e) whole block", operators.WholeBlock()),
     ]
+
+
+WHOLE = ("(e) whole block", operators.WholeBlock())
 
 
 class Bench:
@@ -132,56 +134,67 @@ def measured(
     steps: int | None,
     keep: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
-    """Every candidate at every placement: fitted, scored, healed for an epoch, scored again; and E2E continued."""
+    """Every candidate at every placement, and E2E continued for as long as the slowest of them took."""
     batches = bench.task.batches.calibration(bench.seed, samples)
     epoch = bench.task.batches.steps(bench.recipe.batch_size) if steps is None else steps
-    rows = []
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> dict[str, Any]:
+        rows.append(row)
+        keep(rows)
+        print(f"K={row['interval']} {row['label']}: healed {row['healed']:.2f}", flush=True)
+        return row
+
     for interval, first in PLACEMENTS:
+        placed = {"interval": interval, "first": first}
+        spent = []
         for label, operator in candidates():
-            model = copy.deepcopy(base)
-            plan = replearn.plan(model, interval, first, operator=operator)
-            begin = bench.now()
-            report = replearn.calibrate_(model, plan, batches)
-            fitting = bench.now() - begin
-            before = bench.score(model)
-            _, healing = bench.heal_(model, epoch, None)
-            row = {
-                "interval": interval,
-                "first": first,
-                "targets": len(plan.targets),
-                "blocks": plan.num_blocks,
-                "label": label,
-                "operator": operator.label(),
-                "parameters": plan.parameters_after,
-                "unexplained": [fit.error for fit in report.fits],
-                "notes": sorted({fit.note for fit in report.fits if fit.note}),
-                "fit_seconds": fitting,
-                "heal_seconds": healing,
-                "before": before,
-                "healed": bench.score(model),
-            }
-            rows.append(row)
-            keep(rows)
-            print(f"K={interval} {label}: {before:.2f}, healed {row['healed']:.2f}", flush=True)
+            row = add(placed | {"label": label} | healed(bench, base, operator, placed, batches, epoch))
+            spent.append(row["fit_seconds"] + row["heal_seconds"])
+        blocks = rows[-1]["blocks"]
+        add(placed | {"label": "E2E continued, equal time", "blocks": blocks} | continued(bench, base, max(spent)))
         # the whole block takes by far the longest to fit; its time would flatter E2E beside all other rows
-        others = [row for row in rows if row["interval"] == interval and row["operator"] != "whole_block"]
-        longest = max(row["fit_seconds"] + row["heal_seconds"] for row in others)
-        model = copy.deepcopy(base)
-        taken, seconds = bench.heal_(model, None, longest)
-        rows.append(
-            {
-                "interval": interval,
-                "first": first,
-                "targets": 0,
-                "blocks": rows[0]["blocks"],
-                "label": "E2E continued, equal time",
-                "steps": taken,
-                "heal_seconds": seconds,
-                "healed": bench.score(model),
-                "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            }
-        )
+        label, operator = WHOLE
+        add(placed | {"label": label} | healed(bench, base, operator, placed, batches, epoch))
     return rows
+
+
+def healed(
+    bench: Bench, base: torch.nn.Module, operator: Options, placed: dict[str, int], batches: Any, epoch: int
+) -> dict[str, Any]:
+    """One candidate fitted, scored, healed for an epoch, and scored again."""
+    model = copy.deepcopy(base)
+    plan = replearn.plan(model, **placed, operator=operator)
+    begin = bench.now()
+    report = replearn.calibrate_(model, plan, batches)
+    fitting = bench.now() - begin
+    before = bench.score(model)
+    _, healing = bench.heal_(model, epoch, None)
+    return {
+        "targets": len(plan.targets),
+        "blocks": plan.num_blocks,
+        "operator": operator.label(),
+        "parameters": plan.parameters_after,
+        "unexplained": [fit.error for fit in report.fits],
+        "notes": sorted({fit.note for fit in report.fits if fit.note}),
+        "fit_seconds": fitting,
+        "heal_seconds": healing,
+        "before": before,
+        "healed": bench.score(model),
+    }
+
+
+def continued(bench: Bench, base: torch.nn.Module, seconds: float) -> dict[str, Any]:
+    """The untouched model, trained on for so long."""
+    model = copy.deepcopy(base)
+    taken, spent = bench.heal_(model, None, seconds)
+    return {
+        "targets": 0,
+        "steps": taken,
+        "heal_seconds": spent,
+        "healed": bench.score(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
 
 
 def table(rows: Sequence[dict[str, Any]], metric: str, trained: float) -> str:
@@ -254,7 +267,6 @@ def main() -> None:
         write_atomically(options.out, json.dumps(about, indent=1))
 
     rows = measured(bench, base, options.samples, options.steps, keep)
-    keep(rows)
     print(table(rows, bench.metric.name, trained))
 
 

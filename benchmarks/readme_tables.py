@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from replearn.bench.tables import readme_table
+from replearn.training.compare import compare
+from replearn.training.comparison_table import spread
+from replearn.training.intervals import Difference
+from replearn.training.results import read_result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -106,7 +110,41 @@ def healed_cells(row: dict[str, Any], trained: float) -> list[str]:
     ]
 
 
-TABLES: dict[str, Callable[[], str]] = {"heal": heal, "kept": kept, "steps": steps}
+def scratch() -> str:
+    return compared("t1_resnet32_cifar10_100_epochs", costs=False)  # nine runs at once: no times of their own
+
+
+def wikitext2() -> str:
+    return compared("tab_wikitext2", costs=True)
+
+
+def compared(folder: str, costs: bool) -> str:
+    """Scores over seeds and paired differences of the runs in a folder, as `replearn compare --from` has them."""
+    (found,) = compare(read_result(path) for path in sorted((RESULTS / folder).rglob("result.json")))
+    head = ["", found.metric.name, "against E2E, 95 % interval", "against removal"]
+    head += ["time", "memory"] if costs else []
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in found.rows:
+        cells = [row.label, spread(row.score, row.std), said(row.against_e2e), said(row.against_removal)]
+        if costs:
+            cells += [f"{ratio:.3f}" if ratio else "" for ratio in (row.time_ratio, row.memory_ratio)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def said(difference: Difference | None) -> str:
+    if difference is None or difference.low is None or difference.high is None:
+        return ""
+    return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}] {difference.verdict}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "heal": heal,
+    "kept": kept,
+    "scratch": scratch,
+    "steps": steps,
+    "wikitext2": wikitext2,
+}
 
 
 def with_tables(text: str) -> str:
