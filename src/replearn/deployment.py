@@ -10,7 +10,7 @@ from torch import nn
 
 from .carrying import drop_
 from .errors import ReplearnError
-from .merging import merge_, refuse_unfit
+from .merging import merge_operators_, refuse_unfit
 from .recording import record_stand_in
 from .streamlining import Folding, check_backend, check_ready, on_backend, settle_
 from .surgery import operators_of, plan_of, set_submodule
@@ -61,13 +61,14 @@ def deploy(
         )
     plain = copy.deepcopy(model)
     drop_(plain)
-    for name, operator in list(operators_of(plain)):
+    operators = dict(operators_of(plain))
+    for name, operator in operators.items():
         fused = operator.fuse()
         refuse_infinite(name, fused)
-        if merge:
-            fused = operator.labelled(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
         record_stand_in(plain, operator, fused)
+    if merge:  # after all of them: an operator reads the blocks that another is taken up into
+        merge_operators_(plain, operators, dtype)
     settle_(plain, fold=fold, channels_last=channels_last)
     if example is not None:
         verify(model, plain, example)

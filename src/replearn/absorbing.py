@@ -1,0 +1,245 @@
+"""Take an operator's linear map up into the block before it, where it then costs no launch of its own.
+
+    y  = u + v,  v = s (W2 h + b2)          how that block ends, s being its LayerScale
+    y' = M y + c                            the operator, its sum merged: M = W + I
+       = M u + (M s W2) h + (M s b2 + c)    one product in place of the sum; the last Linear has other weights
+
+Exact but for rounding. What is proven first: the block ends so (`ending.py`), its result goes to the operator and
+nowhere else, nothing else has or reads the Linear's weights, and no hook sees the values that change.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .anatomy import Anatomy
+from .ending import Ending, ending_of
+from .folding import reaches, words_of
+from .operators.base import Operator, labels_of
+from .recording import record_stand_in
+from .surgery import set_submodule
+from .tracing import owners_of, trace
+
+WIDEST = 1024  # under autocast M stays in float32, whose products are slow: up to here a launch less is worth more
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Absorption:
+    """A block that takes an operator up: how it ends, and the weights that it will have."""
+
+    block: str
+    ending: Ending
+    weight: Tensor = field(repr=False)  # of the last Linear
+    bias: Tensor | None = field(repr=False)
+    stream: Tensor = field(repr=False)  # M transposed
+
+    @property
+    def linear(self) -> str:
+        return f"{self.block}.{self.ending.linear}"
+
+
+class Surroundings:
+    """A model's modules, and how often each of them and each parameter is held."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules())
+        self.links = Counter(id(child) for part in self.modules.values() for child in part._modules.values())
+        self.uses = Counter(id(p) for part in self.modules.values() for p in part._parameters.values())
+
+    @torch.no_grad()
+    def absorption(self, name: str, previous: str, anatomy: Anatomy, layer: nn.Module) -> Absorption | str:
+        """How the block `previous` can take up the map `layer` of the operator `name`, or why it can't."""
+        block = self.modules.get(previous)
+        if block is None or isinstance(block, Operator):
+            return f"no kept block {previous} stands before it"
+        ending = ending_of(block)
+        if isinstance(ending, str):
+            return f"{previous}: {ending}"
+        reason = self._sees(previous, ending) or self._elsewhere(name, previous, anatomy)
+        reason = reason or _differs(block, ending, layer) or _not_by_rows(block, ending)
+        if reason:
+            return f"{previous}: {reason}"
+        made = Absorption(block=previous, ending=ending, **_weights(block, ending, layer))
+        finite = all(bool(t.isfinite().all()) for t in (made.weight, made.stream) if not t.is_meta)
+        return made if finite else f"{previous}: the product of the two weights is inf or NaN"
+
+    def _sees(self, previous: str, ending: Ending) -> str | None:
+        """Who else has the Linear, or would see other values."""
+        path = f"{previous}.{ending.linear}"
+        steps = path.split(".")
+        for name in (".".join(steps[: n + 1]) for n in range(len(steps))):
+            if name not in self.modules or self.links[id(self.modules[name])] > 1:
+                return f"{name} is shared with another part of the model"
+        if any(self.uses[id(p)] > 1 for p in self.modules[path]._parameters.values() if p is not None):
+            return f"the weights of {path} are shared with another part of the model"
+        inside = [f"{previous}.{part}" for part in (ending.linear, *ending.passed)]
+        above = {part.rpartition(".")[0] for part in inside}
+        for name in (previous, *inside, *above):
+            if name in self.modules and _has_hooks(self.modules[name]):
+                return f"{name} has hooks, which would see other values"
+        return None
+
+    def _elsewhere(self, name: str, previous: str, anatomy: Anatomy) -> str | None:
+        """Where the block's result goes, if it is not to the operator alone."""
+        owner, *above = owners_of(self.modules, name)
+        if owners_of(self.modules, previous)[0] != owner:
+            return f"{name} is run by other code"
+        label, prefix = owner or "the model", f"{owner}." if owner else ""
+        one, other = previous.removeprefix(prefix), name.removeprefix(prefix)
+        for left_out in (None, lambda value: value):  # with optional arguments, and without
+            graph = trace(self.modules[owner], left_out)
+            if isinstance(graph, str):
+                return f"the code of {label} can't be traced ({graph.partition('. ')[0]})"
+            if not _feeds(graph, one, other, anatomy) or reaches(graph, one, called=True):
+                return f"{label} does more with its result than to give it to {name}"
+        for place in above:
+            graph, prefix = trace(self.modules[place]), f"{place}." if place else ""
+            if isinstance(graph, str):
+                words = words_of(self.modules[place])
+                if any(part in words for part in previous.removeprefix(f"{owner}.").split(".")):
+                    return f"{place or 'the model'} can't be traced and may use it as well"
+            elif any(str(node.target).startswith(previous.removeprefix(prefix)) for node in graph.nodes):
+                return f"{place or 'the model'} uses it as well"
+        return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _feeds(graph: fx.Graph, one: str, other: str, anatomy: Anatomy) -> bool:
+    """Is each of the two called once, and the first for the second alone?"""
+    calls = {name: [n for n in graph.nodes if (n.op, n.target) == ("call_module", name)] for name in (one, other)}
+    if any(len(found) != 1 for found in calls.values()):
+        return False
+    value, taker = calls[one][0], calls[other][0]
+    if anatomy.returns == "tuple":
+        if len(value.users) != 1:
+            return False
+        (value,) = value.users
+        if value.target is not operator.getitem or value.args[1] != 0:
+            return False
+    taken = taker.args[0] if taker.args else taker.kwargs.get(anatomy.input)
+    return list(value.users) == [taker] and taken is value and taker.all_input_nodes.count(value) == 1
+
+
+def _differs(block: nn.Module, ending: Ending, layer: Any) -> str | None:
+    linear: Any = block.get_submodule(ending.linear)
+    if linear.out_features != layer.in_features:
+        return f"{ending.linear} gives {linear.out_features} features, and the operator takes {layer.in_features}"
+    if (linear.weight.dtype, linear.weight.device) != (layer.weight.dtype, layer.weight.device):
+        return f"{ending.linear} is {linear.weight.dtype} on {linear.weight.device}, and the operator is not"
+    if any(isinstance(scale, Tensor) and scale.numel() not in (1, linear.out_features) for scale in ending.scales):
+        return "it scales something else than channels"
+    return None
+
+
+def _not_by_rows(block: nn.Module, ending: Ending) -> str | None:
+    """Is v computed from u alone, and of u's shape? Tried on a few rows of zeros."""
+    graph = fx.Graph()
+    copies = {ending.stream: graph.placeholder("u")}
+    wanted = _ancestors(ending.source, ending.stream)
+    for node in ending.graph.nodes:
+        if node in wanted:
+            if node.op == "placeholder":
+                return f"what it adds is computed from {node.target} too"
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(copies[ending.source])
+    linear: Any = block.get_submodule(ending.linear)
+    rows = linear.weight.new_zeros(2, 3, linear.out_features)
+    try:
+        shape = fx.GraphModule(block, graph)(rows).shape
+    except RuntimeError as error:
+        return f"what it adds is not computed token by token ({str(error).splitlines()[0]})"
+    return None if shape == rows.shape else f"what it adds has the shape {tuple(shape)}, not that of x"
+
+
+def _ancestors(node: fx.Node, stop: fx.Node) -> set[fx.Node]:
+    found, open_ = {node}, [node]
+    while open_:
+        fresh = [other for other in open_.pop().all_input_nodes if other not in found and other is not stop]
+        found.update(fresh)
+        open_ += fresh
+    return found
+
+
+def _weights(block: nn.Module, ending: Ending, layer: Any) -> dict[str, Tensor | None]:
+    """The product of the two maps, in float64 where the device has it."""
+    linear: Any = block.get_submodule(ending.linear)
+    wide = torch.float64 if linear.weight.device.type != "mps" else torch.float32
+    mixed = layer.weight.to(wide)
+    scaled = mixed
+    for scale in ending.scales:
+        scaled = scaled * (scale.to(wide) if isinstance(scale, Tensor) else scale)
+    shift = None if layer.bias is None else layer.bias.to(wide)
+    if linear.bias is not None:
+        moved = scaled @ linear.bias.to(wide)
+        shift = moved if shift is None else shift + moved
+    dtype = linear.weight.dtype
+    return {
+        "weight": (scaled @ linear.weight.to(wide)).to(dtype),
+        "bias": None if shift is None else shift.to(dtype),
+        "stream": layer.weight.detach().t().contiguous(),
+    }
+
+
+@torch.no_grad()
+def absorb_(model: nn.Module, absorption: Absorption) -> None:
+    """Exchange the block for one that does the operator's work too, in place."""
+    block = model.get_submodule(absorption.block)
+    linear: Any = block.get_submodule(absorption.ending.linear)
+    trained = linear.weight.requires_grad
+    linear.weight = nn.Parameter(absorption.weight, requires_grad=trained)
+    if absorption.bias is not None:
+        linear.bias = nn.Parameter(absorption.bias, requires_grad=trained)
+    block.register_parameter("stream_weight", nn.Parameter(absorption.stream, requires_grad=trained))
+    made = _rewritten(block, absorption.ending)
+    for label, value in labels_of(block).items():
+        if not hasattr(made, label):
+            setattr(made, label, value)
+    set_submodule(model, absorption.block, made)
+    record_stand_in(model, block, made)
+
+
+def _rewritten(block: nn.Module, ending: Ending) -> fx.GraphModule:
+    """The block's own graph with `v.addmm_(u, M^T)` for u + v.
+
+    In place, on what the Linear has just made and nobody else has seen: out of place, CUDA would copy v first. The
+    casts do nothing but under autocast, which leaves in-place products alone: v is brought to u's dtype there.
+    """
+    graph = fx.Graph()  # a new one: the old names the tracer, which whoever unpickles it may not have
+    copies: dict[fx.Node, fx.Node] = {}
+    gone = _between(ending)
+    for node in ending.graph.nodes:
+        if node in gone:
+            continue
+        if node is ending.total:
+            width = block.get_parameter("stream_weight").shape[0]
+            u, v = copies[ending.stream], copies[ending.source]
+            weight = graph.call_method("type_as", (graph.get_attr("stream_weight"), u))
+            rows = graph.call_method("reshape", (graph.call_method("type_as", (v, u)), -1, width))
+            product = graph.call_method("addmm_", (rows, graph.call_method("reshape", (u, -1, width)), weight))
+            copies[node] = graph.call_method("view_as", (product, u))
+        elif node.op == "output":
+            graph.output(fx.map_arg(node.args[0], lambda n: copies[n]))
+        else:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+            copies[node].type = None
+    graph.lint()  # type: ignore[no-untyped-call]
+    return fx.GraphModule(block, graph, type(block).__name__)
+
+
+def _between(ending: Ending) -> set[fx.Node]:
+    """What lies between v's Linear and the sum, each with one user: it did nothing, or is in the weight now."""
+    found: set[fx.Node] = set()
+    (node,) = ending.source.users
+    while node is not ending.total:
+        found.add(node)
+        (node,) = node.users
+    return found | {n for n in ending.graph.nodes if n.op == "get_attr" and n.users and set(n.users) <= found}
