@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +22,13 @@ from torch import Tensor, fx, nn
 from .anatomy import Anatomy
 from .ending import Ending, ending_of
 from .folding import reaches, words_of
+from .mixed_precision import StreamSum
 from .operators.base import Operator, labels_of
 from .recording import record_stand_in
 from .surgery import set_submodule
 from .tracing import owners_of, trace
 
-WIDEST = 1024  # under autocast M stays in float32, whose products are slow: up to here a launch less is worth more
+WIDEST = 1024  # under autocast: a wider map is not worth its second copy in float32, being seldom bound by launches
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -190,16 +192,21 @@ def _weights(block: nn.Module, ending: Ending, layer: Any) -> dict[str, Tensor |
 
 
 @torch.no_grad()
-def absorb_(model: nn.Module, absorption: Absorption) -> None:
-    """Exchange the block for one that does the operator's work too, in place."""
+def absorb_(model: nn.Module, absorption: Absorption, dtype: torch.dtype | None) -> None:
+    """Exchange the block for one that does the operator's work too, in place; `dtype` is that of autocast."""
     block = model.get_submodule(absorption.block)
     linear: Any = block.get_submodule(absorption.ending.linear)
     trained = linear.weight.requires_grad
     linear.weight = nn.Parameter(absorption.weight, requires_grad=trained)
     if absorption.bias is not None:
         linear.bias = nn.Parameter(absorption.bias, requires_grad=trained)
-    block.register_parameter("stream_weight", nn.Parameter(absorption.stream, requires_grad=trained))
-    made = _rewritten(block, absorption.ending)
+    stream = nn.Parameter(absorption.stream, requires_grad=trained)
+    if dtype is None:
+        block.register_parameter("stream_weight", stream)
+        made = _rewritten(block, absorption.ending, _in_place)
+    else:
+        block.add_module("stream", StreamSum(stream, dtype).eval())
+        made = _rewritten(block, absorption.ending, _in_mixed_precision)
     for label, value in labels_of(block).items():
         if not hasattr(made, label):
             setattr(made, label, value)
@@ -207,25 +214,17 @@ def absorb_(model: nn.Module, absorption: Absorption) -> None:
     record_stand_in(model, block, made)
 
 
-def _rewritten(block: nn.Module, ending: Ending) -> fx.GraphModule:
-    """The block's own graph with `v.addmm_(u, M^T)` for u + v.
-
-    In place, on what the Linear has just made and nobody else has seen: out of place, CUDA would copy v first. The
-    casts do nothing but under autocast, which leaves in-place products alone: v is brought to u's dtype there.
-    """
+def _rewritten(block: nn.Module, ending: Ending, summed: Callable[[fx.Graph, fx.Node, fx.Node, int], fx.Node]) -> Any:
+    """The block's own graph with another sum of u and v."""
     graph = fx.Graph()  # a new one: the old names the tracer, which whoever unpickles it may not have
     copies: dict[fx.Node, fx.Node] = {}
     gone = _between(ending)
+    linear: Any = block.get_submodule(ending.linear)
     for node in ending.graph.nodes:
         if node in gone:
             continue
         if node is ending.total:
-            width = block.get_parameter("stream_weight").shape[0]
-            u, v = copies[ending.stream], copies[ending.source]
-            weight = graph.call_method("type_as", (graph.get_attr("stream_weight"), u))
-            rows = graph.call_method("reshape", (graph.call_method("type_as", (v, u)), -1, width))
-            product = graph.call_method("addmm_", (rows, graph.call_method("reshape", (u, -1, width)), weight))
-            copies[node] = graph.call_method("view_as", (product, u))
+            copies[node] = summed(graph, copies[ending.stream], copies[ending.source], linear.out_features)
         elif node.op == "output":
             graph.output(fx.map_arg(node.args[0], lambda n: copies[n]))
         else:
@@ -233,6 +232,21 @@ def _rewritten(block: nn.Module, ending: Ending) -> fx.GraphModule:
             copies[node].type = None
     graph.lint()  # type: ignore[no-untyped-call]
     return fx.GraphModule(block, graph, type(block).__name__)
+
+
+def _in_place(graph: fx.Graph, u: fx.Node, v: fx.Node, width: int) -> fx.Node:
+    """v.addmm_(u, M^T): on what the Linear has just made and nobody else has seen; a new tensor costs CUDA a copy.
+
+    The casts do nothing but under a user's autocast, which leaves in-place products alone: v follows u there.
+    """
+    weight = graph.call_method("type_as", (graph.get_attr("stream_weight"), u))
+    rows = graph.call_method("reshape", (graph.call_method("type_as", (v, u)), -1, width))
+    product = graph.call_method("addmm_", (rows, graph.call_method("reshape", (u, -1, width)), weight))
+    return graph.call_method("view_as", (product, u))
+
+
+def _in_mixed_precision(graph: fx.Graph, u: fx.Node, v: fx.Node, width: int) -> fx.Node:
+    return graph.call_module("stream", (u, v))
 
 
 def _between(ending: Ending) -> set[fx.Node]:

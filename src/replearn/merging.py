@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from .absorbing import WIDEST, Absorption, Surroundings, absorb_
 from .errors import ReplearnError
 from .operators.base import Operator
-from .plain import as_module, parts_of_residual, passing, residual_in_place
+from .mixed_precision import ResidualSum
+from .plain import as_module, parts_of_residual, passing
 from .recording import record_stand_in
 from .surgery import operators_of, plan_of, set_submodule
 
@@ -79,7 +80,7 @@ def merge_operators_(plain: nn.Module, operators: Mapping[str, Operator], dtype:
         fused = plain.get_submodule(name)
         taken = _absorption(Surroundings(plain), name, operator, fused, dtype)
         if isinstance(taken, Absorption):
-            absorb_(plain, taken)
+            absorb_(plain, taken, dtype)
             fused = _without_first(fused, operator)
         fused = operator.labelled(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
@@ -94,8 +95,8 @@ def merge_(fused: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
             continue
         branch, activation = _parts(residual)
         # under autocast a stream of tokens is float32, which the output of a Linear is not
-        wide = dtype is not None and type(branch) is nn.Linear
-        made = residual_in_place(branch) if wide else merged(branch)
+        mixed = dtype is not None and type(branch) is nn.Linear
+        made = ResidualSum(branch, cast(torch.dtype, dtype)) if mixed else merged(branch)
         if activation is not None:
             made = nn.Sequential(made, as_module(activation)).eval()
         if not path:

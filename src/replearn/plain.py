@@ -95,26 +95,6 @@ def passing(anatomy: Anatomy) -> nn.Module:
     return _module({}, graph, "Passing")
 
 
-def residual_in_place(layer: nn.Linear) -> nn.Module:
-    """x + layer(x) in the dtype of x and of the weight, also under autocast, which leaves in-place products alone."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    width = layer.in_features
-    root = nn.Module()
-    root.weight = nn.Parameter(layer.weight.detach().t().contiguous(), requires_grad=layer.weight.requires_grad)
-    weight = graph.get_attr("weight")
-    if layer.bias is None:
-        sum_ = graph.call_method("clone", (x,))
-    else:
-        root.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=layer.bias.requires_grad)
-        sum_ = graph.call_function(torch.add, (x, graph.get_attr("bias")))
-    wide = graph.call_method("type_as", (sum_, weight))
-    rows = graph.call_method("reshape", (graph.call_method("type_as", (x, weight)), -1, width))
-    product = graph.call_method("addmm_", (graph.call_method("reshape", (wide, -1, width)), rows, weight))
-    graph.output(graph.call_method("type_as", (graph.call_method("view_as", (product, x)), x)))
-    return fx.GraphModule(root, graph, "ResidualInPlace")
-
-
 def _module(modules: Mapping[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
     root = nn.Module()
     for key, module in modules.items():

@@ -10,6 +10,17 @@ import torch
 from torch import Tensor, fx, nn
 
 
+# They take numbers and sizes, for which C++ would read a stand-in as the tensor that it says it is, and crash
+MAKERS = tuple(
+    getattr(torch, name)
+    for name in (
+        *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "normal", "ones", "rand"),
+        *("randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices"),
+        "zeros",
+    )
+)
+
+
 class TensorProxy(fx.Proxy):
     """A stand-in that also answers isinstance(x, Tensor), so that such a branch is taken as in a real call."""
 
@@ -30,8 +41,11 @@ class OneForward(fx.Tracer):
     Arguments with a default are stand-ins too, as if they were given; `left_out` says what the code sees instead.
     """
 
+    proxy_buffer_attributes = True  # a real tensor that is sliced by a stand-in would end the process
+
     def __init__(self, root: nn.Module, left_out: Callable[[Any], Any] | None = None) -> None:
-        super().__init__()
+        super().__init__(autowrap_functions=MAKERS)
+        self._autowrap_search.append(torch)
         self._top, self._left_out = root, left_out
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
@@ -44,11 +58,21 @@ class OneForward(fx.Tracer):
         return m is not self._top and not is_sequence(m)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return TensorProxy(node, self)
+        node.meta["measure"] = is_measure(node)
+        return fx.Proxy(node, self) if node.meta["measure"] else TensorProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
         # the base class would take a stand-in that passes for a tensor for a constant
         return a.node if type(a) is TensorProxy else super().create_arg(a)
+
+
+def is_measure(node: fx.Node) -> bool:
+    """Is this no tensor, but a size, dtype or device of one, or a number made of such?"""
+    asked = node.args[1] if node.target is getattr and len(node.args) > 1 else node.target
+    if asked in ("shape", "device", "dtype", "ndim", "size", "dim", "numel"):
+        return True
+    made = node.op == "call_function" and getattr(node.target, "__module__", None) in ("_operator", "math")
+    return made and bool(node.all_input_nodes) and all(n.meta.get("measure") for n in node.all_input_nodes)
 
 
 def is_sequence(module: nn.Module) -> bool:
