@@ -7,7 +7,6 @@ what it takes (in eval mode: dropout, drop path), scales its channels (LayerScal
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +16,6 @@ from torch import Tensor, fx, nn
 
 from .folding import reaches, words_of
 from .tracing import certain_trace
-
-SUMS = (operator.add, torch.add)
-PRODUCTS = (operator.mul, torch.mul)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,7 +53,7 @@ def ending_of(block: nn.Module) -> Ending | str:
     for stream, added in (total.args, total.args[::-1]):
         found = _follow(block, graph, added)
         if isinstance(found, Reached) and found.linear:
-            if stream in (found.node, added) or found.node in _needed(stream):
+            if stream is added:
                 return "both terms of its sum come from one layer"
             reason = _unsafe(block, found.linear, graph)
             return reason or Ending(
@@ -81,8 +77,9 @@ def _result(graph: fx.Graph) -> fx.Node | None:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    known = node.target in SUMS if node.op == "call_function" else (node.op, node.target) == ("call_method", "add")
-    return known and not node.kwargs and len(node.args) == 2 and all(isinstance(a, fx.Node) for a in node.args)
+    known = {"call_function": (operator.add, torch.add), "call_method": ("add",)}
+    terms = node.args if node.target in known.get(node.op, ()) and not node.kwargs else ()
+    return len(terms) == 2 and all(isinstance(term, fx.Node) for term in terms)
 
 
 def _follow(module: nn.Module, graph: fx.Graph, node: Any) -> Reached | str:
@@ -145,10 +142,8 @@ def _is_idle_dropout(node: fx.Node) -> bool:
 
 def _scaled(module: nn.Module, node: fx.Node) -> tuple[fx.Node, Tensor | float] | None:
     """The value and the factor, where a node multiplies channels by a stored vector, or all by a number."""
-    known = (
-        node.target in PRODUCTS if node.op == "call_function" else node.op == "call_method" and node.target in METHODS
-    )
-    if not known or len(node.args) != 2 or node.kwargs:
+    known = {"call_function": (operator.mul, torch.mul), "call_method": ("mul", "mul_")}
+    if node.target not in known.get(node.op, ()) or len(node.args) != 2 or node.kwargs:
         return None
     for value, factor in (node.args, node.args[::-1]):
         if not isinstance(value, fx.Node) or value.op == "get_attr":
@@ -160,20 +155,6 @@ def _scaled(module: nn.Module, node: fx.Node) -> tuple[fx.Node, Tensor | float] 
             if isinstance(stored, Tensor) and stored.dim() <= 1:
                 return value, stored
     return None
-
-
-METHODS = ("mul", "mul_")
-
-
-def _needed(node: fx.Node) -> Iterator[fx.Node]:
-    """The node and all that it is computed from."""
-    seen, open_ = {node}, [node]
-    while open_:
-        current = open_.pop()
-        yield current
-        fresh = [other for other in current.all_input_nodes if other not in seen]
-        seen.update(fresh)
-        open_ += fresh
 
 
 def _unsafe(owner: nn.Module, path: str, graph: fx.Graph) -> str | None:
