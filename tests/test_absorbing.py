@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickletools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -96,13 +95,9 @@ def test_sources_are_read_before_they_change() -> None:
 def test_the_deployed_form_copies_pickles_compiles_and_has_gradients() -> None:
     model, x, plain = absorbed()
     expected = outputs(plain, x)[0]
-    saved = io.BytesIO()
-    torch.save(plain.blocks, saved)
-    names = [value for _, value, _ in pickletools.genops(saved.getvalue()) if isinstance(value, str)]
-    assert not any("replearn" in name for name in names)
-    saved.seek(0)
-    again = copy.deepcopy(plain)
-    again.blocks = torch.load(saved, weights_only=False)
+    saved = pickle.dumps(plain)
+    assert b"replearn" not in saved  # it loads where this package is not installed
+    again = copy.deepcopy(pickle.loads(saved))
     assert torch.equal(outputs(again, x)[0], expected)
     assert list(again.state_dict()) == list(plain.state_dict())
     kept = {key for key in model.state_dict() if not key.startswith("blocks.1.")}
@@ -238,7 +233,7 @@ def share(model: Any) -> None:
 
 
 def exchange(model: Any, made: Callable[[Any], nn.Module]) -> None:
-    model.blocks[0].mlp = made(model.blocks[0].mlp)
+    model.blocks[0].mlp = made(model.blocks[0].mlp).eval()
 
 
 @pytest.mark.parametrize(
@@ -255,12 +250,11 @@ def exchange(model: Any, made: Callable[[Any], nn.Module]) -> None:
         (tap, "the model does more with its result than to give it to blocks.1"),
         (lambda m: exchange(m, lambda mlp: Mean(nn.Linear(16, 16))), "what it adds has the shape (2, 1, 16)"),
         (lambda m: exchange(m, lambda mlp: Narrow(16, 16)), "neither term of its sum comes from one Linear"),
-        (lambda m: exchange(m, lambda mlp: nn.Linear(16, 1)), "down gives 1 features"),
+        (lambda m: exchange(m, lambda mlp: nn.Linear(16, 1)), "mlp gives 1 features"),
     ],
 )
 def test_what_others_see_is_left_alone(change: Callable[[Any], None], reason: str) -> None:
-    found = spoiled(change)
-    assert reason.replace("down", "mlp") in found or reason in found
+    assert reason in spoiled(change)
 
 
 def test_what_is_added_may_not_depend_on_more_than_the_stream() -> None:

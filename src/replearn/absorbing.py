@@ -28,7 +28,9 @@ from .recording import record_stand_in
 from .surgery import set_submodule
 from .tracing import owners_of, trace
 
-WIDEST = 1024  # under autocast: a wider map is not worth its second copy in float32, being seldom bound by launches
+WIDEST = (
+    1024  # under autocast: a wider map is not worth its second copy in float32, being seldom bound by launches
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -214,7 +216,9 @@ def absorb_(model: nn.Module, absorption: Absorption, dtype: torch.dtype | None)
     record_stand_in(model, block, made)
 
 
-def _rewritten(block: nn.Module, ending: Ending, summed: Callable[[fx.Graph, fx.Node, fx.Node, int], fx.Node]) -> Any:
+def _rewritten(
+    block: nn.Module, ending: Ending, summed: Callable[[fx.Graph, fx.Node, fx.Node, int], fx.Node]
+) -> Any:
     """The block's own graph with another sum of u and v."""
     graph = fx.Graph()  # a new one: the old names the tracer, which whoever unpickles it may not have
     copies: dict[fx.Node, fx.Node] = {}

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from .absorbing import WIDEST, Absorption, Surroundings, absorb_
 from .errors import ReplearnError
-from .operators.base import Operator
 from .mixed_precision import ResidualSum
+from .operators.base import Operator
 from .plain import as_module, parts_of_residual, passing
 from .recording import record_stand_in
 from .surgery import operators_of, plan_of, set_submodule
@@ -69,7 +69,9 @@ def find_merges(model: nn.Module, *, dtype: torch.dtype | None = None) -> tuple[
             merge = _judged(_path(name, path), residual, dtype)
             if merge.layer == "Linear":
                 taken = _absorption(around, name, operator, fused, dtype) if path == _first(fused) else PART
-                merge = replace(merge, reason=taken) if isinstance(taken, str) else replace(merge, into=taken.linear)
+                merge = (
+                    replace(merge, reason=taken) if isinstance(taken, str) else replace(merge, into=taken.linear)
+                )
             found.append(merge)
     return tuple(found)
 

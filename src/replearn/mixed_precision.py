@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FEW = 1024  # tokens: on an H200 a float32 product of width 384 takes as long there as a launch, some 6 microseconds
+FEW = (
+    1024  # tokens: on an H200 a float32 product of width 384 takes as long there as a launch, some 6 microseconds
+)
 
 
 class StreamSum(nn.Module):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-
 # They take numbers and sizes, for which C++ would read a stand-in as the tensor that it says it is, and crash
 MAKERS = tuple(
     getattr(torch, name)
