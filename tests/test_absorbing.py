@@ -1,4 +1,4 @@
-"""Operators taken up into the block before them: the same outputs, no launch of their own, or the reason why not."""
+"""Operators taken up into the block before them: equal outputs and no launch of their own, or the reason why not."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from zoo import ZOO, Scaled, outputs, shake_
 
 import replearn
 from replearn import operators
-from replearn.absorbing import Surroundings
+from replearn.absorbing import absorption_of
 from replearn.anatomy import anatomy
 from replearn.bench.inference_counts import count
 from replearn.ending import Ending, ending_of
 from replearn.surgery import plan_of
+from replearn.surroundings import Surroundings
 from replearn.tracing import certain_trace, trace
 
 TAKING = (
@@ -262,10 +263,10 @@ def test_what_is_added_may_not_depend_on_more_than_the_stream() -> None:
         def forward(self, hidden: Tensor, scale: Any = 1.0) -> Tensor:  # type: ignore[override]
             return self.attention(hidden) + self.down(self.act(self.up(hidden)))
 
-    model = nn.Sequential(Across(), nn.Identity()).eval()
-    told = Surroundings(model).absorption("1", "0", anatomy("a", "transformer"), nn.Linear(16, 16))
+    model, kind = nn.Sequential(Across(), nn.Identity()).eval(), anatomy("a", "transformer")
+    told = absorption_of(Surroundings(model), "1", "0", kind, nn.Linear(16, 16))
     assert told == "0: what it adds is computed from hidden too"
-    told = Surroundings(model).absorption("1", "9", anatomy("a", "transformer"), nn.Linear(16, 16))
+    told = absorption_of(Surroundings(model), "1", "9", kind, nn.Linear(16, 16))
     assert told == "no kept block 9 stands before it"
 
 

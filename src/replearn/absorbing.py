@@ -4,14 +4,12 @@
     y' = M y + c                            the operator, its sum merged: M = W + I
        = M u + (M s W2) h + (M s b2 + c)    one product in place of the sum; the last Linear has other weights
 
-Exact but for rounding. What is proven first: the block ends so (`ending.py`), its result goes to the operator and
-nowhere else, nothing else has or reads the Linear's weights, and no hook sees the values that change.
+Exact but for rounding. It is proven first that the block ends so (`ending.py`), and that nobody else would see
+another value than before (`surroundings.py`).
 """
 
 from __future__ import annotations
 
-import operator
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +19,14 @@ from torch import Tensor, fx, nn
 
 from .anatomy import Anatomy
 from .ending import Ending, ending_of
-from .folding import reaches, words_of
 from .mixed_precision import StreamSum
 from .operators.base import Operator, labels_of
 from .recording import record_stand_in
 from .surgery import set_submodule
-from .tracing import owners_of, trace
+from .surroundings import Surroundings
 
-WIDEST = (
-    1024  # under autocast: a wider map is not worth its second copy in float32, being seldom bound by launches
-)
+WIDEST = 1024  # under autocast: beyond this a map is seldom bound by launches, and its copy in float32 is large
+Summing = Callable[[fx.Graph, fx.Node, fx.Node, int], fx.Node]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,89 +44,24 @@ class Absorption:
         return f"{self.block}.{self.ending.linear}"
 
 
-class Surroundings:
-    """A model's modules, and how often each of them and each parameter is held."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modules = dict(model.named_modules())
-        self.links = Counter(id(child) for part in self.modules.values() for child in part._modules.values())
-        self.uses = Counter(id(p) for part in self.modules.values() for p in part._parameters.values())
-
-    @torch.no_grad()
-    def absorption(self, name: str, previous: str, anatomy: Anatomy, layer: nn.Module) -> Absorption | str:
-        """How the block `previous` can take up the map `layer` of the operator `name`, or why it can't."""
-        block = self.modules.get(previous)
-        if block is None or isinstance(block, Operator):
-            return f"no kept block {previous} stands before it"
-        ending = ending_of(block)
-        if isinstance(ending, str):
-            return f"{previous}: {ending}"
-        reason = self._sees(previous, ending) or self._elsewhere(name, previous, anatomy)
-        reason = reason or _differs(block, ending, layer) or _not_by_rows(block, ending)
-        if reason:
-            return f"{previous}: {reason}"
-        made = Absorption(block=previous, ending=ending, **_weights(block, ending, layer))
-        finite = all(bool(t.isfinite().all()) for t in (made.weight, made.stream) if not t.is_meta)
-        return made if finite else f"{previous}: the product of the two weights is inf or NaN"
-
-    def _sees(self, previous: str, ending: Ending) -> str | None:
-        """Who else has the Linear, or would see other values."""
-        path = f"{previous}.{ending.linear}"
-        steps = path.split(".")
-        for name in (".".join(steps[: n + 1]) for n in range(len(steps))):
-            if name not in self.modules or self.links[id(self.modules[name])] > 1:
-                return f"{name} is shared with another part of the model"
-        if any(self.uses[id(p)] > 1 for p in self.modules[path]._parameters.values() if p is not None):
-            return f"the weights of {path} are shared with another part of the model"
-        inside = [f"{previous}.{part}" for part in (ending.linear, *ending.passed)]
-        above = {part.rpartition(".")[0] for part in inside}
-        for name in (previous, *inside, *above):
-            if name in self.modules and _has_hooks(self.modules[name]):
-                return f"{name} has hooks, which would see other values"
-        return None
-
-    def _elsewhere(self, name: str, previous: str, anatomy: Anatomy) -> str | None:
-        """Where the block's result goes, if it is not to the operator alone."""
-        owner, *above = owners_of(self.modules, name)
-        if owners_of(self.modules, previous)[0] != owner:
-            return f"{name} is run by other code"
-        label, prefix = owner or "the model", f"{owner}." if owner else ""
-        one, other = previous.removeprefix(prefix), name.removeprefix(prefix)
-        for left_out in (None, lambda value: value):  # with optional arguments, and without
-            graph = trace(self.modules[owner], left_out)
-            if isinstance(graph, str):
-                return f"the code of {label} can't be traced ({graph.partition('. ')[0]})"
-            if not _feeds(graph, one, other, anatomy) or reaches(graph, one, called=True):
-                return f"{label} does more with its result than to give it to {name}"
-        for place in above:
-            graph, prefix = trace(self.modules[place]), f"{place}." if place else ""
-            if isinstance(graph, str):
-                words = words_of(self.modules[place])
-                if any(part in words for part in previous.removeprefix(f"{owner}.").split(".")):
-                    return f"{place or 'the model'} can't be traced and may use it as well"
-            elif any(str(node.target).startswith(previous.removeprefix(prefix)) for node in graph.nodes):
-                return f"{place or 'the model'} uses it as well"
-        return None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _feeds(graph: fx.Graph, one: str, other: str, anatomy: Anatomy) -> bool:
-    """Is each of the two called once, and the first for the second alone?"""
-    calls = {name: [n for n in graph.nodes if (n.op, n.target) == ("call_module", name)] for name in (one, other)}
-    if any(len(found) != 1 for found in calls.values()):
-        return False
-    value, taker = calls[one][0], calls[other][0]
-    if anatomy.returns == "tuple":
-        if len(value.users) != 1:
-            return False
-        (value,) = value.users
-        if value.target is not operator.getitem or value.args[1] != 0:
-            return False
-    taken = taker.args[0] if taker.args else taker.kwargs.get(anatomy.input)
-    return list(value.users) == [taker] and taken is value and taker.all_input_nodes.count(value) == 1
+@torch.no_grad()
+def absorption_of(
+    around: Surroundings, name: str, previous: str, anatomy: Anatomy, layer: nn.Module
+) -> Absorption | str:
+    """How the block `previous` can take up the map `layer` of the operator `name`, or why it can't."""
+    block = around.modules.get(previous)
+    if block is None or isinstance(block, Operator):
+        return f"no kept block {previous} stands before it"
+    ending = ending_of(block)
+    if isinstance(ending, str):
+        return f"{previous}: {ending}"
+    reason = around.objection(name, previous, anatomy, ending)
+    reason = reason or _differs(block, ending, layer) or _not_by_rows(block, ending)
+    if reason:
+        return f"{previous}: {reason}"
+    made = _multiplied(previous, block, ending, layer)
+    finite = all(bool(t.isfinite().all()) for t in (made.weight, made.stream) if not t.is_meta)
+    return made if finite else f"{previous}: the product of the two weights is inf or NaN"
 
 
 def _differs(block: nn.Module, ending: Ending, layer: Any) -> str | None:
@@ -173,7 +104,7 @@ def _ancestors(node: fx.Node, stop: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _weights(block: nn.Module, ending: Ending, layer: Any) -> dict[str, Tensor | None]:
+def _multiplied(name: str, block: nn.Module, ending: Ending, layer: Any) -> Absorption:
     """The product of the two maps, in float64 where the device has it."""
     linear: Any = block.get_submodule(ending.linear)
     wide = torch.float64 if linear.weight.device.type != "mps" else torch.float32
@@ -186,11 +117,13 @@ def _weights(block: nn.Module, ending: Ending, layer: Any) -> dict[str, Tensor |
         moved = scaled @ linear.bias.to(wide)
         shift = moved if shift is None else shift + moved
     dtype = linear.weight.dtype
-    return {
-        "weight": (scaled @ linear.weight.to(wide)).to(dtype),
-        "bias": None if shift is None else shift.to(dtype),
-        "stream": layer.weight.detach().t().contiguous(),
-    }
+    return Absorption(
+        block=name,
+        ending=ending,
+        weight=(scaled @ linear.weight.to(wide)).to(dtype),
+        bias=None if shift is None else shift.to(dtype),
+        stream=layer.weight.detach().t().contiguous(),
+    )
 
 
 @torch.no_grad()
@@ -216,9 +149,7 @@ def absorb_(model: nn.Module, absorption: Absorption, dtype: torch.dtype | None)
     record_stand_in(model, block, made)
 
 
-def _rewritten(
-    block: nn.Module, ending: Ending, summed: Callable[[fx.Graph, fx.Node, fx.Node, int], fx.Node]
-) -> Any:
+def _rewritten(block: nn.Module, ending: Ending, summed: Summing) -> fx.GraphModule:
     """The block's own graph with another sum of u and v."""
     graph = fx.Graph()  # a new one: the old names the tracer, which whoever unpickles it may not have
     copies: dict[fx.Node, fx.Node] = {}
@@ -234,7 +165,7 @@ def _rewritten(
         else:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
             copies[node].type = None
-    graph.lint()  # type: ignore[no-untyped-call]
+    graph.lint()
     return fx.GraphModule(block, graph, type(block).__name__)
 
 

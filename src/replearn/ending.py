@@ -50,7 +50,8 @@ def ending_of(block: nn.Module) -> Ending | str:
     if total is None or not _is_sum(total) or len(total.users) != 1:
         return "what it returns is no sum"
     reasons = []
-    for stream, added in (total.args, total.args[::-1]):
+    terms: Any = total.args
+    for stream, added in (terms, terms[::-1]):
         found = _follow(block, graph, added)
         if isinstance(found, Reached) and found.linear:
             if stream is added:

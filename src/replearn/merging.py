@@ -17,13 +17,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .absorbing import WIDEST, Absorption, Surroundings, absorb_
+from .absorbing import WIDEST, Absorption, absorb_, absorption_of
 from .errors import ReplearnError
 from .mixed_precision import ResidualSum
 from .operators.base import Operator
 from .plain import as_module, parts_of_residual, passing
 from .recording import record_stand_in
 from .surgery import operators_of, plan_of, set_submodule
+from .surroundings import Surroundings
 
 PART = "it is not the first thing that its operator does"
 
@@ -77,7 +78,7 @@ def find_merges(model: nn.Module, *, dtype: torch.dtype | None = None) -> tuple[
 
 
 def merge_operators_(plain: nn.Module, operators: Mapping[str, Operator], dtype: torch.dtype | None) -> None:
-    """Have the blocks before the deployed operators take them up, and merge what is left of their sums; in place."""
+    """Have the blocks before the deployed operators take them up, and merge the sums that are left; in place."""
     for name, operator in operators.items():
         fused = plain.get_submodule(name)
         taken = _absorption(Surroundings(plain), name, operator, fused, dtype)
@@ -118,7 +119,7 @@ def _absorption(
     merge = _judged(name, fused.get_submodule(str(path)), dtype)
     if merge.layer is None:
         return merge.reason
-    return around.absorption(name, operator.target.previous, operator.target.anatomy, merged(parts[0]))
+    return absorption_of(around, name, operator.target.previous, operator.target.anatomy, merged(parts[0]))
 
 
 def _first(fused: nn.Module) -> str | None:

@@ -108,7 +108,7 @@ def certain_trace(module: nn.Module) -> fx.Graph | str:
     """The graph of a forward that does the same whether its optional arguments are given or not.
 
     A trace follows one way through the code. `if mask is not None` goes unseen in it, so the code is traced once
-    more with every default in place, and with flags turned; only a graph that all of them agree on may stand for it.
+    more with every default in place, and with flags turned: a graph that all of them agree on may stand for it.
     """
     graph = trace(module)
     if isinstance(graph, str):
