@@ -1,4 +1,4 @@
-"""Operators taken up into the block before them: equal outputs and no launch of their own, or the reason why not."""
+"""Operators taken up into the block before them: equal outputs and no launch of their own, or a reason."""
 
 from __future__ import annotations
 

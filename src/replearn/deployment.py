@@ -37,9 +37,10 @@ def deploy(
     and compared; a difference beyond rounding raises ReplearnError, as do a model that was not replaced,
     one in train mode and one on two devices.
 
-    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I (`find_merges` says where): the
-    fastest form, equal in float32. It is not the default because x then passes through the weight: in half
-    precision or TF32 it is rounded to that, and INT8 quantizes W + I more coarsely than W.
+    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I, and in a transformer that map into
+    the block before, which then returns what the operator did (`find_merges` says where): the fastest form, equal
+    in float32. It is not the default because x then passes through the weight: in half precision or TF32 it is
+    rounded to that, and INT8 quantizes W + I more coarsely than W.
 
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
     weights cast once, and `compile` (True, or a mode of torch.compile) compiles it: both are ways to run, not to

@@ -1,7 +1,7 @@
 """Who else would notice that a block does the work of the operator after it?
 
-Nobody may: its result goes to the operator and nowhere else, nothing else has or reads the weights that change, and
-no hook sees the values that do.
+Nobody may: its result goes to the operator and nowhere else, nothing else has or reads the weights that change,
+and no hook sees the values that do.
 """
 
 from __future__ import annotations
