@@ -270,6 +270,40 @@ def test_what_is_added_may_not_depend_on_more_than_the_stream() -> None:
     assert told == "no kept block 9 stands before it"
 
 
+@pytest.mark.parametrize(
+    ("outer", "told"),
+    [
+        (lambda self, x: self.inner(x), None),
+        (lambda self, x: self.inner(x) + self.inner.layers[0](x), "0: the model uses it as well"),
+        (
+            lambda self, x: self.inner(x) if x.sum() > 0 else self.inner.layers[0](x),
+            "0: the model can't be traced and may use it as well",
+        ),
+    ],
+)
+def test_code_further_out_is_asked_too(outer: Callable[..., Tensor], told: str | None) -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Ends("plain"), nn.Identity()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        forward = outer
+
+    around, kind = Surroundings(Outer().eval()), anatomy("a", "transformer")
+    found = absorption_of(around, "inner.layers.1", "inner.layers.0", kind, nn.Linear(4, 4))
+    assert (found == f"inner.layers.{told}") if told else not isinstance(found, str)
+
+
 def test_a_trace_of_sizes_and_buffers_does_not_end_the_process() -> None:
     class Sizes(nn.Module):
         def __init__(self) -> None:

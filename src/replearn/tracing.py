@@ -67,9 +67,10 @@ class OneForward(fx.Tracer):
 
 def is_measure(node: fx.Node) -> bool:
     """Is this no tensor, but a size, dtype or device of one, or a number made of such?"""
-    asked = node.args[1] if node.target is getattr and len(node.args) > 1 else node.target
-    if asked in ("shape", "device", "dtype", "ndim", "size", "dim", "numel"):
-        return True
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel")
+    if node.target is getattr:
+        return node.args[1] in ("shape", "device", "dtype", "ndim")
     made = node.op == "call_function" and getattr(node.target, "__module__", None) in ("_operator", "math")
     return made and bool(node.all_input_nodes) and all(n.meta.get("measure") for n in node.all_input_nodes)
 
