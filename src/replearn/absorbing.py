@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from .anatomy import Anatomy
 from .ending import Ending, ending_of
-from .mixed_precision import StreamSum
+from .mixed_precision import stream_sum
 from .operators.base import Operator, labels_of
 from .recording import record_stand_in
 from .surgery import set_submodule
@@ -135,13 +135,12 @@ def absorb_(model: nn.Module, absorption: Absorption, dtype: torch.dtype | None)
     linear.weight = nn.Parameter(absorption.weight, requires_grad=trained)
     if absorption.bias is not None:
         linear.bias = nn.Parameter(absorption.bias, requires_grad=trained)
-    stream = nn.Parameter(absorption.stream, requires_grad=trained)
-    if dtype is None:
-        block.register_parameter("stream_weight", stream)
-        made = _rewritten(block, absorption.ending, _in_place)
-    else:
-        block.add_module("stream", StreamSum(stream, dtype).eval())
-        made = _rewritten(block, absorption.ending, _in_mixed_precision)
+    stream = absorption.stream
+    block.register_parameter("stream_weight", nn.Parameter(stream, requires_grad=trained))
+    if dtype is not None:
+        low = (stream - torch.eye(len(stream), dtype=stream.dtype, device=stream.device)).to(dtype)
+        block.register_parameter("stream_branch", nn.Parameter(low, requires_grad=trained))
+    made = _rewritten(block, absorption.ending, _in_place if dtype is None else _in_mixed_precision)
     for label, value in labels_of(block).items():
         if not hasattr(made, label):
             setattr(made, label, value)
@@ -181,7 +180,8 @@ def _in_place(graph: fx.Graph, u: fx.Node, v: fx.Node, width: int) -> fx.Node:
 
 
 def _in_mixed_precision(graph: fx.Graph, u: fx.Node, v: fx.Node, width: int) -> fx.Node:
-    return graph.call_module("stream", (u, v))
+    weights = graph.get_attr("stream_weight"), graph.get_attr("stream_branch")
+    return graph.call_function(stream_sum, (u, v, *weights))
 
 
 def _between(ending: Ending) -> set[fx.Node]:

@@ -1,8 +1,8 @@
 """An operator's map under autocast: in float32 for a few tokens, in half precision for many.
 
 Launches decide how long a few tokens take, and a product in float32 needs fewer: x is float32 there, so nothing is
-cast. Many tokens keep the GPU busy, where such a product takes ten times as long as one in half precision. These
-modules are only ever inside `Autocast`: a way to run, not to store.
+cast. Many tokens keep the GPU busy, where such a product takes ten times as long as one in half precision. Both
+are only ever inside `Autocast`: a way to run, not to store.
 """
 
 from __future__ import annotations
@@ -15,24 +15,17 @@ from torch import Tensor, nn
 FEW = 1024 * 384 * 384
 
 
-class StreamSum(nn.Module):
-    """M u + v for the stream u in float32 and the branch v in half precision, M = W + I; v may be overwritten."""
+def stream_sum(u: Tensor, v: Tensor, wide: Tensor, weight: Tensor) -> Tensor:
+    """M u + v for the stream u in float32 and the branch v in half precision; v may be overwritten.
 
-    def __init__(self, stream: Tensor, dtype: torch.dtype) -> None:
-        super().__init__()
-        trained, one = stream.requires_grad, torch.eye(len(stream), dtype=stream.dtype, device=stream.device)
-        self.stream_weight = nn.Parameter(stream.detach(), requires_grad=trained)  # M, transposed
-        self.weight = nn.Parameter((stream.detach() - one).to(dtype), requires_grad=trained)
-
-    def forward(self, u: Tensor, v: Tensor) -> Tensor:
-        width = self.weight.shape[0]
-        # autocast leaves in-place products alone
-        if u.numel() * width <= FEW and u.dtype is self.stream_weight.dtype:
-            rows = v.type_as(u).reshape(-1, width)
-            return rows.addmm_(u.reshape(-1, width), self.stream_weight).view_as(u)
-        rows = v.reshape(-1, width)
-        branch = rows.addmm_(u.to(v.dtype).reshape(-1, width), self.weight.to(v.dtype))
-        return u + branch.view_as(u)
+    `wide` is M = W + I in float32 and `weight` W in half precision, both transposed.
+    """
+    width = wide.shape[0]
+    # autocast leaves in-place products alone
+    if u.numel() * width <= FEW and u.dtype is wide.dtype:
+        return v.type_as(u).view(-1, width).addmm_(u.reshape(-1, width), wide).view_as(u)
+    branch = v.view(-1, width).addmm_(u.type_as(v).reshape(-1, width), weight.type_as(v))
+    return u + branch.view_as(u)
 
 
 class ResidualSum(nn.Module):
