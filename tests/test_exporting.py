@@ -77,7 +77,13 @@ def test_the_files_of_a_resnet_run_where_replearn_is_not_installed(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("name", "to"),
-    [("timm_vit", "onnx"), ("hf_gpt2", "pt2"), ("hf_gpt2", "safetensors"), ("segmentation", "onnx")],
+    [
+        ("timm_vit", "onnx"),
+        ("timm_vit", "pt2"),
+        ("hf_gpt2", "pt2"),
+        ("hf_gpt2", "safetensors"),
+        ("segmentation", "onnx"),
+    ],
 )
 def test_every_kind_of_model_is_exported_and_read_back(name: str, to: str, tmp_path: Path) -> None:
     model, batch = subject(name)

@@ -10,7 +10,7 @@ from torch import nn
 
 from .carrying import drop_
 from .errors import ReplearnError
-from .merging import merge_, refuse_unfit
+from .merging import merge_operators_, refuse_unfit
 from .recording import record_stand_in
 from .streamlining import Folding, check_backend, check_ready, on_backend, settle_
 from .surgery import operators_of, plan_of, set_submodule
@@ -37,9 +37,10 @@ def deploy(
     and compared; a difference beyond rounding raises ReplearnError, as do a model that was not replaced,
     one in train mode and one on two devices.
 
-    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I (`find_merges` says where): the
-    fastest form, equal in float32. It is not the default because x then passes through the weight: in half
-    precision or TF32 it is rounded to that, and INT8 quantizes W + I more coarsely than W.
+    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I, and in a transformer that map into
+    the block before, which then returns what the operator did (`find_merges` says where): the fastest form, equal
+    in float32. It is not the default because x then passes through the weight: in half precision or TF32 it is
+    rounded to that, and INT8 quantizes W + I more coarsely than W.
 
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
     weights cast once, and `compile` (True, or a mode of torch.compile) compiles it: both are ways to run, not to
@@ -61,13 +62,14 @@ def deploy(
         )
     plain = copy.deepcopy(model)
     drop_(plain)
-    for name, operator in list(operators_of(plain)):
+    operators = dict(operators_of(plain))
+    for name, operator in operators.items():
         fused = operator.fuse()
         refuse_infinite(name, fused)
-        if merge:
-            fused = operator.labelled(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
         record_stand_in(plain, operator, fused)
+    if merge:  # after all of them: an operator reads the blocks that another is taken up into
+        merge_operators_(plain, operators, dtype)
     settle_(plain, fold=fold, channels_last=channels_last)
     if example is not None:
         verify(model, plain, example)

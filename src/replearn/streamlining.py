@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from .errors import ReplearnError
-from .folding import CONVOLUTIONS, fold_, words_of
+from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .operators.base import Operator
 from .surgery import set_submodule
+from .tracing import trace
 from .verifying import verify
 
 Folding = Literal["all", "operators"]
@@ -132,8 +133,8 @@ def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str)
 def cast_once_(model: nn.Module, dtype: torch.dtype) -> None:
     """Store in `dtype` what autocast would cast at every call: the same values, two launches less a layer.
 
-    Layers whose weights may be seen by other code than their own stay: shared ones, and those of a module
-    whose class reads a `weight` anywhere.
+    Layers whose weights may be seen by other code than their own stay: shared ones, and those whose weight is
+    read by the forward of the module around them, or, where that can't be traced, by any code of its class.
     """
     modules = dict(model.named_modules())
     uses = Counter(id(p) for module in modules.values() for p in module._parameters.values() if p is not None)
@@ -141,9 +142,18 @@ def cast_once_(model: nn.Module, dtype: torch.dtype) -> None:
         if type(module) is not nn.Linear and type(module) not in CONVOLUTIONS:
             continue
         parameters = [p for p in module._parameters.values() if p is not None]
-        read = bool(name) and "weight" in words_of(modules[name.rpartition(".")[0]])
-        if not read and all(uses[id(p)] == 1 and p.dtype is torch.float32 for p in parameters):
+        around, _, key = name.rpartition(".")
+        alone = all(uses[id(p)] == 1 and p.dtype is torch.float32 for p in parameters)
+        if alone and not (name and may_read(modules[around], key)):
             module.to(dtype)
+
+
+def may_read(around: nn.Module, key: str) -> bool:
+    """May the code of a module read the weight of its own layer, besides calling it?"""
+    if "weight" not in words_of(around):
+        return False
+    graphs = trace(around), trace(around, lambda default: default)
+    return any(isinstance(graph, str) or reaches(graph, key, called=True) for graph in graphs)
 
 
 class Autocast(nn.Module):

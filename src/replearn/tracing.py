@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+
+# They take numbers and sizes, for which C++ would read a stand-in as the tensor that it says it is, and crash
+MAKERS = tuple(
+    getattr(torch, name)
+    for name in (
+        *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "normal", "ones", "rand"),
+        *("randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices"),
+        "zeros",
+    )
+)
 
 
 class TensorProxy(fx.Proxy):
@@ -25,21 +35,44 @@ class TensorProxy(fx.Proxy):
 
 
 class OneForward(fx.Tracer):
-    """Traces one module's own code; submodules are calls, and only sequences are looked into."""
+    """Traces one module's own code; submodules are calls, and only sequences are looked into.
 
-    def __init__(self, root: nn.Module) -> None:
-        super().__init__()
-        self._top = root
+    Arguments with a default are stand-ins too, as if they were given; `left_out` says what the code sees instead.
+    """
+
+    proxy_buffer_attributes = True  # a real tensor that is sliced by a stand-in would end the process
+
+    def __init__(self, root: nn.Module, left_out: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(autowrap_functions=MAKERS)
+        self._autowrap_search.append(torch)
+        self._top, self._left_out = root, left_out
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        if self._left_out is not None:
+            args = [self._left_out(arg.node.args[0]) if _is_optional(arg) else arg for arg in args]
+        return fn, args
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m is not self._top and not is_sequence(m)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return TensorProxy(node, self)
+        node.meta["measure"] = is_measure(node)
+        return fx.Proxy(node, self) if node.meta["measure"] else TensorProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
         # the base class would take a stand-in that passes for a tensor for a constant
         return a.node if type(a) is TensorProxy else super().create_arg(a)
+
+
+def is_measure(node: fx.Node) -> bool:
+    """Is this no tensor, but a size, dtype or device of one, or a number made of such?"""
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel")
+    if node.target is getattr:
+        return node.args[1] in ("shape", "device", "dtype", "ndim")
+    made = node.op == "call_function" and getattr(node.target, "__module__", None) in ("_operator", "math")
+    return made and bool(node.all_input_nodes) and all(n.meta.get("measure") for n in node.all_input_nodes)
 
 
 def is_sequence(module: nn.Module) -> bool:
@@ -52,13 +85,59 @@ def runs_nothing(module: nn.Module) -> bool:
     return isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward
 
 
-def trace(module: nn.Module) -> fx.Graph | str:
+def owners_of(modules: Mapping[str, nn.Module], name: str) -> list[str]:
+    """The modules above this one that run code of their own, the nearest first; the model itself last."""
+    above = []
+    while name:
+        name = name.rpartition(".")[0]
+        module = modules[name]
+        if not name or not (is_sequence(module) or runs_nothing(module)):
+            above.append(name)
+    return above
+
+
+def trace(module: nn.Module, left_out: Callable[[Any], Any] | None = None) -> fx.Graph | str:
     """The graph of the module's forward, or why it has none; the module is left as it was."""
     try:
         with left_alone(module), torch.random.fork_rng(devices=[]):
-            return OneForward(module).trace(module)
+            return OneForward(module, left_out).trace(module)
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def certain_trace(module: nn.Module) -> fx.Graph | str:
+    """The graph of a forward that does the same whether its optional arguments are given or not.
+
+    A trace follows one way through the code. `if mask is not None` goes unseen in it, so the code is traced once
+    more with every default in place, and with flags turned: a graph that all of them agree on may stand for it.
+    """
+    graph = trace(module)
+    if isinstance(graph, str):
+        return f"the code of its {type(module).__name__} can't be traced ({graph.partition('. ')[0]})"
+    optional = [str(node.target) for node in graph.nodes if node.op == "placeholder" and node.args]
+    for left_out in (lambda value: value, _turned) if optional else ():
+        other = trace(module, left_out)
+        if isinstance(other, str) or _calls(other, left_out) != _calls(graph, left_out):
+            return f"the code of its {type(module).__name__} takes other ways without {' or '.join(optional)}"
+    return graph
+
+
+def _is_optional(arg: Any) -> bool:
+    return type(arg) is TensorProxy and arg.node.op == "placeholder" and bool(arg.node.args)
+
+
+def _turned(value: Any) -> Any:
+    return not value if isinstance(value, bool) else value
+
+
+def _calls(graph: fx.Graph, left_out: Callable[[Any], Any]) -> list[Any]:
+    """What runs, on what, with the values of left out arguments written in."""
+
+    def shown(node: fx.Node) -> Any:
+        return left_out(node.args[0]) if node.op == "placeholder" and node.args else f"%{node.name}"
+
+    nodes = [node for node in graph.nodes if node.op != "placeholder"]
+    return [(n.op, n.target, fx.map_arg(n.args, shown), fx.map_arg(n.kwargs, shown)) for n in nodes]
 
 
 @contextmanager

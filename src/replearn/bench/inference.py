@@ -94,7 +94,7 @@ def row_of(
         "batch": batch,
         "backend": backend,
         "targets": f"{sides.num_targets} of {sides.num_blocks}",
-        "merged": num_merged(sides, backend) if setting.merge else 0,
+        **(merges_on(sides, backend) if setting.merge else {"merged": 0, "absorbed": 0}),
         "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
         "speedup": {
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED]))
@@ -111,9 +111,13 @@ def row_of(
     }
 
 
-def num_merged(sides: Sides, backend: str) -> int:
-    """How many operators' sums went into a weight on this backend."""
-    return sum(merge.layer is not None for merge in find_merges(sides.replaced, dtype=sides.dtype_of(backend)))
+def merges_on(sides: Sides, backend: str) -> dict[str, int]:
+    """How many operators' sums went into a weight on this backend, and how many of them into the block before."""
+    merges = find_merges(sides.replaced, dtype=sides.dtype_of(backend))
+    return {
+        "merged": sum(merge.layer is not None for merge in merges),
+        "absorbed": sum(merge.into is not None for merge in merges),
+    }
 
 
 def spread(timing: Timing) -> dict[str, float]:

@@ -36,7 +36,7 @@ HEADER = (
 
 def heading(setting: dict[str, Any]) -> str:
     """What the sides are, in a line."""
-    sums = f"its operators' sums {'merged into their weights' if setting['merge'] else 'as they are'}"
+    sums = f"its operators' sums {'merged into weights' if setting['merge'] else 'as they are'}"
     return (
         "E2E and RepL deployed: BatchNorms folded, under amp weights cast once; RepL deployed: "
         f"{sums}. dynamic and op. only: as trained, and as timm's reparameterize_model."

@@ -53,7 +53,8 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: 
     """By torch's own formulas: two for a multiply and add, none for elementwise work."""
     from torch.utils.flop_counter import flop_registry
 
-    formula = flop_registry.get(func._overloadpacket)
+    packet = func._overloadpacket
+    formula = flop_registry.get(torch.ops.aten.addmm if packet is torch.ops.aten.addmm_ else packet)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=made))
 
 
