@@ -138,8 +138,27 @@ def said(difference: Difference | None) -> str:
     return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}] {difference.verdict}"
 
 
+INFERENCE = ("inference_h200.json", "inference_h200_compiled.json")
+BACKENDS = ("fp32", "channels_last", "amp", "channels_last+compile", "graph")
+
+
+def inference() -> str:
+    """How much faster deployed RepL is than E2E, both in their fastest form, at every batch size."""
+    rows = {(row["model"], row["backend"], row["batch"]): row for file in INFERENCE for row in read(file)["rows"]}
+    columns = [(model, batch) for model in ("resnet34", "vit_small_16") for batch in (1, 32, 64)]
+    names = {"resnet34": "ResNet-34", "vit_small_16": "ViT-S/16"}
+    head = ["", *(f"{names[model]}, batch {batch}" for model, batch in columns)]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for backend in BACKENDS:
+        found = [rows.get((model, backend, batch)) for model, batch in columns]
+        ratios = [row["speedup"]["RepL deployed against E2E"]["median"] if row else None for row in found]
+        lines.append("| " + " | ".join([backend, *(f"{ratio:.2f}" if ratio else "" for ratio in ratios)]) + " |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "heal": heal,
+    "inference": inference,
     "kept": kept,
     "scratch": scratch,
     "steps": steps,
