@@ -6,9 +6,11 @@ Without a GPU a stand-in records: it runs the model again and writes into the sa
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -166,7 +168,7 @@ def test_hugging_face_outputs_keep_their_class(recorded: list[str]) -> None:
     assert fast.num_graphs == 1
 
 
-@pytest.mark.parametrize("change", ["to", "half", "assign", "data", "inner", "submodule", "buffer"])
+@pytest.mark.parametrize("change", ["to", "half", "assign", "data", "inner", "submodule", "buffer", "model"])
 def test_weights_elsewhere_are_recorded_anew(change: str, recorded: list[str]) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     fast, x = Replayed(model), torch.randn(4, 3)
@@ -186,6 +188,8 @@ def test_weights_elsewhere_are_recorded_anew(change: str, recorded: list[str]) -
         model[0].weight = nn.Parameter(torch.randn(3, 3))
     elif change == "submodule":
         model[0] = nn.Linear(3, 3).eval()
+    elif change == "model":
+        fast.model = model = copy.deepcopy(model)
     else:
         model[1].running_mean = torch.randn(3)
     x = x.to(model[0].weight.dtype)
@@ -381,3 +385,107 @@ def test_what_cannot_be_replayed_is_said(wrong: Callable[[], Any], says: str) ->
 def test_a_tensor_on_another_device_is_said(recorded: list[str]) -> None:
     with pytest.raises(ReplearnError, match=r"Linear is on cpu and got a tensor on meta.* tensor.to\('cpu'\)"):
         Replayed(nn.Linear(3, 3))(torch.zeros(3, device="meta"))
+
+
+# ---- the recording itself, with CUDA's doors played by stand-ins ---------------------------------
+
+
+class Graph:
+    """Notes what is asked of it; ending fails where the recording was broken."""
+
+    broken = False
+    log: list[str]
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        Graph.log.append(f"begin {pool} {capture_error_mode} collector {gc.isenabled()}")
+
+    def capture_end(self) -> None:
+        Graph.log.append("end")
+        if Graph.broken:
+            Graph.broken = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def replay(self) -> None:
+        Graph.log.append("replay")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    Graph.log, Graph.broken = [], False
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            Graph.log.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    for name in ("stream", "device"):
+        monkeypatch.setattr(torch.cuda, name, lambda value: nullcontext())
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: None)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device=None: ones(*size))
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_endAllocateToPool",
+        lambda index, pool: Graph.log.append(f"give up {pool} on {index}"),
+        raising=False,
+    )
+    return Graph.log
+
+
+GPU = torch.device("cuda", 1)
+
+
+def test_a_recording_is_warmed_up_and_ordered(cuda: list[str]) -> None:
+    runs: list[int] = []
+    launch, made = capture("Net", lambda: runs.append(len(cuda)) or torch.zeros(2), GPU, "pool")
+    launch()
+    assert torch.equal(made, torch.zeros(2))
+    assert runs == [1, 1, 1, 2]  # three before it begins, and one in it
+    assert cuda == ["wait", "begin pool thread_local collector False", "end", "wait", "replay"]
+    assert gc.isenabled()
+
+
+def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str]) -> None:
+    def body() -> Tensor:
+        if len(cuda) > 1:
+            Graph.broken = True
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return torch.zeros(2)
+
+    with pytest.raises(ReplearnError) as caught:
+        capture("Net", body, GPU, "pool")
+    assert (
+        "Net can't be recorded as a CUDA graph: RuntimeError: operation not permitted when stream is capturing. A"
+        in (str(caught.value))
+    )
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert cuda[2:4] == ["end", "give up pool on 1"]
+    assert cuda[4:] == ["begin None thread_local collector False", "end"]  # one that ends well
+    assert gc.isenabled()
+
+
+def test_errors_of_the_model_itself_and_of_memory_come_through(cuda: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        capture("Net", lambda: 1 // 0, GPU, "pool")
+    assert cuda == ["wait"]
+
+    def body() -> Tensor:
+        if len(cuda) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.zeros(2)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        capture("Net", body, GPU, "pool")
+
+
+def test_compiled_code_passes_the_check() -> None:
+    model, x = nn.Linear(3, 3).eval(), torch.randn(2, 3)
+    model.compile(backend="eager")
+    with torch.no_grad():
+        model(x)
+        refuse_waiting("Linear", lambda: model(x), torch.device("cpu"))
+        torch._dynamo.reset()
+        model(x)

@@ -79,14 +79,14 @@ class Replayed(nn.Module):
                 self._wait_for_turn(found.device)
                 made = found.run(given)
                 # looked up while the GPU works; what it reads is held, so a replay in vain does no harm
-                if found.weights.are_unchanged():
+                if found.weights.are_those_of(self.model):
                     return made
             found = self._record(key, args, kwargs, given)
             self._wait_for_turn(found.device)
             return found.run(given)
 
     def _record(self, key: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording:
-        if not all(recording.weights.are_unchanged() for recording in self._recordings.values()):
+        if not all(recording.weights.are_those_of(self.model) for recording in self._recordings.values()):
             self.forget()
         device = device_of(self.model, given)
         if self.num_graphs >= self.most:
@@ -183,7 +183,7 @@ class Weights:
     """Where a model's modules and tensors were, to see whether they still are."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = list(model.modules())
+        self.model, modules = model, list(model.modules())
         places = (place for m in modules for place in (m._modules, m._parameters, m._buffers))
         self.places: list[dict[str, Any]] = [place for place in places if place]
         self.held = self.now()
@@ -194,10 +194,11 @@ class Weights:
     def now(self) -> list[Any]:
         return list(chain.from_iterable(place.values() for place in self.places))
 
-    def are_unchanged(self) -> bool:
+    def are_those_of(self, model: nn.Module) -> bool:
         now = self.now()
         return (
-            len(now) == len(self.held)
+            model is self.model
+            and len(now) == len(self.held)
             and all(map(is_, now, self.held))
             and [tensor.data_ptr() for tensor in self.tensors] == self.addresses
             and not any(mode["training"] for mode in self.modes)
