@@ -11,13 +11,17 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from replearn import ReplearnError
-from replearn.bench.inference import Setting, exact, measure
+from replearn import ReplearnError, replaying
+from replearn.bench import inference
+from replearn.bench.inference import Setting, difference_of, exact, measure
 from replearn.bench.inference_paper import BASELINE, DYNAMIC, latencies, printed
-from replearn.bench.inference_sides import BACKENDS, DEPLOYED, E2E, OPERATORS, Sides, make_sides, runner
+from replearn.bench.inference_sides import BACKENDS, DEFAULT, DEPLOYED, E2E, OPERATORS, Sides, make_sides, runner
 from replearn.bench.inference_sides import DYNAMIC as MOVING
 from replearn.bench.inference_table import line_of
 from replearn.cli.app import app
+from replearn.replaying import Replayed
+from replearn.report.collecting import Other
+from replearn.report.kinds import measured_in
 from replearn.streamlining import Autocast
 from replearn.surgery import operators_of
 
@@ -25,7 +29,7 @@ CPU = torch.device("cpu")
 TINY = Setting(
     models=("cifar_resnet:20:4",),
     batches=(1, 2),
-    backends=("fp32", "amp", "channels_last", "channels_last+compile", "graph"),
+    backends=BACKENDS,
     size=8,
     rounds=2,
 )
@@ -39,8 +43,10 @@ def sides() -> Sides:
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     heard: list[dict[str, Any]] = []
-    made = measure(TINY, CPU, heard.append)
+    kept: list[tuple[int, bool]] = []
+    made = measure(TINY, CPU, heard.append, lambda found: kept.append((len(found["rows"]), found["finished"])))
     assert heard == made["rows"]  # each row is told as it is measured
+    assert kept == [*((number, False) for number in range(1, len(heard) + 1)), (len(heard), True)]
     return made
 
 
@@ -51,7 +57,27 @@ def test_every_cell_that_this_device_can_run_is_measured(found: dict[str, Any]) 
     assert cells == [(name, batch, backend) for backend in ("fp32", "amp", "channels_last") for batch in (1, 2)]
     compiled = Setting(models=(name,), batches=(2,), backends=("channels_last+compile",), compiled=((name, 2),))
     assert list(compiled.cells(CPU)) == [(name, 2, "channels_last+compile")]
-    assert next(Setting(backends=("graph",), batches=(1,)).cells(torch.device("cuda")))[2] == "graph"
+    replayed = ("graph", "amp+graph", "channels_last+graph")
+    wanted = Setting(models=(name,), backends=(*replayed, "channels_last+compile+graph"), batches=(1,))
+    assert [backend for _, _, backend in wanted.cells(torch.device("cuda"))] == list(replayed)
+    assert Setting().backends == DEFAULT == BACKENDS[:-1]
+
+
+def test_every_side_of_a_graph_backend_is_replayed(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = (E2E, MOVING, OPERATORS, DEPLOYED)
+    for backend, dtype in (("graph", None), ("amp+graph", torch.bfloat16), ("channels_last+graph", None)):
+        built = sides.built(backend, kinds)
+        assert all(isinstance(side, Replayed) for side in built.values())
+        assert sides.dtype_of(backend) is dtype
+        assert all(isinstance(side.model, Autocast) == (dtype is not None) for side in built.values())
+    monkeypatch.setattr(replaying, "capture", lambda name, body, device, pool: (lambda: None, body()))
+    images = torch.randn(2, 3, 8, 8)
+    built = sides.built("graph", (DEPLOYED,))
+    assert difference_of(sides, built, images, "graph") < 1e-5
+    assert built[DEPLOYED].num_graphs == 0  # what was recorded in full float32 is not what is timed
+    assert difference_of(sides, built, images, "amp+graph") is None
+    compiled = sides.built("channels_last+compile+graph", (DEPLOYED,))[DEPLOYED]
+    assert compiled.model._compiled_call_impl is not None
 
 
 def test_a_row_has_all_sides_their_ratios_and_equal_outputs(found: dict[str, Any]) -> None:
@@ -101,7 +127,7 @@ def test_sides_differ_in_nothing_but_the_method(sides: Sides) -> None:
         assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
     images = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
-        assert torch.equal(runner(sides.end_to_end, images, "fp32")(), sides.end_to_end(images))
+        assert torch.equal(runner(sides.end_to_end, images)(), sides.end_to_end(images))
 
 
 def test_statistics_are_settled_and_the_models_are_in_eval_mode(sides: Sides) -> None:
@@ -161,6 +187,7 @@ def test_inference_from_the_command_line(tmp_path: Path) -> None:
     assert line.startswith("vit:16:4:2:4")
     assert told.replace("\n", "") == str(file)
     data = json.loads(file.read_text())
+    assert data["finished"]
     assert data["setting"]["batches"] == [1]
     assert data["rows"][0]["targets"] == "1 of 4"
     assert data["rows"][0]["merged"] == 1
@@ -168,6 +195,30 @@ def test_inference_from_the_command_line(tmp_path: Path) -> None:
     done = call(*words.split()[:-1], "--no-merge")
     assert "its operators' sums as they are" in done.output
     assert "launches 46 / 38" in done.output
+
+
+def test_a_run_that_is_stopped_keeps_its_rows_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, row_of = [], inference.row_of
+
+    def stopped(*args: Any) -> dict[str, Any]:
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(row_of(*args))
+        return measured[0]
+
+    monkeypatch.setattr(inference, "row_of", stopped)
+    file = tmp_path / "inference.json"
+    words = "--device cpu --models cifar_resnet:20:4 --size 8 --batches 1,2 --backends fp32 --rounds 2 --out"
+    assert call(*words.split(), str(file)).exit_code != 0
+    data = json.loads(file.read_text())
+    assert not data["finished"]
+    assert data["rows"] == json.loads(json.dumps(measured))
+    (entry,), _ = measured_in([Other(path=file, data=data)])
+    assert "stopped before its end" in entry.found.about
+    (entry,), _ = measured_in([Other(path=file, data={k: v for k, v in data.items() if k != "finished"})])
+    assert "stopped" not in entry.found.about  # files of before say nothing of it, and were written at the end
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from .carrying import drop_
 from .errors import ReplearnError
 from .merging import merge_operators_, refuse_unfit
 from .recording import record_stand_in
+from .replaying import check_graph
 from .streamlining import Folding, check_backend, check_ready, on_backend, settle_
 from .surgery import operators_of, plan_of, set_submodule
 from .verifying import tensors_in as tensors_in
@@ -27,6 +28,7 @@ def deploy(
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
+    graph: bool = False,
 ) -> nn.Module:
     """Return a new model whose operators are plain modules; `model`, in eval mode, is not touched.
 
@@ -43,8 +45,8 @@ def deploy(
     rounded to that, and INT8 quantizes W + I more coarsely than W.
 
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
-    weights cast once, and `compile` (True, or a mode of torch.compile) compiles it: both are ways to run, not to
-    store, a model.
+    weights cast once, `compile` (True, or a mode of torch.compile) compiles it, and `graph` replays it as CUDA
+    graphs, one for each shape of input, without gradients: ways to run, not to store, a model.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32()
@@ -54,6 +56,7 @@ def deploy(
     plan_of(model)
     check_ready(model)
     check_backend(dtype, compile)
+    check_graph(model, graph, compile)
     refuse_unfit(merge)
     if fold not in ("all", "operators"):
         raise ReplearnError(
@@ -73,7 +76,7 @@ def deploy(
     settle_(plain, fold=fold, channels_last=channels_last)
     if example is not None:
         verify(model, plain, example)
-    return on_backend(plain, dtype, compile)
+    return on_backend(plain, dtype, compile, graph)
 
 
 def refuse_infinite(name: str, fused: nn.Module) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from .errors import ReplearnError
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .operators.base import Operator
+from .replaying import Replayed, check_graph
 from .surgery import set_submodule
 from .tracing import trace
 from .verifying import verify
@@ -27,11 +28,12 @@ def streamline(
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
+    graph: bool = False,
 ) -> nn.Module:
     """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
 
     This is the door for the baseline of a comparison: every BatchNorm that can be is folded, and the
-    same layout, dtype and compiler are one argument away. Raises ReplearnError for a model in train mode,
+    same layout, dtype, compiler and graphs are one argument away. Raises ReplearnError for a model in train mode,
     on two devices, or with operators in it; with an `example`, where the outputs differ beyond rounding.
 
     >>> import replearn, torch
@@ -42,6 +44,7 @@ def streamline(
     """
     check_ready(model)
     check_backend(dtype, compile)
+    check_graph(model, graph, compile)
     for name, module in model.named_modules():
         if isinstance(module, Operator):
             raise ReplearnError(
@@ -52,7 +55,7 @@ def streamline(
     settle_(plain, fold="all", channels_last=channels_last)
     if example is not None:
         verify(model, plain, example)
-    return on_backend(plain, dtype, compile)
+    return on_backend(plain, dtype, compile, graph)
 
 
 def check_ready(model: nn.Module) -> None:
@@ -119,14 +122,14 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
         return False
 
 
-def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str) -> nn.Module:
-    """Wrap a model for autocast and hand it to the compiler, as asked."""
+def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> nn.Module:
+    """Wrap a model for autocast, hand it to the compiler and replay it as CUDA graphs, as asked."""
     if dtype is not None:
         cast_once_(plain, dtype)
         plain = Autocast(plain, dtype)
     if compile:
         plain.compile(mode=compile if isinstance(compile, str) else None)
-    return plain
+    return Replayed(plain) if graph else plain
 
 
 @torch.no_grad()

@@ -12,12 +12,25 @@ import torch
 
 from ..errors import ReplearnError
 from ..merging import find_merges
+from ..replaying import Replayed
 from ..training.compiling import many_graphs
 from ..training.results import hardware_of, versions_of
 from ..verifying import compare, tensors_in
 from .inference_counts import counted
 from .inference_paper import printed
-from .inference_sides import BACKENDS, DEPLOYED, DYNAMIC, E2E, OPERATORS, Sides, make_sides, runner
+from .inference_sides import (
+    BACKENDS,
+    DEFAULT,
+    DEPLOYED,
+    DYNAMIC,
+    E2E,
+    OPERATORS,
+    Sides,
+    is_compiled,
+    is_replayed,
+    make_sides,
+    runner,
+)
 from .timing import Timing, interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
@@ -31,7 +44,7 @@ class Setting:
 
     models: tuple[str, ...] = MODELS
     batches: tuple[int, ...] = BATCHES
-    backends: tuple[str, ...] = BACKENDS
+    backends: tuple[str, ...] = DEFAULT
     compiled: tuple[tuple[str, int], ...] = (("resnet34", 64), ("vit_small_16", 64))
     size: int = 224
     first: int = 2
@@ -42,30 +55,48 @@ class Setting:
         for model in self.models:
             for backend in self.backends:
                 for batch in self.batches:
-                    skipped = backend.endswith("+compile") and (model, batch) not in self.compiled
-                    if not skipped and (backend != "graph" or device.type == "cuda"):
+                    skipped = is_compiled(backend) and (model, batch) not in self.compiled
+                    if not skipped and (device.type == "cuda" or not is_replayed(backend)):
                         yield model, batch, backend
 
 
-def measure(setting: Setting, device: torch.device, told: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Every cell of the setting; `told` hears of each row as it is measured."""
+def measure(
+    setting: Setting,
+    device: torch.device,
+    told: Callable[[dict[str, Any]], None],
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
+    """Every cell of the setting; `told` hears of each row as it is measured, and `keep` gets all there is then.
+
+    What is kept says "finished": false until the last cell: a run that is stopped loses nothing.
+    """
     check(setting)
-    begin, rows = time.perf_counter(), []
-    counts: dict[str, Any] = {}
+    begin = time.perf_counter()
+    found = record_of(setting, device)
     sides: dict[str, Sides] = {}
     for model, batch, backend in setting.cells(device):
         if model not in sides:
             sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
-            counts[model] = counted(sides[model], setting.size, setting.merge)
-        with many_graphs() if backend.endswith("+compile") else nullcontext():
-            rows.append(row_of(sides[model], model, batch, backend, setting, device))
-        told(rows[-1])
+            found["counts"][model] = counted(sides[model], setting.size, setting.merge)
+        with many_graphs() if is_compiled(backend) else nullcontext():
+            found["rows"].append(row_of(sides[model], model, batch, backend, setting, device))
+        found["seconds"] = round(time.perf_counter() - begin, 1)
+        told(found["rows"][-1])
+        keep(found)
+    found["finished"] = True
+    keep(found)
+    return found
+
+
+def record_of(setting: Setting, device: torch.device) -> dict[str, Any]:
+    """The record before anything is measured."""
     return {
         "format": FORMAT,
+        "finished": False,
         "setting": asdict(setting),
-        "rows": rows,
-        "counts": counts,
-        "seconds": round(time.perf_counter() - begin, 1),
+        "rows": [],
+        "counts": {},
+        "seconds": 0.0,
         "numbers": {
             "conv": "tf32" if torch.backends.cudnn.allow_tf32 and device.type == "cuda" else "float32",
             "matmul": torch.get_float32_matmul_precision(),
@@ -80,13 +111,13 @@ def row_of(
     sides: Sides, model: str, batch: int, backend: str, setting: Setting, device: torch.device
 ) -> dict[str, Any]:
     """One cell: all sides in turns, their ratios, and the paper's values for the same setting."""
-    kinds = (E2E, DEPLOYED) if backend.endswith("+compile") else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    kinds = (E2E, DEPLOYED) if is_compiled(backend) else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
     images = torch.randn(batch, 3, setting.size, setting.size, device=device)
     if backend.startswith("channels_last"):
         images = images.contiguous(memory_format=torch.channels_last)
     built = sides.built(backend, kinds, merge=setting.merge)
     difference = difference_of(sides, built, images, backend)
-    bodies = {kind: runner(made, images, backend) for kind, made in built.items()}
+    bodies = {kind: runner(made, images) for kind, made in built.items()}
     rounds = setting.rounds if batch > 1 else 2 * setting.rounds
     found = interleave(bodies, device, rounds=rounds, warmup=3)
     return {
@@ -126,13 +157,15 @@ def spread(timing: Timing) -> dict[str, float]:
 
 
 def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, backend: str) -> float | None:
-    """How far the deployed outputs are from the model's, in full float32; None where the backend is not fp32."""
-    if backend not in ("fp32", "channels_last"):
+    """How far the deployed outputs are from the model's, in full float32; None under amp, and where compiled."""
+    if "amp" in backend.split("+") or is_compiled(backend):
         return None
+    deployed = built[DEPLOYED]
     with exact(), torch.inference_mode():
-        return compare(
-            tensors_in(sides.replaced(images)), tensors_in(built[DEPLOYED](images)), "the deployed model"
-        )
+        found = compare(tensors_in(sides.replaced(images)), tensors_in(deployed(images)), "the deployed model")
+    if isinstance(deployed, Replayed):
+        deployed.forget()  # recorded in full float32: what is timed has the numbers of the other sides
+    return found
 
 
 @contextmanager

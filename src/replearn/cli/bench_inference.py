@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,11 @@ def inference(
     models: Annotated[str | None, typer.Option(help="Instead of resnet34,resnet101,vit_small_16.")] = None,
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,32,64",
     backends: Annotated[
-        str | None, typer.Option(help="fp32, amp, channels_last, channels_last+compile, graph.")
+        str | None,
+        typer.Option(
+            help="fp32, amp, channels_last, channels_last+compile, graph, amp+graph, channels_last+graph (these "
+            "are the default), channels_last+compile+graph."
+        ),
     ] = None,
     size: Annotated[int, typer.Option(min=4, help="Side length of the images.")] = 224,
     first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
@@ -31,7 +35,9 @@ def inference(
     int8: Annotated[
         bool, typer.Option("--int8", help="INT8 against float32 on the CPU instead; compiles for minutes.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write everything as JSON to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write everything as JSON to this file, after every row.")
+    ] = None,
 ) -> None:
     """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
 
@@ -42,7 +48,7 @@ def inference(
 
     * `replearn bench inference --out inference.json`
 
-    * `replearn bench inference --models resnet34 --batches 1 --backends fp32,graph`
+    * `replearn bench inference --models resnet34 --batches 1 --backends fp32,graph,amp+graph`
 
     * `replearn bench inference --device cpu --models cifar_resnet:20:16 --size 32 --batches 1,4 --backends fp32`
     """
@@ -50,7 +56,7 @@ def inference(
 
     from ..bench.inference import MODELS, Setting, measure
     from ..bench.inference_int8 import int8_rows
-    from ..bench.inference_sides import BACKENDS
+    from ..bench.inference_sides import DEFAULT
     from ..bench.inference_table import HEADER, heading, line_of, lines_of_counts
     from ..training.fit import device_named
     from ..training.results import hardware_of, versions_of, write_atomically
@@ -60,7 +66,7 @@ def inference(
         sizes = tuple(int(part) for part in batches.split(","))
     except ValueError as error:
         raise ReplearnError(f"--batches {batches}: write whole numbers, as 1,32,64.") from error
-    chosen = tuple(backends.split(",")) if backends else BACKENDS
+    chosen = tuple(backends.split(",")) if backends else DEFAULT
     compiled = {"compiled": tuple((name, batch) for name in names for batch in sizes)} if compile_all else {}
     setting = Setting(
         models=names,
@@ -86,9 +92,13 @@ def inference(
         torch.backends.cudnn.benchmark = True
     typer.echo(heading({"merge": merge}))
     typer.echo(HEADER)
-    found = measure(setting, where, lambda row: typer.echo(line_of(row)))
+
+    def keep(found: dict[str, Any]) -> None:
+        if out is not None:
+            write_atomically(out, json.dumps(found, indent=1))
+
+    found = measure(setting, where, lambda row: typer.echo(line_of(row)), keep)
     for line in lines_of_counts(found["counts"]):
         typer.echo(line)
     if out is not None:
-        write_atomically(out, json.dumps(found, indent=1))
         typer.echo(out)

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..operators.base import Operator
+from ..replaying import Replayed
 from ..streamlining import Autocast, check_ready
 from ..verifying import compare
 from . import formats
@@ -109,6 +110,11 @@ def format_of(path: str | os.PathLike[str], to: str | None) -> str:
 
 def check_exportable(model: nn.Module) -> None:
     """Refuse what is not a plain model in eval mode."""
+    if isinstance(model, Replayed):
+        raise ReplearnError(
+            "A model deployed with graph=True replays CUDA graphs, which is a way to run and not to store it. "
+            "Export what deploy gives without graph."
+        )
     if isinstance(model, Autocast):
         raise ReplearnError(
             "A model deployed with dtype= runs under autocast, which is a way to run and not to store it, and "

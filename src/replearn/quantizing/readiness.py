@@ -8,6 +8,7 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..operators.base import Operator
+from ..replaying import Replayed
 from ..streamlining import Autocast, check_ready
 
 
@@ -19,6 +20,8 @@ def check_quantizable(model: nn.Module) -> None:
             raise ReplearnError(
                 f"{type(model).__name__} still has operators ({name}). Quantize replearn.deploy(model)."
             )
+    if isinstance(model, Replayed):
+        raise ReplearnError("A model deployed with graph=True can't be quantized: deploy it without.")
     if isinstance(model, Autocast):
         raise ReplearnError("A model deployed with dtype= can't be quantized: deploy it without.")
     devices = {parameter.device.type for parameter in model.parameters()} - {"cpu"}

@@ -46,7 +46,8 @@ def show(data: Mapping[str, Any], key: str) -> Found:
         sentence=f"deployed is {min(gains):.2f} to {max(gains):.2f} times as fast as E2E, faster in {faster} of "
         f"{len(gains)} cases",
         about="Milliseconds a batch, medians; speedups are taken round by round, more than 1 is faster. Deployed: "
-        "BatchNorms folded and operators made into plain layers.",
+        "BatchNorms folded and operators made into plain layers."
+        + ("" if data.get("finished", True) else " The run was stopped before its end: these are its first rows."),
         tables=(table,),
         figures=tuple(figures(rows, key)),
         beside=tuple(beside(rows)),

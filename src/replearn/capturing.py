@@ -1,0 +1,156 @@
+"""Record one forward pass as a CUDA graph, and leave CUDA usable where that can't be done."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .errors import ReplearnError
+from .verifying import tensors_in
+
+aten = torch.ops.aten
+# how many elements they return depends on values, so they wait for the GPU to have computed them
+SIZED_BY_VALUES = {
+    *(aten.nonzero, aten.masked_select, aten.bincount, aten.unique_dim, aten.unique_consecutive),
+    *(aten.unique_dim_consecutive, aten._unique, aten._unique2),
+}
+WARM_UP = 3  # runs: cuDNN and Triton choose their kernels in the first ones, and compilers compile
+_failed: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at them: they must not be freed
+
+Launch = Callable[[], None]
+
+
+def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
+    """Run `body` a few times, record it, and return what launches it again, and the outputs that it fills.
+
+    Raises ReplearnError, which names the model, where the code waits for the GPU or torch can't record it.
+    """
+    if device.type != "cuda":
+        raise ReplearnError(
+            f"{name} is on {device}, and only what runs on a CUDA GPU can be replayed as a CUDA graph. Move it: "
+            ".to('cuda'); on this device run what deploy or streamline give without graph=True."
+        )
+    current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    stream.wait_stream(current)
+    # torch.cuda.graph would leave this stream the current one where a recording fails
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        for _ in range(WARM_UP - 1):
+            body()
+        refuse_waiting(name, body, device)
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # what the warm-up used is this stream's, and of no use to others
+        graph, first = torch.cuda.CUDAGraph(), None
+        try:
+            with collector_off():
+                # other threads may go on allocating meanwhile
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    made = body()
+                except Exception as error:
+                    first = error  # the end of the recording raises another one, which says less
+                    raise
+                finally:
+                    graph.capture_end()
+        except Exception as error:
+            recover(graph, device, pool)
+            cause = first or error
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            why = (str(cause).strip() or "no message").splitlines()[0]
+            raise ReplearnError(refusal(name, f"{type(cause).__name__}: {why}")) from cause
+    current.wait_stream(stream)
+    return graph.replay, made
+
+
+def refusal(name: str, why: str) -> str:
+    return (
+        f"{name} can't be recorded as a CUDA graph: {why}. A replay launches the same kernels every time, so code "
+        "that looks at values, moves tensors between CPU and GPU or waits for the GPU can't be in it. Deploy it "
+        "without graph=True (compile=True takes such code), or change that line of its forward."
+    )
+
+
+def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+    """Undo what a failed recording leaves behind, which torch does not.
+
+    The allocator goes on recording for the graph, by a pointer to it, so that nothing cached can be given back any
+    more; the random generator believes itself in a recording until one ends well.
+    """
+    _failed.append(graph)
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    try:
+        if end is not None:
+            end(device.index if device.index is not None else torch.cuda.current_device(), pool)
+    except RuntimeError:  # it had ended: the recording failed later, or before it began
+        pass
+    torch.cuda.synchronize(device)
+    with collector_off():
+        empty, one = torch.cuda.CUDAGraph(), torch.ones(1, device=device)
+        empty.capture_begin(capture_error_mode="thread_local")
+        one.add_(1)
+        empty.capture_end()
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """A graph that the garbage collector frees meanwhile would break the recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def refuse_waiting(name: str, body: Callable[[], Any], device: torch.device) -> None:
+    """Run the code once and stop where it waits for the GPU, before a recording breaks on it."""
+    with Waiting(device) as waiting:
+        body()
+    if waiting.found is not None:
+        raise ReplearnError(refusal(name, waiting.found))
+
+
+class Waiting(TorchDispatchMode):
+    """Notes the first operation that makes the CPU wait for a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.found: str | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        if self.found is None:
+            given = [*tensors_in(args), *tensors_in(kwargs)]
+            if any(tensor.device.type == self.device.type for tensor in (*given, *tensors_in(made))):
+                self.found = why_it_waits(func, args, kwargs, given, made)
+        return made
+
+
+def why_it_waits(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: list[Tensor], made: Any
+) -> str | None:
+    packet = func.overloadpacket
+    if torch.Tag.data_dependent_output in func.tags:
+        return f"its forward reads a value from the GPU ({func}), as an if, .item() or .tolist() does"
+    masked = packet is aten.index and any(
+        index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1])
+    )
+    repeated = func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
+    if packet in SIZED_BY_VALUES or masked or repeated:
+        return f"the size of a tensor in its forward depends on values ({func})"
+    if packet in (aten._to_copy, aten.copy_):
+        places = {str(tensor.device) for tensor in (*given, *tensors_in(made))}
+        if len({place.split(":")[0] for place in places}) > 1:
+            return f"its forward copies a tensor between {' and '.join(sorted(places))} ({func})"
+    return None

@@ -1,0 +1,491 @@
+"""`graph=True`: one recording for each kind of input, outputs that stay, and nothing replayed that is out of date.
+
+Without a GPU a stand-in records: it runs the model again and writes into the same outputs, as a graph does.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+
+import replearn
+from replearn import ReplearnError, replaying
+from replearn.capturing import Waiting, capture, refuse_waiting
+from replearn.exporting import export
+from replearn.nesting import rebuilt, signature
+from replearn.replaying import Replayed
+from replearn.streamlining import Autocast
+from replearn.verifying import tensors_in
+
+Pair = namedtuple("Pair", "one other")
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record on the CPU, and note the names of what was."""
+    names: list[str] = []
+
+    def stand_in(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> Any:
+        names.append(name)
+        output = body()
+
+        def launch() -> None:
+            for old, new in zip(tensors_in(output), tensors_in(body()), strict=True):
+                old.copy_(new)
+
+        return launch, output
+
+    monkeypatch.setattr(replaying, "capture", stand_in)
+    return names
+
+
+class Nested(nn.Module):
+    """Takes and returns nests, and a number that it multiplies by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, given: dict[str, Any], times: float = 1.0, *, flag: bool | None = None) -> Any:
+        x, (y, z) = given["x"], given["rest"]
+        made = self.layer(x + y + z) * times
+        return {"pair": Pair(made, [made + 1]), "input": x, "size": len(x), "flag": flag}
+
+
+def nest(batch: int = 4) -> dict[str, Any]:
+    return {"x": torch.randn(batch, 3), "rest": [torch.randn(batch, 3), torch.randn(3)]}
+
+
+def test_one_recording_for_each_kind_of_input(recorded: list[str]) -> None:
+    model = nn.Linear(3, 2).eval()
+    fast = Replayed(model)
+    for batch in (4, 4, 1, 4, 1):
+        x = torch.randn(batch, 3)
+        assert torch.equal(fast(x), model(x))
+    assert recorded == ["Linear", "Linear"]
+    assert fast.num_graphs == 2
+    fast(torch.randn(3, 4).t())  # other strides: the layout may be what decides which kernel runs
+    assert fast.num_graphs == 3
+    fast.double()(torch.randn(4, 3, dtype=torch.float64))
+    assert fast.num_graphs == 1
+    fast(input=torch.randn(4, 3, dtype=torch.float64))  # by keyword is another call
+    assert fast.num_graphs == 2
+
+
+def test_the_kind_not_used_for_longest_is_forgotten(recorded: list[str]) -> None:
+    fast = Replayed(nn.Linear(3, 2).eval(), most=2)
+    for batch in (1, 2, 1, 3):  # 2 goes
+        fast(torch.randn(batch, 3))
+    assert len(recorded) == 3
+    assert fast.num_graphs == 2
+    fast(torch.randn(1, 3))
+    assert len(recorded) == 3
+    fast(torch.randn(2, 3))
+    assert len(recorded) == 4
+
+
+def test_outputs_stay_and_inputs_are_read_anew(recorded: list[str]) -> None:
+    fast = Replayed(nn.Linear(3, 2).eval())
+    x = torch.randn(4, 3)
+    first = fast(x)
+    kept = first.clone()
+    second = fast(x.mul_(2))
+    assert torch.equal(first, kept)
+    assert not torch.equal(first, second)
+    first.zero_()  # the caller's own
+    assert torch.equal(fast(x), second)
+    assert recorded == ["Linear"]
+
+
+def test_nests_of_tensors_and_equal_values(recorded: list[str]) -> None:
+    model = Nested().eval()
+    fast = Replayed(model)
+    for given, times, flag in ((nest(), 1.0, None), (nest(), 1.0, None), (nest(), 2.0, None), (nest(), 1.0, True)):
+        made, expected = fast(given, times, flag=flag), model(given, times, flag=flag)
+        assert isinstance(made["pair"], Pair)
+        assert isinstance(made["pair"].other, list)
+        assert (made["size"], made["flag"]) == (4, flag)
+        assert made["input"] is not given["x"]
+        for one, other in zip(tensors_in(made), tensors_in(expected), strict=True):
+            assert torch.equal(one, other)
+    assert len(recorded) == 3
+    fast(nest(), True)  # equal to 1.0, and another type
+    assert len(recorded) == 4
+
+
+def test_signatures_tell_numbers_apart_that_compare_equal() -> None:
+    def of(value: Any) -> Any:
+        return signature(value, [], "takes")
+
+    assert len({of(1), of(1.0), of(True), of("1"), of(None)}) == 5
+    assert of(0.0) != of(-0.0)
+    assert of(float("nan")) == of(float("nan"))
+    assert of((1, 2)) != of([1, 2])
+    assert of({"a": 1}) != of({"b": 1})
+    found: list[Tensor] = []
+    one, two = torch.zeros(2), torch.zeros(3, dtype=torch.int64)
+    key = signature({"a": [one], "b": {"c": two}}, found, "takes")
+    assert [id(tensor) for tensor in found] == [id(one), id(two)]
+    assert key == signature({"a": [torch.ones(2)], "b": {"c": torch.ones(3, dtype=torch.int64)}}, [], "takes")
+
+
+def test_a_nest_is_rebuilt_as_it_was() -> None:
+    given = OrderedDict(
+        a=Pair(torch.zeros(1), (3, None)), b=torch.return_types.max((torch.ones(1), torch.zeros(1)))
+    )
+    made = rebuilt(given, lambda tensor: tensor + 1)
+    assert type(made) is OrderedDict
+    assert isinstance(made["a"], Pair)
+    assert made["a"].other == (3, None)
+    assert float(made["a"].one) == 1
+    assert float(made["b"].values) == 2
+    assert float(given["a"].one) == 0
+
+
+def test_hugging_face_outputs_keep_their_class(recorded: list[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    fast, words = Replayed(model), torch.tensor([[3, 1, 4, 1, 5]])
+    for given in (words, words.flip(1)):
+        made = fast(input_ids=given, use_cache=False)
+        assert type(made) is type(model(input_ids=given, use_cache=False))
+        torch.testing.assert_close(made.logits, model(input_ids=given, use_cache=False).logits)
+        assert made.logits is made["logits"]
+    assert len(recorded) == 1
+    with pytest.raises(ReplearnError, match=r"returns tensors, .* not DynamicCache: .* use_cache=False"):
+        fast(input_ids=words)
+    assert fast.num_graphs == 1
+
+
+@pytest.mark.parametrize("change", ["to", "half", "assign", "data", "inner", "submodule", "buffer", "model"])
+def test_weights_elsewhere_are_recorded_anew(change: str, recorded: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    fast, x = Replayed(model), torch.randn(4, 3)
+    fast(x)
+    fast(x[:2])
+    state = {name: torch.rand_like(value) for name, value in model.state_dict().items() if "num" not in name}
+    if change == "to":
+        fast.to(torch.float64)
+        assert fast.num_graphs == 0  # at once
+    elif change == "half":
+        model.double()  # behind its back
+    elif change == "assign":
+        model.load_state_dict(state, strict=False, assign=True)
+    elif change == "data":
+        model[0].weight.data = torch.randn(3, 3)
+    elif change == "inner":
+        model[0].weight = nn.Parameter(torch.randn(3, 3))
+    elif change == "submodule":
+        model[0] = nn.Linear(3, 3).eval()
+    elif change == "model":
+        fast.model = model = copy.deepcopy(model)
+    else:
+        model[1].running_mean = torch.randn(3)
+    x = x.to(model[0].weight.dtype)
+    assert torch.equal(fast(x), model(x))
+    assert len(recorded) == 3
+    assert fast.num_graphs == 1  # the other one went as well
+    model.load_state_dict({k: v.clone() + 1 for k, v in model.state_dict().items()})  # in place
+    assert torch.equal(fast(x), model(x))
+    assert len(recorded) == 3
+
+
+def test_train_mode_is_refused_and_forget_records_anew(recorded: list[str]) -> None:
+    fast, x = Replayed(nn.Sequential(nn.Linear(3, 3), nn.Dropout())), torch.randn(4, 3)
+    fast(x)
+    fast.model[1].train()
+    with pytest.raises(ReplearnError, match=r"Sequential can't be recorded in train mode \(1\). Call .eval\(\)"):
+        fast(x)
+    fast.eval()(x)
+    assert len(recorded) == 2
+    fast.forget()
+    assert fast.num_graphs == 0
+    fast(x)
+    assert len(recorded) == 3
+
+
+def test_there_are_no_gradients_and_inference_mode_is_the_callers(recorded: list[str]) -> None:
+    fast, x = Replayed(nn.Linear(3, 2).eval()), torch.randn(4, 3, requires_grad=True)
+    with torch.inference_mode():
+        made = fast(x)  # recorded in inference mode
+        assert made.is_inference()
+        inside = torch.randn(4, 3)
+    for given in (x, inside):
+        made = fast(given)
+        assert not made.is_inference()
+        assert not made.requires_grad
+    assert recorded == ["Linear"]
+    assert torch.is_grad_enabled()
+
+
+class Seen(nn.Module):
+    """Notes the autocast that it is called in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.seen: list[tuple[bool, bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
+        return self.layer(x)
+
+
+def test_a_recording_keeps_no_casts_and_autocast_around_is_another_kind(recorded: list[str]) -> None:
+    model, x = Seen().eval(), torch.randn(4, 3)
+    low = Replayed(Autocast(model, torch.bfloat16))
+    with torch.autocast("cpu", torch.bfloat16):  # whose cache lives longer than the recording
+        assert low(x).dtype is torch.bfloat16
+    assert recorded == ["Seen"]  # the user's name, not that of the wrapper
+    assert model.seen[0] == (True, False)
+    fast = Replayed(model)
+    fast(x)
+    try:
+        torch.set_autocast_enabled("cuda", True)
+        fast(x)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert fast.num_graphs == 2
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))])
+def test_copies_have_the_model_and_no_graphs(how: Callable[[Replayed], Replayed], recorded: list[str]) -> None:
+    fast, x = Replayed(nn.Linear(3, 2).eval(), most=3), torch.randn(4, 3)
+    expected = fast(x)
+    other = how(fast)
+    assert (other.num_graphs, other.most, fast.num_graphs) == (0, 3, 1)
+    assert torch.equal(other(x), expected)
+    with torch.no_grad():
+        other.model.weight.zero_()
+        other.model.bias.zero_()
+    assert torch.equal(other(x), torch.zeros(4, 2))
+    assert torch.equal(fast(x), expected)
+    assert set(fast.state_dict()) == {"model.weight", "model.bias"}
+
+
+def test_tensors_that_a_model_caches_stay_where_the_graph_reads_them(recorded: list[str]) -> None:
+    class Caching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if getattr(self, "table", None) is None or len(self.table[0]) != len(x):
+                self.table = [torch.arange(len(x)).float()]
+            return x + self.table[0]
+
+    model = Caching().eval()
+    fast = Replayed(model)
+    fast(torch.zeros(3))
+    address = model.table[0].data_ptr()
+    fast(torch.zeros(4))
+    (first, _) = fast._recordings.values()
+    assert address in [tensor.data_ptr() for tensor in first.read]
+    assert torch.equal(fast(torch.zeros(3)), torch.arange(3).float())
+    assert len(recorded) == 2
+
+
+class Odd(nn.Module):
+    """Waits for values in one of the ways there are."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Any:
+        ways: dict[str, Callable[[], Any]] = {
+            "if": lambda: x if x.sum() > 0 else -x,
+            "item": lambda: x * x.max().item(),
+            "nonzero": lambda: x.nonzero(),
+            "mask": lambda: x[x > 0],
+            "repeat": lambda: torch.repeat_interleave(torch.ones(2, dtype=torch.int64)),
+            "move": lambda: x.to("meta"),
+            "index": lambda: x[torch.tensor([0, 1])],
+            "plain": lambda: torch.relu(x).to(torch.float64).repeat_interleave(2, 0),
+        }
+        return ways[self.how]()
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("if", r"reads a value from the GPU \(aten._local_scalar_dense.default\), as an if"),
+        ("item", "reads a value from the GPU"),
+        ("nonzero", r"the size of a tensor in its forward depends on values \(aten.nonzero.default\)"),
+        ("mask", r"depends on values \(aten.index.Tensor\)"),
+        ("repeat", r"depends on values \(aten.repeat_interleave.Tensor\)"),
+        ("move", r"copies a tensor between cpu and meta \(aten._to_copy.default\)"),
+    ],
+)
+def test_code_that_waits_is_found_before_it_is_recorded(how: str, says: str) -> None:
+    x, model = torch.randn(4, 3), Odd(how)
+    with pytest.raises(ReplearnError, match=says) as caught:
+        refuse_waiting("Odd", lambda: model(x), torch.device("cpu"))
+    assert "Odd can't be recorded as a CUDA graph" in str(caught.value)
+    assert "Deploy it without graph=True" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["index", "plain"])
+def test_code_that_does_not_wait_passes(how: str) -> None:
+    with Waiting(torch.device("cpu")) as waiting:
+        Odd(how)(torch.randn(4, 3))
+    assert waiting.found is None
+    with Waiting(torch.device("cuda")) as waiting:  # values on the CPU are there already
+        Odd("item")(torch.randn(4, 3))
+    assert waiting.found is None
+
+
+def replaced() -> nn.Module:
+    return tiny.replaced(tiny.resnet()).eval()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            lambda: replearn.deploy(replaced(), graph=True),
+            "graph=True needs a model on a CUDA GPU, and this CifarResNet is on cpu.* model.to\\('cuda'\\)",
+        ),
+        (lambda: replearn.streamline(nn.Linear(3, 3).eval(), graph=True), "this Linear is on cpu"),
+        (lambda: replearn.deploy(replaced(), graph=4), "graph=4: write True to replay CUDA graphs, or False"),
+        (
+            lambda: replearn.deploy(replaced(), graph=True, compile="reduce-overhead"),
+            "compile='reduce-overhead' replays CUDA graphs of its own.* graph=True with compile=True",
+        ),
+        (
+            lambda: replearn.streamline(nn.Linear(3, 3).eval(), graph=True, compile="max-autotune"),
+            "compile='max-autotune' replays CUDA graphs of its own",
+        ),
+        (lambda: Replayed(nn.Linear(3, 3), most=0), "most=0: write how many graphs to keep"),
+        (
+            lambda: Replayed(nn.Linear(3, 3).eval())(torch.zeros(3)),
+            "Linear is on cpu, and only what runs on a CUDA",
+        ),
+        (lambda: capture("Net", lambda: None, torch.device("cpu"), None), "Net is on cpu"),
+        (lambda: Replayed(nn.Linear(3, 3))(object()), "takes tensors, .* plain values, not object: a graph"),
+        (lambda: Replayed(nn.Linear(3, 3))(torch.eye(3).to_sparse()), "takes no tensors with the layout"),
+        (
+            lambda: export(Replayed(nn.Linear(3, 3)), "x.onnx", torch.zeros(1, 3)),
+            "deployed with graph=True replays CUDA graphs.* Export what deploy gives without graph",
+        ),
+    ],
+)
+def test_what_cannot_be_replayed_is_said(wrong: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ReplearnError, match=says):
+        wrong()
+
+
+def test_a_tensor_on_another_device_is_said(recorded: list[str]) -> None:
+    with pytest.raises(ReplearnError, match=r"Linear is on cpu and got a tensor on meta.* tensor.to\('cpu'\)"):
+        Replayed(nn.Linear(3, 3))(torch.zeros(3, device="meta"))
+
+
+# ---- the recording itself, with CUDA's doors played by stand-ins ---------------------------------
+
+
+class Graph:
+    """Notes what is asked of it; ending fails where the recording was broken."""
+
+    broken = False
+    log: list[str]
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        Graph.log.append(f"begin {pool} {capture_error_mode} collector {gc.isenabled()}")
+
+    def capture_end(self) -> None:
+        Graph.log.append("end")
+        if Graph.broken:
+            Graph.broken = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def replay(self) -> None:
+        Graph.log.append("replay")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    Graph.log, Graph.broken = [], False
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            Graph.log.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    for name in ("stream", "device"):
+        monkeypatch.setattr(torch.cuda, name, lambda value: nullcontext())
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: None)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device=None: ones(*size))
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_endAllocateToPool",
+        lambda index, pool: Graph.log.append(f"give up {pool} on {index}"),
+        raising=False,
+    )
+    return Graph.log
+
+
+GPU = torch.device("cuda", 1)
+
+
+def test_a_recording_is_warmed_up_and_ordered(cuda: list[str]) -> None:
+    runs: list[int] = []
+    launch, made = capture("Net", lambda: runs.append(len(cuda)) or torch.zeros(2), GPU, "pool")
+    launch()
+    assert torch.equal(made, torch.zeros(2))
+    assert runs == [1, 1, 1, 2]  # three before it begins, and one in it
+    assert cuda == ["wait", "begin pool thread_local collector False", "end", "wait", "replay"]
+    assert gc.isenabled()
+
+
+def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str]) -> None:
+    def body() -> Tensor:
+        if len(cuda) > 1:
+            Graph.broken = True
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return torch.zeros(2)
+
+    with pytest.raises(ReplearnError) as caught:
+        capture("Net", body, GPU, "pool")
+    assert (
+        "Net can't be recorded as a CUDA graph: RuntimeError: operation not permitted when stream is capturing. A"
+        in (str(caught.value))
+    )
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert cuda[2:4] == ["end", "give up pool on 1"]
+    assert cuda[4:] == ["begin None thread_local collector False", "end"]  # one that ends well
+    assert gc.isenabled()
+
+
+def test_errors_of_the_model_itself_and_of_memory_come_through(cuda: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        capture("Net", lambda: 1 // 0, GPU, "pool")
+    assert cuda == ["wait"]
+
+    def body() -> Tensor:
+        if len(cuda) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.zeros(2)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        capture("Net", body, GPU, "pool")
+
+
+def test_compiled_code_passes_the_check() -> None:
+    model, x = nn.Linear(3, 3).eval(), torch.randn(2, 3)
+    model.compile(backend="eager")
+    with torch.no_grad():
+        model(x)
+        refuse_waiting("Linear", lambda: model(x), torch.device("cpu"))
+        torch._dynamo.reset()
+        model(x)
