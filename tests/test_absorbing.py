@@ -92,6 +92,18 @@ def test_under_autocast_the_stream_stays_in_float32(name: str, few: bool) -> Non
     taken(batch).sum().backward()
 
 
+def test_where_python_is_left_out_fewer_tokens_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absorbed, "FEW", 0)
+    model, batch = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
+    forms: list[Any] = [
+        replearn.deploy(model, batch, merge=True, flatten=True, dtype=torch.bfloat16, compile=compile)
+        for compile in (False, True)
+    ]
+    called = [{node.target for node in form.model.graph.nodes} for form in forms]
+    assert ["baddbmm_" in targets for targets in called] == [True, False]
+    assert ["addmm_" in targets for targets in called] == [False, True]
+
+
 def test_where_sums_stay_under_autocast_an_operator_does_too() -> None:
     model, batch = ZOO["timm_vit_post_norm"].replaced(), ZOO["timm_vit_post_norm"].batch()
     forms: list[Any] = [

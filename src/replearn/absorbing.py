@@ -27,7 +27,9 @@ SUMS = {"call_function": (operator.add, torch.add), "call_method": ("add",)}
 PRODUCTS = {"call_function": (operator.mul, torch.mul), "call_method": ("mul", "mul_")}
 
 
-def absorb_(flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None) -> FlatGraph:
+def absorb_(
+    flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None, *, eager: bool
+) -> FlatGraph:
     """Have the layers before the named operators take them up, in place, where the graph has the formula.
 
     `dtype` is that of the autocast which the graph will run under, and `eager` says that it is neither compiled
