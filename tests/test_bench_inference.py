@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from typer.testing import CliRunner
 
 from replearn import ReplearnError, replaying
 from replearn.bench import inference
-from replearn.bench.inference import Setting, difference_of, exact, measure
+from replearn.bench.inference import Setting, difference_of, form_of, measure
 from replearn.bench.inference_paper import BASELINE, DYNAMIC, latencies, printed
 from replearn.bench.inference_sides import BACKENDS, DEFAULT, DEPLOYED, E2E, OPERATORS, Sides, make_sides, runner
 from replearn.bench.inference_sides import DYNAMIC as MOVING
 from replearn.bench.inference_table import line_of
 from replearn.cli.app import app
+from replearn.flat_graph import FlatGraph
 from replearn.replaying import Replayed
 from replearn.report.collecting import Other
 from replearn.report.kinds import measured_in
@@ -64,19 +67,19 @@ def test_every_cell_that_this_device_can_run_is_measured(found: dict[str, Any]) 
 
 
 def test_every_side_of_a_graph_backend_is_replayed(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = (E2E, MOVING, OPERATORS, DEPLOYED)
+    kinds, images = (E2E, MOVING, OPERATORS, DEPLOYED), torch.randn(2, 3, 8, 8)
     for backend, dtype in (("graph", None), ("amp+graph", torch.bfloat16), ("channels_last+graph", None)):
-        built = sides.built(backend, kinds)
+        built = sides.built(backend, kinds, images)
         assert all(isinstance(side, Replayed) for side in built.values())
         assert sides.dtype_of(backend) is dtype
         assert all(isinstance(side.model, Autocast) == (dtype is not None) for side in built.values())
     monkeypatch.setattr(replaying, "capture", lambda name, body, device, pool: (lambda: None, body()))
-    images = torch.randn(2, 3, 8, 8)
-    built = sides.built("graph", (DEPLOYED,))
+    built = sides.built("graph", (DEPLOYED,), images)
+    assert form_of(built[DEPLOYED]) == {"flat": True, "absorbed": 0}
     assert difference_of(sides, built, images, "graph") < 1e-5
     assert built[DEPLOYED].num_graphs == 0  # what was recorded in full float32 is not what is timed
     assert difference_of(sides, built, images, "amp+graph") is None
-    compiled = sides.built("channels_last+compile+graph", (DEPLOYED,))[DEPLOYED]
+    compiled = sides.built("channels_last+compile+graph", (DEPLOYED,), images)[DEPLOYED]
     assert compiled.model._compiled_call_impl is not None
 
 
@@ -99,12 +102,14 @@ def test_a_row_has_all_sides_their_ratios_and_equal_outputs(found: dict[str, Any
             assert row["output_difference"] < 1e-5
         assert row["merged"] == 3
         assert row["absorbed"] == 0  # a block of a ResNet ends in an activation
+        assert row["flat"]
     counts = found["counts"]["cifar_resnet:20:4"]
     for numbers in ("fp32", "amp"):
         base, other = counts[numbers][E2E], counts[numbers][DEPLOYED]
         # three blocks of conv, bias, relu, conv, bias, sum, relu became conv, bias, relu
         assert base["launches"] - other["launches"] == 12
-        assert all(base[what] > other[what] for what in base)
+        assert base["dispatches"] - other["dispatches"] == 9
+        assert all(base[what] > other[what] for what in base if what != "module_calls")  # flat graphs call none
     kernel = 2 * 9 * 4 * 4 * 8 * 8  # FLOPs of one convolution; each stage has as many
     assert counts["fp32"][E2E]["flops"] - counts["fp32"][DEPLOYED]["flops"] == 3 * kernel
     assert found["setting"]["merge"]
@@ -115,17 +120,17 @@ def test_a_row_has_all_sides_their_ratios_and_equal_outputs(found: dict[str, Any
 
 def test_sides_differ_in_nothing_but_the_method(sides: Sides) -> None:
     kinds = (E2E, MOVING, OPERATORS, DEPLOYED)
-    plain = sides.built("fp32", kinds)
+    images = torch.randn(2, 3, 8, 8)
+    plain = sides.built("fp32", kinds, images)
     norms = {kind: sum(isinstance(m, nn.BatchNorm2d) for m in side.modules()) for kind, side in plain.items()}
     assert norms[E2E] == norms[DEPLOYED] == 0  # folded on both sides
     assert norms[MOVING] > 0
     assert len(list(operators_of(plain[MOVING]))) == 3
     assert not list(operators_of(plain[DEPLOYED]))
-    assert all(isinstance(side, Autocast) for side in sides.built("amp", (E2E, DEPLOYED)).values())
-    for side in sides.built("channels_last", (E2E, DEPLOYED)).values():
+    assert all(isinstance(side, Autocast) for side in sides.built("amp", (E2E, DEPLOYED), images).values())
+    for side in sides.built("channels_last", (E2E, DEPLOYED), images).values():
         kernels = [p for p in side.parameters() if p.dim() == 4 and p.shape[-1] > 1 and p.shape[1] > 1]
         assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
-    images = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         assert torch.equal(runner(sides.end_to_end, images)(), sides.end_to_end(images))
 
@@ -159,17 +164,6 @@ def test_the_papers_rows_stand_beside_the_same_setting() -> None:
     assert line.endswith("E2E 1.250 [paper 1.264]")
 
 
-def test_outputs_are_compared_without_tf32_and_settings_come_back() -> None:
-    torch.set_float32_matmul_precision("high")
-    try:
-        with exact():
-            assert torch.get_float32_matmul_precision() == "highest"
-            assert not torch.backends.cudnn.allow_tf32
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
 def call(*words: str) -> Any:
     return CliRunner().invoke(app, ["bench", "inference", *words], prog_name="replearn")
 
@@ -182,7 +176,7 @@ def test_inference_from_the_command_line(tmp_path: Path) -> None:
     about, header, line, counted, counts, _, told = done.output.strip().splitlines()
     assert "its operators' sums merged into weights" in about
     assert counted == "by counting, E2E over RepL deployed:"
-    assert counts.startswith("vit:16:4:2:4   fp32  launches 46 / 36 = 1.278, module calls")
+    assert counts.startswith("vit:16:4:2:4   fp32  launches 46 / 36 = 1.278, dispatches 118 / 91 = 1.297, ")
     assert header.startswith("model")
     assert line.startswith("vit:16:4:2:4")
     assert told.replace("\n", "") == str(file)
@@ -195,6 +189,25 @@ def test_inference_from_the_command_line(tmp_path: Path) -> None:
     done = call(*words.split()[:-1], "--no-merge")
     assert "its operators' sums as they are" in done.output
     assert "launches 46 / 38" in done.output
+    done = call(*words.split()[:-1], "--no-flatten")
+    assert "deployed: BatchNorms folded" in done.output
+    assert "launches 46 / 37" in done.output
+
+
+def test_both_sides_are_flat_or_neither(sides: Sides) -> None:
+    images = torch.randn(2, 3, 8, 8)
+    built = sides.built("fp32", (E2E, DEPLOYED), images)
+    assert all(isinstance(side, FlatGraph) for side in built.values())
+    bent = copy.deepcopy(sides.replaced)
+    bent.fc = Bends().eval()
+    odd = replace(sides, replaced=bent)
+    assert not odd.traceable(images)
+    assert not any(isinstance(side, FlatGraph) for side in odd.built("fp32", (E2E, DEPLOYED), images).values())
+
+
+class Bends(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
 
 
 def test_a_run_that_is_stopped_keeps_its_rows_and_is_reported(
@@ -241,4 +254,4 @@ def test_what_cannot_be_measured_is_said(words: str, says: str) -> None:
 
 def test_an_unknown_backend_is_refused_where_sides_are_made(sides: Sides) -> None:
     with pytest.raises(ReplearnError, match="There is no backend 'fp4'"):
-        sides.built("fp4", (E2E,))
+        sides.built("fp4", (E2E,), torch.randn(2, 3, 8, 8))

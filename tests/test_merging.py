@@ -15,11 +15,10 @@ from torch import Tensor, fx, nn
 from zoo import ZOO, outputs
 
 import replearn
-from replearn import ReplearnError, mixed_precision, operators
+from replearn import ReplearnError, operators
 from replearn.merging import merge_, merged, objection
 from replearn.plain import as_module, parts_of_residual, residual
 from replearn.streamlining import Autocast, cast_once_
-from replearn.surgery import plan_of
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -143,7 +142,7 @@ def test_random_operators_are_equal_merged_and_unmerged(block: str, data: st.Dat
     event(f"{sum(merge.layer is not None for merge in merges)} merged")
     parts = [module for module in tight.modules() if parts_of_residual(module) is not None]
     assert len(parts) == sum(merge.layer is None for merge in merges)
-    kinds = {merge.name: merge.layer for merge in merges if merge.layer and not merge.into}
+    kinds = {merge.name: merge.layer for merge in merges if merge.layer}
     for name, kind in kinds.items():
         module: Any = tight.get_submodule(name)
         assert type(module[0] if isinstance(module, nn.Sequential) else module).__name__ == kind
@@ -167,8 +166,7 @@ def test_operators_of_every_kind_say_whether_they_merge(name: str, options: Any,
     before = outputs(model, batch)
     merges = replearn.find_merges(model)
     assert merges[0].layer == expected
-    taker = merges[0].into or expected
-    assert f" -> {taker}" in str(merges[0]) if taker else str(merges[0]).endswith("stays: " + merges[0].reason)
+    assert str(merges[0]).endswith(f" -> {expected}" if expected else "stays: " + merges[0].reason)
     plain = replearn.deploy(model, batch, merge=True)
     for one, other in zip(before, outputs(plain, batch), strict=True):
         assert apart(one, other) < 1e-5
@@ -200,34 +198,17 @@ def test_bad_input_is_told() -> None:
         replearn.find_merges(nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("name", ["timm_vit", "timm_vit_post_norm", "hf_llama"])
-@pytest.mark.parametrize("few", [True, False])
-def test_under_autocast_a_transformer_keeps_its_stream_in_float32(
-    name: str, few: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not few:
-        monkeypatch.setattr(mixed_precision, "FEW", 0)
-    model, batch = ZOO[name].replaced(), ZOO[name].batch()
+def test_under_autocast_a_transformer_keeps_its_stream_in_float32() -> None:
+    model, x = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
     (merge,) = replearn.find_merges(model, dtype=torch.bfloat16)
-    assert (merge.into is not None) == (name == "timm_vit")
-    forms: list[Any] = [replearn.deploy(model, merge=merge, dtype=torch.bfloat16) for merge in (False, True)]
+    assert "would leave float32 for bfloat16" in str(merge)
+    low: Any = replearn.deploy(model, merge=True, dtype=torch.bfloat16)
     seen: list[torch.dtype] = []
-    after = forms[1].model.get_submodule(plan_of(model).targets[0].next)
-    after.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append((*args, *kwargs.values())[0].dtype), with_kwargs=True
-    )
-    exact = outputs(model, batch)
-    far = [max(map(apart, exact, outputs(form, batch))) for form in forms]
+    low.model.blocks[2].register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
+    low(x)
     assert seen == [torch.float32]
-    assert far[1] < 2 * far[0] + 4e-3  # no more than what rounding in bfloat16 moves a sum by
     convolutions = replearn.find_merges(ZOO["cifar_resnet"].replaced(), dtype=torch.bfloat16)
     assert all(merge.layer == "Conv2d" for merge in convolutions)
-
-
-def test_under_autocast_a_wide_map_stays_in_half_precision() -> None:
-    made = residual(nn.Linear(1025, 1025, device="meta"))
-    assert merge_(made, dtype=torch.bfloat16) is made
-    assert type(merge_(made)) is nn.Linear
 
 
 @torch.no_grad()

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from .absorbing import absorb_
 from .carrying import drop_
 from .errors import ReplearnError
-from .merging import merge_operators_, refuse_unfit
+from .flattening import flatten as flat_form
+from .merging import merge_, refuse_unfit
 from .recording import record_stand_in
 from .replaying import check_graph
-from .streamlining import Folding, check_backend, check_ready, on_backend, settle_
+from .streamlining import Folding, check_backend, check_outputs, check_ready, on_backend, settle_
 from .surgery import operators_of, plan_of, set_submodule
 from .verifying import tensors_in as tensors_in
 from .verifying import verify as verify
@@ -25,6 +27,7 @@ def deploy(
     *,
     fold: Folding = "all",
     merge: bool = False,
+    flatten: bool = False,
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
@@ -39,10 +42,14 @@ def deploy(
     and compared; a difference beyond rounding raises ReplearnError, as do a model that was not replaced,
     one in train mode and one on two devices.
 
-    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I, and in a transformer that map into
-    the block before, which then returns what the operator did (`find_merges` says where): the fastest form, equal
-    in float32. It is not the default because x then passes through the weight: in half precision or TF32 it is
-    rounded to that, and INT8 quantizes W + I more coarsely than W.
+    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I (`find_merges` says where): the
+    fastest form, equal in float32. It is not the default because x then passes through the weight: in half
+    precision or TF32 it is rounded to that, and INT8 quantizes W + I more coarsely than W.
+
+    `flatten=True` makes the whole model one flat graph, which eager mode runs faster; with `merge=True` a
+    transformer's operator is then taken up by the linear layer before it. It needs an `example`, takes the
+    arguments of the example alone, and is compared on a second batch size too; ReplearnError for a model whose
+    code can't be traced, and for one with hooks.
 
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
     weights cast once, `compile` (True, or a mode of torch.compile) compiles it, and `graph` replays it as CUDA
@@ -69,13 +76,15 @@ def deploy(
     for name, operator in operators.items():
         fused = operator.fuse()
         refuse_infinite(name, fused)
+        if merge:
+            fused = operator.labelled(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
         record_stand_in(plain, operator, fused)
-    if merge:  # after all of them: an operator reads the blocks that another is taken up into
-        merge_operators_(plain, operators, dtype)
     settle_(plain, fold=fold, channels_last=channels_last)
-    if example is not None:
-        verify(model, plain, example)
+    if flatten:
+        flat, eager = flat_form(plain, example), not (compile or graph)
+        plain = absorb_(flat, operators, example, dtype, eager=eager) if merge else flat
+    check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 
 

@@ -10,47 +10,32 @@ can take the sum up: a norm before it (HeadWise, MLP) or an activation inside (b
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .absorbing import WIDEST, Absorption, absorb_, absorption_of
 from .errors import ReplearnError
-from .mixed_precision import ResidualSum
-from .operators.base import Operator
-from .plain import as_module, parts_of_residual, passing
-from .recording import record_stand_in
+from .plain import as_module, parts_of_residual
 from .surgery import operators_of, plan_of, set_submodule
-from .surroundings import Surroundings
-
-PART = "it is not the first thing that its operator does"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """One sum of a deployed operator by name: the layer that takes it up, or the reason why it stays.
-
-    `layer` is the kind of the operator's own linear map, and `into` the name of the Linear of the block before,
-    where that takes up the whole map; `reason` says what stands in the way of either.
-    """
+    """One sum of a deployed operator by name: the kind of layer that takes it up, or the reason why it stays."""
 
     name: str
     layer: str | None = None
-    into: str | None = None
     reason: str = ""
 
     def __str__(self) -> str:
-        if self.layer is None:
-            return f"{self.name} stays: {self.reason}"
-        why = f" ({self.reason})" if self.reason else ""
-        return f"{self.name} -> {self.into or self.layer}{why}"
+        return f"{self.name} -> {self.layer}" if self.layer else f"{self.name} stays: {self.reason}"
 
 
 def find_merges(model: nn.Module, *, dtype: torch.dtype | None = None) -> tuple[Merge, ...]:
-    """Say for every sum x + f(x) of a replaced model's operators what `deploy(merge=True)` does with it.
+    """Say for every sum x + f(x) of a replaced model's operators whether `deploy(merge=True)` merges it.
 
     Touches nothing. `dtype` is the one that `deploy` is given. Operators without such a sum (Removal, NoWeights,
     WholeBlock) have no entry. Raises ReplearnError for a model that was not replaced.
@@ -62,32 +47,11 @@ def find_merges(model: nn.Module, *, dtype: torch.dtype | None = None) -> tuple[
     'layer1.3 -> Conv2d'
     """
     plan_of(model)
-    around = Surroundings(model)
-    found = []
-    for name, operator in operators_of(model):
-        fused = operator.fuse()
-        for path, residual in _residuals(fused):
-            merge = _judged(_path(name, path), residual, dtype)
-            if merge.layer == "Linear":
-                taken = _absorption(around, name, operator, fused, dtype) if path == _first(fused) else PART
-                merge = (
-                    replace(merge, reason=taken) if isinstance(taken, str) else replace(merge, into=taken.linear)
-                )
-            found.append(merge)
-    return tuple(found)
-
-
-def merge_operators_(plain: nn.Module, operators: Mapping[str, Operator], dtype: torch.dtype | None) -> None:
-    """Have the blocks before the deployed operators take them up, and merge the sums that are left; in place."""
-    for name, operator in operators.items():
-        fused = plain.get_submodule(name)
-        taken = _absorption(Surroundings(plain), name, operator, fused, dtype)
-        if isinstance(taken, Absorption):
-            absorb_(plain, taken, dtype)
-            fused = _without_first(fused, operator)
-        fused = operator.labelled(merge_(fused, dtype=dtype))
-        set_submodule(plain, name, fused)
-        record_stand_in(plain, operator, fused)
+    return tuple(
+        _judged(_path(name, path), residual, dtype)
+        for name, operator in operators_of(model)
+        for path, residual in _residuals(operator.fuse())
+    )
 
 
 @torch.no_grad()
@@ -97,43 +61,12 @@ def merge_(fused: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
         if _judged(path, residual, dtype).layer is None:
             continue
         branch, activation = _parts(residual)
-        # under autocast a stream of tokens is float32, which the output of a Linear is not
-        mixed = dtype is not None and type(branch) is nn.Linear
-        made = ResidualSum(branch, cast(torch.dtype, dtype)) if mixed else merged(branch)
+        made = merged(branch)
         if activation is not None:
             made = nn.Sequential(made, as_module(activation)).eval()
         if not path:
             return made
         set_submodule(fused, path, made)
-    return fused
-
-
-def _absorption(
-    around: Surroundings, name: str, operator: Operator, fused: nn.Module, dtype: torch.dtype | None
-) -> Absorption | str:
-    """How the block before an operator takes up the map that it begins with, or why it can't."""
-    path = _first(fused)
-    parts = None if path is None else parts_of_residual(fused.get_submodule(path))
-    if parts is None or type(parts[0]) is not nn.Linear or parts[1] is not None:
-        return PART
-    merge = _judged(name, fused.get_submodule(str(path)), dtype)
-    if merge.layer is None:
-        return merge.reason
-    return absorption_of(around, name, operator.target.previous, operator.target.anatomy, merged(parts[0]))
-
-
-def _first(fused: nn.Module) -> str | None:
-    """Where a transformer's operator keeps what it runs first: the body of its block, or the first of that."""
-    body = fused._modules.get("body")
-    if isinstance(body, nn.Sequential):
-        return "body.0"
-    return None if body is None else "body"
-
-
-def _without_first(fused: nn.Module, operator: Operator) -> nn.Module:
-    if _first(fused) == "body":
-        return passing(operator.target.anatomy).eval()
-    set_submodule(fused, "body.0", nn.Identity().eval())
     return fused
 
 
@@ -183,11 +116,9 @@ def refuse_unfit(merge: Any) -> None:
 def _judged(name: str, residual: nn.Module, dtype: torch.dtype | None) -> Merge:
     branch, _ = _parts(residual)
     reason = objection(branch)
-    if reason is None and dtype is not None and type(branch) is nn.Linear and branch.in_features > WIDEST:
-        reason = (
-            f"under autocast its product would be one in float32, too slow at a width of {branch.in_features} "
-            f"(over {WIDEST})"
-        )
+    if reason is None and dtype is not None and type(branch) is nn.Linear:
+        short = str(dtype).removeprefix("torch.")
+        reason = f"under autocast x, and all after it, would leave float32 for {short}"
     return Merge(name=name, reason=reason) if reason else Merge(name=name, layer=type(branch).__name__)
 
 

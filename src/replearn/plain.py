@@ -85,16 +85,6 @@ def as_block(module: nn.Module, anatomy: Anatomy) -> nn.Module:
     return _module({"body": module}, graph, "Block")
 
 
-def passing(anatomy: Anatomy) -> nn.Module:
-    """What stands for a block that has nothing left to do: called as it was, it returns its input."""
-    graph = fx.Graph()
-    x = graph.placeholder(anatomy.input)
-    graph.placeholder("*args")
-    graph.placeholder("**kwargs")
-    graph.output((x,) if anatomy.returns == "tuple" else x)
-    return _module({}, graph, "Passing")
-
-
 def _module(modules: Mapping[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
     root = nn.Module()
     for key, module in modules.items():

@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from .errors import ReplearnError
+from .flat_graph import FlatGraph
+from .flattening import cast_weights_
+from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .operators.base import Operator
 from .replaying import Replayed, check_graph
 from .surgery import set_submodule
 from .tracing import trace
-from .verifying import verify
+from .verifying import other_batch, verify
 
 Folding = Literal["all", "operators"]
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -25,6 +28,7 @@ def streamline(
     model: nn.Module,
     example: Any = None,
     *,
+    flatten: bool = False,
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
@@ -33,8 +37,9 @@ def streamline(
     """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
 
     This is the door for the baseline of a comparison: every BatchNorm that can be is folded, and the
-    same layout, dtype, compiler and graphs are one argument away. Raises ReplearnError for a model in train mode,
-    on two devices, or with operators in it; with an `example`, where the outputs differ beyond rounding.
+    same flat graph, layout, dtype, compiler and replay are one argument away. Raises ReplearnError for a model
+    in train mode, on two devices, or with operators in it; with an `example`, where the outputs differ beyond
+    rounding; with `flatten`, where there is no example or the code can't be traced.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32().eval()
@@ -53,8 +58,9 @@ def streamline(
             )
     plain = copy.deepcopy(model)
     settle_(plain, fold="all", channels_last=channels_last)
-    if example is not None:
-        verify(model, plain, example)
+    if flatten:
+        plain = flat_form(plain, example)
+    check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 
 
@@ -78,6 +84,14 @@ def check_ready(model: nn.Module) -> None:
             f"{type(model).__name__} can't be deployed: it lies on {len(places)} devices ({found}). Move it to "
             "one first, as with model.to('cpu')."
         )
+
+
+def check_outputs(model: nn.Module, plain: nn.Module, example: Any) -> None:
+    """Compare the two where there is an example; a flat graph on a second batch size too, which must stay free."""
+    if example is not None:
+        verify(model, plain, example)
+        if isinstance(plain, FlatGraph):
+            verify(model, plain, other_batch(example))
 
 
 def check_backend(dtype: Any, compile: Any) -> None:
@@ -125,6 +139,8 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
 def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> nn.Module:
     """Wrap a model for autocast, hand it to the compiler and replay it as CUDA graphs, as asked."""
     if dtype is not None:
+        if isinstance(plain, FlatGraph):
+            cast_weights_(plain, dtype)
         cast_once_(plain, dtype)
         plain = Autocast(plain, dtype)
     if compile:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +18,13 @@ MAKERS = tuple(
         *("randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices"),
         "zeros",
     )
+)
+
+
+# layers whose call is one function of their weights, or nothing at all: a module call more than doubles its price
+OPENED = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Identity),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Flatten),
 )
 
 
@@ -50,8 +58,11 @@ class OneForward(fx.Tracer):
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
         if self._left_out is not None:
-            args = [self._left_out(arg.node.args[0]) if _is_optional(arg) else arg for arg in args]
+            args = [self._left_out(arg.node.args[0]) if self.is_optional(arg) else arg for arg in args]
         return fn, args
+
+    def is_optional(self, arg: Any) -> bool:
+        return type(arg) is TensorProxy and arg.node.op == "placeholder" and bool(arg.node.args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m is not self._top and not is_sequence(m)
@@ -63,6 +74,31 @@ class OneForward(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         # the base class would take a stand-in that passes for a tensor for a constant
         return a.node if type(a) is TensorProxy else super().create_arg(a)
+
+
+class WholeForward(OneForward):
+    """Traces a whole model down to torch's own layers, of which the simplest are looked into as well.
+
+    Arguments that are not `given` are left out: the code takes the way that it takes without them.
+    """
+
+    def __init__(self, root: nn.Module, given: Collection[str]) -> None:
+        super().__init__(root, lambda default: default)
+        self._given = given
+        # timm keeps a list of what must not be traced, with reasons; it is read where timm is in use
+        library: Any = sys.modules.get("timm.layers")
+        self._closed = tuple(library.get_notrace_modules()) if library else ()
+        functions = library.get_notrace_functions() if library else ()
+        self._autowrap_function_ids |= {id(function) for function in functions if callable(function)}
+
+    def is_optional(self, arg: Any) -> bool:
+        return super().is_optional(arg) and arg.node.target not in self._given
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, self._closed):
+            return True
+        own = all(type(part).__module__.startswith(("torch.nn", "torch.ao.nn")) for part in m.modules())
+        return own and not isinstance(m, nn.Sequential) and type(m) not in OPENED
 
 
 def is_measure(node: fx.Node) -> bool:
@@ -103,41 +139,6 @@ def trace(module: nn.Module, left_out: Callable[[Any], Any] | None = None) -> fx
             return OneForward(module, left_out).trace(module)
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-def certain_trace(module: nn.Module) -> fx.Graph | str:
-    """The graph of a forward that does the same whether its optional arguments are given or not.
-
-    A trace follows one way through the code. `if mask is not None` goes unseen in it, so the code is traced once
-    more with every default in place, and with flags turned: a graph that all of them agree on may stand for it.
-    """
-    graph = trace(module)
-    if isinstance(graph, str):
-        return f"the code of its {type(module).__name__} can't be traced ({graph.partition('. ')[0]})"
-    optional = [str(node.target) for node in graph.nodes if node.op == "placeholder" and node.args]
-    for left_out in (lambda value: value, _turned) if optional else ():
-        other = trace(module, left_out)
-        if isinstance(other, str) or _calls(other, left_out) != _calls(graph, left_out):
-            return f"the code of its {type(module).__name__} takes other ways without {' or '.join(optional)}"
-    return graph
-
-
-def _is_optional(arg: Any) -> bool:
-    return type(arg) is TensorProxy and arg.node.op == "placeholder" and bool(arg.node.args)
-
-
-def _turned(value: Any) -> Any:
-    return not value if isinstance(value, bool) else value
-
-
-def _calls(graph: fx.Graph, left_out: Callable[[Any], Any]) -> list[Any]:
-    """What runs, on what, with the values of left out arguments written in."""
-
-    def shown(node: fx.Node) -> Any:
-        return left_out(node.args[0]) if node.op == "placeholder" and node.args else f"%{node.name}"
-
-    nodes = [node for node in graph.nodes if node.op != "placeholder"]
-    return [(n.op, n.target, fx.map_arg(n.args, shown), fx.map_arg(n.kwargs, shown)) for n in nodes]
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +18,39 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, tor
 @torch.no_grad()
 def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
     """The largest relative difference of the two models' outputs; ReplearnError if it is not rounding."""
-    with unchanged(model):
+    with exact(), unchanged(model):
         expected = tensors_in(call(model, example))
-    return compare(expected, tensors_in(call(plain, example)), "the deployed model")
+        found = tensors_in(call(plain, example))
+    return compare(expected, found, "the deployed model")
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Without TF32, which rounds to ten bits, and without a search for kernels that run only this once."""
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.benchmark, torch.get_float32_matmul_precision()
+    cudnn.allow_tf32, cudnn.benchmark = False, False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.benchmark = before[:2]
+        torch.set_float32_matmul_precision(before[2])
+
+
+def other_batch(example: Any) -> Any:
+    """The example with another batch size: that of its first tensor, and of all tensors as long."""
+    size = next((len(tensor) for tensor in tensors_in(example) if tensor.dim()), 0)
+    rows = torch.arange(size // 2 if size > 3 else size + 1) % max(size, 1)
+
+    def change(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[rows.to(value.device)] if value.dim() and len(value) == size else value
+        if isinstance(value, Mapping):
+            return {name: change(item) for name, item in value.items()}
+        return type(value)(change(item) for item in value) if type(value) in (tuple, list) else value
+
+    return change(example)
 
 
 def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: float | None = None) -> float:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
+from ..absorbing import ABSORBED
 from ..errors import ReplearnError
+from ..flat_graph import FlatGraph
 from ..merging import find_merges
 from ..replaying import Replayed
+from ..streamlining import Autocast
 from ..training.compiling import many_graphs
 from ..training.results import hardware_of, versions_of
-from ..verifying import compare, tensors_in
+from ..verifying import compare, exact, tensors_in
 from .inference_counts import counted
 from .inference_paper import printed
 from .inference_sides import (
@@ -50,6 +54,7 @@ class Setting:
     first: int = 2
     rounds: int = 20
     merge: bool = True  # deployed RepL takes its operators' sums into their weights
+    flatten: bool = True  # E2E and deployed RepL as flat graphs, where both can be traced
 
     def cells(self, device: torch.device) -> Iterator[tuple[str, int, str]]:
         for model in self.models:
@@ -77,7 +82,9 @@ def measure(
     for model, batch, backend in setting.cells(device):
         if model not in sides:
             sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
-            found["counts"][model] = counted(sides[model], setting.size, setting.merge)
+            found["counts"][model] = counted(
+                sides[model], setting.size, merge=setting.merge, flatten=setting.flatten
+            )
         with many_graphs() if is_compiled(backend) else nullcontext():
             found["rows"].append(row_of(sides[model], model, batch, backend, setting, device))
         found["seconds"] = round(time.perf_counter() - begin, 1)
@@ -115,7 +122,7 @@ def row_of(
     images = torch.randn(batch, 3, setting.size, setting.size, device=device)
     if backend.startswith("channels_last"):
         images = images.contiguous(memory_format=torch.channels_last)
-    built = sides.built(backend, kinds, merge=setting.merge)
+    built = sides.built(backend, kinds, images, merge=setting.merge, flatten=setting.flatten)
     difference = difference_of(sides, built, images, backend)
     bodies = {kind: runner(made, images) for kind, made in built.items()}
     rounds = setting.rounds if batch > 1 else 2 * setting.rounds
@@ -125,7 +132,8 @@ def row_of(
         "batch": batch,
         "backend": backend,
         "targets": f"{sides.num_targets} of {sides.num_blocks}",
-        **(merges_on(sides, backend) if setting.merge else {"merged": 0, "absorbed": 0}),
+        "merged": num_merged(sides, backend) if setting.merge else 0,
+        **form_of(built[DEPLOYED]),
         "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
         "speedup": {
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED]))
@@ -142,13 +150,18 @@ def row_of(
     }
 
 
-def merges_on(sides: Sides, backend: str) -> dict[str, int]:
-    """How many operators' sums went into a weight on this backend, and how many of them into the block before."""
-    merges = find_merges(sides.replaced, dtype=sides.dtype_of(backend))
-    return {
-        "merged": sum(merge.layer is not None for merge in merges),
-        "absorbed": sum(merge.into is not None for merge in merges),
-    }
+def num_merged(sides: Sides, backend: str) -> int:
+    """How many operators' sums went into a weight of their own on this backend."""
+    return sum(merge.layer is not None for merge in find_merges(sides.replaced, dtype=sides.dtype_of(backend)))
+
+
+def form_of(deployed: nn.Module) -> dict[str, Any]:
+    """Is this side a flat graph, and how many operators went into the layer before them?"""
+    plain: Any = deployed
+    while isinstance(plain, (Autocast, Replayed)):
+        plain = plain.model
+    flat = isinstance(plain, FlatGraph)
+    return {"flat": flat, "absorbed": len(plain.meta.get(ABSORBED, ())) if flat else 0}
 
 
 def spread(timing: Timing) -> dict[str, float]:
@@ -166,19 +179,6 @@ def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, bac
     if isinstance(deployed, Replayed):
         deployed.forget()  # recorded in full float32: what is timed has the numbers of the other sides
     return found
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Without TF32, which rounds to ten bits."""
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.allow_tf32 = False
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before[0]
-        torch.set_float32_matmul_precision(before[1])
 
 
 def check(setting: Setting) -> None:

@@ -1,7 +1,7 @@
 """What one forward pass of each side launches, calls, computes and moves on a GPU, counted without one.
 
-A speedup can't be larger than the ratio of what takes the time: launches and module calls at batch 1, arithmetic
-or bytes at large batches. The counts are read off the model's double on a fake GPU, one image.
+A speedup can't be larger than the ratio of what takes the time: launches, dispatches and module calls at batch 1,
+arithmetic or bytes at large batches. The counts are read off the model's double on a fake GPU, one image.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ class Counts:
     """One forward pass; a convolution's bias is a launch of its own on CUDA, where cuDNN does not add it."""
 
     launches: int = 0
+    dispatches: int = 0  # views too: what Python's time follows in a flat graph
     module_calls: int = 0
     flops: int = 0
     bytes_moved: int = 0
 
 
-def counted(sides: Sides, size: int, merge: bool) -> dict[str, dict[str, dict[str, int]]]:
+def counted(sides: Sides, size: int, *, merge: bool, flatten: bool) -> dict[str, dict[str, dict[str, int]]]:
     """The counts of E2E and of deployed RepL, in float32 and under autocast."""
-    images = torch.randn(1, 3, size, size)
+    images = torch.randn(1, 3, size, size, device=next(sides.end_to_end.parameters()).device)
     found: dict[str, dict[str, dict[str, int]]] = {}
     for backend in ("fp32", "amp"):
-        built = sides.built(backend, (E2E, DEPLOYED), merge=merge)
+        built = sides.built(backend, (E2E, DEPLOYED), images, merge=merge, flatten=flatten)
         found[backend] = {kind: asdict(count(side, images)) for kind, side in built.items()}
     return found
 
@@ -75,6 +76,7 @@ class Counting(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.counts.dispatches += func.namespace != "prim"  # asked of fakes alone
         made = func(*args, **kwargs)
         results = tensors_in(made)
         if results and not runs_no_kernel(func):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..deployment import deploy
 from ..errors import ReplearnError
+from ..flattening import graph_of
 from ..planning import plan
 from ..replaying import Replayed
 from ..streamlining import Autocast, streamline
@@ -36,19 +38,31 @@ class Sides:
     num_targets: int
     num_blocks: int
 
-    def built(self, backend: str, kinds: tuple[str, ...], *, merge: bool = True) -> dict[str, nn.Module]:
-        """The sides as this backend runs them; the backend is the same for all of them.
+    def built(
+        self, backend: str, kinds: tuple[str, ...], images: Tensor, *, merge: bool = True, flatten: bool = True
+    ) -> dict[str, nn.Module]:
+        """The sides as this backend runs them on such images; the backend is the same for all of them.
 
         E2E and deployed RepL are each in the fastest form that there is for them.
         """
         last, dtype = backend.startswith("channels_last"), self.dtype_of(backend)
+        form: dict[str, Any] = {"channels_last": last, "dtype": dtype}
+        form["graph"] = is_replayed(backend) and images.is_cuda
+        if flatten and self.traceable(images):
+            form |= {"example": images, "flatten": True}
         makers: dict[str, Callable[[], nn.Module]] = {
-            E2E: lambda: streamline(self.end_to_end, channels_last=last, dtype=dtype),
+            E2E: lambda: streamline(self.end_to_end, **form),
             DYNAMIC: lambda: in_layout(copy.deepcopy(self.replaced), last),
             OPERATORS: lambda: deploy(self.replaced, fold="operators", channels_last=last),
-            DEPLOYED: lambda: deploy(self.replaced, merge=merge, channels_last=last, dtype=dtype),
+            DEPLOYED: lambda: deploy(self.replaced, **form, merge=merge),
         }
         return {kind: on(makers[kind](), backend, dtype) for kind in kinds}
+
+    def traceable(self, images: Tensor) -> bool:
+        """Can both be flattened? If not, neither is."""
+        return not any(
+            isinstance(graph_of(side, images), str) for side in (self.end_to_end, deploy(self.replaced))
+        )
 
     def dtype_of(self, backend: str) -> torch.dtype | None:
         """What autocast computes in on this backend."""
@@ -65,6 +79,8 @@ def in_layout(model: nn.Module, channels_last: bool) -> nn.Module:
 def on(model: nn.Module, backend: str, dtype: torch.dtype | None) -> nn.Module:
     if backend not in BACKENDS:
         raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
+    if isinstance(model, Replayed):
+        model = model.model  # for all sides alike it is made again below, of what was compiled
     if dtype is not None and not isinstance(model, Autocast):
         model = Autocast(model, dtype)
     if is_compiled(backend):

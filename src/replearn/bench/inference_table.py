@@ -37,8 +37,9 @@ HEADER = (
 def heading(setting: dict[str, Any]) -> str:
     """What the sides are, in a line."""
     sums = f"its operators' sums {'merged into weights' if setting['merge'] else 'as they are'}"
+    form = "flat graphs, " if setting["flatten"] else ""
     return (
-        "E2E and RepL deployed: BatchNorms folded, under amp weights cast once; RepL deployed: "
+        f"E2E and RepL deployed: {form}BatchNorms folded, under amp weights cast once; RepL deployed: "
         f"{sums}. dynamic and op. only: as trained, and as timm's reparameterize_model. graph: replayed as a CUDA "
         "graph, all sides, with the copies of inputs and outputs."
     )

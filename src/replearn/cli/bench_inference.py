@@ -32,6 +32,9 @@ def inference(
     merge: Annotated[
         bool, typer.Option("--merge/--no-merge", help="Deployed RepL with its operators' sums in their weights.")
     ] = True,
+    flatten: Annotated[
+        bool, typer.Option("--flatten/--no-flatten", help="E2E and deployed RepL as flat graphs, where traceable.")
+    ] = True,
     int8: Annotated[
         bool, typer.Option("--int8", help="INT8 against float32 on the CPU instead; compiles for minutes.")
     ] = False,
@@ -42,7 +45,7 @@ def inference(
     """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
 
     Medians with synchronisation, in turns. BatchNorms are folded on the E2E side too. At the end: the ratio of
-    kernel launches, module calls, FLOPs and bytes, which is what each of them alone would give.
+    kernel launches, dispatches, module calls, FLOPs and bytes, which is what each of them alone would give.
 
     Examples:
 
@@ -76,6 +79,7 @@ def inference(
         first=first,
         rounds=rounds,
         merge=merge,
+        flatten=flatten,
         **compiled,
     )
     if int8:
@@ -90,7 +94,7 @@ def inference(
     where = device_named(device)
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
-    typer.echo(heading({"merge": merge}))
+    typer.echo(heading({"merge": merge, "flatten": flatten}))
     typer.echo(HEADER)
 
     def keep(found: dict[str, Any]) -> None:

@@ -54,7 +54,8 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: 
     from torch.utils.flop_counter import flop_registry
 
     packet = func._overloadpacket
-    formula = flop_registry.get(torch.ops.aten.addmm if packet is torch.ops.aten.addmm_ else packet)
+    in_place = {torch.ops.aten.addmm_: torch.ops.aten.addmm, torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm}
+    formula = flop_registry.get(in_place.get(packet, packet))
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=made))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ReplearnError
+from ...flat_graph import FlatGraph
 from ...states import check_storable, tied
 from ...tensor_file import write_file
 from ..job import Job, Runner
@@ -21,6 +22,11 @@ TOLERANCE: float | None = 0.0
 def write(job: Job, path: Path) -> None:
     if job.opset is not None:
         raise ReplearnError("opset is a setting of ONNX files; leave it out for safetensors.")
+    if isinstance(job.model, FlatGraph):
+        raise ReplearnError(
+            "A flat graph has names of its own for its weights, which no other model could load. Export what "
+            "deploy gives without flatten; pt2 and onnx take a flat graph."
+        )
     tensors = job.model.state_dict()
     check_storable(tensors)
     aliases = tied(tensors)

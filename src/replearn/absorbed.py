@@ -1,0 +1,111 @@
+"""What a flat graph computes where a layer has taken up the operator after it: M u + (M s W2) h + shift.
+
+There are two ways, for few tokens and for many, each in one precision and under autocast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from .flat_graph import FlatGraph
+from .flattening import argument
+
+# multiplications that wait for Python and not for the GPU: those of a thousand tokens of width 384; of more in
+# eager mode under autocast, where a GPU is done with all else much sooner
+FEW, FEW_MIXED = 1024 * 384 * 384, 8 * 1024 * 384 * 384
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Match:
+    """The nodes of the formula, from its result back to the layer, and its new weights."""
+
+    gone: tuple[Any, ...]  # what the new product stands for
+    u: Any
+    weight: Tensor = field(repr=False)  # M s W2
+    bias: Tensor | None = field(repr=False)  # M s b2 + c
+    mixing: Tensor = field(repr=False)  # M
+
+    @property
+    def h(self) -> Any:
+        return argument(self.gone[-1], 0, "input")
+
+    @property
+    def weight_node(self) -> Any:
+        return argument(self.gone[-1], 1, "weight")
+
+
+def write_(flat: FlatGraph, match: Match, *, mixed: bool, eager: bool) -> None:
+    """Put the product in the place of what it stands for."""
+    kept = match.u.meta["value"]
+    few = kept.numel() * kept.shape[-1] <= (FEW_MIXED if mixed and eager else FEW)
+    make = (mixed_few if few and kept.dim() == 3 else mixed_many) if mixed else (joined if few else in_place)
+    with flat.graph.inserting_before(match.gone[0]):
+        made = make(Pen(flat, match))
+    match.gone[0].replace_all_uses_with(made)
+    for node in match.gone:
+        flat.graph.erase_node(node)
+
+
+class Pen:
+    """Writes nodes and weights into the graph."""
+
+    def __init__(self, flat: FlatGraph, match: Match) -> None:
+        self.flat, self.match, self.width = flat, match, len(match.mixing)
+        self.key = str(match.weight_node.target)
+        self.trained = flat.get_parameter(self.key).requires_grad
+
+    def kept(self, role: str, tensor: Tensor | None) -> Any:
+        if tensor is None:
+            return None
+        name = f"{self.key}_{role}"
+        self.flat.register_parameter(name, nn.Parameter(tensor.contiguous(), requires_grad=self.trained))
+        return self.flat.graph.get_attr(name)
+
+    def linear(self, h: Any, weight: Tensor) -> fx.Node:
+        given = h, self.kept("absorbing", weight), self.kept("shift", self.match.bias)
+        return self.flat.graph.call_function(F.linear, given)
+
+    def call(self, method: str, *given: Any) -> fx.Node:
+        return self.flat.graph.call_method(method, given)
+
+    def rows(self, value: fx.Node) -> fx.Node:
+        return self.call("reshape", value, -1, self.width)
+
+
+def joined(pen: Pen) -> fx.Node:
+    """linear([h, u], [M s W2, M]): as many operations as the layer and its sum."""
+    u, mixing = pen.match.u, pen.match.mixing
+    last = u.meta["value"].dim() - 1
+    both = pen.flat.graph.call_function(torch.cat, ((pen.match.h, u), last))
+    return pen.linear(both, torch.cat((pen.match.weight, mixing), 1))
+
+
+def in_place(pen: Pen) -> fx.Node:
+    """v.addmm_(u, M^T), on what the layer has just made; a user's own autocast casts no such product, so we do."""
+    u = pen.match.u
+    v = pen.call("type_as", pen.linear(pen.match.h, pen.match.weight), u)
+    mixing = pen.call("type_as", pen.kept("mixing", pen.match.mixing.t()), u)
+    return pen.call("view_as", pen.call("addmm_", pen.rows(v), pen.rows(u), mixing), u)
+
+
+def mixed_few(pen: Pen) -> fx.Node:
+    """v in float32, and to it u times M in float32: one kernel more than the layer and its sum."""
+    u = pen.match.u
+    v = pen.call("type_as", pen.linear(pen.match.h, pen.match.weight), u)
+    mixing = pen.call("expand", pen.kept("mixing", pen.match.mixing.t()[None]), pen.call("size", u, 0), -1, -1)
+    return pen.call("baddbmm_", v, u, mixing)
+
+
+def mixed_many(pen: Pen) -> fx.Node:
+    """u + (v + W u), the bracket in half precision, where a product takes a tenth of the time."""
+    u, mixing = pen.match.u, pen.match.mixing
+    v = pen.linear(pen.match.h, pen.match.weight)
+    branch = pen.kept("mixing", (mixing - torch.eye(len(mixing), dtype=mixing.dtype, device=mixing.device)).t())
+    branch.meta["cast"] = True  # autocast does not, as the product is in place
+    product = pen.call("addmm_", pen.rows(v), pen.rows(pen.call("type_as", u, v)), branch)
+    return pen.flat.graph.call_function(torch.add, (u, pen.call("view_as", product, u)))

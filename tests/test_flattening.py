@@ -1,0 +1,267 @@
+"""Flat graphs: the same outputs bit for bit at every batch size, nothing idle left in them, or a clear refusal."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from zoo import ZOO, outputs
+
+import replearn
+from replearn import ReplearnError
+from replearn.exporting import export
+from replearn.flat_graph import FlatGraph
+from replearn.flattening import call_builtins_, drop_checks_, drop_dead_, drop_idle_, flatten
+from replearn.verifying import exact, other_batch
+
+TRACED = (
+    *("cifar_resnet", "torchvision_basic", "torchvision_vit", "timm_seresnet", "timm_vit", "timm_vit_scaled"),
+    *("timm_vit_parallel", "timm_deit", "timm_beit", "timm_cait", "timm_sam", "timm_convit", "swin"),
+    *("declared_tuple", "sequential"),
+)
+
+
+def ops(flat: Any) -> set[str]:
+    return {node.op for node in flat.graph.nodes} - {"placeholder", "output"}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_flat_graph_gives_the_same_bits_at_every_batch_size(name: str) -> None:
+    model, batch = ZOO[name].replaced(), ZOO[name].batch()
+    plain = replearn.deploy(model)
+    flat = replearn.deploy(model, batch, flatten=True)
+    assert isinstance(flat, FlatGraph)
+    for given in (batch, batch[:1], batch.repeat(3, *[1] * (batch.dim() - 1))):
+        for one, other in zip(outputs(plain, given), outputs(flat, given), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["timm_vit", "timm_vit_scaled", "cifar_resnet", "torchvision_vit", "timm_beit"])
+def test_under_autocast_the_bits_are_the_same_too(name: str) -> None:
+    model, batch = ZOO[name].replaced(), ZOO[name].batch()
+    plain: Any = replearn.deploy(model, dtype=torch.bfloat16)
+    flat: Any = replearn.deploy(model, batch, flatten=True, dtype=torch.bfloat16)
+    assert all(map(torch.equal, outputs(plain, batch), outputs(flat, batch)))
+    if name != "torchvision_vit":  # whose attention is one of torch's layers, and stays a module
+        weights = [p for key, p in flat.model.named_parameters() if key.endswith(("qkv_weight", "conv1_weight"))]
+        assert {p.dtype for p in weights} <= {torch.bfloat16}
+
+
+def test_a_model_without_operators_is_flattened_alike() -> None:
+    model, x = ZOO["timm_vit"].fresh(), ZOO["timm_vit"].batch()
+    flat = replearn.streamline(model, x, flatten=True)
+    assert torch.equal(flat(x), model(x))
+    assert ops(flat) == {"call_function", "call_method", "get_attr"}
+    last = replearn.streamline(
+        ZOO["timm_resnet"].fresh(), torch.randn(2, 3, 16, 16), flatten=True, channels_last=True
+    )
+    kernels = [p for p in last.parameters() if p.dim() == 4 and p.shape[-1] > 1 and p.shape[1] > 1]
+    assert kernels
+    assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
+
+
+def traced(forward: Callable[..., Any]) -> fx.Graph:
+    return fx.Tracer().trace(forward)
+
+
+def targets(graph: fx.Graph) -> list[Any]:
+    return [node.target for node in graph.nodes if node.op not in ("placeholder", "output")]
+
+
+def test_checks_and_idle_layers_are_dropped() -> None:
+    def forward(x: Any) -> Any:
+        torch._assert(x.shape[0] > 0, "empty")
+        y = F.dropout(x, 0.5, training=False) + F.dropout(x, 0.5, False)
+        return F.dropout(y, 0.5, training=True)
+
+    graph = traced(forward)
+    drop_checks_(graph)
+    drop_idle_(graph)
+    graph.eliminate_dead_code()
+    assert [getattr(target, "__name__", target) for target in targets(graph)] == ["add", "dropout"]
+
+
+def test_dead_code_goes_and_what_writes_in_place_stays() -> None:
+    def forward(x: Any) -> Any:
+        x.mean(), torch.abs(x), x.shape[1]
+        x.add_(1)
+        F.relu(x, inplace=True)
+        torch.neg(x, out=x)
+        return x
+
+    graph = traced(forward)
+    drop_dead_(graph)
+    assert [getattr(target, "__name__", target) for target in targets(graph)] == ["add_", "relu", "neg"]
+
+
+def test_python_around_builtins_is_dropped() -> None:
+    def forward(x: Any) -> Any:
+        y = F.layer_norm(F.relu(x), (4,), eps=0.0)
+        return F.relu(F.layer_norm(y, (4,)), inplace=True)
+
+    graph, x = traced(forward), torch.randn(3, 4)
+    call_builtins_(graph)
+    assert targets(graph) == [torch.relu, torch.layer_norm, torch.layer_norm, torch.relu_]
+    assert torch.equal(fx.GraphModule(nn.Module(), graph)(x), forward(x))
+
+
+class Ways(nn.Module):
+    """Takes a way by its arguments, shares a weight, and reads a buffer and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+        self.register_buffer("shift", torch.randn(4))
+        self.table = torch.randn(4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, double: bool = False) -> Tensor:
+        x = self.two(F.relu(self.one(x))) + self.shift + self.table
+        x = x + torch.zeros(x.shape[0], 1, device=x.device)
+        x = x if mask is None else x * mask
+        return 2 * x if double else x
+
+
+def test_the_graph_takes_the_arguments_of_its_example() -> None:
+    model, x = Ways().eval(), torch.randn(5, 4)
+    mask = torch.rand(5, 1)
+    bare = flatten(model, x)
+    assert torch.equal(bare(x), model(x))
+    with pytest.raises(TypeError, match="mask"):
+        bare(x, mask=mask)
+    masked = replearn.streamline(model, {"x": x, "mask": mask}, flatten=True)
+    assert torch.equal(masked(x=x, mask=mask), model(x, mask))
+    with pytest.raises(
+        ReplearnError, match=r"can't be flattened: torch\.fx can't trace its code .*Leave flatten off"
+    ):
+        flatten(model, (x, None, True))
+
+
+def test_weights_stay_shared_and_go_where_the_graph_goes() -> None:
+    model, x = Ways().eval(), torch.randn(5, 4)
+    flat: Any = flatten(model, x)
+    assert len(list(flat.parameters())) == 3
+    assert len(list(flat.buffers())) == 2
+    wide = flat.double()
+    assert torch.equal(wide(x.double()), copy.deepcopy(model).double()(x.double())) or wide is flat
+    assert all(tensor.dtype is torch.float64 for tensor in (*wide.parameters(), *wide.buffers()))
+    assert "table" not in dict(model.named_buffers())  # tracing left the model as it was
+
+
+def test_tracing_leaves_no_mark_on_later_traces() -> None:
+    model, x = Ways().eval(), torch.randn(5, 4)
+    flatten(model, x)  # calls torch.zeros with a size of x
+    assert torch.equal(fx.symbolic_trace(nn.Linear(4, 4))(x).shape and flatten(model, x)(x), model(x))
+
+
+def test_a_flat_graph_copies_pickles_compiles_and_has_gradients() -> None:
+    model, x = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
+    flat: Any = replearn.deploy(model, x, merge=True, flatten=True)
+    expected = outputs(flat, x)[0]
+    saved = pickle.dumps(flat)
+    assert b"replearn" not in saved  # it loads where this package is not installed
+    again, twin = pickle.loads(saved), copy.deepcopy(flat)
+    assert twin.code == flat.code
+    for other in (again, twin, copy.deepcopy(again)):
+        assert torch.equal(outputs(other, x)[0], expected)
+        assert set(other.state_dict()) == set(flat.state_dict())
+    twin.load_state_dict({key: torch.zeros_like(value) for key, value in flat.state_dict().items()})
+    assert not torch.equal(outputs(twin, x)[0], expected)
+    torch.compiler.reset()
+    fast = torch.compile(flat, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(outputs(fast, x)[0], expected)
+    flat(x).sum().backward()
+    assert all(p.grad is not None for p in flat.parameters())
+    assert not flat.training
+    assert torch.equal(outputs(flat.train(), x)[0], expected)  # dropout is gone
+
+
+@pytest.mark.parametrize("to", ["pt2", "onnx"])
+def test_a_flat_graph_is_exported(to: str, tmp_path: Any) -> None:
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    model, x = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
+    made = export(replearn.deploy(model, x, merge=True, flatten=True), tmp_path / f"model.{to}", x)
+    assert made.batch_sizes == (1, 3)
+
+
+def test_weights_alone_of_a_flat_graph_are_refused(tmp_path: Any) -> None:
+    model, x = ZOO["cifar_resnet"].replaced(), ZOO["cifar_resnet"].batch()
+    flat = replearn.deploy(model, x, flatten=True)
+    with pytest.raises(ReplearnError, match=r"names of its own for its weights.*gives without flatten"):
+        export(flat, tmp_path / "model.safetensors", x)
+    assert not list(tmp_path.iterdir())
+
+
+class Bends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:2] if is_fx_symbolic_tracing() else x
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    model[0].register_forward_hook(lambda *given: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "example", "says"),
+    [
+        (lambda: nn.Linear(4, 4).eval(), None, "flatten=True needs an example of the model's input"),
+        (hooked, torch.randn(2, 4), "Sequential can't be flattened: 0 has forward hooks.*Remove them"),
+        (
+            lambda: Bends().eval(),
+            torch.randn(2, 4),
+            r"fx can't trace its code \(TraceError: .*control flow",
+        ),
+        (lambda: nn.Linear(4, 4).eval(), (1, 2, 3), r"can't trace its code \(TypeError: too many positional"),
+        (
+            lambda: ZOO["hf_gpt2"].fresh(),
+            ZOO["hf_gpt2"].batch(),
+            "GPT2LMHeadModel can't be .*Leave flatten off",
+        ),
+        (lambda: ZOO["encoder_pre_norm"].fresh(), ZOO["encoder_pre_norm"].batch(), "TransformerEncoder can't be"),
+        (lambda: Fixed().eval(), torch.randn(2, 4), "differs from the model: output 0 has the shape"),
+    ],
+)
+def test_what_cannot_be_flattened_is_said(make: Callable[[], nn.Module], example: Any, says: str) -> None:
+    with pytest.raises(ReplearnError, match=f"(?s){says}"):
+        replearn.streamline(make(), example, flatten=True)
+
+
+@pytest.mark.parametrize(("size", "other"), [(1, 2), (2, 3), (3, 4), (4, 2), (64, 32)])
+def test_the_second_batch_size(size: int, other: int) -> None:
+    x, ids, table = torch.randn(size, 3), torch.arange(size), torch.zeros(7)
+    found, (again, kept), flag = other_batch((x, [ids, table], True))
+    assert (found.shape, again.shape, kept.shape, flag) == ((other, 3), (other,), (7,), True)
+    assert other_batch({"x": x})["x"].shape[0] == other
+    assert torch.equal(found[:1], x[:1])
+
+
+def test_outputs_are_compared_without_tf32_and_settings_come_back() -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    try:
+        with exact():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+            assert not torch.backends.cudnn.benchmark
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
