@@ -87,9 +87,16 @@ def inference(
         rows = int8_rows(small, size, max(sizes), first, rounds)
         for row in rows:
             typer.echo(json.dumps(row))
-        about = {"rows": rows, "hardware": hardware_of(torch.device("cpu")) | {"threads": torch.get_num_threads()}}
+        about = {
+            "format": "replearn-bench-int8-1",
+            "command": f"replearn bench inference --int8 --models {','.join(small)} --batches {max(sizes)} "
+            f"--size {size} --first {first} --rounds {rounds}",
+            "rows": rows,
+            "hardware": hardware_of(torch.device("cpu")) | {"threads": torch.get_num_threads()},
+            "versions": versions_of(),
+        }
         if out is not None:
-            write_atomically(out, json.dumps(about | {"versions": versions_of()}, indent=1))
+            write_atomically(out, json.dumps(about, indent=1))
         return
     where = device_named(device)
     if where.type == "cuda":
