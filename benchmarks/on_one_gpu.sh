@@ -5,14 +5,15 @@
 #     bash benchmarks/on_one_gpu.sh OUT steps inference    # runs some; REPLEARN_DATA says where the data sets are
 #
 # Nothing else may run on the GPU meanwhile. A part's files are in OUT when it ends; a part that fails does not stop
-# the others, and its log, OUT/PART.txt, says why. Runs that were cut off go on where they were (OUT/work).
+# the others, and its log, OUT/PART.txt, says why. Runs that were cut off go on where they were (OUT/work). Stop a part with
+# SIGINT from its own timeout, not with pkill -f, which finds this shell too.
 set -u
 
 declare -A SECONDS_OF=(
-  [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [short]=40 [profile]=110 [epochs]=200 [wikitext2]=800
-  [transfer]=250 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=60
+  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=270 [narrow]=50 [short]=40 [profile]=110 [epochs]=200
+  [wikitext2]=970 [transfer]=480 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=110
 )
-ORDER="steps compiled timm inference narrow short profile epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
+ORDER="tests steps compiled timm inference narrow short profile epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
 FAST="--set precision=bfloat16 --set channels_last=true --set compile=true"
 PYTHON=${PYTHON:-python3}
 
@@ -25,12 +26,17 @@ runs() { # RECIPE ARGUMENTS: compare, and bring back all but weights and picture
   (cd "$WORK" && find "$name" \( -name result.json -o -name recipe.json -o -name 'comparison.*' \) -print0 | tar -rf "$OUT/runs.tar" --null -T -)
 }
 
+tests() { "$PYTHON" -m pytest -q -m cuda tests; }
 steps() { replearn bench steps --rounds 10 --inner 6 -o "$OUT/bench_steps.json"; }
 compiled() { replearn bench steps resnet32 resnet101 vit_small_16 --backend compiled --rounds 10 --inner 6 -o "$OUT/bench_steps_compiled.json"; }
 timm() { "$PYTHON" benchmarks/against_timm.py --models resnet34 vit_small_16 --out "$OUT/against_timm.json"; }
-inference() {
-  replearn bench inference --device cuda --rounds 20 --compile-all --models resnet34,vit_small_16 --out "$OUT/inference_h200.json"
-  replearn bench inference --device cuda --rounds 20 --models resnet101 --backends fp32,amp,channels_last,graph --out "$OUT/inference_h200_resnet101.json"
+inference() { # a file is written after every row
+  local bench="bench inference --device cuda"
+  replearn $bench --rounds 15 --models resnet34,vit_small_16 --backends fp32,amp,channels_last,graph,amp+graph,channels_last+graph \
+    --out "$OUT/inference_h200.json"
+  replearn $bench --rounds 12 --models vit_small_16,resnet34 --backends channels_last+compile,channels_last+compile+graph --batches 64 \
+    --out "$OUT/inference_h200_compiled.json"
+  replearn $bench --rounds 8 --models resnet101 --backends fp32,amp,channels_last --out "$OUT/inference_h200_resnet101.json"
 }
 narrow() { "$PYTHON" benchmarks/narrow_convolutions.py --rounds 4 --out "$OUT/narrow_convolutions.json"; }
 short() { "$PYTHON" benchmarks/short_attention.py --out "$OUT/short_attention.json"; }
