@@ -760,6 +760,7 @@ ABOVE = {
     ),  # fitting: test_calibration.py
     *("budgets.py", "choosing.py", "knapsack.py", "placements.py"),  # auto-placement: test_choosing.py
     *("folding.py", "tracing.py", "streamlining.py", "quantizing"),  # test_folding.py, _quantizing.py
+    *("flattening.py", "replaying.py", "capturing.py", "nesting.py"),  # test_flattening.py, _replaying.py
     *("transformer_lm.py", "backbones.py", "carrying.py", "hugging_face.py"),  # tests of the same names
 }
 # fitting in closed form, which calibrate_ does: the operators' side of it
