@@ -99,7 +99,7 @@ def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> Non
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """A graph that the garbage collector frees meanwhile would break the recording."""
+    """Without Python's garbage collector: a graph that it frees meanwhile would break a recording."""
     was_on = gc.isenabled()
     gc.disable()
     try:

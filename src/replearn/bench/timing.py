@@ -9,12 +9,12 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from ..capturing import collector_off
 from ..errors import ReplearnError
 
 Body = Callable[[], object]
@@ -67,25 +67,13 @@ def interleave(
             body()
     names = list(bodies)
     found: dict[str, list[float]] = {name: [] for name in names}
-    with collector_off():
+    gc.collect()
+    with collector_off():  # it would stop whoever happens to be measured
         for number in range(rounds):
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
                 found[name].append(elapsed(bodies[name], device, inner) / inner)
     return {name: Timing(milliseconds=tuple(values)) for name, values in found.items()}
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """Keep Python's garbage collector from stopping whoever happens to be measured."""
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def elapsed(body: Body, device: torch.device, inner: int) -> float:
