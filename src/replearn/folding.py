@@ -19,7 +19,7 @@ from torch import fx, nn
 from .errors import ReplearnError
 from .operators.layers import norm_as_affine
 from .surgery import set_submodule
-from .tracing import left_alone, owners_of, trace
+from .tracing import is_sequence, left_alone, runs_nothing, trace
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
@@ -84,7 +84,14 @@ class Evidence:
         self.graphs = {name: trace(self.modules[name]) for name in names}
 
     def owners(self, name: str) -> list[str]:
-        return owners_of(self.modules, name)
+        """The modules above this one that run code of their own, the nearest first; the model itself last."""
+        above = []
+        while name:
+            name = name.rpartition(".")[0]
+            module = self.modules[name]
+            if not name or not (is_sequence(module) or runs_nothing(module)):
+                above.append(name)
+        return above
 
     def folds(self) -> tuple[Fold, ...]:
         found = {norm: self.conv_of(norm) for norm in self.norms}

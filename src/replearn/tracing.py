@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,17 +119,6 @@ def is_sequence(module: nn.Module) -> bool:
 def runs_nothing(module: nn.Module) -> bool:
     """A list or a dict of modules, which only holds them."""
     return isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward
-
-
-def owners_of(modules: Mapping[str, nn.Module], name: str) -> list[str]:
-    """The modules above this one that run code of their own, the nearest first; the model itself last."""
-    above = []
-    while name:
-        name = name.rpartition(".")[0]
-        module = modules[name]
-        if not name or not (is_sequence(module) or runs_nothing(module)):
-            above.append(name)
-    return above
 
 
 def trace(module: nn.Module, left_out: Callable[[Any], Any] | None = None) -> fx.Graph | str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ReplearnError
+from .nesting import rebuilt
 from .similarity import call, unchanged
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -43,14 +44,10 @@ def other_batch(example: Any) -> Any:
     size = next((len(tensor) for tensor in tensors_in(example) if tensor.dim()), 0)
     rows = torch.arange(size // 2 if size > 3 else size + 1) % max(size, 1)
 
-    def change(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value[rows.to(value.device)] if value.dim() and len(value) == size else value
-        if isinstance(value, Mapping):
-            return {name: change(item) for name, item in value.items()}
-        return type(value)(change(item) for item in value) if type(value) in (tuple, list) else value
+    def change(tensor: Tensor) -> Tensor:
+        return tensor[rows.to(tensor.device)] if tensor.dim() and len(tensor) == size else tensor
 
-    return change(example)
+    return rebuilt(example, change)
 
 
 def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: float | None = None) -> float:
