@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import replearn
-from replearn import ReplearnError, replaying
+from replearn import ReplearnError, capturing, replaying
 from replearn.capturing import Waiting, capture, refuse_waiting
 from replearn.exporting import export
 from replearn.nesting import rebuilt, signature
@@ -418,8 +418,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             Graph.log.append("wait")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
+    monkeypatch.setattr(capturing, "_streams", {})
     for name in ("stream", "device"):
         monkeypatch.setattr(torch.cuda, name, lambda value: nullcontext())
     for name in ("synchronize", "empty_cache"):
@@ -446,6 +448,16 @@ def test_a_recording_is_warmed_up_and_ordered(cuda: list[str]) -> None:
     assert runs == [1, 1, 1, 2]  # three before it begins, and one in it
     assert cuda == ["wait", "begin pool thread_local collector False", "end", "wait", "replay"]
     assert gc.isenabled()
+
+
+def test_all_recordings_of_a_device_are_made_on_one_stream(
+    cuda: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[object] = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: used.append(stream) or nullcontext())
+    for _ in range(3):
+        capture("Net", lambda: torch.zeros(2), GPU, "pool")
+    assert used == used[:1] * 3  # cuBLAS keeps memory for every stream that it works on
 
 
 def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str]) -> None:

@@ -155,9 +155,10 @@ def test_graphs_share_their_memory_and_give_it_back() -> None:
         torch.cuda.empty_cache()
         reserved.append(torch.cuda.memory_reserved())
     each = 8192 * 256 * 4
-    # x and outputs, three here and two of the graph, are new each time; the wide tensors, 64 of that, are shared
-    assert reserved[1] - reserved[0] < 32 * each
-    assert reserved[-1] - reserved[0] < 64 * each
+    # a graph has two wide tensors, of 32 each; the first graph's output lies where one of them was, so the second
+    # takes one more, and nobody after it does
+    assert reserved[1] - reserved[0] <= 34 * each
+    assert reserved[-1] - reserved[1] <= 8 * each
     assert fast.num_graphs == 3
     for x, plain, replayed in expected.values():
         torch.testing.assert_close(replayed, plain, rtol=1e-4, atol=1e-4)  # from before, and not overwritten

@@ -1,14 +1,15 @@
-"""Record one forward pass as a CUDA graph, and leave CUDA usable where that can't be done."""
+"""Record what runs on a GPU as a CUDA graph, and leave CUDA usable where that can't be done."""
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, addmm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import ReplearnError
@@ -21,6 +22,8 @@ SIZED_BY_VALUES = {
     *(aten.unique_dim_consecutive, aten._unique, aten._unique2),
 }
 WARM_UP = 3  # runs: cuDNN and Triton choose their kernels in the first ones, and compilers compile
+_streams: dict[int, torch.cuda.Stream] = {}
+_turn = threading.RLock()
 _failed: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at them: they must not be freed
 
 Launch = Callable[[], None]
@@ -36,35 +39,69 @@ def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any)
             f"{name} is on {device}, and only what runs on a CUDA GPU can be replayed as a CUDA graph. Move it: "
             ".to('cuda'); on this device run what deploy or streamline give without graph=True."
         )
-    current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    stream.wait_stream(current)
-    # torch.cuda.graph would leave this stream the current one where a recording fails
-    with torch.cuda.device(device), torch.cuda.stream(stream):
+    with on_the_side(device):
         for _ in range(WARM_UP - 1):
             body()
         refuse_waiting(name, body, device)
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # what the warm-up used is this stream's, and of no use to others
-        graph, first = torch.cuda.CUDAGraph(), None
         try:
-            with collector_off():
-                # other threads may go on allocating meanwhile
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    made = body()
-                except Exception as error:
-                    first = error  # the end of the recording raises another one, which says less
-                    raise
-                finally:
-                    graph.capture_end()
+            return recorded(body, device, pool)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
-            recover(graph, device, pool)
-            cause = first or error
-            if isinstance(cause, torch.OutOfMemoryError):
-                raise cause from None
-            why = (str(cause).strip() or "no message").splitlines()[0]
-            raise ReplearnError(refusal(name, f"{type(cause).__name__}: {why}")) from cause
-    current.wait_stream(stream)
+            why = (str(error).strip() or "no message").splitlines()[0]
+            raise ReplearnError(refusal(name, f"{type(error).__name__}: {why}")) from error
+
+
+@contextmanager
+def on_the_side(device: torch.device) -> Iterator[None]:
+    """On the stream for warming up and recording, after all that the current one has to do, and before it goes on.
+
+    There is one on each device, for all: cuBLAS keeps 68 MB for every stream that it ever worked on, and memory
+    that was used on one stream is used again on that stream alone. So threads take turns on it.
+    """
+    with _turn, torch.cuda.device(device):
+        place = torch.cuda.current_device()
+        stream, current = _streams.get(place), torch.cuda.current_stream()
+        if stream is None:
+            stream = _streams[place] = torch.cuda.Stream()
+        stream.wait_stream(current)
+        # torch.cuda.graph would leave this stream the current one where a recording fails
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+
+def take_workspaces(device: torch.device) -> None:
+    """Have cuBLAS take its memory for both streams now, so that the first who multiplies is not charged for it."""
+
+    def multiply() -> None:
+        x = torch.ones(16, 16, device=device)
+        addmm(x[0], x @ x, x)
+
+    multiply()
+    with on_the_side(device):
+        multiply()
+
+
+def recorded(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
+    """Record what `body` launches on the current stream, or raise its error and leave CUDA usable."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # what the warm-up used is this stream's, and of no use to others
+    graph, first = torch.cuda.CUDAGraph(), None
+    try:
+        with collector_off():
+            # other threads may go on allocating meanwhile
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                made = body()
+            except Exception as error:
+                first = error  # the end of the recording raises another one, which says less
+                raise
+            finally:
+                graph.capture_end()
+    except Exception as error:
+        recover(graph, device, pool)
+        raise (first or error) from None
     return graph.replay, made
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..capturing import take_workspaces
 from ..errors import ReplearnError
 from ..training.fit import settings
 from ..training.processes import Processes
@@ -61,6 +62,8 @@ def compare_epochs(
         streams: dict[str, list[Any]] = {}
         memory: dict[str, int | None] = {}
         on_gpu = device.type == "cuda"
+        if on_gpu:
+            take_workspaces(device)
         for label, group in wanted.items():
             before = torch.cuda.memory_allocated(device) if on_gpu else 0
             groups[label] = [run_of(spec) for spec in group]

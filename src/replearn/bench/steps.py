@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..capturing import take_workspaces
 from ..errors import ReplearnError
 from ..narrow import narrow_convolutions
 from ..short import short_attention
@@ -47,6 +48,8 @@ class TrainingStep:
         short: bool = True,
     ) -> None:
         self.on_gpu = device.type == "cuda"
+        if self.on_gpu:
+            take_workspaces(device)
         before = torch.cuda.memory_allocated(device) if self.on_gpu else 0
         torch.manual_seed(0)
         self.backend, self.device = backend, device

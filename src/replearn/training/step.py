@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from ..capturing import on_the_side, recorded
 
 Body = Callable[[], None]
 
@@ -23,18 +26,15 @@ class CapturedStep:
         held = [*model.parameters(), *model.buffers(), *extra]
         before = [tensor.detach().clone() for tensor in held]
         states = {id(t): t.clone() for t in optimizer_tensors(optimizer)}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        device = torch.device("cuda", torch.cuda.current_device())
+        with on_the_side(device):
             for _ in range(3):
                 body()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.put_back(held, before, optimizer, states)
-        optimizer.zero_grad(set_to_none=True)
-        self.graph = torch.cuda.CUDAGraph()
-        torch.cuda.reset_peak_memory_stats()
-        with torch.cuda.graph(self.graph):
-            body()
+            self.put_back(held, before, optimizer, states)
+            optimizer.zero_grad(set_to_none=True)
+            gc.collect()  # what lies in cycles would count
+            torch.cuda.reset_peak_memory_stats()
+            self.launch, _ = recorded(body, device, torch.cuda.graph_pool_handle())
         # a replay allocates nothing, so this is the only time that the step's memory can be seen; the copies made
         # above are gone afterwards and don't count
         copies = sum(tensor.untyped_storage().nbytes() for tensor in [*before, *states.values()])
@@ -56,7 +56,7 @@ class CapturedStep:
                 tensor.zero_()
 
     def __call__(self) -> None:
-        self.graph.replay()
+        self.launch()
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
