@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..exchanging import exchanged, find_exactly
 from .operation import conv2d
-from .tiles import CHANNELS
+from .tiles import is_narrow_between
 
 
 class NarrowConv2d(nn.Conv2d):
@@ -52,8 +52,7 @@ def find_narrow(model: nn.Module) -> list[nn.Conv2d]:
 
 def is_narrow(conv: nn.Conv2d) -> bool:
     return (
-        conv.in_channels in CHANNELS
-        and conv.out_channels in CHANNELS
+        is_narrow_between(conv.in_channels, conv.out_channels)
         and conv.kernel_size == (3, 3)
         and conv.stride == (1, 1)
         and conv.padding in ((1, 1), "same")

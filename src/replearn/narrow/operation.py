@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d as torch_conv2d
 
-from .tiles import CHANNELS, tile_for, weight_tile_for
+from .tiles import is_narrow_between, tile_for, weight_tile_for
 
 _DTYPES = (torch.bfloat16, torch.float16)
 HAS_TRITON = find_spec("triton") is not None
@@ -49,7 +49,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
         return False  # torch says what is wrong with it
     if x.device != weight.device or x.shape[1] != weight.shape[1] or weight.dtype is torch.float64:
         return False
-    if weight.shape[0] not in CHANNELS or weight.shape[1] not in CHANNELS or tuple(weight.shape[2:]) != (3, 3):
+    if not is_narrow_between(weight.shape[1], weight.shape[0]) or tuple(weight.shape[2:]) != (3, 3):
         return False
     # offsets are 32-bit numbers in the kernels
     pixels = x.shape[0] * x.shape[2] * x.shape[3]

@@ -40,15 +40,15 @@ class WeightTile:
 
 
 TILES = {
-    3: Tile(pixels=128, strip=16, pack=True, num_warps=4, num_stages=1),
+    3: Tile(pixels=64, strip=16, pack=True, num_warps=2, num_stages=1),
     16: Tile(pixels=64, strip=16, pack=False, num_warps=2, num_stages=3),
     32: Tile(pixels=128, strip=8, pack=False, num_warps=8, num_stages=3),
     64: Tile(pixels=128, strip=4, pack=False, num_warps=8, num_stages=1),
 }
 WEIGHT_TILES = {
     3: WeightTile(pixels=64, strip=32, roll=4, carry=True, workers=528, num_warps=4, num_stages=3),
-    16: WeightTile(pixels=64, strip=32, roll=0, workers=264, num_warps=4, num_stages=3),
-    32: WeightTile(pixels=64, strip=16, roll=0, workers=132, num_warps=8, num_stages=3),
+    16: WeightTile(pixels=128, strip=32, roll=2, workers=264, num_warps=4, num_stages=3),
+    32: WeightTile(pixels=64, strip=16, roll=2, workers=132, num_warps=8, num_stages=3),
     64: WeightTile(pixels=64, strip=8, roll=0, split=True, workers=44, num_warps=8, num_stages=3),
 }
 

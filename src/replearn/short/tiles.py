@@ -24,12 +24,12 @@ class Tile:
 
 # by rows, for heads up to 64 wide; those of 128 take twice the warps
 FORWARD = {
-    16: Tile(heads=1, num_warps=1),  # a warp alone waits for no other: no barriers, and sums of rows by shuffles
-    32: Tile(heads=1, num_warps=1),
-    64: Tile(heads=1, num_warps=4),  # fewer would spill registers
+    16: Tile(heads=2, num_warps=1),  # a warp alone waits for no other: no barriers, and sums of rows by shuffles
+    32: Tile(heads=1, num_warps=1, registers=128),
+    64: Tile(heads=3, num_warps=4),  # fewer warps would spill registers
 }
 BACKWARD = {
-    16: Tile(heads=1, num_warps=1),
+    16: Tile(heads=2, num_warps=1),
     32: Tile(heads=1, num_warps=1, registers=168),  # 12 programs on a multiprocessor, not 11, and still no spills
     64: Tile(heads=1, num_warps=4),
 }
