@@ -33,7 +33,6 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool
     """Both ways to compute the product."""
     if not request.param:
         monkeypatch.setattr(absorbed, "FEW", 0)
-        monkeypatch.setattr(absorbed, "FEW_MIXED", 0)
     return bool(request.param)
 
 
@@ -66,15 +65,15 @@ def test_an_operator_taken_up_costs_nothing_of_its_own(dtype: torch.dtype | None
         count(replearn.deploy(model, images, merge=True, flatten=True, dtype=dtype), images)
         for model in (removed, kept)
     )
-    # under autocast v is brought to float32, and M to the batch's size
-    assert other.launches - one.launches == (0 if dtype is None else 1)
-    assert other.dispatches - one.dispatches == (0 if dtype is None else 2)
+    # under autocast u is rounded for a product of its own, of rows
+    assert other.launches - one.launches == (0 if dtype is None else 2)
+    assert other.dispatches - one.dispatches == (0 if dtype is None else 5)
     assert other.flops == count(replearn.deploy(kept), images).flops  # it has not become less work
     assert one.module_calls == other.module_calls == 1
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_vit_scaled", "declared_tuple"])
-def test_under_autocast_the_stream_stays_in_float32(name: str, few: bool) -> None:
+def test_under_autocast_the_stream_stays_in_float32(name: str) -> None:
     model, batch = ZOO[name].replaced(), ZOO[name].batch()
     rough: Any = replearn.deploy(model, dtype=torch.bfloat16)
     taken: Any = replearn.deploy(model, batch, merge=True, flatten=True, dtype=torch.bfloat16)
@@ -86,22 +85,10 @@ def test_under_autocast_the_stream_stays_in_float32(name: str, few: bool) -> Non
     sums = [
         node for node in taken.model.graph.nodes if "add" in str(node.target) and node.meta["value"].dim() == 3
     ]
-    streams = [node.meta["value"].dtype for node in sums if node.op != "call_method" or node.target == "baddbmm_"]
+    streams = [node.meta["value"].dtype for node in sums if node.op != "call_method"]
     assert set(streams) == {torch.float32}
     assert apart(outputs(taken, batch[:1])[0], outputs(taken, batch)[0][:1]) < 2e-2
     taken(batch).sum().backward()
-
-
-def test_where_python_is_left_out_fewer_tokens_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absorbed, "FEW", 0)
-    model, batch = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
-    forms: list[Any] = [
-        replearn.deploy(model, batch, merge=True, flatten=True, dtype=torch.bfloat16, compile=compile)
-        for compile in (False, True)
-    ]
-    called = [{node.target for node in form.model.graph.nodes} for form in forms]
-    assert ["baddbmm_" in targets for targets in called] == [True, False]
-    assert ["addmm_" in targets for targets in called] == [False, True]
 
 
 def test_where_sums_stay_under_autocast_an_operator_does_too() -> None:

@@ -1,6 +1,6 @@
 """What a flat graph computes where a layer has taken up the operator after it: M u + (M s W2) h + shift.
 
-There are two ways, for few tokens and for many, each in one precision and under autocast.
+There are three ways: for few tokens, for many, and under autocast.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from torch import Tensor, fx, nn
 from .flat_graph import FlatGraph
 from .flattening import argument
 
-# multiplications that wait for Python and not for the GPU: those of a thousand tokens of width 384; of more in
-# eager mode under autocast, where a GPU is done with all else much sooner
-FEW, FEW_MIXED = 1024 * 384 * 384, 8 * 1024 * 384 * 384
+# multiplications that wait for Python and not for the GPU: those of a thousand tokens of width 384
+FEW = 1024 * 384 * 384
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,11 +38,11 @@ class Match:
         return argument(self.gone[-1], 1, "weight")
 
 
-def write_(flat: FlatGraph, match: Match, *, mixed: bool, eager: bool) -> None:
+def write_(flat: FlatGraph, match: Match, *, mixed: bool) -> None:
     """Put the product in the place of what it stands for."""
     kept = match.u.meta["value"]
-    few = kept.numel() * kept.shape[-1] <= (FEW_MIXED if mixed and eager else FEW)
-    make = (mixed_few if few and kept.dim() == 3 else mixed_many) if mixed else (joined if few else in_place)
+    few = kept.numel() * kept.shape[-1] <= FEW
+    make = in_half if mixed else joined if few else in_place
     with flat.graph.inserting_before(match.gone[0]):
         made = make(Pen(flat, match))
     match.gone[0].replace_all_uses_with(made)
@@ -93,15 +92,7 @@ def in_place(pen: Pen) -> fx.Node:
     return pen.call("view_as", pen.call("addmm_", pen.rows(v), pen.rows(u), mixing), u)
 
 
-def mixed_few(pen: Pen) -> fx.Node:
-    """v in float32, and to it u times M in float32: one kernel more than the layer and its sum."""
-    u = pen.match.u
-    v = pen.call("type_as", pen.linear(pen.match.h, pen.match.weight), u)
-    mixing = pen.call("expand", pen.kept("mixing", pen.match.mixing.t()[None]), pen.call("size", u, 0), -1, -1)
-    return pen.call("baddbmm_", v, u, mixing)
-
-
-def mixed_many(pen: Pen) -> fx.Node:
+def in_half(pen: Pen) -> fx.Node:
     """u + (v + W u), the bracket in half precision, where a product takes a tenth of the time."""
     u, mixing = pen.match.u, pen.match.mixing
     v = pen.linear(pen.match.h, pen.match.weight)

@@ -27,14 +27,11 @@ SUMS = {"call_function": (operator.add, torch.add), "call_method": ("add",)}
 PRODUCTS = {"call_function": (operator.mul, torch.mul), "call_method": ("mul", "mul_")}
 
 
-def absorb_(
-    flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None, *, eager: bool
-) -> FlatGraph:
+def absorb_(flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None) -> FlatGraph:
     """Have the layers before the named operators take them up, in place, where the graph has the formula.
 
-    `dtype` is that of the autocast which the graph will run under, and `eager` says that it is neither compiled
-    nor replayed. With the example's size they choose between two ways to compute the same: fewer operations for
-    few tokens, fewer bytes for many.
+    `dtype` is that of the autocast which the graph will run under. With the example's size it chooses between ways
+    to compute the same: fewer operations for few tokens, fewer bytes for many.
     """
     note_values_(flat, example, dtype)
     taken = []
@@ -44,7 +41,7 @@ def absorb_(
         match = None if name is None else match_of(flat, node)
         if match is not None:
             taken.append(f"{name} -> {path_of(match.weight_node).rpartition('.')[0]}")
-            write_(flat, match, mixed=dtype is not None, eager=eager)
+            write_(flat, match, mixed=dtype is not None)
     drop_unused_(flat)
     flat.meta[ABSORBED] = tuple(taken)
     return flat

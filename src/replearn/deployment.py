@@ -82,8 +82,8 @@ def deploy(
         record_stand_in(plain, operator, fused)
     settle_(plain, fold=fold, channels_last=channels_last)
     if flatten:
-        flat, eager = flat_form(plain, example), not (compile or graph)
-        plain = absorb_(flat, operators, example, dtype, eager=eager) if merge else flat
+        flat = flat_form(plain, example)
+        plain = absorb_(flat, operators, example, dtype) if merge else flat
     check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 
