@@ -10,8 +10,8 @@
 set -u
 
 declare -A SECONDS_OF=(
-  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=270 [narrow]=50 [short]=40 [profile]=110 [epochs]=200
-  [wikitext2]=970 [transfer]=480 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=110
+  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=270 [narrow]=50 [short]=40 [profile]=110 [epochs]=300
+  [wikitext2]=970 [transfer]=370 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=110
 )
 ORDER="tests steps compiled timm inference narrow short profile epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
 FAST="--set precision=bfloat16 --set channels_last=true --set compile=true"
@@ -46,13 +46,13 @@ profile() {
 }
 epochs() {
   for recipe in t1_resnet32 t1_vit_tiny8; do
-    replearn bench epochs $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST --set short_attention=true -o "$OUT/epochs_$recipe.json"
+    replearn bench epochs $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST -o "$OUT/epochs_$recipe.json"
   done
   replearn bench epochs bccd_retinanet --methods e2e,removal,repl,repl-reduced --rounds 3 -o "$OUT/epochs_bccd_retinanet.json"
 }
 wikitext2() { runs tab_wikitext2 --seeds 0,1,2 --set compile=true; }
 transfer() {
-  replearn train transfer_cifar10_pretrain --method e2e --out "$WORK/transfer_cifar10_pretrain"
+  runs transfer_cifar10_pretrain --seeds 0
   (cd "$WORK" && runs transfer_cifar10 --seeds 0,1,2 --equal-time \
     --pretrained transfer_cifar10_pretrain/cifar10/e2e/seed-0/model.safetensors)
 }

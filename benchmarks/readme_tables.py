@@ -1,7 +1,7 @@
-"""Write the README's measured tables from the files in benchmarks/results.
+"""Write the measured tables of the README and the documentation from the files in benchmarks/results.
 
-    python benchmarks/readme_tables.py          # rewrites README.md
-    python benchmarks/readme_tables.py --check  # says whether it is up to date
+    python benchmarks/readme_tables.py          # rewrites README.md and docs/transformers.md
+    python benchmarks/readme_tables.py --check  # says whether they are up to date
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; nobody types its numbers.
 """
@@ -24,16 +24,26 @@ from replearn.training.results import read_result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PAGES = ("README.md", "docs/transformers.md")
 
 
 def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
+STEPS = (  # in the order of their measurement
+    "bench_steps.json",
+    "bench_steps_resnet101.json",
+    "bench_steps_bf16.json",
+    "bench_steps_bf16_imagenet.json",
+    "bench_steps_captured.json",
+)
+
+
 def steps() -> str:
     """Time and memory of a training step; what was measured again after a change stands for the earlier."""
     found = {}
-    for file in ("bench_steps.json", "bench_steps_resnet101.json", "bench_steps_bf16.json"):
+    for file in STEPS:
         for entry in read(file)["training"]:
             found[entry["case"]["model"], entry["backend"]] = entry
     return readme_table({"training": list(found.values())})
@@ -118,16 +128,20 @@ def wikitext2() -> str:
     return compared("tab_wikitext2", costs=True)
 
 
+def transfer() -> str:
+    return compared("transfer_cifar10", costs=True)
+
+
 def compared(folder: str, costs: bool) -> str:
     """Scores over seeds and paired differences of the runs in a folder, as `replearn compare --from` has them."""
     (found,) = compare(read_result(path) for path in sorted((RESULTS / folder).rglob("result.json")))
     head = ["", found.metric.name, "against E2E, 95 % interval", "against removal"]
-    head += ["time", "memory"] if costs else []
+    head += ["time"] if costs else []
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in found.rows:
         cells = [row.label, spread(row.score, row.std), said(row.against_e2e), said(row.against_removal)]
         if costs:
-            cells += [f"{ratio:.3f}" if ratio else "" for ratio in (row.time_ratio, row.memory_ratio)]
+            cells.append(f"{row.time_ratio:.3f}" if row.time_ratio else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -139,7 +153,10 @@ def said(difference: Difference | None) -> str:
 
 
 INFERENCE = ("inference_h200.json", "inference_h200_compiled.json")
-BACKENDS = ("fp32", "channels_last", "amp", "channels_last+compile", "graph")
+BACKENDS = (
+    *("fp32", "channels_last", "amp", "channels_last+compile"),
+    *("graph", "channels_last+graph", "amp+graph"),
+)
 
 
 def inference() -> str:
@@ -162,12 +179,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "kept": kept,
     "scratch": scratch,
     "steps": steps,
+    "transfer": transfer,
     "wikitext2": wikitext2,
 }
 
 
 def with_tables(text: str) -> str:
-    """The README with every marked table made anew."""
+    """A page with every marked table made anew."""
 
     def made(match: re.Match[str]) -> str:
         return f"{match[1]}\n\n{TABLES[match[2]]()}\n\n{match[4]}"
@@ -178,12 +196,14 @@ def with_tables(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    path = ROOT / "README.md"
-    before = path.read_text(encoding="utf-8")
-    after = with_tables(before)
-    if parser.parse_args().check:
-        sys.exit(0 if before == after else "README.md is not up to date: python benchmarks/readme_tables.py")
-    path.write_text(after, encoding="utf-8")
+    check = parser.parse_args().check
+    for page in PAGES:
+        path = ROOT / page
+        before = path.read_text(encoding="utf-8")
+        after = with_tables(before)
+        if check and before != after:
+            sys.exit(f"{page} is not up to date: python benchmarks/readme_tables.py")
+        path.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":
