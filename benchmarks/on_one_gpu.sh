@@ -10,7 +10,7 @@
 set -u
 
 declare -A SECONDS_OF=(
-  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=270 [narrow]=50 [short]=40 [profile]=110 [epochs]=300
+  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [short]=40 [profile]=110 [epochs]=300
   [wikitext2]=970 [transfer]=370 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=110
 )
 ORDER="tests steps compiled timm inference narrow short profile epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
@@ -34,7 +34,7 @@ inference() { # a file is written after every row
   local bench="bench inference --device cuda"
   replearn $bench --rounds 15 --models resnet34,vit_small_16 --backends fp32,amp,channels_last,graph,amp+graph,channels_last+graph \
     --out "$OUT/inference_h200.json"
-  replearn $bench --rounds 12 --models vit_small_16,resnet34 --backends channels_last+compile,channels_last+compile+graph --batches 64 \
+  replearn $bench --rounds 12 --models vit_small_16,resnet34 --backends channels_last+compile,channels_last+compile+graph,amp+compile,amp+compile+graph --batches 64 \
     --out "$OUT/inference_h200_compiled.json"
   replearn $bench --rounds 8 --models resnet101 --backends fp32,amp,channels_last --out "$OUT/inference_h200_resnet101.json"
 }

@@ -91,6 +91,27 @@ def test_under_autocast_the_stream_stays_in_float32(name: str) -> None:
     taken(batch).sum().backward()
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_compiled_code_is_given_one_product_of_both(
+    dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absorbed, "FEW", 0)
+    model, batch = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
+    eager, compiled = (
+        replearn.deploy(model, batch, merge=True, flatten=True, dtype=dtype, compile=compile)
+        for compile in (False, True)
+    )
+    graphs = [form.graph if dtype is None else form.model.graph for form in (eager, compiled)]
+    products = [[node.target for node in graph.nodes if node.target in (torch.cat, "addmm_")] for graph in graphs]
+    assert products[0][1:] == ["addmm_"]  # a class token is put before the others first
+    assert products[1][1:] == [torch.cat]
+    with torch.compiler.set_stance("force_eager"):
+        one, other = outputs(eager, batch)[0], outputs(compiled, batch)[0]
+        assert apart(one, other) < (1e-5 if dtype is None else 2e-2)
+        assert other.dtype is one.dtype
+        compiled(batch).sum().backward()
+
+
 def test_where_sums_stay_under_autocast_an_operator_does_too() -> None:
     model, batch = ZOO["timm_vit_post_norm"].replaced(), ZOO["timm_vit_post_norm"].batch()
     forms: list[Any] = [

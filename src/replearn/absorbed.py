@@ -1,6 +1,6 @@
 """What a flat graph computes where a layer has taken up the operator after it: M u + (M s W2) h + shift.
 
-There are three ways: for few tokens, for many, and under autocast.
+How is a matter of what costs: launches for few tokens, bytes for many, and neither where a compiler joins them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class Match:
         return argument(self.gone[-1], 1, "weight")
 
 
-def write_(flat: FlatGraph, match: Match, *, mixed: bool) -> None:
+def write_(flat: FlatGraph, match: Match, *, mixed: bool, compiled: bool) -> None:
     """Put the product in the place of what it stands for."""
     kept = match.u.meta["value"]
-    few = kept.numel() * kept.shape[-1] <= FEW
-    make = in_half if mixed else joined if few else in_place
+    if mixed:
+        make = joined_in_half if compiled else in_half
+    else:
+        make = joined if compiled or kept.numel() * kept.shape[-1] <= FEW else in_place
     with flat.graph.inserting_before(match.gone[0]):
         made = make(Pen(flat, match))
     match.gone[0].replace_all_uses_with(made)
@@ -69,6 +71,19 @@ class Pen:
         given = h, self.kept("absorbing", weight), self.kept("shift", self.match.bias)
         return self.flat.graph.call_function(F.linear, given)
 
+    def branch(self) -> Tensor:
+        """W = M - I, for where u itself is added in float32."""
+        mixing = self.match.mixing
+        return mixing - torch.eye(len(mixing), dtype=mixing.dtype, device=mixing.device)
+
+    def beside(self, u: Any) -> fx.Node:
+        """[h, u]"""
+        last = self.match.u.meta["value"].dim() - 1
+        return self.flat.graph.call_function(torch.cat, ((self.match.h, u), last))
+
+    def add(self, one: Any, other: Any) -> fx.Node:
+        return self.flat.graph.call_function(torch.add, (one, other))
+
     def call(self, method: str, *given: Any) -> fx.Node:
         return self.flat.graph.call_method(method, given)
 
@@ -78,10 +93,14 @@ class Pen:
 
 def joined(pen: Pen) -> fx.Node:
     """linear([h, u], [M s W2, M]): as many operations as the layer and its sum."""
-    u, mixing = pen.match.u, pen.match.mixing
-    last = u.meta["value"].dim() - 1
-    both = pen.flat.graph.call_function(torch.cat, ((pen.match.h, u), last))
-    return pen.linear(both, torch.cat((pen.match.weight, mixing), 1))
+    return pen.linear(pen.beside(pen.match.u), torch.cat((pen.match.weight, pen.match.mixing), 1))
+
+
+def joined_in_half(pen: Pen) -> fx.Node:
+    """u + linear([h, u], [M s W2, W]), the product in half precision: a compiler writes u where it writes h."""
+    u = pen.match.u
+    both = pen.beside(pen.call("type_as", u, pen.match.h))
+    return pen.add(u, pen.linear(both, torch.cat((pen.match.weight, pen.branch()), 1)))
 
 
 def in_place(pen: Pen) -> fx.Node:
@@ -94,9 +113,9 @@ def in_place(pen: Pen) -> fx.Node:
 
 def in_half(pen: Pen) -> fx.Node:
     """u + (v + W u), the bracket in half precision, where a product takes a tenth of the time."""
-    u, mixing = pen.match.u, pen.match.mixing
+    u = pen.match.u
     v = pen.linear(pen.match.h, pen.match.weight)
-    branch = pen.kept("mixing", (mixing - torch.eye(len(mixing), dtype=mixing.dtype, device=mixing.device)).t())
+    branch = pen.kept("mixing", pen.branch().t())
     branch.meta["cast"] = True  # autocast does not, as the product is in place
     product = pen.call("addmm_", pen.rows(v), pen.rows(pen.call("type_as", u, v)), branch)
-    return pen.flat.graph.call_function(torch.add, (u, pen.call("view_as", product, u)))
+    return pen.add(u, pen.call("view_as", product, u))

@@ -27,11 +27,13 @@ SUMS = {"call_function": (operator.add, torch.add), "call_method": ("add",)}
 PRODUCTS = {"call_function": (operator.mul, torch.mul), "call_method": ("mul", "mul_")}
 
 
-def absorb_(flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None) -> FlatGraph:
+def absorb_(
+    flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None, *, compiled: bool
+) -> FlatGraph:
     """Have the layers before the named operators take them up, in place, where the graph has the formula.
 
-    `dtype` is that of the autocast which the graph will run under. With the example's size it chooses between ways
-    to compute the same: fewer operations for few tokens, fewer bytes for many.
+    `dtype` is that of the autocast which the graph will run under. Whether it will be compiled, and the example's
+    size, choose between ways to compute the same: fewer operations for few tokens, fewer bytes for many.
     """
     note_values_(flat, example, dtype)
     taken = []
@@ -41,7 +43,7 @@ def absorb_(flat: FlatGraph, operators: Collection[str], example: Any, dtype: to
         match = None if name is None else match_of(flat, node)
         if match is not None:
             taken.append(f"{name} -> {path_of(match.weight_node).rpartition('.')[0]}")
-            write_(flat, match, mixed=dtype is not None)
+            write_(flat, match, mixed=dtype is not None, compiled=compiled)
     drop_unused_(flat)
     flat.meta[ABSORBED] = tuple(taken)
     return flat

@@ -83,7 +83,7 @@ def deploy(
     settle_(plain, fold=fold, channels_last=channels_last)
     if flatten:
         flat = flat_form(plain, example)
-        plain = absorb_(flat, operators, example, dtype) if merge else flat
+        plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
     check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 
