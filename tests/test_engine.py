@@ -389,6 +389,13 @@ def test_a_resumed_run_is_bit_equal_on_a_gpu_in_deterministic_mode(
         assert torch.equal(tensor, other[name]), name
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_run_is_not_charged_with_what_those_before_it_left(tmp_path: Path) -> None:
+    peaks = [fit([spec(tmp_path / name)], device="cuda")[0].peak_memory for name in "abcd"]
+    assert max(peaks[1:]) - min(peaks[1:]) < 2**20  # cuBLAS alone would keep 68 MB for a stream of each
+
+
 def test_resume_run_says_when_there_is_nothing_to_resume(tmp_path: Path) -> None:
     from replearn.training.processes import Processes
     from replearn.training.run import Run
