@@ -141,7 +141,7 @@ def test_closed_sections_are_laid_out_when_opened_and_the_filter_hides_the_other
     last = page.locator("#made-up-set5")
     assert last.locator("svg").count() == 0
     last.locator("summary").first.click()
-    assert last.locator("svg").count() > 0
+    last.locator("svg").first.wait_for(state="visible")  # a browser says later that something was opened
     page.fill("#filter", "set3")
     assert page.locator(".comparison:visible").count() == 1
     page.fill("#filter", "")
@@ -152,7 +152,7 @@ def test_closed_sections_are_laid_out_when_opened_and_the_filter_hides_the_other
 
 def test_a_link_to_a_closed_section_opens_it(browser: Any, address: str) -> None:
     page, _ = opened(browser, f"{address}#made-up-set4")
-    assert page.locator("#made-up-set4 svg").count() > 0
+    page.locator("#made-up-set4 svg").first.wait_for(state="visible")
     page.context.close()
 
 
