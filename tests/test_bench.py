@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import replearn
 from replearn import ReplearnError, named_machine
+from replearn.bench import timing
 from replearn.bench.cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, SUITE, Case, candidates
 from replearn.bench.promised import machine_for, promised
 from replearn.bench.record import new_record
@@ -36,6 +37,16 @@ def test_every_round_runs_every_candidate_and_the_order_rotates() -> None:
     found = interleave(bodies, CPU, rounds=3, inner=2, warmup=0)
     assert "".join(order) == "aabbcc" + "bbccaa" + "ccaabb"
     assert {name: len(timing.milliseconds) for name, timing in found.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_runs_in_the_lead_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    bodies = {name: lambda name=name: order.append(name) for name in "ab"}
+    monkeypatch.setattr(timing, "elapsed", lambda body, device, inner: order.append("timed") or float(inner))
+    interleave(bodies, CPU, rounds=1, warmup=0, lead=2)
+    assert order == ["a", "a", "timed", "b", "b", "timed"]
+    with pytest.raises(ReplearnError, match="lead=-1"):
+        interleave(bodies, CPU, lead=-1)
 
 
 def test_ratios_are_taken_round_by_round() -> None:

@@ -40,6 +40,7 @@ from .timing import Timing, interleave, ratio
 FORMAT = "replearn-bench-inference-1"
 MODELS = ("resnet34", "resnet101", "vit_small_16")
 BATCHES = (1, 32, 64)
+LEAD = 1  # runs before each that is timed: a model that is served has run just before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ def record_of(setting: Setting, device: torch.device) -> dict[str, Any]:
         "rows": [],
         "counts": {},
         "seconds": 0.0,
+        "lead": LEAD,
         "numbers": {
             "conv": "tf32" if torch.backends.cudnn.allow_tf32 and device.type == "cuda" else "float32",
             "matmul": torch.get_float32_matmul_precision(),
@@ -126,7 +128,7 @@ def row_of(
     difference = difference_of(sides, built, images, backend)
     bodies = {kind: runner(made, images) for kind, made in built.items()}
     rounds = setting.rounds if batch > 1 else 2 * setting.rounds
-    found = interleave(bodies, device, rounds=rounds, warmup=3)
+    found = interleave(bodies, device, rounds=rounds, warmup=3, lead=LEAD)
     return {
         "model": model,
         "batch": batch,
