@@ -6,11 +6,9 @@ Without a GPU a stand-in records: it runs the model again and writes into the sa
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import replearn
-from replearn import ReplearnError, capturing, replaying
+from replearn import ReplearnError, replaying
 from replearn.capturing import Waiting, capture, refuse_waiting
 from replearn.exporting import export
 from replearn.nesting import rebuilt, signature
@@ -385,112 +383,6 @@ def test_what_cannot_be_replayed_is_said(wrong: Callable[[], Any], says: str) ->
 def test_a_tensor_on_another_device_is_said(recorded: list[str]) -> None:
     with pytest.raises(ReplearnError, match=r"Linear is on cpu and got a tensor on meta.* tensor.to\('cpu'\)"):
         Replayed(nn.Linear(3, 3))(torch.zeros(3, device="meta"))
-
-
-# ---- the recording itself, with CUDA's doors played by stand-ins ---------------------------------
-
-
-class Graph:
-    """Notes what is asked of it; ending fails where the recording was broken."""
-
-    broken = False
-    log: list[str]
-
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        Graph.log.append(f"begin {pool} {capture_error_mode} collector {gc.isenabled()}")
-
-    def capture_end(self) -> None:
-        Graph.log.append("end")
-        if Graph.broken:
-            Graph.broken = False
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-    def replay(self) -> None:
-        Graph.log.append("replay")
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    Graph.log, Graph.broken = [], False
-
-    class Stream:
-        def wait_stream(self, other: object) -> None:
-            Graph.log.append("wait")
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
-    monkeypatch.setattr(capturing, "_streams", {})
-    for name in ("stream", "device"):
-        monkeypatch.setattr(torch.cuda, name, lambda value: nullcontext())
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda device=None: None)
-    ones = torch.ones
-    monkeypatch.setattr(torch, "ones", lambda *size, device=None: ones(*size))
-    monkeypatch.setattr(
-        torch._C,
-        "_cuda_endAllocateToPool",
-        lambda index, pool: Graph.log.append(f"give up {pool} on {index}"),
-        raising=False,
-    )
-    return Graph.log
-
-
-GPU = torch.device("cuda", 1)
-
-
-def test_a_recording_is_warmed_up_and_ordered(cuda: list[str]) -> None:
-    runs: list[int] = []
-    launch, made = capture("Net", lambda: runs.append(len(cuda)) or torch.zeros(2), GPU, "pool")
-    launch()
-    assert torch.equal(made, torch.zeros(2))
-    assert runs == [1, 1, 1, 2]  # three before it begins, and one in it
-    assert cuda == ["wait", "begin pool thread_local collector False", "end", "wait", "replay"]
-    assert gc.isenabled()
-
-
-def test_all_recordings_of_a_device_are_made_on_one_stream(
-    cuda: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[object] = []
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: used.append(stream) or nullcontext())
-    for _ in range(3):
-        capture("Net", lambda: torch.zeros(2), GPU, "pool")
-    assert used == used[:1] * 3  # cuBLAS keeps memory for every stream that it works on
-
-
-def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str]) -> None:
-    def body() -> Tensor:
-        if len(cuda) > 1:
-            Graph.broken = True
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        return torch.zeros(2)
-
-    with pytest.raises(ReplearnError) as caught:
-        capture("Net", body, GPU, "pool")
-    assert (
-        "Net can't be recorded as a CUDA graph: RuntimeError: operation not permitted when stream is capturing. A"
-        in (str(caught.value))
-    )
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    assert cuda[2:4] == ["end", "give up pool on 1"]
-    assert cuda[4:] == ["begin None thread_local collector False", "end"]  # one that ends well
-    assert gc.isenabled()
-
-
-def test_errors_of_the_model_itself_and_of_memory_come_through(cuda: list[str]) -> None:
-    with pytest.raises(ZeroDivisionError):
-        capture("Net", lambda: 1 // 0, GPU, "pool")
-    assert cuda == ["wait"]
-
-    def body() -> Tensor:
-        if len(cuda) > 2:
-            raise torch.OutOfMemoryError("out of memory")
-        return torch.zeros(2)
-
-    with pytest.raises(torch.OutOfMemoryError):
-        capture("Net", body, GPU, "pool")
 
 
 def test_compiled_code_passes_the_check() -> None:

@@ -195,6 +195,47 @@ def test_calls_on_several_streams_and_in_another_recording() -> None:
     torch.testing.assert_close(inside, expected[1], rtol=1e-4, atol=1e-4)
 
 
+class Long(nn.Module):
+    """Products whose sums are so long that cuBLAS cuts them, and keeps the parts in its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1 << 16, 64) / 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x @ self.weight * scale for scale in range(1, 9)])
+
+
+def test_models_on_streams_of_their_own_do_not_work_in_the_same_memory() -> None:
+    models = [Replayed(Long().cuda()) for _ in range(2)]
+    inputs = [torch.randn(64, 1 << 16, device="cuda") for _ in models]
+    expected = [fast(x) for fast, x in zip(models, inputs, strict=True)]  # both recorded on this stream
+    torch.cuda.synchronize()
+    streams, made = [torch.cuda.Stream() for _ in models], []
+    for _ in range(50):
+        for fast, x, stream in zip(models, inputs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                made.append(fast(x))
+    torch.cuda.synchronize()
+    for number, one in enumerate(made):
+        torch.testing.assert_close(one, expected[number % 2], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["sync", "raise"])
+def test_recordings_that_fail_give_their_memory_back(how: str) -> None:
+    bad = Replayed(nn.Sequential(nn.Linear(3, 4096), nn.Linear(4096, 3), Breaking(how)).eval().cuda())
+    x, reserved = torch.randn(4096, 3, device="cuda"), []  # 64 MiB between the layers
+    with torch.no_grad():
+        bad.model[:2](x)
+    for _ in range(4):
+        with pytest.raises(ReplearnError):
+            bad(x)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] - reserved[0] < 2**25
+
+
 def test_copies_record_their_own_graphs_on_a_gpu() -> None:
     fast, x = Replayed(nn.Linear(64, 64).eval().cuda()), torch.randn(4, 64, device="cuda")
     expected = fast(x)

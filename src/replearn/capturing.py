@@ -22,8 +22,9 @@ SIZED_BY_VALUES = {
     *(aten.unique_dim_consecutive, aten._unique, aten._unique2),
 }
 WARM_UP = 3  # runs: cuDNN and Triton choose their kernels in the first ones, and compilers compile
-_streams: dict[int, torch.cuda.Stream] = {}
-_turn = threading.RLock()
+_sides: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device, and by the stream that they are beside
+_turns: dict[torch.cuda.Stream, Turns] = {}  # by the stream that graphs were recorded on
+_alone = threading.RLock()  # for who records
 _failed: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at them: they must not be freed
 
 Launch = Callable[[], None]
@@ -52,35 +53,68 @@ def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any)
             raise ReplearnError(refusal(name, f"{type(error).__name__}: {why}")) from error
 
 
+class Turns:
+    """For what works in the same memory: a stream that takes its turn waits for the one before it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.last: torch.cuda.Stream | None = None
+
+    def take(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            now = torch.cuda.current_stream(device)
+            if self.last is not None and now != self.last:
+                now.wait_stream(self.last)
+            self.last = now
+
+
+class _Here(threading.local):
+    recording = False
+
+
+_here = _Here()
+
+
+def is_recording() -> bool:
+    """Does this thread warm up or record, or anybody on the current stream?"""
+    return _here.recording or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
 @contextmanager
 def on_the_side(device: torch.device) -> Iterator[None]:
     """On the stream for warming up and recording, after all that the current one has to do, and before it goes on.
 
-    There is one on each device, for all: cuBLAS keeps 68 MB for every stream that it ever worked on, and memory
-    that was used on one stream is used again on that stream alone. So threads take turns on it.
+    Each stream has one beside it, for all: cuBLAS keeps 68 MB for every stream that it ever worked on, and memory
+    that was used on one stream is used again on that stream alone. So threads take turns.
     """
-    with _turn, torch.cuda.device(device):
-        place = torch.cuda.current_device()
-        stream, current = _streams.get(place), torch.cuda.current_stream()
+    with _alone, torch.cuda.device(device):
+        current, was = torch.cuda.current_stream(), _here.recording
+        key = torch.cuda.current_device(), current.cuda_stream
+        stream = _sides.get(key)
         if stream is None:
-            stream = _streams[place] = torch.cuda.Stream()
+            stream = _sides[key] = torch.cuda.Stream()
         stream.wait_stream(current)
-        # torch.cuda.graph would leave this stream the current one where a recording fails
-        with torch.cuda.stream(stream):
-            yield
-        current.wait_stream(stream)
+        _here.recording = True
+        try:
+            # torch.cuda.graph would leave this stream the current one where a recording fails
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            _here.recording = was
+            current.wait_stream(stream)
 
 
 def take_workspaces(device: torch.device) -> None:
     """Have cuBLAS take its memory for both streams now, so that the first who multiplies is not charged for it."""
 
     def multiply() -> None:
-        x = torch.ones(16, 16, device=device)
-        addmm(x[0], x @ x, x)
+        x = torch.ones(16, 16, device=device, requires_grad=True)
+        addmm(x[0], x @ x, x).sum().backward()  # in a thread of its own, for which cuBLAS takes as much again
 
-    multiply()
-    with on_the_side(device):
+    with torch.enable_grad():
         multiply()
+        with on_the_side(device):
+            multiply()
 
 
 def recorded(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
@@ -94,7 +128,7 @@ def recorded(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 made = body()
-            except Exception as error:
+            except BaseException as error:
                 first = error  # the end of the recording raises another one, which says less
                 raise
             finally:
@@ -102,7 +136,19 @@ def recorded(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[
     except Exception as error:
         recover(graph, device, pool)
         raise (first or error) from None
-    return graph.replay, made
+    return in_turn(graph, device), made
+
+
+def in_turn(graph: torch.cuda.CUDAGraph, device: torch.device) -> Launch:
+    """Launch it after the others that were recorded on this stream: cuBLAS gave all the same memory to work in."""
+    turns = _turns.setdefault(torch.cuda.current_stream(device), Turns())
+
+    def launch() -> None:
+        with turns.lock:
+            turns.take(device)
+            graph.replay()
+
+    return launch
 
 
 def refusal(name: str, why: str) -> str:
@@ -117,15 +163,17 @@ def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> Non
     """Undo what a failed recording leaves behind, which torch does not.
 
     The allocator goes on recording for the graph, by a pointer to it, so that nothing cached can be given back any
-    more; the random generator believes itself in a recording until one ends well.
+    more, what was recorded least of all; the random generator believes itself in a recording until one ends well.
     """
     _failed.append(graph)
+    place = device.index if device.index is not None else torch.cuda.current_device()
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)
     try:
         if end is not None:
-            end(device.index if device.index is not None else torch.cuda.current_device(), pool)
+            end(place, pool)
+            torch._C._cuda_releasePool(place, pool)  # which a graph does where its recording ended well
     except RuntimeError:  # it had ended: the recording failed later, or before it began
-        pass
+        graph.reset()
     torch.cuda.synchronize(device)
     with collector_off():
         empty, one = torch.cuda.CUDAGraph(), torch.ones(1, device=device)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .capturing import Launch, capture
+from .capturing import Launch, Turns, capture, is_recording
 from .errors import ReplearnError
 from .nesting import rebuilt, signature
 from .verifying import tensors_in
@@ -49,7 +49,7 @@ class Replayed(nn.Module):
     def _begin(self) -> None:
         self._recordings: OrderedDict[Hashable, Recording] = OrderedDict()
         self._pool: Any = None
-        self._stream: Any = None
+        self._turns = Turns()  # graphs share buffers and memory
         self._lock = threading.RLock()
 
     @property
@@ -60,14 +60,14 @@ class Replayed(nn.Module):
     def forget(self) -> None:
         """Drop every graph; the next calls record anew."""
         with self._lock:
-            if any(recording.device.type == "cuda" for recording in self._recordings.values()):
-                torch.cuda.synchronize()  # one may be running
+            for device in {recording.device for recording in self._recordings.values()}:
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)  # one may be running
             self._recordings.clear()
-            self._pool = self._stream = None
+            self._pool, self._turns = None, Turns()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            # somebody else's graph takes up the model itself
+        if is_recording():  # somebody else's graph takes up the model itself
             return self.model(*args, **kwargs)
         given: list[Tensor] = []
         around = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
@@ -76,13 +76,13 @@ class Replayed(nn.Module):
             found = self._recordings.get(key)
             if found is not None:
                 self._recordings.move_to_end(key)
-                self._wait_for_turn(found.device)
+                self._turns.take(found.device)
                 made = found.run(given)
                 # looked up while the GPU works; what it reads is held, so a replay in vain does no harm
                 if found.weights.are_those_of(self.model):
                     return made
             found = self._record(key, args, kwargs, given)
-            self._wait_for_turn(found.device)
+            self._turns.take(found.device)
             return found.run(given)
 
     def _record(self, key: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording:
@@ -104,14 +104,6 @@ class Replayed(nn.Module):
             raise
         return self._recordings[key]
 
-    def _wait_for_turn(self, device: torch.device) -> None:
-        """Graphs share buffers and memory: a call on another stream waits for the one before it."""
-        if device.type == "cuda":
-            now = torch.cuda.current_stream(device)
-            if self._stream is not None and now != self._stream:
-                now.wait_stream(self._stream)
-            self._stream = now
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Replayed:
         self.forget()  # at once, so that the memory of the old weights is free
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -119,7 +111,7 @@ class Replayed(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs, which can't be copied or stored; a copy records its own."""
-        own = ("_recordings", "_pool", "_stream", "_lock")
+        own = ("_recordings", "_pool", "_turns", "_lock")
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         return {name: value for name, value in state.items() if name not in own}
 

@@ -1,0 +1,341 @@
+"""A recording and its launches, with CUDA's doors played by stand-ins: what runs on which stream, after what."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from replearn import ReplearnError, capturing
+from replearn.capturing import capture, on_the_side, take_workspaces
+from replearn.replaying import Recording, Replayed, Weights
+from replearn.training.step import CapturedStep
+
+GPU = torch.device("cuda", 1)
+
+
+class Graph:
+    """Notes what is asked of it; ending fails where the recording was broken."""
+
+    broken = False
+    log: list[str]
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        Graph.log.append(f"begin {pool} {capture_error_mode} collector {gc.isenabled()}")
+
+    def capture_end(self) -> None:
+        Graph.log.append("end")
+        if Graph.broken:
+            Graph.broken = False
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def replay(self) -> None:
+        Graph.log.append("replay")
+
+    def reset(self) -> None:
+        Graph.log.append("reset")
+
+
+class Stream:
+    """Known by a number; 0 is the one that all begin on, and those made here are counted from 100."""
+
+    current: Stream
+    made = 100
+
+    def __init__(self, number: int | None = None) -> None:
+        if number is None:
+            number, Stream.made = Stream.made, Stream.made + 1
+        self.cuda_stream = number
+
+    def wait_stream(self, other: Stream) -> None:
+        Graph.log.append(f"{self.cuda_stream} waits for {other.cuda_stream}")
+
+
+@contextmanager
+def on(stream: Stream) -> Iterator[None]:
+    before, Stream.current = Stream.current, stream
+    yield
+    Stream.current = before
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    Graph.log, Graph.broken, Stream.current, Stream.made = [], False, Stream(0), 100
+
+    @contextmanager
+    def device(place: torch.device) -> Iterator[None]:
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: place.index)
+        yield
+
+    def give_up(index: int, pool: str) -> None:
+        if pool == "ended":
+            raise RuntimeError("not currently recording to mempool_id")
+        Graph.log.append(f"give up {pool} on {index}")
+
+    def release(index: int, pool: str) -> None:
+        Graph.log.append(f"release {pool} on {index}")
+
+    for name in ("_sides", "_turns"):
+        monkeypatch.setattr(capturing, name, {})
+    stand_ins: dict[str, Any] = {
+        "CUDAGraph": Graph,
+        "Stream": Stream,
+        "stream": on,
+        "device": device,
+        "current_stream": lambda device=None: Stream.current,
+        "graph_pool_handle": lambda: "new",
+        "max_memory_allocated": lambda device: 10_000,
+        **dict.fromkeys(("synchronize", "empty_cache", "reset_peak_memory_stats"), lambda device=None: None),
+        **dict.fromkeys(("get_rng_state", "set_rng_state"), lambda *given: None),
+    }
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device=None, **options: ones(*size, **options))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", give_up, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+    return Graph.log
+
+
+def a_graph() -> Callable[[], None]:
+    return capture("Net", lambda: torch.zeros(2), GPU, "pool")[0]
+
+
+def test_a_recording_is_warmed_up_and_ordered(cuda: list[str]) -> None:
+    runs: list[int] = []
+    launch, made = capture("Net", lambda: runs.append(len(cuda)) or torch.zeros(2), GPU, "pool")
+    launch()
+    assert torch.equal(made, torch.zeros(2))
+    assert runs == [1, 1, 1, 2]  # three before it begins, and one in it
+    begin = "begin pool thread_local collector False"
+    assert cuda == ["100 waits for 0", begin, "end", "0 waits for 100", "replay"]
+    assert gc.isenabled()
+
+
+def test_all_recordings_from_a_stream_are_made_on_one(cuda: list[str]) -> None:
+    used = []
+    for number in (0, 0, 7, 0, 7):
+        with on(Stream(number)):
+            capture("Net", lambda: used.append(Stream.current.cuda_stream) or torch.zeros(2), GPU, "pool")
+    # cuBLAS keeps memory for every stream that it works on, and what may run at once must not work in the same
+    assert used == [*[100] * 8, *[101] * 4, *[100] * 4, *[101] * 4]
+    with on_the_side(torch.device("cuda", 0)):
+        assert Stream.current.cuda_stream == 102
+
+
+def test_graphs_that_work_in_the_same_memory_are_launched_in_turn(cuda: list[str]) -> None:
+    first, second = a_graph(), a_graph()
+    one, two = Stream(7), Stream(8)
+    with on(two):
+        other = a_graph()
+    cuda.clear()
+    for stream, launch in ((one, first), (one, second), (two, other), (two, first), (one, second)):
+        with on(stream):
+            launch()
+    assert cuda == [*["replay"] * 3, "8 waits for 7", "replay", "7 waits for 8", "replay"]
+
+
+def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str]) -> None:
+    def body() -> Tensor:
+        if len(cuda) > 1:
+            Graph.broken = True
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return torch.zeros(2)
+
+    with pytest.raises(ReplearnError) as caught:
+        capture("Net", body, GPU, "pool")
+    assert (
+        "Net can't be recorded as a CUDA graph: RuntimeError: operation not permitted when stream is capturing. A"
+        in (str(caught.value))
+    )
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert cuda[2:5] == ["end", "give up pool on 1", "release pool on 1"]
+    assert cuda[5:] == ["begin None thread_local collector False", "end", "0 waits for 100"]  # one that ends well
+    assert gc.isenabled()
+
+
+def test_a_recording_that_ended_before_its_error_gives_its_memory_back(cuda: list[str]) -> None:
+    def body() -> Tensor:
+        if len(cuda) > 1:
+            raise KeyError("only while recording")
+        return torch.zeros(2)
+
+    with pytest.raises(ReplearnError, match="KeyError: 'only while recording'"):
+        capture("Net", body, GPU, "ended")
+    assert cuda[2:4] == ["end", "reset"]
+
+
+def test_an_interruption_comes_through(cuda: list[str]) -> None:
+    def body() -> Tensor:
+        if len(cuda) > 1:
+            Graph.broken = True
+            raise KeyboardInterrupt
+        return torch.zeros(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        capture("Net", body, GPU, "pool")
+    assert "release pool on 1" in cuda
+
+
+def test_errors_of_the_model_itself_and_of_memory_come_through(cuda: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        capture("Net", lambda: 1 // 0, GPU, "pool")
+    assert cuda == ["100 waits for 0", "0 waits for 100"]  # what it began may still be at work
+
+    def body() -> Tensor:
+        if len(cuda) > 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.zeros(2)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        capture("Net", body, GPU, "pool")
+
+
+def test_cublas_takes_its_memory_for_both_streams_and_both_passes(
+    cuda: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    backward = Tensor.backward
+
+    def note(tensor: Any) -> None:
+        found.append((Stream.current.cuda_stream, [node.name() for node, _ in tensor.grad_fn.next_functions]))
+        backward(tensor)
+
+    monkeypatch.setattr(Tensor, "backward", note)
+    with torch.no_grad():
+        take_workspaces(GPU)
+    assert found == [(0, ["AddmmBackward0"]), (100, ["AddmmBackward0"])]  # a backward pass has a thread of its own
+
+
+# ---- a replayed model ----------------------------------------------------------------------------
+
+
+def test_a_replayed_model_in_another_one_is_recorded_with_it_and_nobody_waits_for_ever(cuda: list[str]) -> None:
+    model, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    inner, made = Replayed(model), []
+
+    def record() -> None:
+        with on_the_side(GPU), torch.no_grad():
+            made.append(inner(x))
+
+    with inner._lock:  # as a call has it that waits to record
+        other = threading.Thread(target=record)
+        other.start()
+        other.join(timeout=10)
+        assert not other.is_alive()
+    assert torch.equal(made[0], model(x))
+    assert inner.num_graphs == 0
+
+
+def test_forgetting_waits_for_the_device_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    fast = Replayed(nn.Linear(3, 2))
+    for key, device in enumerate((GPU, GPU, torch.device("cpu"))):
+        fast._recordings[key] = Recording(device, [], None, lambda: None, Weights(fast.model), [])
+    fast.forget()
+    assert (waited, fast.num_graphs) == ([GPU], 0)
+
+
+# ---- a training step -----------------------------------------------------------------------------
+
+
+class Trained:
+    """A model in training, whose step fails when it is told to."""
+
+    def __init__(self, fails_at: int = 0) -> None:
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.sums, self.runs, self.fails_at = torch.zeros(1), 0, fails_at
+
+    def body(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(8, 3)).square().sum().backward()
+        self.sums += 1
+        self.optimizer.step()
+        self.runs += 1
+        if self.runs == self.fails_at:
+            raise RuntimeError("out of memory, say")
+
+    def captured(self) -> CapturedStep:
+        return CapturedStep(self.body, self.model, self.optimizer, [self.sums])
+
+    def values(self) -> list[Tensor]:
+        held = [*self.model.state_dict().values(), self.sums, torch.get_rng_state()]
+        return [tensor.clone() for tensor in held]
+
+
+@pytest.mark.parametrize("fails_at", [0, 2, 4])  # not at all, in the warm-up, in the recording
+def test_a_step_that_is_recorded_or_not_leaves_everything_as_it_was(fails_at: int, cuda: list[str]) -> None:
+    trained = Trained(fails_at)
+    before = trained.values()
+    if fails_at:
+        with pytest.raises(RuntimeError, match="out of memory, say"):
+            trained.captured()
+    else:
+        step = trained.captured()
+        step()
+        assert cuda[-2:] == ["0 waits for 100", "replay"]
+        assert step.peak_memory == 10_000 - sum(t.nbytes for t in before[:-1])
+    for one, other in zip(trained.values(), before, strict=True):
+        assert torch.equal(one, other)
+    for state in trained.optimizer.state.values():
+        assert not state["momentum_buffer"].any()
+
+
+def test_a_step_is_recorded_where_its_model_is(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[torch.device] = []
+
+    @contextmanager
+    def device(place: torch.device) -> Iterator[None]:
+        places.append(place)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    trained = Trained()
+    trained.captured()
+    assert places == [next(trained.model.parameters()).device]  # and not the device that happens to be current
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_captured_step_draws_the_random_numbers_of_a_plain_one() -> None:
+    trained = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(), nn.Linear(64, 4)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(16, 8, device="cuda")
+
+        def body(model: nn.Module = model, optimizer: Any = optimizer, x: Tensor = x) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            model(x).square().sum().backward()
+            optimizer.step()
+
+        torch.manual_seed(1)  # as a run does before every step, and the first of them is recorded
+        step: Any = CapturedStep(body, model, optimizer, []) if captured else body
+        step()
+        trained.append([parameter.detach().clone() for parameter in model.parameters()])
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_after_cublas_took_its_memory_training_takes_no_more_of_it() -> None:
+    device = torch.device("cuda")
+    weight = torch.randn(64, 64, device=device, requires_grad=True)
+    take_workspaces(device)
+    for around in (nullcontext, lambda: on_the_side(device)):
+        before = torch.cuda.memory_allocated()
+        with around():
+            (weight @ weight).sum().backward()
+        weight.grad = None
+        assert torch.cuda.memory_allocated() - before < 2**20  # 32 MiB for each thread and stream on an H200
