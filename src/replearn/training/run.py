@@ -198,7 +198,8 @@ class Run:
         except (RuntimeError, ValueError) as error:
             torch.cuda.synchronize()
             self.optimizer.zero_grad(set_to_none=True)
-            self.note(f"step not captured, running it eagerly: {str(error).splitlines()[0]}")
+            why = (str(error).splitlines() or ["no message"])[0]
+            self.note(f"step not captured, running it eagerly: {why}")
 
     def note(self, text: str) -> None:
         if text not in self.notes:

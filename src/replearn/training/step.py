@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..capturing import on_the_side, recorded
+from ..capturing import WARM_UP, on_the_side, recorded
 
 Body = Callable[[], None]
 
@@ -17,29 +17,31 @@ class CapturedStep:
     """A training step recorded once and replayed: launching it costs microseconds.
 
     `body` must read its inputs from fixed tensors and keep its results in fixed tensors. Warm-up
-    runs the step for real, so everything it changes is put back before recording.
+    runs the step for real, so everything it changes is put back, random numbers too, also where
+    the step can't be recorded.
     """
 
     def __init__(
         self, body: Body, model: nn.Module, optimizer: torch.optim.Optimizer, extra: list[Tensor]
     ) -> None:
         held = [*model.parameters(), *model.buffers(), *extra]
+        device = held[0].device
         before = [tensor.detach().clone() for tensor in held]
         states = {id(t): t.clone() for t in optimizer_tensors(optimizer)}
-        device = torch.device("cuda", torch.cuda.current_device())
-        with on_the_side(device):
-            for _ in range(3):
-                body()
-            self.put_back(held, before, optimizer, states)
-            optimizer.zero_grad(set_to_none=True)
-            gc.collect()  # what lies in cycles would count
-            torch.cuda.reset_peak_memory_stats()
-            self.launch, _ = recorded(body, device, torch.cuda.graph_pool_handle())
-        # a replay allocates nothing, so this is the only time that the step's memory can be seen; the copies made
-        # above are gone afterwards and don't count
         copies = sum(tensor.untyped_storage().nbytes() for tensor in [*before, *states.values()])
-        self.peak_memory = torch.cuda.max_memory_allocated() - copies
-        self.put_back(held, before, optimizer, states)
+        try:
+            with torch.random.fork_rng([device]), on_the_side(device):
+                for _ in range(WARM_UP):
+                    body()
+                optimizer.zero_grad(set_to_none=True)
+                gc.collect()  # what lies in cycles would count
+                torch.cuda.reset_peak_memory_stats(device)
+                self.launch, _ = recorded(body, device, torch.cuda.graph_pool_handle())
+                # a replay allocates nothing, so this is the only time that the step's memory can be seen; the
+                # copies made above are gone afterwards and don't count
+                self.peak_memory = torch.cuda.max_memory_allocated(device) - copies
+        finally:
+            self.put_back(held, before, optimizer, states)
 
     @staticmethod
     @torch.no_grad()
