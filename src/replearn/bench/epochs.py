@@ -11,7 +11,7 @@ import torch
 
 from ..capturing import take_workspaces
 from ..errors import ReplearnError
-from ..training.fit import settings
+from ..training.fit import settings, streams_for
 from ..training.processes import Processes
 from ..training.run import Run, RunSpec
 from ..training.tasks import Task, task_named
@@ -67,7 +67,7 @@ def compare_epochs(
         for label, group in wanted.items():
             before = torch.cuda.memory_allocated(device) if on_gpu else 0
             groups[label] = [run_of(spec) for spec in group]
-            streams[label] = [torch.cuda.Stream(device) if len(group) > 1 and on_gpu else None for _ in group]
+            streams[label] = streams_for(len(group), device)
             _epoch(groups[label], streams[label])  # compiles and captures
             memory[label] = groups[label][0].peak_memory - before if on_gpu and len(group) == 1 else None
         bodies = {label: partial(_epoch, groups[label], streams[label]) for label in groups}

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -99,7 +100,7 @@ def _train(
     together = [run for run in runs if not run.finished]
     for run in together if len(together) > 1 else []:
         run.note(SHARED)
-    streams = [torch.cuda.Stream(device) if device.type == "cuda" and len(runs) > 1 else None for _ in runs]
+    streams = streams_for(len(runs), device)
     talk = progress if processes.leads else None
     if talk:
         talk.begin([run.title for run in runs])
@@ -201,6 +202,18 @@ def local_rank() -> int:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def streams_for(runs: int, device: torch.device) -> list[Any]:
+    """A stream for each of several runs that share a GPU, and the same ones for the next that do."""
+    alone = runs == 1 or device.type != "cuda"
+    return [None if alone else _stream(device, number) for number in range(runs)]
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    # cuBLAS keeps memory for every stream that it ever worked on
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
