@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -142,6 +143,19 @@ def test_runs_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
         alone = fit([spec(tmp_path / f"a{variant}{seed}", variant, seed)], device="cpu")[0]
         assert measured(alone) == measured(result)
     assert measured(together[0]) != measured(together[1])
+
+
+def test_runs_that_share_a_gpu_take_the_same_streams_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from replearn.training import fit as fit_module
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    monkeypatch.setattr(fit_module, "_stream", functools.cache(fit_module._stream.__wrapped__))
+    gpu = torch.device("cuda", 0)
+    three, two = fit_module.streams_for(3, gpu), fit_module.streams_for(2, gpu)
+    assert len(set(three)) == 3
+    assert two == three[:2]
+    assert fit_module.streams_for(1, gpu) == [None]
+    assert fit_module.streams_for(2, torch.device("cpu")) == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -387,6 +401,20 @@ def test_a_resumed_run_is_bit_equal_on_a_gpu_in_deterministic_mode(
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_runs_that_share_a_gpu_do_not_disturb_each_other(tmp_path: Path) -> None:
+    changes = {"model": "vit:64:4:4:4", "epochs": 4}
+    together = fit(
+        [spec(tmp_path / f"t{n}", seed=n, **changes) for n in range(4)], device="cuda", deterministic=True
+    )
+    for number, result in enumerate(together):
+        made = spec(tmp_path / f"a{number}", seed=number, **changes)
+        alone = fit([made], device="cuda", deterministic=True)[0]
+        for a, b in zip(measured(alone), measured(result), strict=True):
+            assert a[0] == pytest.approx(b[0], rel=1e-3)
 
 
 @pytest.mark.cuda

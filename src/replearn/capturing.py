@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,6 @@ SIZED_BY_VALUES = {
 }
 WARM_UP = 3  # runs: cuDNN and Triton choose their kernels in the first ones, and compilers compile
 _sides: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device, and by the stream that they are beside
-_turns: dict[torch.cuda.Stream, Turns] = {}  # by the stream that graphs were recorded on
 _alone = threading.RLock()  # for who records
 _failed: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at them: they must not be freed
 
@@ -73,6 +73,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_turns: defaultdict[torch.cuda.Stream, Turns] = defaultdict(Turns)  # by the stream that graphs are recorded on
 
 
 def is_recording() -> bool:
@@ -97,7 +98,8 @@ def on_the_side(device: torch.device) -> Iterator[None]:
         _here.recording = True
         try:
             # torch.cuda.graph would leave this stream the current one where a recording fails
-            with torch.cuda.stream(stream):
+            with _turns[stream].lock, torch.cuda.stream(stream):
+                _turns[stream].take(device)
                 yield
         finally:
             _here.recording = was
@@ -141,7 +143,7 @@ def recorded(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[
 
 def in_turn(graph: torch.cuda.CUDAGraph, device: torch.device) -> Launch:
     """Launch it after the others that were recorded on this stream: cuBLAS gave all the same memory to work in."""
-    turns = _turns.setdefault(torch.cuda.current_stream(device), Turns())
+    turns = _turns[torch.cuda.current_stream(device)]
 
     def launch() -> None:
         with turns.lock:
