@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from replearn import ReplearnError, capturing
-from replearn.capturing import capture, on_the_side, take_workspaces
+from replearn.capturing import capture, collector_off, on_the_side, take_workspaces
 from replearn.replaying import Recording, Replayed, Weights
 from replearn.training.step import CapturedStep
 
@@ -187,6 +188,24 @@ def test_a_recording_that_ended_before_its_error_gives_its_memory_back(cuda: lis
     with pytest.raises(ReplearnError, match="KeyError: 'only while recording'"):
         capture("Net", body, GPU, "ended")
     assert cuda[2:4] == ["end", "reset"]
+
+
+def test_a_recording_that_fails_holds_nothing_of_what_it_made(cuda: list[str]) -> None:
+    held: list[weakref.ref[nn.Module]] = []
+
+    def body() -> Tensor:
+        made = nn.Identity()
+        held.append(weakref.ref(made))
+        if len(cuda) > 1:
+            Graph.broken = True
+            raise RuntimeError("out of memory, say")
+        return torch.zeros(2)
+
+    with collector_off():  # memory must not wait for it
+        with suppress(ReplearnError):
+            capture("Net", body, GPU, "pool")
+        assert len(held) == 4
+        assert not any(made() for made in held)
 
 
 def test_an_interruption_comes_through(cuda: list[str]) -> None:

@@ -138,6 +138,8 @@ def recorded(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[
     except Exception as error:
         recover(graph, device, pool)
         raise (first or error) from None
+    finally:
+        first = None  # it knows this frame, and what the body made would stay until Python finds the circle
     return in_turn(graph, device), made
 
 
