@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 import replearn
-from replearn import operators
+from replearn import capturing, operators
 from replearn.operators import expansion
 from replearn.operators.expansion import can_expand, normalised_expansion
 from replearn.training.architectures import architecture
@@ -126,6 +126,14 @@ def test_a_small_expansion_pays_only_where_launches_are_free() -> None:
     with expansion.free_launches():
         assert expansion.pays(z, conv)
     assert not expansion.pays(z, conv)
+
+
+def test_the_warm_up_of_a_recording_runs_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, z = nn.Conv2d(4, 16, 1), torch.zeros(1, 4, 2, 2)
+    monkeypatch.setattr(expansion, "kernels_run_on", lambda tensor: True)
+    assert not expansion.pays(z, conv)
+    monkeypatch.setattr(capturing._here, "recording", True)  # as it is on the side stream
+    assert expansion.pays(z, conv)
 
 
 @runs_kernels

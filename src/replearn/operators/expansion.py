@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from ..capturing import is_recording
 from .fused import kernels_run_on, transformed
 from .layers import Convolution
 
@@ -72,7 +73,7 @@ def pays(z: Tensor, conv: nn.Conv2d) -> bool:
     """Whether what the GPU saves is more than what Python takes to launch a dozen kernels more."""
     if torch.compiler.is_compiling() or _free.get() or z.numel() // conv.in_channels * conv.out_channels >= LEAST:
         return True
-    return kernels_run_on(z) and torch.cuda.is_current_stream_capturing()  # launches cost nothing there
+    return kernels_run_on(z) and is_recording()  # launches cost nothing there
 
 
 @contextmanager
