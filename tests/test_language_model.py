@@ -121,6 +121,54 @@ def test_what_the_model_cannot_do_is_refused() -> None:
         model()(torch.zeros(1, 13, dtype=torch.int64))
     with pytest.raises(ReplearnError, match="width 16 can't have 3 heads"):
         model(num_heads=3)
+    with pytest.raises(ReplearnError, match=r"dropout=1\.5 is no share"):
+        model(dropout=1.5)
+
+
+WORDS = torch.zeros(2, 12, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (WORDS + 30, r"The words hold the number 30, .* has 30 words, 0 to 29\. .*vocabulary that the model was"),
+        (WORDS - 1, r"The words hold the number -1"),
+        (WORDS.float(), r"int64 tensor of shape \(batch, length\).*this is torch\.float32 of shape \(2, 12\)"),
+        (WORDS[0], r"this is torch\.int64 of shape \(12,\)"),
+        ([[1, 2]], "this is list"),
+        (WORDS[:, :0], r"There are no words in a tensor of shape \(2, 0\)"),
+    ],
+)
+def test_words_that_are_no_numbered_words_of_the_vocabulary_are_refused(words: torch.Tensor, told: str) -> None:
+    with pytest.raises(ReplearnError, match=told):
+        model()(words)
+
+
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (WORDS + 30, "The targets hold the number 30"),
+        (WORDS - 5, "The targets hold the number -5"),
+        (WORDS[:, :4], r"words of shape \(2, 12\) can't have targets of shape \(2, 4\)"),
+        (WORDS.float(), "The targets of a language model are an int64 tensor"),
+    ],
+)
+def test_targets_that_are_no_words_are_refused_but_those_that_do_not_count(targets: torch.Tensor, told: str) -> None:
+    with pytest.raises(ReplearnError, match=told):
+        model()(WORDS, targets)
+    ignored = torch.full_like(WORDS, -100)
+    assert model()(WORDS, ignored) == 0
+
+
+def test_a_language_model_is_one_flat_graph_too() -> None:
+    lm, words = model(), torch.randint(30, (2, 8))
+    replearn.replace_(lm, replearn.plan(lm, interval=2, first=2))
+    lm.eval()
+    flat = replearn.deploy(lm, words, flatten=True)
+    assert torch.equal(flat(words), replearn.deploy(lm)(words))
+    assert flat(torch.randint(30, (3, 12))).shape == (3, 12, 30)  # another length, too
+    fastest = replearn.deploy(lm, words, flatten=True, merge=True)
+    assert fastest.meta["absorbed"] == ("blocks.1 -> blocks.0.down", "blocks.3 -> blocks.2.down")
 
 
 # ---- through the engine -------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..anatomy import Anatomy, anatomy
 from ..errors import ReplearnError
-from .linear_cross_entropy import linear_cross_entropy
+from .linear_cross_entropy import IGNORED, linear_cross_entropy
 
 
 class Attention(nn.Module):
@@ -71,6 +71,8 @@ class TransformerLM(nn.Module):
     """A causal language model: numbers of words in, logits out; with targets, their mean cross-entropy.
 
     The loss of a training step never holds all logits at once. `tied=False` gives the output a matrix of its own.
+    Raises ReplearnError for sequences longer than `max_length`, for anything but whole numbers in a (batch, length),
+    and for numbers outside of the vocabulary: the last on a CPU only, for a GPU would have to be waited for.
 
     >>> model = TransformerLM(num_words=100, dim=16, depth=4, num_heads=2, hidden=32, max_length=8)
     >>> model(torch.zeros(2, 8, dtype=torch.int64)).shape
@@ -96,6 +98,8 @@ class TransformerLM(nn.Module):
                 f"{hidden}, {max_length} positions and {num_words} words: all are at least 1, and the heads "
                 "divide the width."
             )
+        if not 0 <= dropout < 1:
+            raise ReplearnError(f"dropout={dropout} is no share of what is dropped: write one from 0 to below 1.")
         self.words = nn.Embedding(num_words, dim)
         self.positions = nn.Embedding(max_length, dim)
         self.dropout = nn.Dropout(dropout)
@@ -118,16 +122,51 @@ class TransformerLM(nn.Module):
         return self.positions.num_embeddings
 
     def forward(self, words: Tensor, targets: Tensor | None = None) -> Tensor:
-        length = words.shape[-1]
-        if length > self.max_length:
-            raise ReplearnError(
-                f"A sequence of {length} words is longer than the {self.max_length} positions of this "
-                f"{type(self).__name__}. Cut it, or build the model with max_length={length}."
-            )
-        places = torch.arange(length, device=words.device)
+        if not isinstance(words, fx.Proxy):  # what a flat graph is traced with, which holds no checks
+            check_words(words, "words", self.words.num_embeddings)
+            if targets is not None:
+                check_targets(targets, words, self.words.num_embeddings)
+            if words.shape[1] > self.max_length:
+                raise ReplearnError(
+                    f"A sequence of {words.shape[1]} words is longer than the {self.max_length} positions of this "
+                    f"{type(self).__name__}. Cut it, or build the model with max_length={words.shape[1]}."
+                )
+        places = torch.arange(words.shape[1], device=words.device)
         x = self.dropout(self.words(words) + self.positions(places))
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
         made: Tensor = self.head(x) if targets is None else linear_cross_entropy(x, self.head.weight, targets)
         return made
+
+
+def check_words(words: Tensor, what: str, num_words: int) -> None:
+    """Refuse what is no batch of numbered words; the numbers too, where they can be read without waiting for them."""
+    if not isinstance(words, Tensor) or words.dtype not in (torch.int64, torch.int32) or words.dim() != 2:
+        told = f"{words.dtype} of shape {tuple(words.shape)}" if isinstance(words, Tensor) else type(words).__name__
+        raise ReplearnError(
+            f"The {what} of a language model are an int64 tensor of shape (batch, length), as "
+            f"torch.tensor([[3, 1, 4]]); this is {told}."
+        )
+    if not words.numel():
+        raise ReplearnError(f"There are no {what} in a tensor of shape {tuple(words.shape)}.")
+    if type(words) is not Tensor or words.device.type != "cpu" or torch.compiler.is_compiling():
+        return  # no values yet, or on a GPU
+    read = torch.where(words == IGNORED, 0, words) if what == "targets" else words
+    low, high = (int(number) for number in read.aminmax())
+    if low < 0 or high >= num_words:
+        raise ReplearnError(
+            f"The {what} hold the number {low if low < 0 else high}, and the vocabulary of this model has "
+            f"{num_words:,} words, 0 to {num_words - 1}. Number the text with the vocabulary that the model was "
+            "trained with, or build the model for this one (num_words=)."
+        )
+
+
+def check_targets(targets: Tensor, words: Tensor, num_words: int) -> None:
+    """Refuse anything but one target for each word: the number of a word, or IGNORED."""
+    check_words(targets, "targets", num_words)
+    if targets.shape != words.shape:
+        raise ReplearnError(
+            f"There is one target for each word: words of shape {tuple(words.shape)} can't have targets of shape "
+            f"{tuple(targets.shape)}."
+        )
