@@ -23,10 +23,8 @@ from torch import Tensor, nn
 import replearn
 from replearn import recipes
 from replearn.bench.inference_int8 import quantized, time_int8
-from replearn.training.augmentation import DeviceImages
-from replearn.training.data import load
 from replearn.training.fit import fit
-from replearn.training.recipe import Augment, Variant
+from replearn.training.recipe import Variant
 from replearn.training.results import hardware_of, versions_of, write_atomically
 from replearn.training.run import RunSpec
 from replearn.training.trained import read_trained
@@ -51,8 +49,8 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, floa
     return {"top1": 100 * float(hits[:, 0].float().mean()), "top5": 100 * float(hits.any(1).float().mean())}
 
 
-def measure(folder: Path, data: Any, num_test: int, batch: int, rounds: int) -> dict[str, Any]:
-    run = read_trained(folder)
+def measure(folder: Path, root: Path | None, num_test: int, batch: int, rounds: int) -> dict[str, Any]:
+    run = read_trained(folder, root=root)
     about = {
         "model": run.recipe.model,
         "method": run.label,
@@ -61,7 +59,8 @@ def measure(folder: Path, data: Any, num_test: int, batch: int, rounds: int) -> 
     }
     model = run.model
     plain = replearn.deploy(model, run.example) if hasattr(model, "_replearn_plan") else replearn.streamline(model)
-    pictures = DeviceImages(data, Augment(), torch.device("cpu"))
+    pictures = run.images  # of the classes and the size that it was trained on
+    num_test = min(num_test, len(pictures.test_labels))
     order = torch.randperm(len(pictures.test_labels), generator=torch.Generator().manual_seed(0))[:num_test]
     images, labels = pictures.normalised(pictures.test_images[order]), pictures.test_labels[order]
     draws = torch.zeros(256, 4, dtype=torch.int64)
@@ -89,7 +88,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    data = load(options.data, options.data_root)
     folders = list(options.runs) or [
         train(name, model, variant, options.data, options.epochs, options.data_root)
         for name, model in MODELS
@@ -97,7 +95,7 @@ def main() -> None:
     ]
     rows = []
     for folder in folders:
-        rows.append(measure(folder, data, min(options.test_images, data.num_test), options.batch, options.rounds))
+        rows.append(measure(folder, options.data_root, options.test_images, options.batch, options.rounds))
         print(json.dumps(rows[-1]), flush=True)
     about = {
         "format": "replearn-int8-1",

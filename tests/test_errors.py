@@ -604,6 +604,24 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("packed_attention: (2, 5, 10) is not (batch, tokens, 3 x 2 heads x width)", "qkv(x)"),
         ),
         (
+            lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 1, 8, 8)),
+            ("CifarResNet can't be run on the example (RuntimeError: ", "Give one as the model takes it"),
+        ),
+        (
+            lambda f: replearn.deploy(
+                tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 1, 8, 8), flatten=True, merge=True
+            ),
+            ("CifarResNet can't be run on the example (RuntimeError: ", "Give one as the model takes it"),
+        ),
+        (
+            lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), channels_last="no"),
+            ("channels_last='no': write True or False.",),
+        ),
+        (
+            lambda f: replearn.streamline(tiny.resnet().eval(), flatten="no"),
+            ("flatten='no': write True or False.",),
+        ),
+        (
             lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), merge="all"),
             ("merge='all': write True to merge", "or False"),
         ),

@@ -15,6 +15,7 @@ from zoo import ZOO
 import replearn
 from replearn import ReplearnError
 from replearn.exporting import export
+from replearn.tensor_file import write_file
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -123,6 +124,14 @@ def refusals() -> dict[str, tuple[Any, str]]:
         ),
         "suffix": (lambda f: export(plain, f / "m.bin", x), "end its name with one of .onnx, .pt2, .safetensors"),
         "folder": (lambda f: export(plain, f / "no" / "m.onnx", x), "the folder .* does not exist; create it"),
+        "other example": (
+            lambda f: export(plain.eval(), f / "m.pt2", x[:, :1]),
+            r"can't be run on the example \(RuntimeError: .*3 channels.*a tensor, a tuple of arguments or a dict",
+        ),
+        "a folder": (
+            lambda f: export(plain.eval(), f / "..", x, to="pt2"),
+            "which is a folder: name a file in it",
+        ),
         "example": (lambda f: export(plain, f / "m.onnx", None), "needs an example of the model's input"),
         "opset": (
             lambda f: export(plain.eval(), f / "m.onnx", x, opset=99),
@@ -137,7 +146,10 @@ def refusals() -> dict[str, tuple[Any, str]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["replaced", "autocast", "format", "suffix", "folder", "example", "opset", "opset of pt2", "train mode"],
+    [
+        *("replaced", "autocast", "format", "suffix", "folder", "a folder", "example", "other example", "opset"),
+        *("opset of pt2", "train mode"),
+    ],
 )
 def test_what_cannot_be_exported_is_told(name: str, tmp_path: Path) -> None:
     provoke, text = refusals()[name]
@@ -172,8 +184,12 @@ def test_the_command_exports_a_run_and_a_checkpoint(tmp_path: Path, monkeypatch:
     done = call("export", "run.safetensors", "-o", "plain.pt2")
     assert done.exit_code == 2
     assert "add --model" in done.output + done.stderr
-    done = call("export", "nothing", "--model", "mine.py:make", "-o", "plain.pt2")
-    assert "There is no file or folder nothing" in done.output + done.stderr
+    for more in (["--model", "mine.py:make"], []):
+        done = call("export", "nothing", *more, "-o", "plain.pt2")
+        assert "There is no file or folder nothing" in done.output + done.stderr
+    write_file(Path("e2e.safetensors"), replearn.models.CifarResNet(20, width=4).state_dict(), {"format": "pt"})
+    done = call("export", "e2e.safetensors", "--model", "mine.py:make", "--fold", "operators", "-o", "e2e.pt2")
+    assert "--fold operators: e2e.safetensors holds a model without operators" in done.output + done.stderr
     assert (
         call("train", "demo", "--epochs", "1", "--out", "runs", "--set", "model=cifar_resnet:20:2").exit_code == 0
     )

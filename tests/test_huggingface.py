@@ -306,7 +306,10 @@ def test_a_folder_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -
     for change, told in (
         ({"num_hidden_layers": 6, "layer_types": None}, "has 6 blocks, and the plan was made for 4"),
         ({"num_hidden_layers": 2, "layer_types": None}, "The plan does not fit"),
-        ({"vocab_size": 99}, "not those of its config.json"),
+        (
+            {"vocab_size": 99},
+            r"of another configuration: \S+ has the shape \(\d+, \d+\) there and \(99, \d+\) here",
+        ),
     ):
         (tmp_path / "replaced/config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ReplearnError, match=told):
@@ -315,3 +318,17 @@ def test_a_folder_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -
     (tmp_path / "plain/model.safetensors").replace(tmp_path / "replaced/model.safetensors")
     with pytest.raises(ReplearnError, match=r"not those of its plan: \d+ (missing|unexpected) keys"):
         replearn.from_pretrained(type(model), tmp_path / "replaced")
+    (tmp_path / "replaced/model.safetensors").unlink()
+    with pytest.raises(ReplearnError, match=r"can't be read as those of its config\.json: .*no file named"):
+        replearn.from_pretrained(type(model), tmp_path / "replaced")
+    with pytest.raises(ReplearnError, match="can't be read: it is neither a folder with the"):
+        replearn.from_pretrained(type(model), tmp_path / "nothing")
+
+
+def test_a_head_for_other_classes_starts_anew_where_asked(tmp_path: Path) -> None:
+    model: Any = ZOO["hf_vit"].fresh()
+    replearn.replace_(model, replearn.plan(model, first=2))
+    model.save_pretrained(tmp_path)
+    again = replearn.from_pretrained(type(model), tmp_path, num_labels=7, ignore_mismatched_sizes=True)
+    assert again.classifier.out_features == 7
+    assert torch.equal(again.vit.embeddings.cls_token, model.vit.embeddings.cls_token)

@@ -153,7 +153,7 @@ def test_words_that_are_no_numbered_words_of_the_vocabulary_are_refused(words: t
         (WORDS.float(), "The targets of a language model are an int64 tensor"),
     ],
 )
-def test_targets_that_are_no_words_are_refused_but_those_that_do_not_count(targets: torch.Tensor, told: str) -> None:
+def test_targets_that_are_no_words_are_refused_but_not_the_ignored(targets: torch.Tensor, told: str) -> None:
     with pytest.raises(ReplearnError, match=told):
         model()(WORDS, targets)
     ignored = torch.full_like(WORDS, -100)
@@ -211,6 +211,8 @@ def test_every_row_of_the_recipe_learns_and_rows_compare_by_perplexity(
         assert read_result(run.out / "result.json") == result
         read = read_trained(run.out)  # the words are counted in the file: the text is not needed
         assert read.model(read.example).shape == (2, 8, read.model.head.out_features)
+        # from the first word to the last: an export is compared on random words between those of the example
+        assert (int(read.example.min()), int(read.example.max())) == (0, read.model.head.out_features - 1)
     (comparison,) = compare(results)
     assert comparison.metric.name == "perplexity"
     text = comparison_table(comparison)

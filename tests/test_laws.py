@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import json
 import pickle
 import weakref
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from zoo import ZOO, Entry, builds, outputs, shake_
 
 import replearn
-from replearn import operators
+from replearn import ReplearnError, operators
 from replearn.deployment import tensors_in
 from replearn.operators.options import Options
 from replearn.similarity import call
@@ -347,7 +348,7 @@ def test_law_7_a_deployed_model_needs_nothing_of_ours(built: Built) -> None:
     ("entry", "options"),
     [b for b in EVERY_BUILD if b.values[0].name in ("timm_vit", "swin", "timm_resnet", "torchvision_bottleneck")],
 )
-def test_law_7_timm_fuses_what_deploy_does(entry: Entry, options: type[Options]) -> None:
+def test_law_7_timm_fuses_what_deploy_does(entry: Entry, options: type[Options], tmp_path: Path) -> None:
     from timm.utils.model import reparameterize_model
 
     model = entry.replaced(options())
@@ -359,6 +360,26 @@ def test_law_7_timm_fuses_what_deploy_does(entry: Entry, options: type[Options])
     assert fused.state_dict().keys() == plain.state_dict().keys()
     assert all(map(torch.equal, outputs(fused, batch), outputs(plain, batch)))
     assert largest_difference(outputs(replearn.deploy(model), batch), outputs(fused, batch)) < 1e-5
+    reader = Reading(io.BytesIO(pickle.dumps(fused)))
+    reader.load()
+    assert "replearn" not in reader.packages  # so torch.load reads it where replearn is not installed
+    for door in (replearn.deploy, lambda model: replearn.save(model, tmp_path / "fused.safetensors")):
+        with pytest.raises(
+            ReplearnError, match="are plain modules already, as timm's reparameterize_model leaves"
+        ):
+            door(fused)
+
+
+class Reading(pickle.Unpickler):
+    """Notes whose classes and functions a pickle asks for."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.packages: set[str] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.packages.add(module.partition(".")[0])
+        return super().find_class(module, name)
 
 
 def from_replearn(module: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -59,6 +60,9 @@ def test_what_cannot_be_quantized_is_told() -> None:
             lambda: quantize_static(plain, [x, x[..., :4]]),
             r"batch 1 holds inputs of shape \(3, 8, 4\), and the first",
         ),
+        (lambda: quantize_static(plain, x), r"a list of batches, and this is one Tensor: write \[images\]"),
+        (lambda: quantize_static(plain, [x, x / 0]), "batch 1 holds inf or NaN"),
+        (lambda: quantize_static(copy.deepcopy(plain).double(), [x.double()]), r"weights in torch\.float64"),
         (lambda: quantize_static(plain, [(x, 0)]), r"Calibration batch 0 is no batch of inputs \(tuple\)"),
         (lambda: quantize_static(ZOO["cifar_resnet"].replaced(), [x]), "still has operators"),
         (lambda: quantize_dynamic(nn.Conv2d(3, 3, 1).eval()), "has no nn.Linear"),

@@ -10,17 +10,26 @@ from torch import nn
 
 from .plans import Plan
 
-PLAN = "_replearn_plan"  # where a replaced model carries its plan
+PLAN = "_replearn_plan"  # where a replaced model carries its plan, as text
 CONFIG = "replearn_plan"  # where its Hugging Face config does, so that save_pretrained writes it into config.json
 
 
 def carry_(model: nn.Module, plan: Plan) -> None:
     """Give the model its plan, and its config a copy that is written with it."""
-    setattr(model, PLAN, plan)
+    # text, because timm's reparameterize_model leaves it on a plain model, whose pickle must not need this package
+    setattr(model, PLAN, plan.to_json())
     if (config := written_config(model)) is not None:
         own = copy.deepcopy(config)  # a config may be shared with models that nothing was done to
         setattr(own, CONFIG, json.loads(plan.to_json()))
         exchange_config_(model, config, own)
+
+
+def carried(model: nn.Module) -> Plan | None:
+    """The plan that a model carries, if it does."""
+    found = getattr(model, PLAN, None)
+    if isinstance(found, str):
+        return Plan.from_json(found)
+    return found if isinstance(found, Plan) else None  # as earlier releases pickled it
 
 
 def drop_(model: nn.Module) -> None:

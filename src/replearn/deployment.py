@@ -62,7 +62,7 @@ def deploy(
     """
     plan_of(model)
     check_ready(model)
-    check_backend(dtype, compile)
+    check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)
     refuse_unfit(merge)
     if fold not in ("all", "operators"):

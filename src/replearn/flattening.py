@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from .errors import ReplearnError
 from .flat_graph import FlatGraph, with_short_names
 from .tracing import WholeForward, left_alone
+from .verifying import run_on_example
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 LAYERS = (F.linear, torch.conv1d, F.conv1d, torch.conv2d, F.conv2d, torch.conv3d, F.conv3d)
@@ -133,7 +134,7 @@ def note_values_(flat: FlatGraph, example: Any, dtype: torch.dtype | None) -> No
     """Run the graph on the example, and note in the `meta` of each node a fake of the tensor that it gives."""
     given = given_to(flat, example)
     device = next((tensor.device.type for tensor in (*flat.parameters(), *flat.buffers())), "cpu")
-    with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype is not None):
+    with run_on_example(flat), torch.no_grad(), torch.autocast(device, dtype, enabled=dtype is not None):
         Noting(flat).run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))
 
 

@@ -30,7 +30,14 @@ def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings
         )
     hub = {name: settings[name] for name in HUB if name in settings}
     library: Any = sys.modules["transformers"]  # loaded, since the class is one of its
-    config = library.AutoConfig.from_pretrained(source, **hub)
+    try:
+        config = library.AutoConfig.from_pretrained(source, **hub)
+    except (OSError, ValueError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ReplearnError(
+            f"{source} can't be read: it is neither a folder with the config.json of a Hugging Face model nor one "
+            f"of the hub's that is within reach ({told}). Name the folder that save_pretrained wrote."
+        ) from error
     stored = getattr(config, CONFIG, None)
     if stored is None:
         raise ReplearnError(
@@ -40,13 +47,24 @@ def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings
     plan = Plan.from_json(json.dumps(stored))
     concrete = concrete_class(model_class, config)
     replaced = with_plan(concrete, plan)
+    start_anew = bool(settings.pop("ignore_mismatched_sizes", False))
     try:
-        model, found = replaced.from_pretrained(source, output_loading_info=True, **settings)
-    except RuntimeError as error:
+        model, found = replaced.from_pretrained(
+            source, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+        )
+    except (RuntimeError, OSError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ReplearnError(
-            f"The weights in {source} are not those of its config.json: {str(error).splitlines()[0]}. Use the "
-            "folder as save_pretrained wrote it."
+            f"The weights in {source} can't be read as those of its config.json: {told}. Use the folder as "
+            "save_pretrained wrote it."
         ) from error
+    for name, there, here in sorted(found.pop("mismatched_keys", ()), key=str):
+        if not start_anew:
+            raise ReplearnError(
+                f"The weights in {source} are of another configuration: {name} has the shape {tuple(there)} there "
+                f"and {tuple(here)} here. Use the configuration (vocabulary, classes, width) that they were saved "
+                "with; ignore_mismatched_sizes=True starts such tensors anew."
+            )
     wrong = {what: sorted(map(str, names)) for what, names in found.items() if names and what.endswith("_keys")}
     for what, names in wrong.items():
         raise ReplearnError(

@@ -48,7 +48,7 @@ def streamline(
     ['Conv2d', 'Identity']
     """
     check_ready(model)
-    check_backend(dtype, compile)
+    check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)
     for name, module in model.named_modules():
         if isinstance(module, Operator):
@@ -94,7 +94,10 @@ def check_outputs(model: nn.Module, plain: nn.Module, example: Any) -> None:
             verify(model, plain, other_batch(example))
 
 
-def check_backend(dtype: Any, compile: Any) -> None:
+def check_backend(dtype: Any, compile: Any, **switches: Any) -> None:
+    for name, given in switches.items():
+        if not isinstance(given, bool):
+            raise ReplearnError(f"{name}={given!r}: write True or False.")
     if dtype is not None and dtype not in (torch.bfloat16, torch.float16):
         raise ReplearnError(
             f"dtype={dtype!r} is no dtype to compute in under autocast. Write torch.bfloat16 or torch.float16; "

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .anatomy import resolve
-from .carrying import PLAN, carry_, drop_
+from .carrying import carried, carry_, drop_
 from .errors import ReplearnError
 from .operators.base import Operator
 from .planning import count_parameters
@@ -86,11 +86,16 @@ def plan_of(model: nn.Module) -> Plan:
     """The plan that a replaced model carries."""
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a replaced model (a torch.nn.Module), got {type(model).__name__}.")
-    found = getattr(model, PLAN, None)
-    if isinstance(found, Plan):
+    found = carried(model)
+    if found is not None:
+        if found.targets and next(operators_of(model), None) is None:
+            raise ReplearnError(
+                f"The operators of this {type(model).__name__} are plain modules already, as timm's "
+                "reparameterize_model leaves them. Run it as it is, or pass the model from before that."
+            )
         return found
     for name, module in model.named_modules():
-        if isinstance(getattr(module, PLAN, None), Plan):
+        if carried(module) is not None:
             raise ReplearnError(
                 f"{type(model).__name__} was not replaced itself, but its submodule {name} was: pass that one "
                 f"(model.{name})."

@@ -20,9 +20,25 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, tor
 def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
     """The largest relative difference of the two models' outputs; ReplearnError if it is not rounding."""
     with exact(), unchanged(model):
-        expected = tensors_in(call(model, example))
+        with run_on_example(model):
+            expected = tensors_in(call(model, example))
         found = tensors_in(call(plain, example))
     return compare(expected, found, "the deployed model")
+
+
+@contextmanager
+def run_on_example(model: nn.Module) -> Iterator[None]:
+    """Say that it is the example that does not fit, where a model can't be run on it."""
+    try:
+        yield
+    except ReplearnError:
+        raise
+    except Exception as error:
+        told = (str(error).splitlines() or [""])[0]
+        raise ReplearnError(
+            f"{type(model).__name__} can't be run on the example ({type(error).__name__}: {told}). Give one as "
+            "the model takes it: a tensor, a tuple of arguments or a dict of keywords, on the model's device."
+        ) from error
 
 
 @contextmanager

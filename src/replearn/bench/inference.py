@@ -80,7 +80,14 @@ def measure(
     begin = time.perf_counter()
     found = record_of(setting, device)
     sides: dict[str, Sides] = {}
-    for model, batch, backend in setting.cells(device):
+    cells = list(setting.cells(device))
+    if not cells:
+        raise ReplearnError(
+            f"None of {', '.join(setting.backends)} is measured here: graph needs a CUDA GPU, and this is "
+            f"{device.type}; compile takes minutes, and is for {', '.join(f'{m} at {b}' for m, b in setting.compiled)} "
+            "unless you say --compile-all."
+        )
+    for model, batch, backend in cells:
         if model not in sides:
             sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
             found["counts"][model] = counted(

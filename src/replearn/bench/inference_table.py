@@ -25,11 +25,11 @@ def line_of(row: dict[str, Any]) -> str:
                 f"{label} {row['speedup'][key]['median']:.3f}"
                 + (f" [paper {paper['speedup']:.3f}]" if paper else "")
             )
-    return f"{row['model']:14} {row['batch']:5} {row['backend']:27} {shown}   {', '.join(told)}"
+    return f"{row['model']:18} {row['batch']:5} {row['backend']:27} {shown}   {', '.join(told)}"
 
 
 HEADER = (
-    f"{'model':14} {'batch':>5} {'backend':27} {'E2E':>8}  {'dynamic':>8}  {'op. only':>8}  {'deployed':>8}   "
+    f"{'model':18} {'batch':>5} {'backend':27} {'E2E':>8}  {'dynamic':>8}  {'op. only':>8}  {'deployed':>8}   "
     "deployed is faster than ... by"
 )
 
@@ -41,7 +41,7 @@ def heading(setting: dict[str, Any]) -> str:
     return (
         f"E2E and RepL deployed: {form}BatchNorms folded, under amp weights cast once; RepL deployed: "
         f"{sums}. dynamic and op. only: as trained, and as timm's reparameterize_model. graph: replayed as a CUDA "
-        "graph, all sides, with the copies of inputs and outputs."
+        "graph, all sides, with the copies of inputs and outputs. Times are medians in milliseconds a batch."
     )
 
 
@@ -55,5 +55,5 @@ def lines_of_counts(counts: dict[str, Any]) -> list[str]:
                 f"{what.replace('_', ' ')} {base[what]:,} / {other[what]:,} = {base[what] / other[what]:.3f}"
                 for what in base
             )
-            lines.append(f"{model:14} {numbers:5} {told}")
+            lines.append(f"{model:18} {numbers:5} {told}")
     return lines

@@ -48,7 +48,7 @@ def export(
     """
     import torch
 
-    from ..carrying import PLAN
+    from ..carrying import carried
     from ..deployment import deploy
     from ..exporting import export as write
     from ..exporting import format_of
@@ -59,6 +59,8 @@ def export(
     from ..training.trained import filled, read_trained
 
     format_of(out, to)  # a wrong name is told before anything is loaded
+    if not source.exists():
+        raise ReplearnError(f"There is no file or folder {source}. Name the folder of a run, or a checkpoint.")
     if source.is_dir():
         run = read_trained(source)
         trained, example = run.model, run.example
@@ -73,9 +75,13 @@ def export(
         else:
             fresh, example = architecture(model, num_classes=num_classes, size=size), torch.randn(2, 3, size, size)
         trained = filled(fresh, source)
-    replaced = hasattr(trained, PLAN)
+    replaced = carried(trained) is not None
     if merge and not replaced:
         raise ReplearnError(f"--merge: {source} holds a model without operators, so there is no sum to merge.")
+    if fold != "all" and not replaced:
+        raise ReplearnError(
+            f"--fold {fold}: {source} holds a model without operators, whose BatchNorms are all folded."
+        )
     plain = (
         deploy(trained, example, fold=cast(Any, fold), merge=merge) if replaced else streamline(trained, example)
     )

@@ -71,6 +71,10 @@ def export(
     file = Path(os.path.realpath(path))
     if not file.parent.is_dir():
         raise ReplearnError(f"Can't export to {path}: the folder {file.parent} does not exist; create it first.")
+    if file.is_dir():
+        raise ReplearnError(
+            f"Can't export to {path}, which is a folder. Name a file, as {path}/model{form.SUFFIX}."
+        )
     inputs = inputs_of(example)
     plain = copy.deepcopy(model).cpu()
     job = Job(model=plain, inputs=inputs, dynamic_batch=dynamic_batch, opset=opset)

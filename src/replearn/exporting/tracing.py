@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from ..errors import ReplearnError
-from ..verifying import tensors_in
+from ..verifying import run_on_example, tensors_in
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -119,7 +119,8 @@ def with_plain_outputs(model: nn.Module, inputs: Inputs) -> nn.Module:
     config = getattr(model, "config", None)
     if getattr(config, "use_cache", None):
         config.use_cache = False  # type: ignore[union-attr]  # of our own copy
-    made = model(*inputs.args, **inputs.kwargs)
+    with run_on_example(model):
+        made = model(*inputs.args, **inputs.kwargs)
     if isinstance(made, Tensor) or (isinstance(made, tuple) and all(isinstance(one, Tensor) for one in made)):
         return model
     return as_called(model) if isinstance(made, Mapping) else model

@@ -7,6 +7,7 @@ branch, GELU, dropout 0.2 on embeddings and branches, GPT-2's starting values, t
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -71,8 +72,9 @@ class TransformerLM(nn.Module):
     """A causal language model: numbers of words in, logits out; with targets, their mean cross-entropy.
 
     The loss of a training step never holds all logits at once. `tied=False` gives the output a matrix of its own.
-    Raises ReplearnError for sequences longer than `max_length`, for anything but whole numbers in a (batch, length),
-    and for numbers outside of the vocabulary: the last on a CPU only, for a GPU would have to be waited for.
+    Raises ReplearnError for sequences longer than `max_length`, for anything but a (batch, length) of whole
+    numbers, and for numbers outside of the vocabulary: the last on a CPU only, since a GPU would have to be
+    waited for.
 
     >>> model = TransformerLM(num_words=100, dim=16, depth=4, num_heads=2, hidden=32, max_length=8)
     >>> model(torch.zeros(2, 8, dtype=torch.int64)).shape
@@ -122,15 +124,7 @@ class TransformerLM(nn.Module):
         return self.positions.num_embeddings
 
     def forward(self, words: Tensor, targets: Tensor | None = None) -> Tensor:
-        if not isinstance(words, fx.Proxy):  # what a flat graph is traced with, which holds no checks
-            check_words(words, "words", self.words.num_embeddings)
-            if targets is not None:
-                check_targets(targets, words, self.words.num_embeddings)
-            if words.shape[1] > self.max_length:
-                raise ReplearnError(
-                    f"A sequence of {words.shape[1]} words is longer than the {self.max_length} positions of this "
-                    f"{type(self).__name__}. Cut it, or build the model with max_length={words.shape[1]}."
-                )
+        check_input(words, targets, self.words.num_embeddings, self.max_length)
         places = torch.arange(words.shape[1], device=words.device)
         x = self.dropout(self.words(words) + self.positions(places))
         for block in self.blocks:
@@ -140,13 +134,33 @@ class TransformerLM(nn.Module):
         return made
 
 
-def check_words(words: Tensor, what: str, num_words: int) -> None:
-    """Refuse what is no batch of numbered words; the numbers too, where they can be read without waiting for them."""
+def check_input(words: Any, targets: Any, num_words: int, max_length: int) -> None:
+    """Refuse what a language model can't read; a flat graph, which is traced with a stand-in, holds no checks."""
+    if isinstance(words, fx.Proxy):
+        return
+    check_words(words, "words", num_words)
+    if words.shape[1] > max_length:
+        raise ReplearnError(
+            f"A sequence of {words.shape[1]} words is longer than the {max_length} positions of this language "
+            f"model. Cut it, or build the model with max_length={words.shape[1]}."
+        )
+    if targets is None:
+        return
+    check_words(targets, "targets", num_words)
+    if targets.shape != words.shape:
+        raise ReplearnError(
+            f"There is one target for each word: words of shape {tuple(words.shape)} can't have targets of shape "
+            f"{tuple(targets.shape)}."
+        )
+
+
+def check_words(words: Any, what: str, num_words: int) -> None:
+    """Refuse what is no batch of numbered words; the numbers too, where they can be read without waiting."""
     if not isinstance(words, Tensor) or words.dtype not in (torch.int64, torch.int32) or words.dim() != 2:
-        told = f"{words.dtype} of shape {tuple(words.shape)}" if isinstance(words, Tensor) else type(words).__name__
+        shape = f"{words.dtype} of shape {tuple(words.shape)}" if isinstance(words, Tensor) else ""
         raise ReplearnError(
             f"The {what} of a language model are an int64 tensor of shape (batch, length), as "
-            f"torch.tensor([[3, 1, 4]]); this is {told}."
+            f"torch.tensor([[3, 1, 4]]); this is {shape or type(words).__name__}."
         )
     if not words.numel():
         raise ReplearnError(f"There are no {what} in a tensor of shape {tuple(words.shape)}.")
@@ -159,14 +173,4 @@ def check_words(words: Tensor, what: str, num_words: int) -> None:
             f"The {what} hold the number {low if low < 0 else high}, and the vocabulary of this model has "
             f"{num_words:,} words, 0 to {num_words - 1}. Number the text with the vocabulary that the model was "
             "trained with, or build the model for this one (num_words=)."
-        )
-
-
-def check_targets(targets: Tensor, words: Tensor, num_words: int) -> None:
-    """Refuse anything but one target for each word: the number of a word, or IGNORED."""
-    check_words(targets, "targets", num_words)
-    if targets.shape != words.shape:
-        raise ReplearnError(
-            f"There is one target for each word: words of shape {tuple(words.shape)} can't have targets of shape "
-            f"{tuple(targets.shape)}."
         )

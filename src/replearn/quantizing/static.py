@@ -24,7 +24,7 @@ def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     kernels.
     """
     check_quantizable(model)
-    given = checked(model, list(batches))
+    given = checked(model, batches)
     torchao()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -47,8 +47,19 @@ def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
 
 
 @torch.no_grad()
-def checked(model: nn.Module, batches: list[Any]) -> list[Tensor]:
+def checked(model: nn.Module, given: Iterable[Tensor]) -> list[Tensor]:
     """The calibration batches, if the model can be run on each of them."""
+    if isinstance(given, Tensor) or not isinstance(given, Iterable):
+        raise ReplearnError(
+            f"Calibration data is a list of batches, and this is one {type(given).__name__}: write [images]."
+        )
+    others = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32, torch.bfloat16}
+    if others:
+        raise ReplearnError(
+            f"Static INT8 is made of float32 or bfloat16, and {type(model).__name__} has weights in "
+            f"{others.pop()}. Convert it first: model.float()."
+        )
+    batches: list[Any] = list(given)
     if not batches:
         raise ReplearnError(
             "There is no calibration data: give at least one batch of inputs, as [images]; a few hundred images "
@@ -73,4 +84,7 @@ def checked(model: nn.Module, batches: list[Any]) -> list[Tensor]:
             f"{type(model).__name__} can't be run on the calibration data, whose inputs have the shape "
             f"{tuple(batches[0].shape[1:])}: {str(error).splitlines()[0]}. Give batches as the model takes them."
         ) from error
+    for index, batch in enumerate(batches):
+        if not bool(batch.isfinite().all()):
+            raise ReplearnError(f"Calibration batch {index} holds inf or NaN, from which no scale can be set.")
     return batches

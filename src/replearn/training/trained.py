@@ -131,8 +131,10 @@ def fresh_model(recipe: Recipe, data: str, file: Path) -> tuple[nn.Module, Tenso
     """The recipe's model as it was before training, and an example of its input; no data is read for it."""
     if is_language_model(recipe.model):
         length = recipe.text.sequence_length
-        model = language_model(recipe.model, num_words=num_words_in(file), max_length=length)
-        return model, torch.zeros(2, length, dtype=torch.int64)
+        num_words = num_words_in(file)
+        model = language_model(recipe.model, num_words=num_words, max_length=length)
+        # from the first word to the last, since an export is tried on random words between the example's
+        return model, torch.linspace(0, num_words - 1, 2 * length).long().reshape(2, length)
     classes, channels, size = data_room.shape_of(data)
     if is_detector(recipe.model):
         detecting = recipe.detection

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...carrying import PLAN
+from ...carrying import carry_
 from ...operators.base import Operator
 from ...placement import best_apart
 from ...planning import count_parameters, plan
@@ -104,7 +104,8 @@ class Adaptive(Method):
                 set_submodule(model, switch.target.name, switch.operator)
         if hasattr(model, HOLDER):
             delattr(model, HOLDER)
-            setattr(model, PLAN, self.plan)
+            if self.plan is not None:
+                carry_(model, self.plan)
         return model
 
     def _choose(self, model: nn.Module, names: set[str], how: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...carrying import PLAN
+from ...carrying import carried
 from ...errors import ReplearnError
 from ...operators.removal import Removal
 from ...plans import Plan
@@ -13,8 +13,8 @@ from ..recipe import Variant
 
 def carried_plan(model: nn.Module, variant: Variant) -> Plan | None:
     """The plan that the model carries, if its blocks are what the row asks for; None for a whole model."""
-    found = getattr(model, PLAN, None)
-    if not isinstance(found, Plan):
+    found = carried(model)
+    if found is None:
         return None
     nothing = all(isinstance(target.operator, Removal) for target in found.targets)
     kind = "removal" if nothing else "repl"
