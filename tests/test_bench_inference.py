@@ -160,12 +160,23 @@ def test_the_papers_rows_stand_beside_the_same_setting() -> None:
             "paper": {BASELINE: {"speedup": 1.264}},
         }
     )
-    assert line.startswith("resnet34          64 fp32")
+    assert line.startswith("resnet34              64 fp32")
     assert line.endswith("E2E 1.250 [paper 1.264]")
 
 
 def call(*words: str) -> Any:
     return CliRunner().invoke(app, ["bench", "inference", *words], prog_name="replearn")
+
+
+def test_a_backend_that_is_not_measured_here_is_told() -> None:
+    for backends, told in (
+        ("graph,amp+graph", "graph needs a CUDA GPU"),
+        ("channels_last+compile", "--compile-all"),
+    ):
+        words = f"--device cpu --models vit:16:4:2:4 --size 8 --batches 1 --backends {backends}"
+        done = call(*words.split())
+        assert done.exit_code == 2
+        assert told in " ".join((done.output + done.stderr).split())
 
 
 def test_inference_from_the_command_line(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from replearn.training import data
 from replearn.training.augmentation import DeviceImages
 from replearn.training.compare import compare
 from replearn.training.comparison_table import comparison_table
-from replearn.training.equal_time import at_equal_time
+from replearn.training.equal_time import at_equal_time, with_no_more_epochs
 from replearn.training.fit import fit
 from replearn.training.pretrained import load_pretrained_
 from replearn.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
@@ -119,7 +119,10 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(weights: str, tmp_p
     (tmp_path / "cut.safetensors").write_bytes(Path(weights).read_bytes()[:100])
     told(r"cut\.safetensors can't be read as weights", source=str(tmp_path / "cut.safetensors"))
     (tmp_path / "odd.pt").write_bytes(b"no weights")
-    told(r"odd\.pt can't be read as weights", source=str(tmp_path / "odd.pt"))
+    told(
+        r"odd\.pt can't be read as weights: it is no file of torch\.save, or holds more than tensors\.",
+        source=str(tmp_path / "odd.pt"),
+    )
     torch.save([1, 2], tmp_path / "list.pt")
     told(r"list\.pt holds no state dict", source=str(tmp_path / "list.pt"))
     torch.save(nn.Linear(2, 2), tmp_path / "code.pt")
@@ -199,6 +202,7 @@ def test_cheaper_rows_get_the_epochs_that_e2e_s_time_pays_for() -> None:
     longer = at_equal_time(made)
     assert [(row.label, row.epochs) for row in longer] == [("removal at equal time", 4), ("RepL at equal time", 3)]
     assert longer[1].method == "repl"
+    assert with_no_more_epochs(made, longer) == ["RepL first=2"]
     with pytest.raises(ReplearnError, match="against E2E, which is not among the methods"):
         at_equal_time(made[2:])
     shared = dataclasses.replace(made[0], notes=("shared its device with other runs",))

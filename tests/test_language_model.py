@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from replearn.models.linear_cross_entropy import linear_cross_entropy
 from replearn.training.compare import compare
 from replearn.training.comparison_table import comparison_table
 from replearn.training.fit import Interrupted, fit
+from replearn.training.processes import Processes
 from replearn.training.recipe import Recipe, Text, Variant
 from replearn.training.results import read_result
 from replearn.training.run import RunSpec
 from replearn.training.state import read_state
+from replearn.training.tasks import task_named
 from replearn.training.trained import read_trained
 
 
@@ -226,6 +229,16 @@ def test_every_row_of_the_recipe_learns_and_rows_compare_by_perplexity(
     assert verdict.against_e2e is not None
     assert verdict.against_e2e.mean < 0
     assert verdict.against_e2e.verdict in ("better", "undecided")
+
+
+def test_a_model_of_another_vocabulary_is_not_judged_on_this_text(text_root: Path, tmp_path: Path) -> None:  # noqa: F811
+    run = spec(text_root, tmp_path / "run", "E2E", 0)
+    task = task_named("language_modelling").open(run, torch.device("cpu"), Processes(), {})
+    other = TransformerLM(999, dim=16, depth=2, num_heads=2, hidden=32, max_length=8)
+    with pytest.raises(
+        ReplearnError, match=r"vocabulary has 999 words, and this text gives \d+: use the text and"
+    ):
+        task.evaluate(other, nullcontext())
 
 
 @pytest.mark.parametrize("where", ["between epochs", "inside an epoch"])

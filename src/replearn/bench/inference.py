@@ -82,10 +82,10 @@ def measure(
     sides: dict[str, Sides] = {}
     cells = list(setting.cells(device))
     if not cells:
+        compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)
         raise ReplearnError(
             f"None of {', '.join(setting.backends)} is measured here: graph needs a CUDA GPU, and this is "
-            f"{device.type}; compile takes minutes, and is for {', '.join(f'{m} at {b}' for m, b in setting.compiled)} "
-            "unless you say --compile-all."
+            f"{device.type}; compile takes minutes, and is for {compiled} unless you say --compile-all."
         )
     for model, batch, backend in cells:
         if model not in sides:

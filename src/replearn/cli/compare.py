@@ -15,7 +15,7 @@ from ..report.examples import example_sheet
 from ..training.compare import Comparison
 from ..training.compare import compare as compare_results
 from ..training.comparison_table import comparison_table
-from ..training.equal_time import at_equal_time
+from ..training.equal_time import at_equal_time, with_no_more_epochs
 from ..training.picture import draw
 from ..training.results import Result, write_atomically
 from ..training.run import RunSpec
@@ -84,6 +84,10 @@ def compare(
         results = results_of(specs, together, device)
         if equal_time:
             longer = at_equal_time(results)
+            if (short := with_no_more_epochs(results, longer)) and leads():
+                typer.echo(
+                    f"No row at equal time: E2E's time pays for no epoch more of {', '.join(short)}.", err=True
+                )
             more = [
                 spec_of(chosen, row, on, seed, out, data_root) for seed in seeds_named(seeds) for row in longer
             ]

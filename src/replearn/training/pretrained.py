@@ -138,8 +138,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        told = (str(error).splitlines() or ["it is cut off"])[0]
+        if isinstance(error, pickle.UnpicklingError):  # whose own words are advice to run the code in it
+            told = "it is no file of torch.save, or holds more than tensors"
         raise ReplearnError(
-            f"{path} can't be read as weights: {(str(error).splitlines() or ['it is cut off'])[0]}. Use a "
+            f"{path} can't be read as weights: {told}. Use a "
             "safetensors file, or a torch file that holds tensors alone."
         ) from error
     for key in ("state_dict", "model"):

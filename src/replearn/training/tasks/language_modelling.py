@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...errors import ReplearnError
 from .. import data as data_room
 from ..architectures import language_model
 from ..data.text import TextSet
@@ -61,6 +62,7 @@ class LanguageModelling(Task):
         return loss, sums
 
     def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
+        self.check_vocabulary(model)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for words, targets in self.batches.test(self.processes):
             count = (targets >= 0).sum()
@@ -70,6 +72,15 @@ class LanguageModelling(Task):
         loss_sum, count_sum = self.processes.total(sums).tolist()
         loss = loss_sum / count_sum
         return {"test_loss": loss, "test_perplexity": math.exp(loss) if loss < 700 else math.inf}
+
+    def check_vocabulary(self, model: nn.Module) -> None:
+        """Refuse a model of another text: its words have other numbers, which a GPU would not even tell."""
+        words = getattr(model, "words", None)
+        if isinstance(words, nn.Embedding) and words.num_embeddings != self.batches.num_words:
+            raise ReplearnError(
+                f"The model's vocabulary has {words.num_embeddings:,} words, and this text gives "
+                f"{self.batches.num_words:,}: use the text and the text.min_count that it was trained with."
+            )
 
     @property
     def step_samples(self) -> int:
