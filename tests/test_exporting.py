@@ -93,6 +93,19 @@ def test_every_kind_of_model_is_exported_and_read_back(name: str, to: str, tmp_p
     assert made.difference <= 1e-4
 
 
+@pytest.mark.parametrize(
+    ("name", "called"), [("segmentation", "out"), ("cifar_resnet", "output"), ("hf_vit", "logits")]
+)
+def test_sizes_and_outputs_of_an_onnx_file_have_names(name: str, called: str, tmp_path: Path) -> None:
+    import onnxruntime
+
+    model, batch = subject(name)
+    export(replearn.deploy(model, batch), tmp_path / "model.onnx", batch)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (given,), (made,) = session.get_inputs(), session.get_outputs()
+    assert (given.shape[0], made.shape[0], made.name) == ("batch", "batch", called)
+
+
 def test_a_file_that_differs_never_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from replearn.exporting.formats import safetensors as form
 
@@ -190,6 +203,8 @@ def test_the_command_exports_a_run_and_a_checkpoint(tmp_path: Path, monkeypatch:
     write_file(Path("e2e.safetensors"), replearn.models.CifarResNet(20, width=4).state_dict(), {"format": "pt"})
     done = call("export", "e2e.safetensors", "--model", "mine.py:make", "--fold", "operators", "-o", "e2e.pt2")
     assert "--fold operators: e2e.safetensors holds a model without operators" in done.output + done.stderr
+    done = call("export", "e2e.safetensors", "--model", "mine.py:make", "-o", "e2e-plain.safetensors")
+    assert done.exit_code == 0, done.output  # the baseline of a comparison, as any library wrote it
     assert (
         call("train", "demo", "--epochs", "1", "--out", "runs", "--set", "model=cifar_resnet:20:2").exit_code == 0
     )

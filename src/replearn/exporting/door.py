@@ -73,7 +73,7 @@ def export(
         raise ReplearnError(f"Can't export to {path}: the folder {file.parent} does not exist; create it first.")
     if file.is_dir():
         raise ReplearnError(
-            f"Can't export to {path}, which is a folder. Name a file, as {path}/model{form.SUFFIX}."
+            f"Can't export to {path}, which is a folder: name a file in it, as model{form.SUFFIX}."
         )
     inputs = inputs_of(example)
     plain = copy.deepcopy(model).cpu()

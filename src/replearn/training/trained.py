@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..checkpoint import load
@@ -168,12 +170,13 @@ def filled(model: nn.Module, file: Path, method: Method | None = None) -> nn.Mod
         raise ReplearnError(f"There is no file or folder {file}. Name the folder of a run, or a checkpoint.")
     try:
         with safe_open(file, framework="pt") as opened:
-            kind = (opened.metadata() or {}).get("format", "")
+            about = opened.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ReplearnError(f"The model {file} can't be read: {error}.") from error
+    kind = about.get("format", "")
     if kind.startswith(PLANNED):
         return load(model, file).eval()
-    tensors, _ = read_state(file)
+    tensors = read_state(file)[0] if kind.startswith("replearn-") else plain_tensors(file, about)
     if method is not None:
         model = method.finish(method.prepare(model))
     try:
@@ -183,3 +186,9 @@ def filled(model: nn.Module, file: Path, method: Method | None = None) -> nn.Mod
             f"{file} does not fit {type(model).__name__}: {str(error).splitlines()[-1].strip()}"
         ) from error
     return model.eval()
+
+
+def plain_tensors(file: Path, about: Mapping[str, str]) -> dict[str, Tensor]:
+    """The weights in a safetensors file of any library, those that are tied under each of their names."""
+    tensors = load_file(file)
+    return tensors | {name: tensors[held] for name, held in about.items() if held in tensors}

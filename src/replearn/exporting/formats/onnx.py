@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ...errors import ReplearnError
+from ...verifying import tensors_in
 from ..job import Job, Runner
-from ..tracing import Inputs
+from ..tracing import Inputs, with_plain_outputs
 
 SUFFIX = ".onnx"
 TOLERANCE: float | None = 1e-4  # another library's kernels, which sum in another order
@@ -43,15 +46,41 @@ def write(job: Job, path: Path) -> None:
             external_data=large,
             verbose=False,
             optimize=True,
+            output_names=names_of(run_plain(job)),
         )
-    written = next(
-        entry.version for entry in onnx.load(path, load_external_data=False).opset_import if not entry.domain
-    )
+    made = onnx.load(path, load_external_data=False)
+    written = next(entry.version for entry in made.opset_import if not entry.domain)
+    if job.dynamic_batch:
+        name_batch_(made.graph)
+        path.write_bytes(made.SerializeToString())
     if job.opset is not None and written != job.opset:
         raise ReplearnError(
             f"opset={job.opset} can't be written for {type(job.model).__name__}: it needs operators of opset "
             f"{written}. Write opset={written}, or leave it out."
         )
+
+
+@torch.no_grad()
+def run_plain(job: Job) -> Any:
+    return with_plain_outputs(job.model, job.inputs)(*job.inputs.args, **job.inputs.kwargs)
+
+
+def names_of(made: Any) -> list[str]:
+    """What outputs are called: as in the model's dict, else by their place."""
+    if isinstance(made, Mapping):
+        return [str(name) for name, value in made.items() if isinstance(value, Tensor)]
+    count = len(tensors_in(made))
+    return ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
+
+
+def name_batch_(graph: Any) -> None:
+    """Call the free size "batch" wherever it stands, where the tracer says s77."""
+    firsts = [side for entry in graph.input for side in entry.type.tensor_type.shape.dim[:1] if side.dim_param]
+    symbol = firsts[0].dim_param if firsts else "batch"
+    for entry in (*graph.input, *graph.output, *graph.value_info):
+        for side in entry.type.tensor_type.shape.dim:
+            if side.dim_param:
+                side.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", "batch", side.dim_param)
 
 
 def read(job: Job, path: Path) -> Runner:
