@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import ReplearnError, operators
+from replearn.carrying import PLAN
 from replearn.checkpoint import FORMAT
-from replearn.surgery import PLAN
 from replearn.tensor_file import read_file, write_file
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

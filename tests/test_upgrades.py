@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import replearn
-from replearn.surgery import PLAN
+from replearn.surgery import plan_of
 from replearn.training.recipe import recipe_from_dict, variant_from_dict
 from replearn.training.results import read_result
 
@@ -47,7 +47,7 @@ def test_its_checkpoint_gives_the_output_that_it_gave_then(release: Path) -> Non
     model = replearn.load(replearn.models.CifarResNet(20, width=4), release / "checkpoint.safetensors").eval()
     found = model(torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8))
     torch.testing.assert_close(found, torch.tensor(expected["output"]), rtol=1e-4, atol=1e-5)
-    assert [target.name for target in getattr(model, PLAN).targets] == expected["targets"]
+    assert [target.name for target in plan_of(model).targets] == expected["targets"]
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_its_trained_model_is_read(release: Path) -> None:
 
     path = release / "run" / "model.safetensors"
     model = replearn.load(architecture("cifar_resnet:20:2", num_classes=10, channels=1, size=8), path)
-    assert getattr(model, PLAN).num_blocks == 9
+    assert plan_of(model).num_blocks == 9
