@@ -21,6 +21,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import save_file
+from timm.utils.model import reparameterize_model
 from torch import Tensor, nn
 
 import replearn
@@ -612,6 +613,10 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
                 tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 1, 8, 8), flatten=True, merge=True
             ),
             ("CifarResNet can't be run on the example (RuntimeError: ", "Give one as the model takes it"),
+        ),
+        (
+            lambda f: replearn.deploy(reparameterize_model(tiny.replaced(tiny.resnet()).eval())),
+            ("The operators of this CifarResNet are plain modules already", "pass the model from before that"),
         ),
         (
             lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), channels_last="no"),
