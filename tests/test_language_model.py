@@ -316,3 +316,18 @@ def test_a_data_set_of_another_kind_and_unknown_names_are_refused(text_root: Pat
         untied.parameters
         == fit([spec(text_root, tmp_path / "t", "E2E", epochs=1)], device="cpu")[0].parameters + 15 * 16
     )
+
+
+def test_gradients_of_each_sample_can_be_taken() -> None:
+    from torch.func import functional_call, grad, vmap
+
+    model = TransformerLM(num_words=50, dim=16, depth=2, num_heads=2, hidden=32, max_length=8).eval()
+    words = torch.randint(50, (3, 8))
+
+    def loss(parameters: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        return functional_call(model, parameters, (row[None],)).square().mean()
+
+    parameters = dict(model.named_parameters())
+    each = vmap(grad(loss), in_dims=(None, 0))(parameters, words)  # under vmap words have no values to check
+    alone = grad(loss)(parameters, words[1])
+    torch.testing.assert_close(each["norm.weight"][1], alone["norm.weight"])

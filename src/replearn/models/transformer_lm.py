@@ -164,7 +164,8 @@ def check_words(words: Any, what: str, num_words: int) -> None:
         )
     if not words.numel():
         raise ReplearnError(f"There are no {what} in a tensor of shape {tuple(words.shape)}.")
-    if type(words) is not Tensor or words.device.type != "cpu" or torch.compiler.is_compiling():
+    later = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if later or type(words) is not Tensor or words.device.type != "cpu":
         return  # no values yet, or on a GPU
     read = torch.where(words == IGNORED, 0, words) if what == "targets" else words
     low, high = (int(number) for number in read.aminmax())
