@@ -46,11 +46,11 @@ PLACEMENTS = ((4, 2), (2, 2))  # a quarter of the blocks, and as many as can go:
 HEALING = 0.1  # the peak rate of healing, as a share of the recipe's
 
 
-def candidates() -> list[tuple[str, Options]]:
+def candidates(rank: int) -> list[tuple[str, Options]]:
     return [
         ("(a) removal", operators.Removal()),
         ("(b) projection, fitted coefficients", operators.Projection()),
-        ("(c) fitted low-rank correction", operators.Projection(correction="low-rank", rank=32)),
+        ("(c) fitted low-rank correction", operators.Projection(correction="low-rank", rank=rank)),
         ("(d) fitted full correction", operators.Projection(correction="full")),
         ("(d) fitted full correction, behind a norm", operators.HeadWise(correction="full")),
         ("(d) fitted full correction, MLP form", operators.MLP(correction="full")),
@@ -132,6 +132,7 @@ def measured(
     base: torch.nn.Module,
     samples: int,
     steps: int | None,
+    rank: int,
     keep: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
     """Every candidate at every placement, and E2E continued for as long as the slowest of them took."""
@@ -148,7 +149,7 @@ def measured(
     for interval, first in PLACEMENTS:
         placed = {"interval": interval, "first": first}
         spent = []
-        for label, operator in candidates():
+        for label, operator in candidates(rank):
             row = add(placed | {"label": label} | healed(bench, base, operator, placed, batches, epoch))
             spent.append(row["fit_seconds"] + row["heal_seconds"])
         blocks = rows[-1]["blocks"]
@@ -224,6 +225,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--samples", type=int, default=1024, help="training samples to fit on")
     parser.add_argument("--steps", type=int, help="of healing, instead of one epoch")
+    parser.add_argument("--rank", type=int, default=32, help="of the low-rank correction")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
@@ -266,7 +268,7 @@ def main() -> None:
         }
         write_atomically(options.out, json.dumps(about, indent=1))
 
-    rows = measured(bench, base, options.samples, options.steps, keep)
+    rows = measured(bench, base, options.samples, options.steps, options.rank, keep)
     print(table(rows, bench.metric.name, trained))
 
 

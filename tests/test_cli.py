@@ -155,6 +155,18 @@ def test_compare_trains_what_is_missing_and_nothing_else(here):
     assert (folder / "comparison.png").stat().st_size > 10_000
 
 
+def test_a_row_that_cannot_be_trained_is_told_before_the_others_are(here):
+    recipe = here / "tiny.py"
+    wide = 'Variant(label="RepL wide", method="repl", first=2, operator=Basic(correction="low-rank", rank=99))'
+    text = recipe.read_text().replace("variants=(", f"variants=({wide}, ")
+    recipe.write_text("from replearn.operators import Basic\n" + text)
+    said = told("compare", "tiny.py", "--methods", "e2e,repl-wide", "--seeds", "0")
+    assert "The row RepL wide can't be trained. " in said
+    assert "a correction of rank 99 does not fit" in said
+    assert not Path("runs").exists()
+    call("compare", "tiny.py", "--methods", "e2e,repl-first-2", "--seeds", "0")
+
+
 def test_compare_from_a_folder_only_reads(here):
     for seed in (0, 1):
         for label, accuracy in (("E2E", 92.0), ("RepL", 93.0 + seed / 10)):

@@ -105,11 +105,13 @@ def compare(
 def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
     from ..training.fit import fit  # seconds to import, which help and reading need not wait for
+    from ..training.foreseeing import refuse_impossible_rows
 
     results = {index: result for index, spec in enumerate(specs) if (result := found(spec)) and result.finished}
     missing = [index for index in range(len(specs)) if index not in results]
     if not specs:
         return []
+    refuse_impossible_rows([specs[index] for index in missing])
     longest = max(spec.epochs for spec in specs)
     data: dict[Any, Any] = {}
     with watching(len(missing), longest, task_named(specs[0].recipe.task)) as progress:

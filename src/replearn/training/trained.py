@@ -28,6 +28,7 @@ from .state import read_state
 
 Labelled = tuple[Tensor, Tensor]
 MODEL = "model.safetensors"
+ANY_WORDS = 64  # of a vocabulary, where nothing depends on its size
 PLANNED = "replearn-checkpoint-"  # how the format of a file with a plan begins, of any version
 
 
@@ -129,11 +130,14 @@ def read_trained(
     return Trained(result, recipe, model.to(device), example.to(device), root)
 
 
-def fresh_model(recipe: Recipe, data: str, file: Path) -> tuple[nn.Module, Tensor]:
-    """The recipe's model as it was before training, and an example of its input; no data is read for it."""
+def fresh_model(recipe: Recipe, data: str, file: Path | None = None) -> tuple[nn.Module, Tensor]:
+    """The recipe's model as it was before training, and an example of its input; no data is read for it.
+
+    A language model has the vocabulary of the weights in `file`, and without one just any.
+    """
     if is_language_model(recipe.model):
         length = recipe.text.sequence_length
-        num_words = num_words_in(file)
+        num_words = ANY_WORDS if file is None else num_words_in(file)
         model = language_model(recipe.model, num_words=num_words, max_length=length)
         # from the first word to the last, since an export is tried on random words between the example's
         return model, torch.linspace(0, num_words - 1, 2 * length).long().reshape(2, length)
