@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import replearn
 from replearn import recipes
 from replearn.bench.inference_int8 import quantized, time_int8
+from replearn.carrying import carried
 from replearn.training.fit import fit
 from replearn.training.recipe import Variant
 from replearn.training.results import hardware_of, versions_of, write_atomically
@@ -58,7 +59,7 @@ def measure(folder: Path, root: Path | None, num_test: int, batch: int, rounds: 
         "epochs": len(run.result.epochs),
     }
     model = run.model
-    plain = replearn.deploy(model, run.example) if hasattr(model, "_replearn_plan") else replearn.streamline(model)
+    plain = replearn.deploy(model, run.example) if carried(model) is not None else replearn.streamline(model)
     pictures = run.images  # of the classes and the size that it was trained on
     num_test = min(num_test, len(pictures.test_labels))
     order = torch.randperm(len(pictures.test_labels), generator=torch.Generator().manual_seed(0))[:num_test]

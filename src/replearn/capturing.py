@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, addmm
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import ReplearnError
@@ -111,7 +111,7 @@ def take_workspaces(device: torch.device) -> None:
 
     def multiply() -> None:
         x = torch.ones(16, 16, device=device, requires_grad=True)
-        addmm(x[0], x @ x, x).sum().backward()  # in a thread of its own, for which cuBLAS takes as much again
+        torch.addmm(x[0], x @ x, x).sum().backward()  # in its own thread, for which cuBLAS takes as much again
 
     with torch.enable_grad():
         multiply()
