@@ -212,6 +212,7 @@ KERNELS = (
     "replearn.narrow.kernels",
     "replearn.narrow.weight_kernels",
     "replearn.short.kernels",
+    "replearn.residual.kernels",
 )
 
 

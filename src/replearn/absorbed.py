@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from .flat_graph import FlatGraph
 from .flattening import argument
+from .residual import can_be_cut, kernels_run_on, residual_linear
 
 # multiplications that wait for Python and not for the GPU: those of a thousand tokens of width 384
 FEW = 1024 * 384 * 384
@@ -42,7 +43,8 @@ def write_(flat: FlatGraph, match: Match, *, mixed: bool, compiled: bool) -> Non
     """Put the product in the place of what it stands for."""
     kept = match.u.meta["value"]
     if mixed:
-        make = joined_in_half if compiled else in_half
+        own = kernels_run_on(match.weight.device) and can_be_cut(*match.weight.shape)
+        make = joined_in_half if compiled else in_one_kernel if own else in_half
     else:
         make = joined if compiled or kept.numel() * kept.shape[-1] <= FEW else in_place
     with flat.graph.inserting_before(match.gone[0]):
@@ -109,6 +111,16 @@ def in_place(pen: Pen) -> fx.Node:
     v = pen.call("type_as", pen.linear(pen.match.h, pen.match.weight), u)
     mixing = pen.call("type_as", pen.kept("mixing", pen.match.mixing.t()), u)
     return pen.call("view_as", pen.call("addmm_", pen.rows(v), pen.rows(u), mixing), u)
+
+
+def in_one_kernel(pen: Pen) -> fx.Node:
+    """The same as `in_half`, the sum included, in a kernel of our own: as many launches as the layer alone."""
+    weights = pen.kept("absorbing", pen.match.weight), pen.kept("shift", pen.match.bias)
+    branch = pen.kept("mixing", pen.branch())
+    for node in (weights[0], branch):
+        node.meta["cast"] = True
+    given = pen.match.u, pen.match.h, *weights, branch
+    return pen.flat.graph.call_function(residual_linear, given)
 
 
 def in_half(pen: Pen) -> fx.Node:

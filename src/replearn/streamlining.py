@@ -16,6 +16,7 @@ from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .operators.base import Operator
 from .replaying import Replayed, check_graph
+from .summing import join_sums_
 from .surgery import set_submodule
 from .tracing import trace
 from .verifying import other_batch, verify
@@ -60,6 +61,7 @@ def streamline(
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
+        join_(plain, example, dtype, compile)
     check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 
@@ -137,6 +139,12 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
         return model.get_submodule(name) is module
     except AttributeError:
         return False
+
+
+def join_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str) -> None:
+    """Have our kernel compute the residual layers of a flat graph in half precision; a compiler has its own."""
+    if dtype is not None and not compile:
+        join_sums_(flat, example, dtype)
 
 
 def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> nn.Module:

@@ -1,0 +1,76 @@
+"""The Triton kernel of a residual layer, and its launch.
+
+A program makes a tile of the result. It multiplies in half precision and sums in float32, along h first, and then,
+where there is a branch, along u, which it rounds as it reads it: no rounded copy of u is ever stored, and the
+product is not either. What it made is added to u itself, in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..narrow.kernels import on_device_of
+from .tiles import Tile
+
+jit: Any = triton.jit
+
+
+@jit(do_not_specialize=["rows"])
+def residual_kernel(
+    u, h, weight, bias, branch, out, rows, inner, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, BIASED: tl.constexpr, BRANCHED: tl.constexpr,
+):  # fmt: skip
+    kind: tl.constexpr = h.dtype.element_ty
+    across = width // COLUMNS
+    place = tl.program_id(0)  # neighbours take the same rows, which are then read from memory once
+    row = (place // across) * ROWS + tl.arange(0, ROWS)
+    column = (place % across) * COLUMNS + tl.arange(0, COLUMNS)
+    within = tl.minimum(row, rows - 1)  # rows beyond the last are computed from it, and not stored
+    k = tl.arange(0, INNER)
+    made = tl.zeros((ROWS, COLUMNS), tl.float32)
+
+    left = h + within[:, None] * inner + k[None, :]
+    right = weight + column[None, :] * inner + k[:, None]
+    for start in range(0, inner, INNER):
+        made = tl.dot(tl.load(left + start), tl.load(right + start), made)
+    if BRANCHED:
+        left = u + within[:, None] * width + k[None, :]
+        right = branch + column[None, :] * width + k[:, None]
+        for start in range(0, width, INNER):
+            made = tl.dot(tl.load(left + start).to(kind), tl.load(right + start), made)
+    if BIASED:
+        made += tl.load(bias + column)[None, :].to(tl.float32)
+    at = row[:, None] * width + column[None, :]
+    kept = tl.load(u + within[:, None] * width + column[None, :])
+    tl.store(out + at, made + kept, mask=row[:, None] < rows)
+
+
+_ready: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(
+    u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None, out: Tensor, tile: Tile
+) -> None:
+    """Add the layer to u into `out`; all of them are contiguous and begin at multiples of 16 bytes.
+
+    Triton looks at every argument of every launch, which takes more time than a small layer itself. So a kernel is
+    asked for once for each kind of layer, and then launched as it is.
+    """
+    width, inner = weight.shape
+    rows = u.numel() // width
+    grid = (-(-rows // tile.rows) * (width // tile.columns), 1, 1)
+    tensors = (u, h, weight, weight if bias is None else bias, weight if branch is None else branch, out)
+    constants = (tile.rows, tile.columns, tile.inner, bias is not None, branch is not None)
+    key = (u.device, h.dtype, None if bias is None else bias.dtype, inner, width, tile, *constants[3:])
+    with on_device_of(u):
+        kernel = _ready.get(key)
+        if kernel is not None:
+            kernel[grid](*tensors, rows, inner, width, *constants)
+        else:
+            _ready[key] = residual_kernel[grid](
+                *tensors, rows, inner, width, *constants, num_warps=tile.num_warps, num_stages=tile.num_stages
+            )

@@ -1,0 +1,56 @@
+"""Join the residual sums of a flat graph with the linear layers before them, where a kernel of ours computes both.
+
+Under autocast a block's half ends in u + linear(h, W, b), h being in half precision and u in float32. torch makes
+the product, stores it, and reads it again for the sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from .absorbing import held, is_sum
+from .flat_graph import FlatGraph
+from .flattening import argument, drop_unused_, note_values_
+from .residual import can_be_cut, kernels_run_on, residual_linear
+
+
+def join_sums_(flat: FlatGraph, example: Any, dtype: torch.dtype) -> None:
+    """Put one operation in the place of each such sum and its layer, in place; elsewhere nothing changes.
+
+    `dtype` is that of the autocast which the graph will run under.
+    """
+    if not all(kernels_run_on(parameter.device) for parameter in flat.parameters()):
+        return
+    note_values_(flat, example, dtype)
+    for node in [node for node in flat.graph.nodes if is_sum(node)]:
+        for u, layer in (node.args, node.args[::-1]):
+            if fits(flat, u, layer, dtype):
+                write_(flat, node, u, layer)
+                break
+    drop_unused_(flat)
+
+
+def fits(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:
+    """Is this u + linear(h, W, b), of a stream in float32 and a layer in half precision that nobody else sees?"""
+    if layer.target is not F.linear or len(layer.users) > 1 or u is layer:
+        return False
+    weight = held(flat, argument(layer, 1, "weight"))
+    stream, h, made = (node.meta.get("value") for node in (u, argument(layer, 0, "input"), layer))
+    if weight is None or not can_be_cut(*weight.shape) or stream is None or h is None or made is None:
+        return False
+    return stream.shape == made.shape and (stream.dtype, h.dtype, made.dtype) == (torch.float32, dtype, dtype)
+
+
+def write_(flat: FlatGraph, total: fx.Node, u: fx.Node, layer: fx.Node) -> None:
+    h, weight, bias = (argument(layer, place, name) for place, name in enumerate(("input", "weight", "bias")))
+    weight.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
+    with flat.graph.inserting_before(total):
+        made = flat.graph.call_function(residual_linear, (u, h, weight, bias))
+    made.meta["value"] = total.meta["value"]
+    total.replace_all_uses_with(made)
+    flat.graph.erase_node(total)
+    flat.graph.erase_node(layer)

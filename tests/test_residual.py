@@ -1,0 +1,246 @@
+"""Residual layers in one kernel against torch's operations: in Triton's interpreter here, for real on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreting import HERE, interpret, runs_kernels
+from test_narrow_convolutions import distance, needs_gpu
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import replearn
+from replearn import summing
+from replearn.absorbing import ABSORBED
+from replearn.bench.inference_counts import count
+from replearn.replaying import Replayed
+from replearn.residual import can_be_cut, operation, residual_linear, tiles
+
+pytest.importorskip("timm")
+from timm.models.vision_transformer import VisionTransformer
+
+
+def layer(rows: int, inner: int, width: int, bias: bool = True, branch: bool = True) -> dict[str, Tensor | None]:
+    dtype = torch.float16
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=HERE)
+
+    return {
+        "u": drawn(1, rows, width),
+        "h": drawn(1, rows, inner).to(dtype),
+        "weight": (drawn(width, inner) / inner**0.5).to(dtype),
+        "bias": drawn(width) if bias else None,
+        "branch": (drawn(width, width) / width**0.5).to(dtype) if branch else None,
+    }
+
+
+def exactly(u: Any, h: Any, weight: Any, bias: Any, branch: Any) -> Tensor:
+    made = u.double() + h.double() @ weight.double().t()
+    made = made if bias is None else made + bias.double()
+    return made if branch is None else made + u.to(h.dtype).double() @ branch.double().t()
+
+
+def small_vit(width: int = 64) -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=width, depth=5, num_heads=2, mlp_ratio=2, num_classes=10
+    ).to(HERE)
+
+
+def replaced() -> nn.Module:
+    model = small_vit()
+    return replearn.replace_(model, replearn.plan(model, first=2)).eval()
+
+
+def images(batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, 8, 8, device=HERE)
+
+
+def sums_in(form: Any) -> list[Any]:
+    return [node for node in form.model.graph.nodes if node.target is residual_linear]
+
+
+@runs_kernels
+@torch.no_grad()
+@pytest.mark.parametrize(("rows", "inner", "width"), [(1, 64, 64), (37, 192, 64), (130, 64, 128), (5, 128, 192)])
+@pytest.mark.parametrize(("bias", "branch"), [(True, True), (True, False), (False, True), (False, False)])
+def test_values_are_those_of_an_exact_layer(rows: int, inner: int, width: int, bias: bool, branch: bool) -> None:
+    given: Any = layer(rows, inner, width, bias=bias, branch=branch)
+    assert operation.fits(**given)
+    for _ in range(2):  # the second launch takes the kernel that the first one compiled
+        found = residual_linear(**given)
+        assert found.dtype is torch.float32
+        assert found.shape == given["u"].shape
+        assert distance(found, exactly(**given)) < 2e-6
+
+
+@runs_kernels
+@torch.no_grad()
+@pytest.mark.parametrize("tile", [tiles.FEW, tiles.SOME, tiles.MANY], ids=["few", "some", "many"])
+def test_every_tile_gives_the_same(tile: tiles.Tile) -> None:
+    from replearn.residual.kernels import launch
+
+    given: Any = layer(131, 128, 128)
+    out = torch.full_like(given["u"], float("nan"))
+    launch(given["u"], given["h"], given["weight"], given["bias"], given["branch"], out, tile)
+    assert distance(out, exactly(**given)) < 2e-6
+
+
+@runs_kernels
+@torch.no_grad()
+def test_a_part_of_a_tensor_that_begins_anywhere() -> None:
+    given: Any = layer(6, 64, 64)
+    odd = torch.randn(given["u"].numel() + 1, device=HERE)[1:].view_as(given["u"])
+    assert distance(residual_linear(**given | {"u": odd}), exactly(**given | {"u": odd})) < 2e-6
+
+
+def test_tiles_cover_every_layer_that_they_are_for() -> None:
+    for width in range(tiles.WIDTH, 1600, tiles.WIDTH):
+        for rows in (1, 197, 5000, 12608):
+            tile = tiles.tile_for(rows, width)
+            assert width % tile.columns == 0 == width % tile.inner
+    assert not can_be_cut(96, 64)
+    assert not can_be_cut(64, 96)
+
+
+def test_what_the_kernel_does_not_take_torch_computes() -> None:
+    given: Any = layer(3, 64, 64)
+    fine = {name: None if value is None else value.float() for name, value in given.items()}
+    expected = exactly(**fine)
+    assert not operation.fits(**fine)
+    assert torch.allclose(residual_linear(**fine).double(), expected, atol=1e-5)
+    with torch.autocast(HERE, torch.bfloat16):  # a layer in float32, as autocast takes it
+        assert distance(residual_linear(**fine), expected) < 2e-2
+    leaf = given["weight"].requires_grad_()
+    with torch.autocast(HERE, torch.float16):
+        residual_linear(**given).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.abs().sum() > 0
+
+
+@runs_kernels
+def test_no_gradient_is_lost_and_no_trace_needs_this_package() -> None:
+    given: Any = layer(3, 64, 64)
+    assert operation.fits(**given)
+    given["h"].requires_grad_()
+    assert not operation.fits(**given)
+    with torch.no_grad():
+        assert operation.fits(**given)
+
+    class Layer(nn.Module):
+        def forward(self, u: Tensor, h: Tensor) -> Tensor:
+            return residual_linear(u, h, given["weight"], given["bias"].half())
+
+    with torch.no_grad():
+        u, h = given["u"], given["h"].detach()
+        program = torch.export.export(Layer(), (u, h), strict=False)
+        traced = torch.jit.trace(Layer(), (u, h))
+    assert "replearn" not in str(program.graph)
+    assert "replearn::" not in str(traced.graph)
+    together = torch.func.vmap(lambda one, two: residual_linear(one, two, given["weight"]))(u, h)
+    assert distance(together, u.double() + F.linear(h.double(), given["weight"].double())) < 2e-3
+
+
+@runs_kernels
+@pytest.mark.parametrize("change", ["cut", "strided", "half stream", "rows", "another dtype", "empty"])
+@torch.no_grad()
+def test_the_kernel_is_not_given_what_it_would_misread(change: str) -> None:
+    given: Any = layer(4, 64, 64)
+    rest = {
+        "cut": lambda: layer(4, 96, 64),
+        "strided": lambda: given | {"h": torch.randn(1, 64, 4, device=HERE).half().transpose(1, 2)},
+        "half stream": lambda: given | {"u": given["u"].half()},
+        "rows": lambda: given | {"u": given["u"][:, :1]},
+        "another dtype": lambda: given | {"h": given["h"].bfloat16()},
+        "empty": lambda: layer(0, 64, 64),
+    }[change]()
+    assert not operation.fits(**rest)
+
+
+@runs_kernels
+def test_a_deployed_transformer_has_one_operation_where_a_block_ends() -> None:
+    model, x = replaced(), images()
+    base = small_vit().eval()
+    plain: Any = replearn.streamline(base, x, flatten=True, dtype=torch.float16)
+    form: Any = replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16)
+    assert len(sums_in(plain)) == 2 * 5
+    assert len(sums_in(form)) == 2 * 4
+    assert [len(node.args) for node in sums_in(form)].count(5) == len(form.model.meta[ABSORBED]) == 1
+    for owner, made in ((base, plain), (model, form)):
+        with torch.no_grad():
+            exact, found = owner(x), made(x)
+            assert distance(found.float(), exact) < 5e-3
+            assert distance(made(x[:1]).float(), exact[:1]) < 5e-3
+        made(x).float().sum().backward()  # by torch's own operations
+        with torch.no_grad():
+            assert distance(made(x).float(), found.float()) < 5e-3
+    stored = {str(node.args[2].target) for node in sums_in(form)}
+    assert {form.model.get_parameter(name).dtype for name in stored} == {torch.float16}
+
+
+@runs_kernels
+def test_an_operator_that_is_taken_up_costs_no_launch() -> None:
+    x = images(1)
+    base = small_vit()
+    removed, kept = (
+        replearn.replace_(copy.deepcopy(base), replearn.plan(base, first=2, operator=options)).eval()
+        for options in (replearn.operators.Removal(), replearn.operators.Projection())
+    )
+    one, other = (
+        count(replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16), x)
+        for model in (removed, kept)
+    )
+    assert (one.launches, one.dispatches) == (other.launches, other.dispatches)
+    assert other.flops - one.flops == 2 * 5 * 64 * 64
+
+
+@runs_kernels
+def test_a_compiler_is_given_torchs_own_operations() -> None:
+    form: Any = replearn.deploy(replaced(), images(), merge=True, flatten=True, dtype=torch.float16, compile=True)
+    assert sums_in(form) == []
+
+
+@runs_kernels
+def test_sums_of_anything_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images()
+    narrow: Any = replearn.streamline(small_vit(96).eval(), x, flatten=True, dtype=torch.float16)
+    assert sums_in(narrow) == []
+    monkeypatch.setattr(summing, "kernels_run_on", lambda device: False)
+    assert sums_in(replearn.streamline(small_vit().eval(), x, flatten=True, dtype=torch.float16)) == []
+
+
+def test_shapes_are_known_without_running_it() -> None:
+    with FakeTensorMode():
+        given: Any = layer(3, 64, 128)
+        made = torch.ops.replearn.residual_linear(*given.values())
+    assert (made.shape, made.dtype) == ((1, 3, 128), torch.float32)
+
+
+def test_in_the_interpreter() -> None:
+    interpret(__file__, "exact_layer or every_tile or anywhere or misread or no_gradient or deployed or taken_up "
+                        "or compiler or stay")  # fmt: skip
+
+
+@needs_gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("batch", [1, 64])
+def test_on_a_gpu_a_vit_is_what_torch_makes_of_it(batch: int) -> None:
+    from replearn.bench.inference_sides import make_sides
+
+    device = torch.device("cuda")
+    sides = make_sides("vit_small_16", 224, device, 2)
+    x = torch.randn(batch, 3, 224, 224, device=device)
+    form: Any = replearn.deploy(sides.replaced, x, merge=True, flatten=True, dtype=torch.float16)
+    assert [len(node.args) for node in sums_in(form)].count(5) == 3
+    with torch.inference_mode():
+        exact, found = sides.replaced(x), form(x)
+        rough = replearn.deploy(sides.replaced, dtype=torch.float16)(x)
+        assert distance(found.float(), exact) < 1.5 * distance(rough.float(), exact)
+        replay = Replayed(form)
+        assert torch.equal(replay(x), found)
+        assert torch.equal(replay(x), found)
