@@ -83,10 +83,10 @@ class Shape:
         return lambda: residual_linear(self.u, self.h, self.weight, self.bias, branch)
 
 
-def tiles_for(rows: int, width: int) -> list[Tile]:
+def tiles_for(rows: int, inner: int, width: int, what: str) -> list[Tile]:
     keys = ("rows", "columns", "inner", "num_warps", "num_stages")
     sweep = [Tile(**dict(zip(keys, values, strict=True))) for values in (FEW if rows <= 1024 else MANY)]
-    return list(dict.fromkeys([tile_for(rows, width), *sweep]))
+    return list(dict.fromkeys([tile_for(rows, inner, width, branched=what == "branch"), *sweep]))
 
 
 def compile_one(rows: int, inner: int, width: int, what: str, tile: Tile) -> None:
@@ -96,7 +96,7 @@ def compile_one(rows: int, inner: int, width: int, what: str, tile: Tile) -> Non
 
 def compile_all(shapes: list[tuple[int, ...]], processes: int) -> None:
     jobs = {(what, tile): (rows, inner, width) for rows, inner, width in shapes
-            for what in ("plain", "branch") for tile in tiles_for(rows, width)}  # fmt: skip
+            for what in ("plain", "branch") for tile in tiles_for(rows, inner, width, what)}  # fmt: skip
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(compile_one, *shape, what, tile) for (what, tile), shape in jobs.items()]:
             error = done.exception()
@@ -105,13 +105,12 @@ def compile_all(shapes: list[tuple[int, ...]], processes: int) -> None:
 
 
 def measure(shape: Shape, what: str, device: torch.device, rounds: int, check: bool) -> list[dict[str, Any]]:
-    rows, width = shape.u.shape
+    (rows, width), inner = shape.u.shape, shape.h.shape[1]
     candidates: dict[str, tuple[Body, Any]] = {"torch": (shape.torchs(what), None)}
     candidates["door"] = (shape.door(what), None)
-    for tile in tiles_for(rows, width):
+    for number, tile in enumerate(tiles_for(rows, inner, width, what)):
         cut = f"{tile.rows}x{tile.columns}x{tile.inner}, {tile.num_warps} warps, {tile.num_stages} stages"
-        cut += ", in use" if tile == tile_for(rows, width) else ""
-        candidates[cut] = (shape.ours(what, tile), asdict(tile))
+        candidates[cut + ("" if number else ", in use")] = (shape.ours(what, tile), asdict(tile))
     exact, found, ready = shape.exact(what), [], {}
     for name, (body, tile_used) in candidates.items():
         row: dict[str, Any] = {"by": name, "tile": tile_used}

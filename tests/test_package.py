@@ -213,6 +213,8 @@ KERNELS = (
     "replearn.narrow.weight_kernels",
     "replearn.short.kernels",
     "replearn.residual.kernels",
+    "replearn.patches.kernels",
+    "replearn.norms.kernels",
 )
 
 

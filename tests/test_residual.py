@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_values_are_those_of_an_exact_layer(rows: int, inner: int, width: int, b
 
 @runs_kernels
 @torch.no_grad()
-@pytest.mark.parametrize("tile", [tiles.FEW, tiles.SOME, tiles.MANY], ids=["few", "some", "many"])
+@pytest.mark.parametrize("tile", [tiles.FEW, tiles.FEW_BRANCHED, tiles.TALL, tiles.WIDE])
 def test_every_tile_gives_the_same(tile: tiles.Tile) -> None:
     from replearn.residual.kernels import launch
 
@@ -100,10 +101,11 @@ def test_a_part_of_a_tensor_that_begins_anywhere() -> None:
 
 
 def test_tiles_cover_every_layer_that_they_are_for() -> None:
-    for width in range(tiles.WIDTH, 1600, tiles.WIDTH):
-        for rows in (1, 197, 5000, 12608):
-            tile = tiles.tile_for(rows, width)
-            assert width % tile.columns == 0 == width % tile.inner
+    for width, inner in product(range(tiles.WIDTH, 1600, tiles.WIDTH), (64, 192, 384, 1536)):
+        for rows, branched in product((1, 197, 5000, 12608), (True, False)):
+            tile = tiles.tile_for(rows, inner, width, branched=branched)
+            assert width % tile.columns == 0 == inner % tile.inner
+            assert not branched or width % tile.inner == 0
     assert not can_be_cut(96, 64)
     assert not can_be_cut(64, 96)
 

@@ -84,7 +84,7 @@ def deploy(
     if flatten:
         flat = flat_form(plain, example)
         plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
-        join_(plain, example, dtype, compile)
+        join_(plain, example, dtype, compile, graph)
     check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 

@@ -9,13 +9,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from .embedding import embed_patches_
 from .errors import ReplearnError
 from .flat_graph import FlatGraph
 from .flattening import cast_weights_
 from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .operators.base import Operator
+from .picking import pick_first_
 from .replaying import Replayed, check_graph
+from .rounding import round_norms_
 from .summing import join_sums_
 from .surgery import set_submodule
 from .tracing import trace
@@ -61,7 +64,7 @@ def streamline(
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
-        join_(plain, example, dtype, compile)
+        join_(plain, example, dtype, compile, graph)
     check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 
@@ -141,10 +144,13 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
         return False
 
 
-def join_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str) -> None:
-    """Have our kernel compute the residual layers of a flat graph in half precision; a compiler has its own."""
+def join_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> None:
+    """Do less in a flat graph; in half precision, by kernels of our own, where no compiler has others."""
+    pick_first_(flat, example)
     if dtype is not None and not compile:
+        embed_patches_(flat, example, dtype)
         join_sums_(flat, example, dtype)
+        round_norms_(flat, example, dtype, few=graph)
 
 
 def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> nn.Module:

@@ -9,15 +9,17 @@ under autocast: h, W and B are in half precision, u and y in float32. torch make
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..narrow.operation import kernels_run_on as kernels_run_on
-from ..narrow.operation import transformed
 from .tiles import WIDTH, tile_for
 
-_KINDS = {(torch.float32, half, half) for half in (torch.bfloat16, torch.float16)}
+_HALF = (torch.bfloat16, torch.float16)
 _library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
 _library.define("residual_linear(Tensor u, Tensor h, Tensor weight, Tensor? bias, Tensor? branch) -> Tensor")
 
@@ -34,15 +36,25 @@ def residual_linear(
     >>> residual_linear(torch.zeros(2, 5, 4), torch.ones(2, 5, 3), torch.ones(4, 3)).unique()
     tensor([3.])
     """
-    if is_traced() or transformed() or not fits(u, h, weight, bias, branch):
+    if not may_launch() or not fits(u, h, weight, bias, branch):
         return usual(u, h, weight, bias, branch)
-    made: Tensor = torch.ops.replearn.residual_linear.default(u, h, weight, bias, branch)
+    run = compute if is_bare(u) else torch.ops.replearn.residual_linear.default
+    made: Tensor = run(u, h, weight, bias, branch)
     return made
 
 
-def is_traced() -> bool:
-    """Whether somebody makes a program of this, which is to run without this package."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+def may_launch() -> bool:
+    """Whether nobody makes a program of this, which is to run without this package, or transforms it."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def is_bare(x: Tensor) -> bool:
+    """Whether no dispatcher needs to hear of it, which takes as long as a launch: there are no modes and fakes."""
+    return type(x) is Tensor and not torch._C._len_torch_dispatch_stack()
 
 
 def usual(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
@@ -51,20 +63,30 @@ def usual(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Ten
 
 
 def fits(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> bool:
-    """Whether our kernel computes this, here and now."""
-    tensors = [tensor for tensor in (u, h, weight, bias, branch) if tensor is not None]
-    width, inner = weight.shape
+    """Whether our kernel computes this, here and now. Asked at every call, so it is written to be fast."""
+    if wants_gradient(u, h, weight, bias, branch) or not kernels_run_on(u.device):
+        return False
+    kind, (width, inner) = h.dtype, weight.shape
     return (
-        kernels_run_on(u.device)
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-        and (u.dtype, h.dtype, weight.dtype) in _KINDS
-        and (branch is None or branch.dtype is weight.dtype)
-        and u.shape == (*h.shape[:-1], width)
+        u.dtype is torch.float32
+        and kind in _HALF
+        and kind is weight.dtype
+        and u.shape[-1] == width
         and h.shape[-1] == inner
+        and u.shape[:-1] == h.shape[:-1]
         and can_be_cut(width, inner)
         and 0 < u.numel() < 2**31 > h.numel()  # offsets are 32-bit numbers in the kernel
-        and all(tensor.is_contiguous() and tensor.device == u.device for tensor in tensors)
+        and u.get_device() == h.get_device() == weight.get_device()
+        and u.is_contiguous()
+        and h.is_contiguous()
+        and weight.is_contiguous()
+        and (bias is None or bias.is_contiguous())
+        and (branch is None or (branch.dtype is kind and branch.is_contiguous()))
     )
+
+
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def can_be_cut(width: int, inner: int) -> bool:
@@ -75,12 +97,19 @@ def can_be_cut(width: int, inner: int) -> bool:
 @torch.library.impl(_library, "residual_linear", "CUDA")
 @torch.library.impl(_library, "residual_linear", "CPU")  # in Triton's interpreter, for tests
 def compute(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
-    from .kernels import launch
-
     out = torch.empty_like(u)
-    u, h = aligned(u), aligned(h)
-    launch(u, h, weight, bias, branch, out, tile_for(u.numel() // u.shape[-1], u.shape[-1]))
+    width, inner = weight.shape
+    tile = tile_for(u.numel() // width, inner, width, branched=branch is not None)
+    kernels().launch(aligned(u), aligned(h), weight, bias, branch, out, tile)
     return out
+
+
+@cache
+def kernels() -> Any:
+    """The module with the kernel; Triton need not be there where it is not used."""
+    from . import kernels as module
+
+    return module
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
@@ -41,11 +44,12 @@ class DeviceImages:
     def draws(self, seed: int, epoch: int) -> Tensor:
         """One epoch's choices, a row an image in training order: image, crop row, crop column, flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
-        order = torch.randperm(len(self), generator=generator)
-        span = 2 * self.augment.pad + 1
-        corner = torch.randint(span, (len(self), 2), generator=generator)
-        flip = torch.randint(2, (len(self), 1), generator=generator) * int(self.augment.flip)
-        return torch.cat([order[:, None], corner, flip], dim=1)
+        with one_thread():  # so little work, while a GPU waits, is done before others have woken up
+            order = torch.randperm(len(self), generator=generator)
+            span = 2 * self.augment.pad + 1
+            corner = torch.randint(span, (len(self), 2), generator=generator)
+            flip = torch.randint(2, (len(self), 1), generator=generator) * int(self.augment.flip)
+            return torch.cat([order[:, None], corner, flip], dim=1)
 
     def batch(self, draws: Tensor) -> tuple[Tensor, Tensor]:
         """The training images and labels that these rows of `draws` choose, on the device."""
@@ -66,6 +70,16 @@ class DeviceImages:
         if self.size > self._held:
             ready = interpolate(ready, size=(self.size, self.size), mode="bilinear", align_corners=False)
         return ready
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def resized(images: Tensor, side: int | None) -> Tensor:
