@@ -15,6 +15,7 @@ from .flattening import cast_weights_
 from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .operators.base import Operator
+from .pooling import pool_first_
 from .replaying import Replayed, check_graph
 from .summing import join_sums_
 from .surgery import set_submodule
@@ -61,7 +62,7 @@ def streamline(
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
-        join_(plain, example, dtype, compile)
+        rearrange_(plain, example, dtype, compile)
     check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 
@@ -141,8 +142,13 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
         return False
 
 
-def join_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str) -> None:
-    """Have our kernel compute the residual layers of a flat graph in half precision; a compiler has its own."""
+def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str) -> None:
+    """Compute a flat graph's outputs with less, in place.
+
+    It pools before it adds a bias and takes a ReLU. In half precision our kernel computes its residual layers; a
+    compiler has its own.
+    """
+    pool_first_(flat)
     if dtype is not None and not compile:
         join_sums_(flat, example, dtype)
 
