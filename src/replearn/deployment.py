@@ -15,7 +15,7 @@ from .flattening import flatten as flat_form
 from .merging import merge_, refuse_unfit
 from .recording import record_stand_in
 from .replaying import check_graph
-from .streamlining import Folding, check_backend, check_outputs, check_ready, join_, on_backend, settle_
+from .streamlining import Folding, check_backend, check_outputs, check_ready, on_backend, rearrange_, settle_
 from .surgery import operators_of, plan_of, set_submodule
 from .verifying import tensors_in as tensors_in
 from .verifying import verify as verify
@@ -84,7 +84,7 @@ def deploy(
     if flatten:
         flat = flat_form(plain, example)
         plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
-        join_(plain, example, dtype, compile, graph)
+        rearrange_(plain, example, dtype, compile, graph)
     check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 

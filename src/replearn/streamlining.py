@@ -17,6 +17,7 @@ from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .operators.base import Operator
 from .picking import pick_first_
+from .pooling import pool_first_
 from .replaying import Replayed, check_graph
 from .rounding import round_norms_
 from .summing import join_sums_
@@ -64,7 +65,7 @@ def streamline(
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
-        join_(plain, example, dtype, compile, graph)
+        rearrange_(plain, example, dtype, compile, graph)
     check_outputs(model, plain, example)
     return on_backend(plain, dtype, compile, graph)
 
@@ -144,8 +145,13 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
         return False
 
 
-def join_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> None:
-    """Do less in a flat graph; in half precision, by kernels of our own, where no compiler has others."""
+def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> None:
+    """Compute a flat graph's outputs with less, in place.
+
+    It pools before it adds a bias and takes a ReLU, and picks a token before it normalises. In half precision
+    kernels of our own compute what they can; a compiler has others.
+    """
+    pool_first_(flat)
     pick_first_(flat, example)
     if dtype is not None and not compile:
         embed_patches_(flat, example, dtype)
