@@ -37,6 +37,8 @@ STEPS = (  # in the order of their measurement
     "bench_steps_bf16.json",
     "bench_steps_bf16_imagenet.json",
     "bench_steps_captured.json",
+    "bench_steps_resnet34.json",
+    "bench_steps_resnet110.json",
 )
 
 
@@ -132,9 +134,24 @@ def transfer() -> str:
     return compared("transfer_cifar10", costs=True)
 
 
+def finetune() -> str:
+    """One seed: no intervals; but each run had the GPU to itself, so what it needed counts."""
+    lines = ["|  | epochs | accuracy | time | memory | time in all |", "|---" * 6 + "|"]
+    rows = compared_rows("tab_finetune_vit_10_epochs/cifar10")[0].rows
+    for row in rows:
+        whole = row.time_ratio * row.epochs / rows[0].epochs
+        cells = [row.label, str(row.epochs), f"{row.score:.2f}", f"{row.time_ratio:.3f}"]
+        lines.append("| " + " | ".join([*cells, f"{row.memory_ratio:.3f}", f"{whole:.2f}"]) + " |")
+    return "\n".join(lines)
+
+
+def compared_rows(folder: str) -> Any:
+    return compare(read_result(path) for path in sorted((RESULTS / folder).rglob("result.json")))
+
+
 def compared(folder: str, costs: bool) -> str:
     """Scores over seeds and paired differences of the runs in a folder, as `replearn compare --from` has them."""
-    (found,) = compare(read_result(path) for path in sorted((RESULTS / folder).rglob("result.json")))
+    (found,) = compared_rows(folder)
     head = ["", found.metric.name, "against E2E, 95 % interval", "against removal"]
     head += ["time"] if costs else []
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
@@ -174,6 +191,7 @@ def inference() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "finetune": finetune,
     "heal": heal,
     "inference": inference,
     "kept": kept,

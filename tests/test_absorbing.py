@@ -92,7 +92,7 @@ def test_under_autocast_the_stream_stays_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_compiled_code_is_given_one_product_of_both(
+def test_compiled_code_is_given_what_a_compiler_can_join(
     dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(absorbed, "FEW", 0)
@@ -104,7 +104,7 @@ def test_compiled_code_is_given_one_product_of_both(
     graphs = [form.graph if dtype is None else form.model.graph for form in (eager, compiled)]
     products = [[node.target for node in graph.nodes if node.target in (torch.cat, "addmm_")] for graph in graphs]
     assert products[0][1:] == ["addmm_"]  # a class token is put before the others first
-    assert products[1][1:] == [torch.cat]
+    assert products[1][1:] == ([] if dtype is None else [torch.cat])  # in float32 two products, added
     with torch.compiler.set_stance("force_eager"):
         one, other = outputs(eager, batch)[0], outputs(compiled, batch)[0]
         assert apart(one, other) < (1e-5 if dtype is None else 2e-2)

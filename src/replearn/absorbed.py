@@ -1,6 +1,6 @@
 """What a flat graph computes where a layer has taken up the operator after it: M u + (M s W2) h + shift.
 
-How is a matter of what costs: launches for few tokens, bytes for many, and neither where a compiler joins them.
+How is a matter of what costs: launches for few tokens, bytes for many, and what a compiler can join.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def write_(flat: FlatGraph, match: Match, *, mixed: bool, compiled: bool) -> Non
         own = kernels_run_on(match.weight.device) and can_be_cut(*match.weight.shape)
         make = joined_in_half if compiled else in_one_kernel if own else in_half
     else:
-        make = joined if compiled or kept.numel() * kept.shape[-1] <= FEW else in_place
+        make = apart if compiled else joined if kept.numel() * kept.shape[-1] <= FEW else in_place
     with flat.graph.inserting_before(match.gone[0]):
         made = make(Pen(flat, match))
     match.gone[0].replace_all_uses_with(made)
@@ -96,6 +96,15 @@ class Pen:
 def joined(pen: Pen) -> fx.Node:
     """linear([h, u], [M s W2, M]): as many operations as the layer and its sum."""
     return pen.linear(pen.beside(pen.match.u), torch.cat((pen.match.weight, pen.match.mixing), 1))
+
+
+def apart(pen: Pen) -> fx.Node:
+    """linear(h, M s W2) + linear(u, M), for a compiler, which adds them where the result is used.
+
+    Joined they are one product less, which did not pay: an H200 took as long for one image as for all the blocks.
+    """
+    mixed = pen.flat.graph.call_function(F.linear, (pen.match.u, pen.kept("mixing", pen.match.mixing)))
+    return pen.add(pen.linear(pen.match.h, pen.match.weight), mixed)
 
 
 def joined_in_half(pen: Pen) -> fx.Node:
