@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from itertools import product
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import replearn
-from replearn import summing
+from replearn import rounding, summing
 from replearn.absorbing import ABSORBED
 from replearn.bench.inference_counts import count
+from replearn.norms import rounded_norm
+from replearn.patches import embed
 from replearn.replaying import Replayed
 from replearn.residual import can_be_cut, operation, residual_linear, tiles
 
@@ -183,6 +186,26 @@ def test_a_deployed_transformer_has_one_operation_where_a_block_ends() -> None:
             assert distance(made(x).float(), found.float()) < 5e-3
     stored = {str(node.args[2].target) for node in sums_in(form)}
     assert {form.model.get_parameter(name).dtype for name in stored} == {torch.float16}
+
+
+@runs_kernels
+def test_a_deployed_transformer_copies_pickles_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "FEW", 0)
+    torch.manual_seed(0)
+    base = VisionTransformer(img_size=16, patch_size=8, embed_dim=64, depth=4, num_heads=2).to(HERE)
+    model = replearn.replace_(base, replearn.plan(base, first=2)).eval()
+    x = torch.randn(2, 3, 16, 16, device=HERE)
+    form: Any = replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16)
+    called = [node.target for node in form.model.graph.nodes if node.op == "call_function"]
+    assert {residual_linear, embed, rounded_norm} <= set(called)
+    again: Any = pickle.loads(pickle.dumps(form))
+    assert [node.target for node in again.model.graph.nodes if node.op == "call_function"] == called
+    with torch.no_grad():
+        expected = form(x)
+        for other in (again, copy.deepcopy(form)):
+            assert torch.equal(other(x), expected)
+        compiled: Any = torch.compile(form, backend="aot_eager", fullgraph=True)
+        assert distance(compiled(x).float(), expected.float()) < 5e-3
 
 
 @runs_kernels

@@ -16,7 +16,8 @@ READ = re.compile(r"^(\w+) = self\.(\w+)$", re.MULTILINE)
 class FlatGraph(fx.GraphModule):
     """Its code reads weights from the dict that a module keeps them in: asking for them costs a seventh of a run.
 
-    A pickle of it is one of a GraphModule, and needs nothing of this package.
+    A pickle of it is one of a GraphModule, and needs nothing of this package but for the kernels that a graph made
+    for half precision calls.
     """
 
     def recompile(self) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import computed_dtype, kernels_run_on
 from ..residual.operation import aligned, is_bare, may_launch, wants_gradient
@@ -32,10 +33,14 @@ def rounded_norm(
     >>> rounded_norm(torch.tensor([[1.0, 3.0]]), (2,), None, None)
     tensor([[-1.0000,  1.0000]])
     """
+    made: Tensor
+    if has_torch_function_unary(x):  # as in residual_linear
+        made = handle_torch_function(rounded_norm, (x,), x, shape, weight, bias, epsilon)
+        return made
     if not may_launch() or not fits(x, shape, weight, bias):
         return torch.layer_norm(x, shape, weight, bias, epsilon)
     run = compute if is_bare(x) else torch.ops.replearn.rounded_norm.default
-    made: Tensor = run(x, weight, bias, epsilon, computed_dtype(x))
+    made = run(x, weight, bias, epsilon, computed_dtype(x))
     return made
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import computed_dtype, kernels_run_on
 from ..residual.operation import is_bare, may_launch, wants_gradient
@@ -32,10 +33,14 @@ def embed(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor:
     >>> embed(torch.ones(2, 3, 8, 8), torch.ones(5, 3, 4, 4), torch.zeros(1 + 4, 5), first=1)[0, :, 0]
     tensor([ 0., 48., 48., 48., 48.])
     """
+    made: Tensor
+    if has_torch_function_unary(images):  # as in residual_linear
+        made = handle_torch_function(embed, (images,), images, weight, table, first)
+        return made
     if not may_launch() or not fits(images, weight, table, first):
         return usual(images, weight, table, first)
     run = compute if is_bare(images) else torch.ops.replearn.embed_patches.default
-    made: Tensor = run(images, weight, table, first)
+    made = run(images, weight, table, first)
     return made
 
 
