@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from interpreting import HERE, interpret, runs_kernels
 from test_narrow_convolutions import distance, needs_gpu
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from replearn.embedding import embed_patches_
 from replearn.flattening import flatten
 from replearn.patches import embed, operation
 from replearn.picking import pick_first_
+from replearn.rounding import round_norms_
 
 pytest.importorskip("timm")
 from timm.models.vision_transformer import VisionTransformer
@@ -210,6 +212,29 @@ def test_a_norm_that_is_needed_whole_stays(how: str) -> None:
     assert torch.equal(flat(x), model(x))
 
 
+@pytest.mark.parametrize("how", ["a shape taken off", "keywords", "few arguments", "all arguments"])
+def test_a_norm_that_is_called_in_another_way(how: str) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.layer = nn.Parameter(torch.randn(64)), nn.Linear(64, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = {
+                "a shape taken off": lambda: F.layer_norm(x, x.shape[-1:]),
+                "keywords": lambda: torch.layer_norm(x, normalized_shape=[64], weight=self.weight, eps=0.1),
+                "few arguments": lambda: torch.layer_norm(x, [64]),
+                "all arguments": lambda: torch.layer_norm(x, [64], self.weight, None, 0.1, False),
+            }[how]()
+            return self.layer(y[:, 0]) + self.layer(torch.layer_norm(x, [64])).mean(1)
+
+    model, x = Head().to(HERE).eval(), torch.randn(2, 5, 64, device=HERE)
+    flat = flatten(model, x)
+    pick_first_(flat, x)
+    round_norms_(flat, x, torch.float16, few=True)
+    assert distance(flat(x).detach(), model(x).detach()) < 1e-6
+
+
 def test_shapes_are_known_without_running_it() -> None:
     with FakeTensorMode():
         made = torch.ops.replearn.embed_patches(*layer())
@@ -217,7 +242,7 @@ def test_shapes_are_known_without_running_it() -> None:
 
 
 def test_in_the_interpreter() -> None:
-    interpret(__file__, "exact_layer or many_rows or misread or begins or another_first or side_by_side")
+    interpret(__file__, "exact_layer or many_rows or misread or begins or another or side_by_side")
 
 
 @needs_gpu

@@ -95,9 +95,12 @@ def drop_idle_(graph: fx.Graph) -> None:
 
 
 def call_builtins_(graph: fx.Graph) -> None:
-    """Without the Python around torch's own functions, where that is all that there is around them."""
+    """Without the Python around torch's own functions, where that is all that there is around them.
+
+    Later passes find a norm's arguments by their places.
+    """
     for node in graph.nodes:
-        if node.op == "call_function" and node.target is F.layer_norm:
+        if node.op == "call_function" and node.target in (F.layer_norm, torch.layer_norm):
             places = enumerate(("input", "normalized_shape", "weight", "bias", "eps"))
             given = [argument(node, place, name) for place, name in places]
             given[4:] = [] if given[4] is None else given[4:]

@@ -32,6 +32,8 @@ def picks_a_token(picked: Any, norm: Any) -> bool:
     if picked.op != "call_function" or picked.target is not operator.getitem or picked.args[0] is not norm:
         return False
     index, shape = picked.args[1], norm.args[1]
+    if not isinstance(shape, (tuple, list)):  # a shape that the model's code takes off a tensor
+        return False
     one = isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None) and type(index[1]) is int
     # (batch, tokens, width): of (batch, width) it would take a number out of what is normalised
     return bool(one) and len(shape) == 1 and norm.meta.get("value") is not None and norm.meta["value"].dim() == 3
