@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import replearn
 from replearn import rounding, summing
 from replearn.absorbing import ABSORBED
 from replearn.bench.inference_counts import count
+from replearn.norms import operation as norms
 from replearn.norms import rounded_norm
 from replearn.patches import embed
 from replearn.replaying import Replayed
@@ -101,6 +103,26 @@ def test_a_part_of_a_tensor_that_begins_anywhere() -> None:
     given: Any = layer(6, 64, 64)
     odd = torch.randn(given["u"].numel() + 1, device=HERE)[1:].view_as(given["u"])
     assert distance(residual_linear(**given | {"u": odd}), exactly(**given | {"u": odd})) < 2e-6
+
+
+def test_the_kernel_reads_every_tensor_from_a_place_that_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(operation, "kernels", lambda: SimpleNamespace(launch=lambda *given: seen.extend(given)))
+    monkeypatch.setattr(norms, "kernels", operation.kernels)
+    given = {name: odd(tensor) for name, tensor in layer(6, 64, 64).items()}
+    operation.compute(**given)
+    norms.compute(given["u"], given["bias"], given["bias"], 1, torch.float16)
+    tensors = [tensor for tensor in seen if isinstance(tensor, Tensor)]
+    assert len(tensors) == (5 + 1) + (3 + 1)
+    assert {tensor.data_ptr() % 16 for tensor in tensors} == {0}
+    assert [type(one) for one in seen if not isinstance(one, (Tensor, tiles.Tile))] == [float]  # an integer would be another kernel
+
+
+def odd(tensor: Any) -> Any:
+    """The same numbers, one place behind where a tensor begins."""
+    made = torch.cat((tensor.new_zeros(1), tensor.flatten()))[1:].view_as(tensor)
+    assert made.data_ptr() % 16
+    return made
 
 
 def test_tiles_cover_every_layer_that_they_are_for() -> None:
@@ -237,6 +259,50 @@ def test_sums_of_anything_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sums_in(narrow) == []
     monkeypatch.setattr(summing, "kernels_run_on", lambda device: False)
     assert sums_in(replearn.streamline(small_vit().eval(), x, flatten=True, dtype=torch.float16)) == []
+
+
+class Block(nn.Module):
+    """u + linear(h), where h is written to before the sum, or the weight is used as something else too."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first, self.last = how, nn.Linear(64, 64), nn.Linear(64, 64)
+        self.act = nn.Hardswish(inplace=True)
+        self.bias = nn.Parameter(torch.randn(1) if how == "one number" else torch.randn(64))
+
+    def forward(self, u: Tensor) -> Tensor:
+        h = self.first(u)
+        v = F.linear(h, self.last.weight, self.bias)
+        if self.how == "written":
+            h = h.mul_(2)
+        elif self.how == "written by a module":
+            h = self.act(h)
+        y = u + v
+        if self.how == "tied":
+            return y * self.last.weight.sum(0)
+        if self.how == "twice":
+            return y + F.linear(self.first(y), self.last.weight)
+        return y + h.mean()
+
+
+@runs_kernels
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("how", "sums", "kind"),
+    [
+        ("written", 0, torch.float16), ("written by a module", 0, torch.float16), ("tied", 1, torch.float32),
+        ("twice", 2, torch.float16), ("one number", 1, torch.float16),
+    ],
+)  # fmt: skip
+def test_sums_that_stay_what_they_are(how: str, sums: int, kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Block(how).to(HERE).eval(), torch.randn(2, 3, 64, device=HERE)
+    form: Any = replearn.streamline(model, x, flatten=True, dtype=torch.float16)
+    assert len(sums_in(form)) == sums
+    assert form.model.get_parameter("last_weight").dtype is kind
+    with torch.autocast(HERE, torch.float16):
+        expected = model(x)
+    assert distance(form(x), expected) < 5e-4
 
 
 def test_shapes_are_known_without_running_it() -> None:

@@ -14,7 +14,7 @@ from torch import fx
 
 from .absorbing import held, is_sum
 from .flat_graph import FlatGraph
-from .flattening import argument, drop_unused_, note_values_
+from .flattening import argument, drop_unused_, note_values_, writes_in_place
 from .residual import can_be_cut, kernels_run_on, residual_linear
 
 
@@ -28,7 +28,7 @@ def join_sums_(flat: FlatGraph, example: Any, dtype: torch.dtype) -> None:
     note_values_(flat, example, dtype)
     for node in [node for node in flat.graph.nodes if is_sum(node)]:
         for u, layer in (node.args, node.args[::-1]):
-            if fits(flat, u, layer, dtype):
+            if fits(flat, u, layer, dtype) and not may_be_written(layer, node):
                 write_(flat, node, u, layer)
                 break
     drop_unused_(flat)
@@ -45,11 +45,20 @@ def fits(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:
     return stream.shape == made.shape and (stream.dtype, h.dtype, made.dtype) == (torch.float32, dtype, dtype)
 
 
+def may_be_written(layer: fx.Node, total: fx.Node) -> bool:
+    """May anything between the two write to what the layer reads, which it will then read where the sum is?"""
+    node = layer.next
+    while node is not total and node.op != "call_module" and not writes_in_place(node):
+        node = node.next
+    return node is not total
+
+
 def write_(flat: FlatGraph, total: fx.Node, u: fx.Node, layer: fx.Node) -> None:
     h, weight, bias = (argument(layer, place, name) for place, name in enumerate(("input", "weight", "bias")))
-    weight.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
     with flat.graph.inserting_before(total):
-        made = flat.graph.call_function(residual_linear, (u, h, weight, bias))
+        read = flat.graph.get_attr(str(weight.target))  # apart from others who read it, perhaps in float32
+        read.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
+        made = flat.graph.call_function(residual_linear, (u, h, read, bias))
     made.meta["value"] = total.meta["value"]
     total.replace_all_uses_with(made)
     flat.graph.erase_node(total)
