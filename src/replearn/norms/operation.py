@@ -68,7 +68,7 @@ def is_row(tensor: Tensor, x: Tensor) -> bool:
 @torch.library.impl(_library, "rounded_norm", "CPU")  # in Triton's interpreter, for tests
 def compute(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, dtype: torch.dtype) -> Tensor:
     out = torch.empty_like(x, dtype=dtype)
-    kernels().launch(aligned(x), weight, bias, epsilon, out)
+    kernels().launch(*aligned(x, weight, bias), float(epsilon), out)  # an integer would be another kernel
     return out
 
 

@@ -85,7 +85,7 @@ def fits(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tens
         and u.is_contiguous()
         and h.is_contiguous()
         and weight.is_contiguous()
-        and (bias is None or bias.is_contiguous())
+        and (bias is None or (bias.numel() == width and bias.is_contiguous()))  # torch spreads a single number
         and (branch is None or (branch.dtype is kind and branch.is_contiguous()))
     )
 
@@ -105,7 +105,7 @@ def compute(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: T
     out = torch.empty_like(u)
     width, inner = weight.shape
     tile = tile_for(u.numel() // width, inner, width, branched=branch is not None)
-    kernels().launch(aligned(u), aligned(h), weight, bias, branch, out, tile)
+    kernels().launch(*aligned(u, h, weight, bias, branch), out, tile)
     return out
 
 
@@ -117,9 +117,9 @@ def kernels() -> Any:
     return module
 
 
-def aligned(tensor: Tensor) -> Tensor:
-    """Where its numbers begin at a multiple of 16 bytes, as the kernel reads them; a part of another may not."""
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+def aligned(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Where their numbers begin at multiples of 16 bytes, as the kernel reads them; a part of a tensor may not."""
+    return [tensor if tensor is None or tensor.data_ptr() % 16 == 0 else tensor.clone() for tensor in tensors]
 
 
 @torch.library.register_fake("replearn::residual_linear", lib=_library)  # type: ignore[untyped-decorator]
