@@ -93,6 +93,16 @@ def test_the_kernel_is_not_given_what_it_would_misread(change: str) -> None:
         assert not operation.fits(*given)
 
 
+@runs_kernels
+@pytest.mark.parametrize("step", [1, 2**21])
+def test_the_kernel_is_not_given_images_that_it_would_misread_since_they_lie_far_apart(step: int) -> None:
+    with FakeTensorMode(), torch.autocast(HERE, torch.float16):
+        _, weight, table, first = layer()
+        images = torch.empty(2 * step + 1, 3, 16, 16, device=HERE)[::step]
+        assert images.shape == (3, 3, 16, 16)
+        assert operation.fits(images, weight, table, first) is (step == 1)
+
+
 def test_what_the_kernel_does_not_take_torch_computes() -> None:
     images, weight, table, first = layer()
     fine, leaf = weight.float(), table.clone().requires_grad_()
@@ -148,29 +158,36 @@ def test_without_autocast_or_with_a_compiler_it_stays() -> None:
 
 
 class Overlapping(nn.Module):
-    """Patches that overlap, or are seen by somebody else: none that the kernel computes."""
+    """Patches that overlap, or are seen by somebody else, or another sum: none that the kernel computes."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
         options: dict[str, Any] = {"overlap": {"stride": 4, "padding": 2}, "groups": {"groups": 2}}.get(how, {})
         self.conv = nn.Conv2d(4, 64, 8, **{"stride": 8} | options)
-        side = 4 if how == "overlap" else 2
-        self.cls, self.pos = nn.Parameter(torch.randn(1, 1, 64)), nn.Parameter(torch.randn(1, 1 + side**2, 64))
+        side, self.first = 4 if how == "overlap" else 2, 3 if how == "one token often" else 1
+        self.cls = nn.Parameter(torch.randn(1, 1, 64))
+        self.pos = nn.Parameter(torch.randn(1, self.first + side**2, 64))
 
     def forward(self, x: Tensor) -> Tensor:
         pixels = self.conv(x)
+        if self.how == "computed bias":
+            pixels = F.conv2d(x, self.conv.weight, self.pos[0, 0], 8)
         tokens = pixels.flatten(2).transpose(1, 2)
         if self.how == "turned":
             tokens = pixels.transpose(2, 3).flatten(2).transpose(1, 2)
-        y = torch.cat((self.cls.expand(x.shape[0], -1, -1), tokens), 1) + self.pos
+        y = torch.cat((self.cls.expand(x.shape[0], self.first, -1), tokens), 1) + self.pos
         return y + pixels.mean() if self.how == "seen" else y
 
 
 @runs_kernels
 @pytest.mark.parametrize(
-    ("how", "joined"), [("overlap", 0), ("groups", 0), ("seen", 0), ("turned", 0), ("plain", 1)]
-)
+    ("how", "joined"),
+    [
+        ("overlap", 0), ("groups", 0), ("seen", 0), ("turned", 0), ("one token often", 0), ("computed bias", 0),
+        ("plain", 1),
+    ],
+)  # fmt: skip
 def test_only_patches_side_by_side_are_joined(how: str, joined: int) -> None:
     torch.manual_seed(0)
     model, x = Overlapping(how).to(HERE).eval(), torch.randn(2, 4, 16, 16, device=HERE)

@@ -52,13 +52,15 @@ def write_(flat: FlatGraph, total: Any, joined: Any, positions: Tensor | None) -
     weight = None if convolution is None else patch_weight(flat, convolution)
     if token is None or weight is None or total.meta.get("value") is None:
         return False
-    width, first = len(weight), token.shape[1] if token.dim() == 3 else 0
+    width, first = len(weight), parts[0].meta["value"].shape[1]
     rows = (1, *total.meta["value"].shape[1:])
     kinds = {total.meta["value"].dtype, positions.dtype, token.dtype, weight.dtype}
     if positions.shape != rows or token.shape != (1, first, width) or kinds != {torch.float32}:
         return False
-    bias = held(flat, argument(convolution, 2, "bias"))
-    shift = token.new_zeros(width) if bias is None else bias
+    added = argument(convolution, 2, "bias")
+    shift = token.new_zeros(width) if added is None else held(flat, added)
+    if shift is None:  # one that the model's code computes
+        return False
     table = positions[0] + torch.cat((token[0], shift.expand(rows[1] - first, -1)))
     name = str(argument(convolution, 1, "weight").target)
     with flat.graph.inserting_before(total):

@@ -64,11 +64,16 @@ def fits(images: Tensor, weight: Tensor, table: Tensor, first: int) -> bool:
         and (images.shape[1], images.shape[2], images.shape[3]) == (channels, down * height, right * across)
         and len(table) == first + down * right
         and can_be_cut(weight)
-        and 0 < len(images) * max(table.numel(), images[0].numel()) < 2**31  # offsets are 32-bit numbers
+        and 0 < max(len(images) * table.numel(), reach(images)) < 2**31  # offsets are 32-bit numbers
         and weight.is_contiguous()
         and table.is_contiguous()
         and 0 not in images.stride()  # what is expanded may be larger than its memory: nothing to gain
     )
+
+
+def reach(images: Tensor) -> int:
+    """How far its last number lies from its first: for a part of a larger tensor, more than it holds."""
+    return sum((size - 1) * step for size, step in zip(images.shape, images.stride(), strict=True))
 
 
 def can_be_cut(weight: Tensor) -> bool:
