@@ -15,6 +15,7 @@ from interpreting import HERE, interpret, runs_kernels
 from test_narrow_convolutions import distance, needs_gpu
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import replearn
 from replearn import rounding, summing
@@ -172,6 +173,11 @@ def test_no_gradient_is_lost_and_no_trace_needs_this_package() -> None:
     assert "replearn::" not in str(traced.graph)
     together = torch.func.vmap(lambda one, two: residual_linear(one, two, given["weight"]))(u, h)
     assert distance(together, u.double() + F.linear(h.double(), given["weight"].double())) < 2e-3
+    with torch.no_grad(), forward_ad.dual_level():
+        made = residual_linear(forward_ad.make_dual(u, torch.ones_like(u)), h, given["weight"])
+        tangent = forward_ad.unpack_dual(made).tangent
+    assert tangent is not None
+    assert torch.equal(tangent, torch.ones_like(u))
 
 
 @runs_kernels

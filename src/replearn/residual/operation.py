@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import kernels_run_on as kernels_run_on
@@ -49,11 +50,15 @@ def residual_linear(
 
 
 def may_launch() -> bool:
-    """Whether nobody makes a program of this, which is to run without this package, or transforms it."""
+    """Whether nobody makes a program of this, which is to run without this package, or takes it apart.
+
+    Derivatives are told by a tensor's requires_grad where they go backward, and by an open level where forward.
+    """
     return not (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
     )
 
 
