@@ -19,6 +19,7 @@ from official_layouts import LAYOUTS, cifar10_binary, cifar10_python, pictures, 
 
 from replearn.errors import ReplearnError
 from replearn.training import data
+from replearn.training.augmentation import one_thread
 from replearn.training.data.base import ImageSet
 from replearn.training.data.inspection import inspect_source, md5_of
 from replearn.training.data.pickles import images_and_labels
@@ -398,3 +399,15 @@ def test_statistics_are_those_of_the_pixels():
     assert mean == pytest.approx(scaled.mean((0, 2, 3)).tolist(), abs=1e-12)
     assert std[:2] == pytest.approx(scaled.std((0, 2, 3), correction=0).tolist()[:2], abs=1e-12)
     assert std[2] == 1.0  # a constant channel is not divided by zero
+
+
+def test_one_thread_is_for_as_long_as_it_is_asked_for() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError), one_thread():
+            assert torch.get_num_threads() == 1
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

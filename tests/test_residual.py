@@ -326,18 +326,18 @@ def test_in_the_interpreter() -> None:
 
 @needs_gpu
 @pytest.mark.cuda
-@pytest.mark.parametrize("batch", [1, 64])
-def test_on_a_gpu_a_vit_is_what_torch_makes_of_it(batch: int) -> None:
+@pytest.mark.parametrize(("batch", "dtype"), [(1, torch.float16), (64, torch.float16), (32, torch.bfloat16)])
+def test_on_a_gpu_a_vit_is_what_torch_makes_of_it(batch: int, dtype: torch.dtype) -> None:
     from replearn.bench.inference_sides import make_sides
 
     device = torch.device("cuda")
     sides = make_sides("vit_small_16", 224, device, 2)
     x = torch.randn(batch, 3, 224, 224, device=device)
-    form: Any = replearn.deploy(sides.replaced, x, merge=True, flatten=True, dtype=torch.float16)
+    form: Any = replearn.deploy(sides.replaced, x, merge=True, flatten=True, dtype=dtype)
     assert [len(node.args) for node in sums_in(form)].count(5) == 3
     with torch.inference_mode():
         exact, found = sides.replaced(x), form(x)
-        rough = replearn.deploy(sides.replaced, dtype=torch.float16)(x)
+        rough = replearn.deploy(sides.replaced, dtype=dtype)(x)
         assert distance(found.float(), exact) < 1.5 * distance(rough.float(), exact)
         replay = Replayed(form)
         assert torch.equal(replay(x), found)

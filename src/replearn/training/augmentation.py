@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -44,7 +44,8 @@ class DeviceImages:
     def draws(self, seed: int, epoch: int) -> Tensor:
         """One epoch's choices, a row an image in training order: image, crop row, crop column, flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
-        with one_thread():  # so little work, while a GPU waits, is done before others have woken up
+        # so little work, while a GPU waits, is done before other threads have woken up
+        with one_thread() if self.labels.is_cuda else nullcontext():
             order = torch.randperm(len(self), generator=generator)
             span = 2 * self.augment.pad + 1
             corner = torch.randint(span, (len(self), 2), generator=generator)
@@ -74,6 +75,7 @@ class DeviceImages:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
+    """Inside, torch's operations on a CPU run in the thread that calls them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
