@@ -211,7 +211,7 @@ def table(rows: Sequence[dict[str, Any]], metric: str, trained: float) -> str:
         )
         for row in rows
     ]
-    head = ("blocks out", "in their place", f"{metric} at once", "after 1 epoch", "fit s", "heal s", "parameters")
+    head = ("blocks out", "in their place", f"{metric} at once", "healed", "fit s", "heal s", "parameters")
     return "\n".join(text_table(head, cells, right=(2, 3, 4, 5, 6)))
 
 
@@ -257,7 +257,11 @@ def main() -> None:
         about = {
             "format": "replearn-heal-1",
             "script": "benchmarks/heal_after_replacement.py",
-            "arguments": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
+            "arguments": {
+                key: str(value) if isinstance(value, Path) else value
+                for key, value in vars(options).items()
+                if key not in ("data_root", "out")
+            },
             "recipe": recipe.to_dict(),
             "metric": bench.metric.name,
             "trained": trained,

@@ -221,7 +221,8 @@ def main() -> None:
         after = with_tables(before)
         if check and before != after:
             sys.exit(f"{page} is not up to date: python benchmarks/readme_tables.py")
-        path.write_text(after, encoding="utf-8")
+        if not check:
+            path.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":

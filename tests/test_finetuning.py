@@ -113,7 +113,8 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(weights: str, tmp_p
     told(r"does not fit this VisionTransformer: it lacks blocks\.4\.", model="vit:16:6:2:2")
     told(r"it holds blocks\.3\..*which the model has not", model="vit:16:3:2:2")
     resize = {"digits": Augment(resize=16)}
-    told(r"pos_embed is 1x17x16 there and 1x65x16 here.*another size: set augment\.resize", augment=resize)
+    told(r"pos_embed is 1x17x16 there and 1x65x16 here.*another size: set augment\.DATA\.resize", augment=resize)
+    told(r"it was trained as vit:16:4:2:2, with 2 heads, and vit:16:4:4:2 has 4", model="vit:16:4:4:2")
     told(r"There is no file .*nothing\.safetensors to start from", source=str(tmp_path / "nothing.safetensors"))
     told(r"holds none of model\.safetensors, pytorch_model\.bin", source=str(tmp_path))
     (tmp_path / "cut.safetensors").write_bytes(Path(weights).read_bytes()[:100])

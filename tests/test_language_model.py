@@ -287,8 +287,8 @@ def test_weights_of_another_vocabulary_or_length_are_refused(text_root: Path, tm
     weights = str(tmp_path / "base" / "model.safetensors")
     tuned = fit([spec(text_root, tmp_path / "on", "E2E", epochs=1, pretrained=weights)], device="cpu")[0]
     assert tuned.last.train_loss < result.last.train_loss
-    other = {"pretrained": weights, "text": Text(sequence_length=8, min_count=10_000)}
-    with pytest.raises(ReplearnError, match=r"vocabulary has 15 words, and this text gives 2: use the text and"):
+    other = {"pretrained": weights, "text": Text(sequence_length=8, min_count=200)}  # the full stop alone
+    with pytest.raises(ReplearnError, match=r"vocabulary has 15 words, and this text gives 3: use the text and"):
         fit([spec(text_root, tmp_path / "x", **other)], device="cpu")
     longer = {"pretrained": weights, "text": Text(sequence_length=16)}
     with pytest.raises(
@@ -297,6 +297,9 @@ def test_weights_of_another_vocabulary_or_length_are_refused(text_root: Path, tm
         fit([spec(text_root, tmp_path / "x", **longer)], device="cpu")
     with pytest.raises(ReplearnError, match=r"another configuration: words\.weight is 15x16 there and 15x32 here"):
         fit([spec(text_root, tmp_path / "x", pretrained=weights, model="lm:32:4:2:32")], device="cpu")
+    heads = {"pretrained": weights, "model": "lm:16:4:4:32"}
+    with pytest.raises(ReplearnError, match=r"as lm:16:4:2:32, with 2 heads, and lm:16:4:4:32 has 4\. Write"):
+        fit([spec(text_root, tmp_path / "x", **heads)], device="cpu")
 
 
 def test_a_data_set_of_another_kind_and_unknown_names_are_refused(text_root: Path, tmp_path: Path) -> None:  # noqa: F811

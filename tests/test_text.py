@@ -11,7 +11,7 @@ from texts import text_root, write_text  # noqa: F401
 from replearn import ReplearnError
 from replearn.training import data
 from replearn.training.data.base import IGNORED
-from replearn.training.data.text import basic_english, text_set
+from replearn.training.data.text import basic_english, read_lines, text_set
 from replearn.training.processes import Processes
 from replearn.training.text_batches import DeviceText, TextBatches
 
@@ -61,6 +61,9 @@ def test_a_broken_text_is_refused_with_its_name_and_the_reason(text_root: Path) 
     path = text_root / "wikitext-2" / "valid.txt"
     path.write_bytes(b"fine\nnot \xe9 fine\n")
     with pytest.raises(ReplearnError, match=r"valid\.txt is not UTF-8: line 2 holds the byte 0xe9. Convert it"):
+        data.load("wikitext2", text_root)
+    path.write_text("two bytes a letter", encoding="utf-16")
+    with pytest.raises(ReplearnError, match=r"line 1 holds the byte 0xff. Convert it first, as `iconv -f utf-16"):
         data.load("wikitext2", text_root)
     path.write_text(" \n\n")
     with pytest.raises(ReplearnError, match=r"valid\.txt is empty: there is not one word in it"):
@@ -130,6 +133,20 @@ def test_windows_that_cannot_be_cut_are_refused() -> None:
         ReplearnError, match=r"A batch of 100 is larger than counted, which has 12 training sequences"
     ):
         small().steps(100)
+    with pytest.raises(
+        ReplearnError, match=r"No word is left of t: of the 2 in its training text none is seen 3 "
+    ):
+        text_set("t", ["a b a"], ["a"], ["a"], min_count=3)
+    short = text_set("t", ["a a a a"], ["a"], [";"])
+    with pytest.raises(
+        ReplearnError, match=r"The test text of t has 1 word or line end, and no word to say after"
+    ):
+        TextBatches(DeviceText(short, CPU), Processes(), 1, 2)
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_word(tmp_path: Path) -> None:
+    (tmp_path / "marked.txt").write_text("the cat\n", encoding="utf-8-sig")
+    assert read_lines(tmp_path / "marked.txt") == ["the cat"]
 
 
 def test_the_tiny_text_is_not_the_official_one(tmp_path: Path) -> None:

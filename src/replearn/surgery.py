@@ -162,7 +162,8 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
             )
         found = survey.target(*survey.places[target.name])
         if isinstance(found, str):
-            raise ReplearnError(f"The plan does not fit: {target.name} has to be kept here, because: {found}.")
+            why = found.rstrip(".")
+            raise ReplearnError(f"The plan does not fit: {target.name} has to be kept here, because: {why}.")
         for field in DECIDED:
             planned, now = getattr(target, field), getattr(found, field)
             if planned != now:

@@ -14,8 +14,8 @@ each line, BPTT 128, batch 64, AdamW 3e-4, weight decay 0.01, clipping at 1.0, h
 all forms are here, and its row stands beside the projection. Ours, where it is silent: bfloat16, dropout 0.2, tied
 output (untied: `--set model=transformer_lm_12l_512d:untied`), cosine decay after one epoch of warm-up, windows in
 a new order every epoch. The paper prints a perplexity of 195.42 for E2E, more than twice ours: it may regularise
-less or cut its text otherwise; savings are alike, 0.836 of the time and 0.82 to 0.85 of the memory (paper: 0.851
-and 0.880).
+less or cut its text otherwise; savings are alike, 0.836 of the time and 0.834 of the memory for the projection
+(paper: 0.851 and 0.880; memory from benchmarks/results/tab_wikitext2_one_epoch).
 """
 
 from __future__ import annotations

@@ -93,11 +93,24 @@ def language_model(name: str, *, num_words: int, max_length: int = 128) -> nn.Mo
     )
 
 
+def num_heads(name: str) -> int | None:
+    """The attention heads that a model's name gives; None where it gives none.
+
+    >>> num_heads("lm:16:4:2:32"), num_heads("vit_tiny_8")
+    (2, None)
+    """
+    base = name.removesuffix(":untied")
+    if base in _TRANSFORMER_LM:
+        return _TRANSFORMER_LM[base][2]
+    kind, *numbers = base.split(":")
+    return int(numbers[2]) if kind in ("lm", "vit") and len(numbers) == 4 else None
+
+
 def check_patch(name: str, patch: int, size: int) -> None:
     if patch < 1 or size % patch:
         raise ReplearnError(
             f"The model {name!r} can't be built for {size}x{size} images: patches of {patch} pixels do not divide "
-            "them. Use another patch size, or resize the images (augment.resize)."
+            "them. Use another patch size, or resize the images (augment.DATA.resize)."
         )
 
 

@@ -13,9 +13,10 @@ from .results import Result
 
 
 def at_equal_time(results: Sequence[Result]) -> list[Variant]:
-    """Every cheaper row once more, with as many epochs as take E2E's time; its schedule is stretched with it.
+    """Every cheaper row once more, with as many epochs as E2E's time pays for, to the nearest.
 
-    ReplearnError where the times say nothing: no E2E among the results, a shared device, different hardware.
+    Its schedule is stretched with it. ReplearnError where the times say nothing: no E2E among the results, a
+    shared device, different hardware.
     """
     full = [result for result in results if result.variant["method"] == "e2e"]
     if not full:

@@ -13,19 +13,25 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
+from .architectures import num_heads
 
 FOLDER_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_pretrained_(
-    model: nn.Module, source: str, words: int | None = None, outputs: list[Any] | None = None
+    model: nn.Module,
+    source: str,
+    words: int | None = None,
+    outputs: list[Any] | None = None,
+    name: str | None = None,
 ) -> None:
     """Fill a fresh model with trained weights; an output layer for other classes keeps its own start.
 
     `source` is a file (safetensors, or a torch file of tensors alone), a folder that save_pretrained wrote, or
     `timm:NAME` for timm's hub. `outputs` are the data set and classes that are trained on now: where a file of
     ours says it was trained on others, as many as they may be, the output layer starts anew. `words` is the size
-    of a language model's vocabulary, whose output layer must fit.
+    of a language model's vocabulary, whose output layer must fit. `name` is the model's in the recipe: it tells
+    the number of heads, which no tensor's shape does.
 
     Raises ReplearnError, with the model unchanged, for weights of another configuration.
     """
@@ -38,6 +44,8 @@ def load_pretrained_(
         parts = [f"lacks {missing[0]}"] if missing else []
         parts += [f"holds {unknown[0]}, which the model has not"] if unknown else []
         hint = ""
+        if (Path(source) / "config.json").is_file() and not hasattr(model, "save_pretrained"):
+            hint = f" It is a Hugging Face model: write model=hf:{source}."
         if any(".a" in name[-2:] or "corrections." in name for name in unknown):
             hint = " It is of a model with replaced blocks: start from one that was trained end to end (E2E)."
         raise ReplearnError(
@@ -45,19 +53,21 @@ def load_pretrained_(
             f"are missing, {len(unknown)} unknown).{hint} Use weights of the same architecture, or write the "
             "model that they are of."
         )
-    for name, tensor in own.items():
-        if name in found and found[name].shape != tensor.shape and name not in head:
+    for key, tensor in own.items():
+        if key in found and found[key].shape != tensor.shape and key not in head:
             raise ReplearnError(
-                f"{source} is of another configuration: {reason(model, name, found[name], tensor, words)}"
+                f"{source} is of another configuration: {reason(model, key, found[key], tensor, words)}"
             )
-    kept = {name: tensor for name, tensor in found.items() if name not in head or fits(own, name, tensor)}
-    before = trained_outputs(Path(source))
+    about = told_about(Path(source))
+    check_heads(source, about.get("model"), name)
+    kept = {key: tensor for key, tensor in found.items() if key not in head or fits(own, key, tensor)}
+    before = about.get("outputs")
     other = before is not None and outputs is not None and before != outputs
     whole_head = head <= kept.keys() and not other
     with torch.no_grad():
-        for name, tensor in kept.items():
-            if name not in head or whole_head:
-                own[name].copy_(tensor)
+        for key, tensor in kept.items():
+            if key not in head or whole_head:
+                own[key].copy_(tensor)
 
 
 def weights_of(model: nn.Module, source: str) -> dict[str, Tensor]:
@@ -86,22 +96,32 @@ def reason(model: nn.Module, name: str, found: Tensor, own: Tensor, words: int |
         )
     if "pos" in name:
         return (
-            f"{shapes} It was trained for sequences or images of another size: set augment.resize (images) or "
-            "text.sequence_length (texts) to that size."
+            f"{shapes} It was trained for sequences or images of another size: set augment.DATA.resize (images) "
+            "or text.sequence_length (texts) to that size."
         )
     return f"{shapes} Write the model that it is of."
 
 
-def trained_outputs(path: Path) -> Any:
-    """The data set and classes that a model of ours was trained on; None where a file does not say."""
+def check_heads(source: str, there: Any, here: str | None) -> None:
+    """Refuse weights that were trained with another number of heads: they fit, and mean something else."""
+    before, now = (num_heads(name) if isinstance(name, str) else None for name in (there, here))
+    if before is not None and now is not None and before != now:
+        raise ReplearnError(
+            f"{source} is of another configuration: it was trained as {there}, with {before} heads, and {here} "
+            f"has {now}. Write the model that it is of."
+        )
+
+
+def told_about(path: Path) -> dict[str, Any]:
+    """What a file of ours says of its model: its name, and the data set and classes it was trained on."""
     if path.suffix != ".safetensors" or not path.is_file():
-        return None
+        return {}
     with safe_open(path, framework="pt", device="cpu") as file:
         about = (file.metadata() or {}).get("about", "{}")
     try:
-        return dict(json.loads(about)).get("outputs")
+        return dict(json.loads(about))
     except (ValueError, TypeError):
-        return None
+        return {}
 
 
 def shape_of(tensor: Tensor) -> str:

@@ -36,6 +36,12 @@ class TextBatches(Batches):
         self.text, self.length = text, length
         self.num_words = text.data.num_classes
         held = text.data.num_train
+        for part, count in (("training", held), ("test", text.data.num_test)):
+            if count < 2:
+                raise ReplearnError(
+                    f"The {part} text of {text.data.name} has {count} word or line end, and no word to say after "
+                    "it. Use another text."
+                )
         if length < 1 or held < 2 * length:
             raise ReplearnError(
                 f"Sequences of {length} words can't be cut from {text.data.name}, which has {held:,}; write a "

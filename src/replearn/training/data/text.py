@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -77,15 +78,16 @@ def basic_english(line: str) -> list[str]:
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file; ReplearnError where it is not UTF-8 or has no words."""
     try:
-        raw = path.read_bytes()
+        raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # else it would be a part of the first word
         text = raw.decode("utf-8")
     except OSError as error:
         raise ReplearnError(f"Can't read {path}: {error}.") from error
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
+        likely = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin1"
         raise ReplearnError(
             f"{path} is not UTF-8: line {line} holds the byte 0x{raw[error.start]:02x}. Convert it first, as "
-            f"`iconv -f latin1 -t utf-8 {path.name}`."
+            f"`iconv -f {likely} -t utf-8 {path.name}`."
         ) from error
     if not text.strip():
         raise ReplearnError(f"{path} is empty: there is not one word in it. Use another copy.")
@@ -100,6 +102,11 @@ def text_set(
     cut = [list(map(basic_english, lines)) for lines in (train, valid, test)]
     counts = Counter(word for line in cut[0] for word in line)
     kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+    if not kept:
+        raise ReplearnError(
+            f"No word is left of {name}: of the {len(counts):,} in its training text none is seen {min_count:,} "
+            "times, which text.min_count asks for. Write a smaller one, or use another text."
+        )
     words = tuple(dict.fromkeys([UNKNOWN, END, *kept]))
     numbers = {word: number for number, word in enumerate(words)}
     streams = [torch.tensor(list(numbered(lines, numbers)), dtype=torch.int64) for lines in cut]

@@ -59,7 +59,7 @@ class Classification(Task):
         )
         if self.recipe.pretrained is not None:
             outputs = [self.spec.data, list(self.recipe.classes)]
-            load_pretrained_(model, self.recipe.pretrained, outputs=outputs)
+            load_pretrained_(model, self.recipe.pretrained, outputs=outputs, name=self.recipe.model)
         return model
 
     def example(self) -> Tensor:

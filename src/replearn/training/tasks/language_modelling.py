@@ -47,7 +47,8 @@ class LanguageModelling(Task):
         length = self.recipe.text.sequence_length
         model = language_model(self.recipe.model, num_words=self.batches.num_words, max_length=length)
         if self.recipe.pretrained is not None:
-            load_pretrained_(model, self.recipe.pretrained, words=self.batches.num_words)
+            words, name = self.batches.num_words, self.recipe.model
+            load_pretrained_(model, self.recipe.pretrained, words=words, name=name)
         return model
 
     def example(self) -> Tensor:
