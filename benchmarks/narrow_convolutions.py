@@ -12,21 +12,21 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from kernel_timing import Body, measured
 from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from replearn.bench.timing import interleave
 from replearn.narrow.kernels import launch_convolve
 from replearn.narrow.tiles import COLORS, TILES, WEIGHT_TILES, Tile, WeightTile
 from replearn.narrow.weight_kernels import launch_sum, launch_weight
 from replearn.training.results import hardware_of, versions_of, write_atomically
 
-RUNS = 10  # in a graph: a launch alone takes longer than the kernel
 SHAPES = ((16, 32, 1024), (32, 16, 1024), (3, 32, 1024), (64, 8, 1024), (64, 56, 256))  # channels, side, images
 PASSES = ("forward", "input", "weight")
 FIRST_LAYER = 16  # channels that come out where three go in
@@ -55,7 +55,6 @@ WEIGHT_SWEEP = {
     64: [],
 }  # fmt: skip
 SPLIT_SWEEP = {64: [(64, 8, 88, 8, 3), (128, 8, 44, 8, 2), (32, 8, 88, 8, 4)]}
-Body = Callable[[], Tensor]
 
 
 class Shape:
@@ -136,42 +135,19 @@ def name_of(tile: Tile | WeightTile) -> str:
     return " ".join(f"{key}={value}" for key, value in asdict(tile).items())
 
 
-def captured(body: Body, device: torch.device) -> Callable[[], object]:
-    if device.type != "cuda":
-        return body
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(RUNS):
-            body()
-    return graph.replay
-
-
 def measure(
     shape: Shape, what: str, device: torch.device, rounds: int, limit: int | None, check: bool
 ) -> list[Any]:
-    rows: list[dict[str, Any]] = [{"by": "cuDNN", "tile": None}]
-    bodies: dict[str, Body] = {"cuDNN": shape.cudnn(what)}
+    candidates: dict[str, tuple[Body, Any]] = {"cuDNN": (shape.cudnn(what), None)}
     for tile in list(tiles_of(what, shape.channels))[:limit]:
-        bodies[name_of(tile)] = shape.triton(what, tile)
-        rows.append({"by": name_of(tile), "tile": asdict(tile)})
+        candidates[name_of(tile)] = (shape.triton(what, tile), asdict(tile))
     if what == "weight":  # how much of it is adding up what the workers found
         tile = WEIGHT_TILES[shape.channels]
-        by = f"{name_of(tile)}, summed by torch"
-        bodies[by] = shape.triton(what, tile, lambda partials: partials.sum(0))
-        rows.append({"by": by, "tile": asdict(tile)})
-    ready = {}
+        summed = shape.triton(what, tile, lambda partials: partials.sum(0))
+        candidates[f"{name_of(tile)}, summed by torch"] = (summed, asdict(tile))
+    rows = measured(candidates, partial(shape.error, what), device, rounds=rounds, check=check)
     for row in rows:
-        try:
-            row["error"] = shape.error(what, bodies[row["by"]]())
-            ready[row["by"]] = bodies[row["by"]] if check else captured(bodies[row["by"]], device)
-        except RuntimeError as error:  # a tile that does not fit into shared memory is a finding too
-            row["failed"] = str(error).splitlines()[0]
-    runs = RUNS if device.type == "cuda" else 1
-    timings = {} if check else interleave(ready, device, rounds=rounds, warmup=2)
-    for row in rows:
-        if row["by"] in timings:
-            row["microseconds"] = 1000 * timings[row["by"]].median / runs
-            row["quartiles"] = [1000 * value / runs for value in timings[row["by"]].quartiles]
+        if "microseconds" in row:
             row["gigabytes_per_second"] = 1000 * shape.megabytes / row["microseconds"]
     return rows
 

@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -22,10 +21,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from narrow_convolutions import RUNS, captured
+from kernel_timing import Body, measured, relative
 from torch import Tensor
 
-from replearn.bench.timing import interleave
 from replearn.residual.kernels import launch
 from replearn.residual.operation import residual_linear
 from replearn.residual.tiles import Tile, tile_for
@@ -38,7 +36,6 @@ MANY = (
     *((64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 128, 64, 4, 3), (64, 128, 64, 4, 4), (128, 64, 64, 4, 3)),
     *((128, 128, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 32, 8, 4), (128, 128, 128, 8, 2)),
 )
-Body = Callable[[], Tensor]
 
 
 class Shape:
@@ -86,7 +83,8 @@ class Shape:
 def tiles_for(rows: int, inner: int, width: int, what: str) -> list[Tile]:
     keys = ("rows", "columns", "inner", "num_warps", "num_stages")
     sweep = [Tile(**dict(zip(keys, values, strict=True))) for values in (FEW if rows <= 1024 else MANY)]
-    return list(dict.fromkeys([tile_for(rows, inner, width, branched=what == "branch"), *sweep]))
+    even = [tile for tile in sweep if inner % tile.inner == width % tile.inner == width % tile.columns == 0]
+    return list(dict.fromkeys([tile_for(rows, inner, width, branched=what == "branch"), *even]))
 
 
 def compile_one(rows: int, inner: int, width: int, what: str, tile: Tile) -> None:
@@ -111,23 +109,11 @@ def measure(shape: Shape, what: str, device: torch.device, rounds: int, check: b
     for number, tile in enumerate(tiles_for(rows, inner, width, what)):
         cut = f"{tile.rows}x{tile.columns}x{tile.inner}, {tile.num_warps} warps, {tile.num_stages} stages"
         candidates[cut + ("" if number else ", in use")] = (shape.ours(what, tile), asdict(tile))
-    exact, found, ready = shape.exact(what), [], {}
-    for name, (body, tile_used) in candidates.items():
-        row: dict[str, Any] = {"by": name, "tile": tile_used}
-        found.append(row)
-        try:
-            row["error"] = float((body().double() - exact).norm() / exact.norm())
-            row["host"] = host_microseconds(body, device)
-            if not check:
-                ready[name] = captured(body, device)
-        except RuntimeError as error:  # a tile that does not fit is a finding too
-            row["failed"] = str(error).splitlines()[0]
-    runs = RUNS if device.type == "cuda" else 1
-    timings = interleave(ready, device, rounds=rounds, warmup=2) if ready else {}
+    exact = shape.exact(what)
+    found = measured(candidates, lambda made: relative(made, exact), device, rounds=rounds, check=check)
     for row in found:
-        if row["by"] in timings:
-            row["microseconds"] = 1000 * timings[row["by"]].median / runs
-            row["quartiles"] = [1000 * value / runs for value in timings[row["by"]].quartiles]
+        if "failed" not in row:
+            row["host"] = host_microseconds(candidates[row["by"]][0], device)
     return found
 
 

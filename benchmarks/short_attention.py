@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from narrow_convolutions import RUNS, captured
+from kernel_timing import Body, measured, relative
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from replearn.bench.timing import interleave
 from replearn.short import packed_attention
 from replearn.short.kernels import launch_attend, launch_attend_back
 from replearn.short.tiles import BACKWARD, FORWARD, Tile, rows_for, tile_for
@@ -40,7 +38,6 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "math": SDPBackend.MATH,
 }
-Body = Callable[[], Tensor]
 
 
 class Shape:
@@ -114,23 +111,10 @@ def candidates(shape: Shape, what: str) -> dict[str, tuple[Body, Any]]:
 
 
 def measure(shape: Shape, what: str, device: torch.device, rounds: int, check: bool) -> list[dict[str, Any]]:
-    rows, ready = [], {}
-    for name, (body, tile) in candidates(shape, what).items():
-        row: dict[str, Any] = {"by": name, "tile": tile}
-        rows.append(row)
-        try:
-            exact = shape.exact[what]
-            row["error"] = float((body().float() - exact).norm() / exact.norm())
-            if not check:
-                ready[name] = captured(body, device)
-        except RuntimeError as error:  # a backend that does not take this shape is a finding too
-            row["failed"] = str(error).splitlines()[0]
-    runs = RUNS if device.type == "cuda" else 1
-    timings = interleave(ready, device, rounds=rounds, warmup=2) if ready else {}
+    exact, bodies = shape.exact[what], candidates(shape, what)
+    rows = measured(bodies, lambda made: relative(made, exact), device, rounds=rounds, check=check)
     for row in rows:
-        if row["by"] in timings:
-            row["microseconds"] = 1000 * timings[row["by"]].median / runs
-            row["quartiles"] = [1000 * value / runs for value in timings[row["by"]].quartiles]
+        if "microseconds" in row:
             row["gigabytes_per_second"] = 1000 * shape.megabytes[what] / row["microseconds"]
     return rows
 

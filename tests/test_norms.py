@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import replearn
 from replearn import rounding
 from replearn.bench.inference_counts import count
-from replearn.flattening import flatten
+from replearn.flattening import flatten, note_values_
 from replearn.norms import operation, rounded_norm
 from replearn.rounding import round_norms_
 
@@ -117,7 +117,8 @@ def test_a_norm_that_others_read_stays(how: str) -> None:
 
     model, x = Block().to(HERE).eval(), torch.randn(2, 5, 64, device=HERE)
     flat = flatten(model, x)
-    round_norms_(flat, x, torch.float16, few=True)
+    note_values_(flat, x, torch.float16)
+    round_norms_(flat, few=True)
     assert calls(flat, rounded_norm) == 0
 
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import replearn
 from replearn.bench.inference_counts import count
 from replearn.embedding import embed_patches_
-from replearn.flattening import flatten
+from replearn.flattening import flatten, note_values_
 from replearn.patches import embed, operation
 from replearn.picking import pick_first_
 from replearn.rounding import round_norms_
@@ -192,7 +192,8 @@ def test_only_patches_side_by_side_are_joined(how: str, joined: int) -> None:
     torch.manual_seed(0)
     model, x = Overlapping(how).to(HERE).eval(), torch.randn(2, 4, 16, 16, device=HERE)
     flat = flatten(model, x)
-    embed_patches_(flat, x, torch.float16)
+    note_values_(flat, x, torch.float16)
+    embed_patches_(flat)
     assert calls(flat, embed) == joined
     assert distance(flat(x).detach(), model(x).detach()) < 1e-6
 
@@ -201,7 +202,8 @@ def test_the_last_norm_sees_one_token() -> None:
     model, x = small_vit(), torch.randn(2, 3, 16, 16, device=HERE)
     flat = flatten(model, x)
     before = flat(x)
-    pick_first_(flat, x)
+    note_values_(flat, x, None)
+    pick_first_(flat)
     picked = next(node for node in flat.graph.nodes if "getitem" in node.name and node.args[1] == (slice(None), 0))
     assert next(iter(picked.users)).target is torch.layer_norm
     assert distance(flat(x).detach(), before.detach()) < 1e-6
@@ -224,7 +226,8 @@ def test_a_norm_that_is_needed_whole_stays(how: str) -> None:
     model, x = Head(), torch.randn(2, 5, 8)
     flat = flatten(model.eval(), x)
     code = flat.code
-    pick_first_(flat, x)
+    note_values_(flat, x, None)
+    pick_first_(flat)
     assert flat.code == code
     assert torch.equal(flat(x), model(x))
 
@@ -247,8 +250,9 @@ def test_a_norm_that_is_called_in_another_way(how: str) -> None:
 
     model, x = Head().to(HERE).eval(), torch.randn(2, 5, 64, device=HERE)
     flat = flatten(model, x)
-    pick_first_(flat, x)
-    round_norms_(flat, x, torch.float16, few=True)
+    note_values_(flat, x, torch.float16)
+    pick_first_(flat)
+    round_norms_(flat, few=True)
     assert distance(flat(x).detach(), model(x).detach()) < 1e-6
 
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import replearn
-from replearn import rounding, summing
+from replearn import rounding, streamlining
 from replearn.absorbing import ABSORBED
 from replearn.bench.inference_counts import count
 from replearn.norms import operation as norms
@@ -264,7 +264,7 @@ def test_sums_of_anything_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     x = images()
     narrow: Any = replearn.streamline(small_vit(96).eval(), x, flatten=True, dtype=torch.float16)
     assert sums_in(narrow) == []
-    monkeypatch.setattr(summing, "kernels_run_on", lambda device: False)
+    monkeypatch.setattr(streamlining, "kernels_run_on", lambda device: False)
     assert sums_in(replearn.streamline(small_vit().eval(), x, flatten=True, dtype=torch.float16)) == []
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, fx, nn
 
 from .absorbing import held, is_sum, uses
 from .flat_graph import FlatGraph
-from .flattening import argument, drop_unused_, note_values_
-from .narrow import kernels_run_on
+from .flattening import argument, drop_unused_
 from .patches import can_be_cut, embed
 
 CONVOLUTIONS = (torch.conv2d, F.conv2d)
@@ -25,14 +24,11 @@ ONE = (1, (1, 1), [1, 1], None)
 NONE = (0, (0, 0), [0, 0], "valid", None)
 
 
-def embed_patches_(flat: FlatGraph, example: Any, dtype: torch.dtype) -> None:
+def embed_patches_(flat: FlatGraph) -> None:
     """Put one operation in the place of the first layer, in place; where it is another, nothing changes.
 
-    `dtype` is that of the autocast which the graph will run under.
+    `note_values_` comes first, under the autocast which the graph will run under.
     """
-    if not all(kernels_run_on(parameter.device) for parameter in flat.parameters()):
-        return
-    note_values_(flat, example, dtype)
     for total in [node for node in flat.graph.nodes if is_sum(node)]:
         for joined, positions in (total.args, total.args[::-1]):
             if write_(flat, total, joined, held(flat, positions)):

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from .flat_graph import FlatGraph
-from .flattening import note_values_
 
 
-def pick_first_(flat: FlatGraph, example: Any) -> None:
-    """Have a token picked before a LayerNorm whose other tokens nobody uses, in place."""
-    note_values_(flat, example, None)
+def pick_first_(flat: FlatGraph) -> None:
+    """Have a token picked before a LayerNorm whose other tokens nobody uses, in place. `note_values_` is first."""
     norms: list[Any] = list(flat.graph.find_nodes(op="call_function", target=torch.layer_norm))
     for node in norms:
         if len(node.users) == 1 and picks_a_token(picked := next(iter(node.users)), node):
             x = node.args[0]
             with flat.graph.inserting_before(node):
                 early = flat.graph.call_function(operator.getitem, (x, picked.args[1]))
+            early.meta["value"] = x.meta["value"][picked.args[1]]
+            node.meta["value"] = picked.meta["value"]
             node.replace_input_with(x, early)
             picked.replace_all_uses_with(node)
             flat.graph.erase_node(picked)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import fx
 
 from .flat_graph import FlatGraph
-from .flattening import argument, note_values_
-from .narrow import kernels_run_on
+from .flattening import argument
 from .norms import rounded_norm
 
 FEW = 1024 * 384  # numbers that wait for Python and not for the GPU
 
 
-def round_norms_(flat: FlatGraph, example: Any, dtype: torch.dtype, *, few: bool) -> None:
+def round_norms_(flat: FlatGraph, *, few: bool) -> None:
     """Put a norm that rounds in the place of each one that goes into linear layers alone, in place.
 
-    `dtype` is that of the autocast which the graph will run under. Launching a kernel of ours takes Python longer
-    than torch's norm does: where an example is so small that this counts, norms stay, unless `few` are wanted too.
+    `note_values_` comes first, under the autocast which the graph will run under. Launching a kernel of ours takes
+    Python longer than torch's norm does: where an example is so small that this counts, norms stay, unless `few`
+    are wanted too.
     """
-    if not all(kernels_run_on(parameter.device) for parameter in flat.parameters()):
-        return
-    note_values_(flat, example, dtype)
     for node in flat.graph.find_nodes(op="call_function", target=torch.layer_norm):
         value = node.meta.get("value")
         if value is None or value.dtype is not torch.float32 or (value.numel() <= FEW and not few):

@@ -12,9 +12,10 @@ from torch import nn
 from .embedding import embed_patches_
 from .errors import ReplearnError
 from .flat_graph import FlatGraph
-from .flattening import cast_weights_
+from .flattening import cast_weights_, note_values_
 from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
+from .narrow import kernels_run_on
 from .operators.base import Operator
 from .picking import pick_first_
 from .pooling import pool_first_
@@ -152,11 +153,13 @@ def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile
     kernels of our own compute what they can; a compiler has others.
     """
     pool_first_(flat)
-    pick_first_(flat, example)
-    if dtype is not None and not compile:
-        embed_patches_(flat, example, dtype)
-        join_sums_(flat, example, dtype)
-        round_norms_(flat, example, dtype, few=graph)
+    note_values_(flat, example, dtype)
+    pick_first_(flat)
+    kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
+    if dtype is not None and not compile and kernels:
+        embed_patches_(flat)
+        join_sums_(flat, dtype)
+        round_norms_(flat, few=graph)
 
 
 def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> nn.Module:

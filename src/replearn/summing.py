@@ -14,18 +14,15 @@ from torch import fx
 
 from .absorbing import held, is_sum
 from .flat_graph import FlatGraph
-from .flattening import argument, drop_unused_, note_values_, writes_in_place
-from .residual import can_be_cut, kernels_run_on, residual_linear
+from .flattening import argument, drop_unused_, writes_in_place
+from .residual import can_be_cut, residual_linear
 
 
-def join_sums_(flat: FlatGraph, example: Any, dtype: torch.dtype) -> None:
+def join_sums_(flat: FlatGraph, dtype: torch.dtype) -> None:
     """Put one operation in the place of each such sum and its layer, in place; elsewhere nothing changes.
 
-    `dtype` is that of the autocast which the graph will run under.
+    `note_values_` comes first; `dtype` is that of the autocast which the graph will run under.
     """
-    if not all(kernels_run_on(parameter.device) for parameter in flat.parameters()):
-        return
-    note_values_(flat, example, dtype)
     for node in [node for node in flat.graph.nodes if is_sum(node)]:
         for u, layer in (node.args, node.args[::-1]):
             if fits(flat, u, layer, dtype) and not may_be_written(layer, node):

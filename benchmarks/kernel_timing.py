@@ -1,0 +1,57 @@
+"""What the benchmarks of single kernels share: every candidate run once and checked, then all timed in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from replearn.bench.timing import interleave
+
+RUNS = 10  # in a graph: a launch alone takes longer than the kernel
+Body = Callable[[], Tensor]
+
+
+def measured(
+    candidates: Mapping[str, tuple[Body, Any]],
+    error_of: Callable[[Tensor], float],
+    device: torch.device,
+    *,
+    rounds: int,
+    check: bool,
+) -> list[dict[str, Any]]:
+    """A row for each candidate, with its tile: the error of its result, and unless that is all, its time."""
+    rows: list[dict[str, Any]] = []
+    ready = {}
+    for name, (body, tile) in candidates.items():
+        row: dict[str, Any] = {"by": name, "tile": tile}
+        rows.append(row)
+        try:
+            row["error"] = error_of(body())
+            if not check:
+                ready[name] = captured(body, device)
+        except RuntimeError as error:  # a tile or a backend that does not fit is a finding too
+            row["failed"] = str(error).splitlines()[0]
+    runs = RUNS if device.type == "cuda" else 1
+    timings = interleave(ready, device, rounds=rounds, warmup=2) if ready else {}
+    for row in rows:
+        if row["by"] in timings:
+            row["microseconds"] = 1000 * timings[row["by"]].median / runs
+            row["quartiles"] = [1000 * value / runs for value in timings[row["by"]].quartiles]
+    return rows
+
+
+def captured(body: Body, device: torch.device) -> Callable[[], object]:
+    if device.type != "cuda":
+        return body
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(RUNS):
+            body()
+    return graph.replay
+
+
+def relative(found: Tensor, exact: Tensor) -> float:
+    return float((found.to(exact.dtype) - exact).norm() / exact.norm())
