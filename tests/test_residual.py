@@ -238,6 +238,17 @@ def test_a_deployed_transformer_copies_pickles_and_compiles(monkeypatch: pytest.
 
 
 @runs_kernels
+@torch.no_grad()
+def test_an_operator_of_a_width_that_the_kernel_does_not_take() -> None:
+    model, x = small_vit(96), images()
+    replearn.replace_(model, replearn.plan(model, first=2)).eval()
+    form: Any = replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16)
+    assert sums_in(form) == []
+    assert len(form.model.meta[ABSORBED]) == 1
+    assert distance(form(x).float(), model(x)) < 5e-3
+
+
+@runs_kernels
 def test_an_operator_that_is_taken_up_costs_no_launch() -> None:
     x = images(1)
     base = small_vit()
@@ -321,7 +332,7 @@ def test_shapes_are_known_without_running_it() -> None:
 
 def test_in_the_interpreter() -> None:
     interpret(__file__, "exact_layer or every_tile or anywhere or misread or no_gradient or deployed or taken_up "
-                        "or compiler or stay")  # fmt: skip
+                        "or compiler or stay or width")  # fmt: skip
 
 
 @needs_gpu

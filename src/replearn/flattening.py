@@ -138,12 +138,18 @@ def note_values_(flat: FlatGraph, example: Any, dtype: torch.dtype | None) -> No
     given = given_to(flat, example)
     device = next((tensor.device.type for tensor in (*flat.parameters(), *flat.buffers())), "cpu")
     with run_on_example(flat), torch.no_grad(), torch.autocast(device, dtype, enabled=dtype is not None):
-        Noting(flat).run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))
+        noting = Noting(flat)
+        noting.dtype = dtype
+        noting.run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))
 
 
 class Noting(fx.Interpreter):
+    dtype: torch.dtype | None = None
+
     def run_node(self, n: fx.Node) -> Any:
         made = super().run_node(n)
+        if n.meta.get("cast") is True and self.dtype is not None:
+            made = made.to(self.dtype)  # as it will be stored
         if isinstance(made, Tensor):
             n.meta["value"] = torch.empty_like(made, device="meta")
         return made
