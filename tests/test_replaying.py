@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import replearn
 from replearn import ReplearnError, replaying
@@ -385,11 +385,21 @@ def test_a_tensor_on_another_device_is_said(recorded: list[str]) -> None:
         Replayed(nn.Linear(3, 3))(torch.zeros(3, device="meta"))
 
 
-def test_compiled_code_passes_the_check() -> None:
-    model, x = nn.Linear(3, 3).eval(), torch.randn(2, 3)
-    model.compile(backend="eager")
+def test_compiled_code_passes_the_check_and_stays_compiled() -> None:
+    runs: list[fx.GraphModule] = []
+
+    def backend(compiled: fx.GraphModule, example: Any) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            runs.append(compiled)
+            return compiled(*given)
+
+        return run
+
+    torch._dynamo.reset()
+    model, x = Odd("plain"), torch.randn(2, 3)
+    model.compile(backend=backend)
     with torch.no_grad():
         model(x)
-        refuse_waiting("Linear", lambda: model(x), torch.device("cpu"))
-        torch._dynamo.reset()
+        refuse_waiting("Odd", lambda: model(x), torch.device("cpu"))
         model(x)
+    assert len(runs) == 2  # before and after the check, which runs the code as it is written

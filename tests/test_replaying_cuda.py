@@ -68,6 +68,10 @@ def test_compiled_code_is_replayed() -> None:
         with torch.no_grad():
             torch.testing.assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-4)
     assert fast.num_graphs == 1
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        fast(x)
+        torch.cuda.synchronize()
+    assert any(event.name.startswith("triton_") for event in profiled.events())  # the compiler's, not torch's
 
 
 @pytest.mark.usefixtures("exact")

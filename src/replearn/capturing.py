@@ -199,8 +199,11 @@ def collector_off() -> Iterator[None]:
 
 
 def refuse_waiting(name: str, body: Callable[[], Any], device: torch.device) -> None:
-    """Run the code once and stop where it waits for the GPU, before a recording breaks on it."""
-    with Waiting(device) as waiting:
+    """Run the code once and stop where it waits for the GPU, before a recording breaks on it.
+
+    As it is written: torch.compile gives up code for good that it meets under such a mode, without a word.
+    """
+    with torch.compiler.set_stance("force_eager"), Waiting(device) as waiting:
         body()
     if waiting.found is not None:
         raise ReplearnError(refusal(name, waiting.found))
