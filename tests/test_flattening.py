@@ -19,7 +19,7 @@ from replearn import ReplearnError
 from replearn.exporting import export
 from replearn.flat_graph import FlatGraph
 from replearn.flattening import call_builtins_, drop_checks_, drop_dead_, drop_idle_, flatten
-from replearn.verifying import exact, other_batch
+from replearn.verifying import other_batch
 
 TRACED = (
     *("cifar_resnet", "torchvision_basic", "torchvision_vit", "timm_seresnet", "timm_vit", "timm_vit_scaled"),
@@ -249,19 +249,3 @@ def test_the_second_batch_size(size: int, other: int) -> None:
     assert (found.shape, again.shape, kept.shape, flag) == ((other, 3), (other,), (7,), True)
     assert other_batch({"x": x})["x"].shape[0] == other
     assert torch.equal(found[:1], x[:1])
-
-
-def test_outputs_are_compared_without_tf32_and_settings_come_back() -> None:
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True
-    try:
-        with exact():
-            assert torch.get_float32_matmul_precision() == "highest"
-            assert not torch.backends.cudnn.allow_tf32
-            assert not torch.backends.cudnn.benchmark
-        assert torch.get_float32_matmul_precision() == "high"
-        assert torch.backends.cudnn.benchmark
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]

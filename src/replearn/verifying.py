@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .errors import ReplearnError
 from .nesting import rebuilt
+from .precision import float32_products
 from .similarity import call, unchanged
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -44,15 +45,8 @@ def run_on_example(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def exact() -> Iterator[None]:
     """Without TF32, which rounds to ten bits, and without a search for kernels that run only this once."""
-    cudnn: Any = torch.backends.cudnn
-    before = cudnn.allow_tf32, cudnn.benchmark, torch.get_float32_matmul_precision()
-    cudnn.allow_tf32, cudnn.benchmark = False, False
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with float32_products(tf32=False, benchmark=False):
         yield
-    finally:
-        cudnn.allow_tf32, cudnn.benchmark = before[:2]
-        torch.set_float32_matmul_precision(before[2])
 
 
 def other_batch(example: Any) -> Any:

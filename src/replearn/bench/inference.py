@@ -15,6 +15,7 @@ from ..absorbing import ABSORBED
 from ..errors import ReplearnError
 from ..flat_graph import FlatGraph
 from ..merging import find_merges
+from ..precision import convolves_in_tf32, matmul_precision
 from ..replaying import Replayed
 from ..streamlining import Autocast
 from ..training.compiling import many_graphs
@@ -114,8 +115,8 @@ def record_of(setting: Setting, device: torch.device) -> dict[str, Any]:
         "seconds": 0.0,
         "lead": LEAD,
         "numbers": {
-            "conv": "tf32" if torch.backends.cudnn.allow_tf32 and device.type == "cuda" else "float32",
-            "matmul": torch.get_float32_matmul_precision(),
+            "conv": "tf32" if convolves_in_tf32() and device.type == "cuda" else "float32",
+            "matmul": matmul_precision(),
             "amp": "float16" if device.type == "cuda" else "bfloat16",
         },
         "hardware": hardware_of(device) | {"threads": torch.get_num_threads()},

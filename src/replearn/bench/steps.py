@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from ..capturing import take_workspaces
 from ..errors import ReplearnError
 from ..narrow import narrow_convolutions
+from ..precision import float32_products
 from ..short import short_attention
 from ..training.compiling import many_graphs
 from ..training.optimizers import make_optimizer
@@ -108,16 +109,8 @@ def precision_of(backend: Backend) -> Iterator[None]:
     """TF32 products and autotuned convolutions, as they are used for training, and as they were afterwards."""
     if backend not in get_args(Backend):
         raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(get_args(Backend))}.")
-    cudnn = torch.backends.cudnn
-    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
-    torch.set_float32_matmul_precision("high")
-    cudnn.allow_tf32, cudnn.benchmark = True, True
-    try:
-        with many_graphs() if backend == "compiled" else nullcontext():
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        cudnn.allow_tf32, cudnn.benchmark = before[1:]
+    with float32_products(tf32=True, benchmark=True), many_graphs() if backend == "compiled" else nullcontext():
+        yield
 
 
 def losses(step: TrainingStep, count: int) -> Tensor:

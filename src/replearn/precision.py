@@ -1,0 +1,63 @@
+"""How exactly float32 numbers are multiplied: in full, or in TF32, which rounds them to ten bits.
+
+torch has two generations of switches for it, and the getters of the older one raise where a user has set the newer
+(`torch.backends.cuda.matmul.fp32_precision`). So the newer ones are read, and both are set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_backends: Any = torch.backends
+
+
+@contextmanager
+def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[None]:
+    """Products in TF32 or in full, and with or without cuDNN's search for kernels; as it was afterwards."""
+    switches = (_backends.cuda.matmul, _backends.mkldnn.matmul, _backends.cudnn.conv, _backends.cudnn.rnn)
+    before = [own_precision(switch) for switch in switches]
+    matmul, convolution = said(torch.get_float32_matmul_precision), said(lambda: _backends.cudnn.allow_tf32)
+    searched = _backends.cudnn.benchmark
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    _backends.cudnn.allow_tf32 = tf32
+    for switch in switches:
+        switch.fp32_precision = "tf32" if tf32 else "ieee"
+    if benchmark is not None:
+        _backends.cudnn.benchmark = benchmark
+    try:
+        yield
+    finally:
+        _backends.cudnn.benchmark = searched
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if convolution is not None:
+            _backends.cudnn.allow_tf32 = convolution
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
+
+
+def own_precision(switch: Any) -> str:
+    """What is set for these products; "none" where they follow the switch for all."""
+    found = str(switch.fp32_precision)
+    return "none" if found == _backends.fp32_precision else found
+
+
+def said(getter: Callable[[], Any]) -> Any:
+    """What a getter of the older switches says; None where newer ones contradict it."""
+    try:
+        return getter()
+    except RuntimeError:
+        return None
+
+
+def matmul_precision() -> str:
+    """As torch.set_float32_matmul_precision takes it, or as the newer switch has it where the two differ."""
+    return str(said(torch.get_float32_matmul_precision) or _backends.cuda.matmul.fp32_precision)
+
+
+def convolves_in_tf32() -> bool:
+    return bool(_backends.cudnn.conv.fp32_precision == "tf32")
