@@ -1,0 +1,173 @@
+"""Every Triton kernel compiles for real GPUs, on a machine that has none: nothing is launched.
+
+Triton's interpreter, which the other tests run kernels in, takes code that its compiler refuses. Here each launch
+goes as far as machine code, for the sizes that models have and the tiles in use.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from interpreting import HERE, INTERPRETED
+from torch import Tensor
+
+pytest.importorskip("triton")
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from replearn.narrow import kernels as narrow
+from replearn.narrow import tiles as narrow_tiles
+from replearn.narrow import weight_kernels
+from replearn.norms import kernels as norms
+from replearn.operators.kernels import expanding, mixing
+from replearn.patches import kernels as patches
+from replearn.residual import kernels as residual
+from replearn.residual.tiles import tile_for as residual_tile
+from replearn.short import kernels as short
+from replearn.short import tiles as short_tiles
+
+pytestmark = pytest.mark.skipif(HERE == "cuda" or INTERPRETED, reason="the kernels run for real, or interpreted")
+HALF, SINGLE = torch.float16, torch.float32
+
+
+class Forgetful(dict[Any, Any]):
+    """Keeps no compiled kernel to launch again."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def compiled(capability: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What was compiled meanwhile, for GPUs of this compute capability."""
+    target, found, run = GPUTarget("cuda", capability, 32), [], JITFunction.run
+    gpu = SimpleNamespace(
+        get_current_target=lambda: target, get_current_device=lambda: capability, get_current_stream=lambda _: 0
+    )
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        found.append(run(self, *args, grid=grid, warmup=True, **options))
+        return found[-1]
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(residual, "_ready", Forgetful())
+    monkeypatch.setattr(norms, "_ready", Forgetful())
+    before = driver._active
+    driver.set_active(gpu)
+    yield found
+    driver._active = before
+
+
+def of(*shape: int, dtype: torch.dtype = HALF, last: bool = False) -> Tensor:
+    made = torch.empty(shape, dtype=dtype, device="meta")
+    return made.to(memory_format=torch.channels_last) if last else made
+
+
+def layer(rows: int, inner: int, dtype: torch.dtype, branched: bool) -> None:
+    branch = of(384, 384, dtype=dtype) if branched else None
+    u, h, weight, bias = (
+        of(rows, 384, dtype=SINGLE),
+        of(rows, inner, dtype=dtype),
+        of(384, inner, dtype=dtype),
+        of(384),
+    )
+    tile = residual_tile(rows, inner, 384, branched=branched)
+    residual.launch(u, h, weight, bias, branch, torch.empty_like(u), tile)
+
+
+def embedding(images: int, last: bool) -> None:
+    pictures = of(images, 3, 224, 224, dtype=SINGLE, last=last)
+    patches.launch(pictures, of(384, 3, 16, 16), of(197, 384, dtype=SINGLE), 1, of(images, 197, 384, dtype=SINGLE))
+
+
+def attention(tokens: int, causal: bool) -> None:
+    qkv, out = of(8, tokens, 3 * 192, dtype=torch.bfloat16), of(8, tokens, 192, dtype=torch.bfloat16)
+    forward, back = (short_tiles.tile_for(t, tokens, 64) for t in (short_tiles.FORWARD, short_tiles.BACKWARD))
+    short.launch_attend(qkv, out, 3, causal, forward)
+    short.launch_attend_back(qkv, out, torch.empty_like(qkv), 3, causal, back)
+
+
+def convolution(cin: int, cout: int) -> None:
+    x, out = (of(64, channels, 32, 32, dtype=torch.bfloat16, last=True) for channels in (cin, cout))
+    weight = of(cout, cin, 3, 3, dtype=SINGLE, last=True)
+    narrow.launch_convolve(x, weight, out, False, narrow_tiles.tile_for(cin, cout))
+    partials = weight_kernels.launch_weight(x, out, narrow_tiles.weight_tile_for(cin, cout))
+    weight_kernels.launch_sum(partials)
+    if cin > 3:
+        narrow.launch_convolve(out, weight, x, True, narrow_tiles.tile_for(cout, cin))
+
+
+def synthesis(source: torch.dtype, sources: bool, corrections: bool) -> None:
+    tables = of(3, 12, dtype=torch.int64), of(3, dtype=SINGLE), of(64, 2, dtype=torch.int32)
+    layouts = [SimpleNamespace(columns=576, heads=1), SimpleNamespace(columns=384, heads=6)]
+    numbers = of(64 * 576, dtype=source)
+    mixing.launch_forward(tables, numbers, source, layouts)
+    mixing.launch_backward(
+        tables, numbers, of(2, 64, dtype=SINGLE), [numbers, numbers], numbers, source, layouts,
+        wants_sources=sources, wants_corrections=corrections,
+    )  # fmt: skip
+
+
+def expansion() -> None:
+    weight, spread, centre, gamma = (
+        of(256, 64),
+        of(64, 64, dtype=SINGLE),
+        of(64, dtype=SINGLE),
+        of(256, dtype=SINGLE),
+    )
+    expanding.settle(weight, spread, centre, gamma, gamma, 1e-5, HALF)
+    expanding.slopes(weight, of(256, 64, dtype=SINGLE), gamma, of(4, 256, dtype=SINGLE), 1000)
+
+
+LAUNCHES: dict[str, Callable[[], None]] = {
+    "a layer, few rows": lambda: layer(197, 1536, HALF, False),
+    "a layer, many rows": lambda: layer(6304, 384, torch.bfloat16, False),
+    "a layer with a branch, few rows": lambda: layer(197, 1536, HALF, True),
+    "a layer with a branch, many rows": lambda: layer(12608, 1536, HALF, True),
+    "patches of one image": lambda: embedding(1, True),
+    "patches of many images": lambda: embedding(64, False),
+    "norms": lambda: norms.launch(of(197, 384, dtype=SINGLE), of(384), of(384), 1e-6, of(197, 384)),
+    "attention, 17 tokens": lambda: attention(17, False),
+    "attention, 64 tokens": lambda: attention(64, True),
+    "convolutions of images": lambda: convolution(3, 16),
+    "convolutions, 16 channels": lambda: convolution(16, 16),
+    "convolutions, 16 to 32 channels": lambda: convolution(16, 32),
+    "convolutions, 32 channels": lambda: convolution(32, 32),
+    "synthesis": lambda: synthesis(SINGLE, True, True),
+    "synthesis in half precision, sources kept": lambda: synthesis(torch.bfloat16, False, False),
+    "expansion": expansion,
+}
+
+
+OLDER = ("a layer with a branch, few rows", "patches of one image", "norms", "attention, 64 tokens",
+         "convolutions, 32 channels", "synthesis", "expansion")  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [90])
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_it_compiles_and_keeps_its_numbers_in_registers(name: str, compiled: list[Any], tmp_path: Path) -> None:
+    LAUNCHES[name]()
+    assert compiled
+    for number, kernel in enumerate(compiled):
+        file = tmp_path / f"{number}.cubin"
+        file.write_bytes(kernel.asm["cubin"])
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
+        used = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert re.search(r"\bREG:\d+ STACK:0 ", used), f"{kernel.name} keeps numbers in memory: {used}"
+
+
+@pytest.mark.parametrize("capability", [80])
+@pytest.mark.parametrize("name", OLDER)
+def test_it_compiles_for_an_older_gpu(name: str, compiled: list[Any]) -> None:
+    LAUNCHES[name]()
+    assert compiled
+    assert all(kernel.asm["cubin"] for kernel in compiled)
