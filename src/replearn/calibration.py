@@ -15,6 +15,7 @@ from .imitating import Fit as Fit
 from .imitating import Imitation
 from .observing import Forward as Forward
 from .plans import Plan
+from .recording import record_stand_in
 from .similarity import unchanged
 from .surgery import check_fit, restored_on_error, set_submodule
 from .table import text_table
@@ -62,7 +63,9 @@ def calibrate_(
             imitation = Imitation(model, target, data, forward)
             fits.append(imitation.fit())
             samples = imitation.samples
+            block = model.get_submodule(target.name)
             set_submodule(model, target.name, imitation.operator)
+            record_stand_in(model, block, imitation.operator)
         carry_(model, plan)
     for target in plan.targets:
         model.get_submodule(target.name).train(model.training)
