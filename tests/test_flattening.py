@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -265,3 +265,34 @@ def test_outputs_are_compared_without_tf32_and_settings_come_back() -> None:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
+
+
+@pytest.fixture
+def new_switches() -> Iterator[list[Any]]:
+    """torch's own switches for TF32, as they were at the end."""
+    backends: Any = torch.backends
+    found = [backends, backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul]
+    before = [place.fp32_precision for place in found]
+    yield found
+    for place, value in zip(found, before, strict=True):
+        place.fp32_precision = value
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_tf32_may_be_asked_for_by_torchs_new_switches(number: int, new_switches: list[Any]) -> None:
+    new_switches[number].fp32_precision = "tf32"
+    before = [place.fp32_precision for place in new_switches]
+    with exact():
+        assert [place.fp32_precision for place in new_switches[1:]] == ["ieee"] * 3
+        assert torch.get_float32_matmul_precision() == "highest"  # compilers read the old ones
+        assert not torch.backends.cudnn.allow_tf32
+    assert [place.fp32_precision for place in new_switches] == before
+
+
+def test_comparing_pins_no_setting(new_switches: list[Any]) -> None:
+    everything, product = new_switches[:2]
+    product.fp32_precision = "none"
+    with exact():
+        pass
+    everything.fp32_precision = "tf32"
+    assert product.fp32_precision == "tf32"

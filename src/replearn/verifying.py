@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .errors import ReplearnError
 from .nesting import rebuilt
 from .similarity import call, unchanged
+from .tf32 import float32_as
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
@@ -45,14 +46,12 @@ def run_on_example(model: nn.Module) -> Iterator[None]:
 def exact() -> Iterator[None]:
     """Without TF32, which rounds to ten bits, and without a search for kernels that run only this once."""
     cudnn: Any = torch.backends.cudnn
-    before = cudnn.allow_tf32, cudnn.benchmark, torch.get_float32_matmul_precision()
-    cudnn.allow_tf32, cudnn.benchmark = False, False
-    torch.set_float32_matmul_precision("highest")
+    benchmark, cudnn.benchmark = cudnn.benchmark, False
     try:
-        yield
+        with float32_as("ieee"):
+            yield
     finally:
-        cudnn.allow_tf32, cudnn.benchmark = before[:2]
-        torch.set_float32_matmul_precision(before[2])
+        cudnn.benchmark = benchmark
 
 
 def other_batch(example: Any) -> Any:

@@ -14,6 +14,7 @@ from ..capturing import take_workspaces
 from ..errors import ReplearnError
 from ..narrow import narrow_convolutions
 from ..short import short_attention
+from ..tf32 import float32_as
 from ..training.compiling import many_graphs
 from ..training.optimizers import make_optimizer
 from ..training.run import to_channels_last_
@@ -109,15 +110,12 @@ def precision_of(backend: Backend) -> Iterator[None]:
     if backend not in get_args(Backend):
         raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(get_args(Backend))}.")
     cudnn = torch.backends.cudnn
-    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
-    torch.set_float32_matmul_precision("high")
-    cudnn.allow_tf32, cudnn.benchmark = True, True
+    benchmark, cudnn.benchmark = cudnn.benchmark, True
     try:
-        with many_graphs() if backend == "compiled" else nullcontext():
+        with float32_as("tf32"), many_graphs() if backend == "compiled" else nullcontext():
             yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        cudnn.allow_tf32, cudnn.benchmark = before[1:]
+        cudnn.benchmark = benchmark
 
 
 def losses(step: TrainingStep, count: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import ReplearnError
 from ..jsonable import decode, encode, parse
+from ..tf32 import float32_as
 from .machines import Machine
 
 FORMAT = 1
@@ -49,16 +50,12 @@ def probe(device: str | torch.device | None = None, *, again: bool = False) -> M
 def measure(device: torch.device, name: str, seconds: float) -> Machine:
     """Six small measurements of this many seconds each."""
     rows, images, copied = SIZES[device.type]
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = False
+    with float32_as("ieee"):
         single = _matmul(device, torch.float32, rows, seconds)
-        torch.backends.cuda.matmul.allow_tf32 = True
+    with float32_as("tf32"):
         fast = max(
             _matmul(device, torch.float32, rows, seconds), _convolution(device, torch.float32, images, seconds)
         )
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
     half = max(
         _matmul(device, torch.bfloat16, rows, seconds), _convolution(device, torch.bfloat16, images, seconds)
     )

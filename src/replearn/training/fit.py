@@ -15,6 +15,7 @@ import torch
 
 from ..errors import ReplearnError
 from ..jsonable import encode
+from ..tf32 import float32_as
 from .compiling import many_graphs
 from .interrupting import Interruption, interruption
 from .keeping import result_of, resume_run, save_run, tidy, write_model, write_result
@@ -219,18 +220,16 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 @contextmanager
 def settings(spec: RunSpec, deterministic: bool) -> Iterator[None]:
     """Precision and determinism as the recipe says, and as they were afterwards."""
-    precision = torch.get_float32_matmul_precision()
-    algorithms = torch.are_deterministic_algorithms_enabled()
+    algorithms = torch.get_deterministic_debug_mode()
     cudnn = torch.backends.cudnn
-    convolutions, benchmark = cudnn.allow_tf32, cudnn.benchmark
-    torch.set_float32_matmul_precision("highest" if spec.recipe.precision == "float32" else "high")
-    cudnn.allow_tf32 = spec.recipe.precision != "float32"
-    cudnn.benchmark = not deterministic
+    benchmark, cudnn.benchmark = cudnn.benchmark, not deterministic
     torch.use_deterministic_algorithms(deterministic)
     try:
-        with many_graphs() if spec.recipe.compile else nullcontext():
+        with (
+            float32_as("ieee" if spec.recipe.precision == "float32" else "tf32"),
+            many_graphs() if spec.recipe.compile else nullcontext(),
+        ):
             yield
     finally:
-        torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(algorithms)
-        cudnn.allow_tf32, cudnn.benchmark = convolutions, benchmark
+        torch.set_deterministic_debug_mode(algorithms)
+        cudnn.benchmark = benchmark
