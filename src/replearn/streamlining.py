@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ from .summing import join_sums_
 from .surgery import set_submodule
 from .tracing import trace
 from .verifying import other_batch, verify
+from .whole import own_copy, unwrapped
 
 Folding = Literal["all", "operators"]
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -53,6 +53,7 @@ def streamline(
     >>> [type(layer).__name__ for layer in (fast.conv1, fast.bn1)]
     ['Conv2d', 'Identity']
     """
+    model = unwrapped(model)
     check_ready(model)
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)
@@ -62,7 +63,7 @@ def streamline(
                 f"{type(model).__name__} is replaced ({name} is an operator). Use replearn.deploy(model, ...), "
                 "which does the same and makes the operators plain."
             )
-    plain = copy.deepcopy(model)
+    plain = own_copy(model)
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
