@@ -257,8 +257,8 @@ def test_a_compiled_model_saves_under_its_own_names(tmp_path: Path) -> None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for number, block in enumerate(model.layer1):  # one by one, which compiles faster
         model.layer1[number] = torch.compile(block, backend="eager")  # type: ignore[assignment]
-    for given in (None, state):
-        replearn.save(model, tmp_path / "run.safetensors", state=given)
+    for gathered in (None, state):
+        replearn.save(model, tmp_path / "run.safetensors", state=gathered)
         assert load_file(tmp_path / "run.safetensors").keys() == names
     replearn.load(tiny.resnet(), tmp_path / "run.safetensors")
 

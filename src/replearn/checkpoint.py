@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .errors import ReplearnError
 from .jsonable import parse
+from .lasting import lasting
 from .plans import Plan
 from .states import check_copyable, check_names, check_storable, plain_names, tied
 from .surgery import check_fit, exchange_, plan_of, restored_on_error
@@ -53,6 +54,7 @@ def save(model: nn.Module, path: PathLike, *, state: Mapping[str, Tensor] | None
         ) from error
 
 
+@lasting()
 def load(model: nn.Module, path: PathLike) -> nn.Module:
     """Replace the blocks of a fresh model as the file's plan says, fill in the weights, and return it.
 

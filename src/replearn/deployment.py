@@ -11,6 +11,7 @@ from .absorbing import absorb_
 from .carrying import drop_
 from .errors import ReplearnError
 from .flattening import flatten as flat_form
+from .lasting import lasting
 from .merging import merge_, refuse_unfit
 from .recording import record_stand_in
 from .replaying import check_graph
@@ -21,6 +22,7 @@ from .verifying import verify as verify
 from .whole import own_copy, unwrapped
 
 
+@lasting()
 def deploy(
     model: nn.Module,
     example: Any = None,

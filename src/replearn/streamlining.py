@@ -14,6 +14,7 @@ from .flat_graph import FlatGraph
 from .flattening import cast_weights_, note_values_
 from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
+from .lasting import lasting
 from .narrow import kernels_run_on
 from .operators.base import Operator
 from .picking import pick_first_
@@ -30,6 +31,7 @@ Folding = Literal["all", "operators"]
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
+@lasting()
 def streamline(
     model: nn.Module,
     example: Any = None,

@@ -33,8 +33,8 @@ def refuse_empty(example: Any) -> None:
     shape = next((tuple(tensor.shape) for tensor in tensors_in(example)), ())
     if 0 in shape[:1]:
         raise ReplearnError(
-            f"The example has the shape {shape}, a batch without a sample, on which any two models agree. Give one "
-            "of a sample or more."
+            f"The example has the shape {shape}, a batch without a sample, on which any two models agree. Give "
+            "one of a sample or more."
         )
 
 

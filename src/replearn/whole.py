@@ -1,4 +1,4 @@
-"""What is whole: refuse models that are wrapped, sharded, compiled or replaced already; copies without wrappers."""
+"""Refuse models that are wrapped, sharded, compiled or replaced already; copy them without wrappers."""
 
 from __future__ import annotations
 
