@@ -296,3 +296,23 @@ def test_comparing_pins_no_setting(new_switches: list[Any]) -> None:
         pass
     everything.fp32_precision = "tf32"
     assert product.fp32_precision == "tf32"
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = replearn.models.CifarResNet(20, width=4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.net(x) + 0 * self.calls
+
+
+def test_running_a_graph_on_the_example_leaves_its_buffers() -> None:
+    replearn.replace_(model := Counting(), replearn.plan(model, first=2))
+    images = torch.randn(2, 3, 8, 8)
+    flat: Any = replearn.deploy(model.eval(), images, flatten=True, merge=True)
+    assert (float(model.calls), float(flat.calls)) == (0, 0)
+    flat(images)
+    assert float(flat.calls) == 1
