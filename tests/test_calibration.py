@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import tiny
 import torch
 from tiny import Bottleneck
 from torch import nn
@@ -419,3 +420,10 @@ def test_a_loader_with_labels_is_used_through_forward() -> None:
     loader = [(batch, torch.zeros(len(batch))) for batch in images(12)]
     report = replearn.calibrate_(model, replearn.plan(model, 2), loader, forward=lambda m, b: m(b[0]))
     assert len(report.fits) == 3
+
+
+def test_operators_of_a_stage_in_eval_mode_stay_in_it() -> None:
+    model = tiny.resnet().train()
+    model.layer1.eval()  # as a frozen backbone is
+    replearn.calibrate_(model, replearn.plan(model, first=2), [torch.randn(4, 3, 8, 8) for _ in range(3)])
+    assert [stage[1].training for stage in (model.layer1, model.layer2)] == [False, True]

@@ -168,3 +168,19 @@ def test_a_copy_can_be_deployed_saved_and_trained(tmp_path: Any) -> None:
     loaded = replearn.load(entry.fresh(1), tmp_path / "twin.safetensors")
     assert equal(outputs(loaded, batch), outputs(twin.eval(), batch))
     assert not equal(outputs(loaded, batch), outputs(model, batch))
+
+
+def test_what_is_made_in_inference_mode_is_trained_outside_of_it(tmp_path: Any) -> None:
+    entry, batch = ZOO["cifar_resnet"], ZOO["cifar_resnet"].batch()
+    replaced, loaded, fitted = entry.fresh(), entry.fresh(), entry.fresh()
+    plan = replearn.plan(replaced, first=2)
+    with torch.inference_mode():
+        replearn.replace_(replaced, plan)
+        replearn.save(replaced, tmp_path / "run.safetensors")
+        replearn.load(loaded, tmp_path / "run.safetensors")
+        replearn.calibrate_(fitted, plan, [batch, batch])
+        made = [replearn.deploy(replaced, batch, merge=True), replearn.deploy(fitted, batch, flatten=True)]
+        assert torch.is_inference_mode_enabled()
+    for model in (replaced, loaded, fitted, *made):
+        model.train()(batch).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()

@@ -264,6 +264,11 @@ def on_two_devices(model: nn.Module) -> nn.Module:
     return model
 
 
+class Mute(nn.Module):
+    def forward(self, x: Tensor) -> None:
+        return None
+
+
 class Echo(nn.Module):
     """A model that returns whatever it is told."""
 
@@ -647,6 +652,14 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
         (
             lambda f: verify(Echo(one / 0), Echo(one), one),
             ("output 0 of the model itself is inf or NaN", "Give an example that the model can handle"),
+        ),
+        (
+            lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), torch.randn(0, 3, 8, 8), flatten=True),
+            ("The example has the shape (0, 3, 8, 8)", "one of a sample or more"),
+        ),
+        (
+            lambda f: verify(Mute(), Mute(), one),
+            ("The deployed model can't be compared: the model returns no tensor", "Leave the example out"),
         ),
         (
             lambda f: replearn.deploy(overflowing()),

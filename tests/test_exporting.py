@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from zoo import ZOO
 
@@ -104,6 +105,13 @@ def test_sizes_and_outputs_of_an_onnx_file_have_names(name: str, called: str, tm
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     (given,), (made,) = session.get_inputs(), session.get_outputs()
     assert (given.shape[0], made.shape[0], made.name) == ("batch", "batch", called)
+
+
+def test_weights_of_a_compiled_model_have_their_own_names(tmp_path: Path) -> None:
+    model = replearn.models.CifarResNet(8, width=4).eval()
+    names, compiled = set(model.state_dict()), torch.compile(model, backend="eager")
+    export(compiled, tmp_path / "model.safetensors", torch.randn(2, 3, 8, 8))  # type: ignore[arg-type]
+    assert set(load_file(tmp_path / "model.safetensors")) == names
 
 
 def test_a_file_that_differs_never_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

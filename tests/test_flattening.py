@@ -249,3 +249,23 @@ def test_the_second_batch_size(size: int, other: int) -> None:
     assert (found.shape, again.shape, kept.shape, flag) == ((other, 3), (other,), (7,), True)
     assert other_batch({"x": x})["x"].shape[0] == other
     assert torch.equal(found[:1], x[:1])
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = replearn.models.CifarResNet(20, width=4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.net(x) + 0 * self.calls
+
+
+def test_running_a_graph_on_the_example_leaves_its_buffers() -> None:
+    replearn.replace_(model := Counting(), replearn.plan(model, first=2))
+    images = torch.randn(2, 3, 8, 8)
+    flat: Any = replearn.deploy(model.eval(), images, flatten=True, merge=True)
+    assert (float(model.calls), float(flat.calls)) == (0, 0)
+    flat(images)
+    assert float(flat.calls) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from zoo import shake_, torchvision_bottleneck
 
 import replearn
 from replearn.folding import fold_
+from replearn.verifying import verify
 
 
 def settled(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -254,3 +256,47 @@ def test_a_deployed_model_keeps_the_norms_of_kept_blocks_where_asked() -> None:
     kept = replearn.deploy(model, x, fold="operators")
     assert isinstance(kept.layer1[0].bn1, nn.BatchNorm2d)
     assert type(replearn.deploy(model, x).layer1[0].bn1) is nn.Identity
+
+
+class Counting(nn.Module):
+    """Counts its calls, and answers in a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = replearn.models.CifarResNet(20, width=4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Answer:
+        self.calls += 1
+        return Answer(self.net(x))
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+
+
+def test_comparing_leaves_the_copy_as_it_was_and_sees_into_dataclasses() -> None:
+    model: Any = settled(replearn.replace_(made := Counting(), replearn.plan(made, first=2)))
+    x = torch.randn(2, 3, 16, 16)
+    plain: Any = replearn.deploy(model, x)
+    assert (float(model.calls), float(plain.calls)) == (0, 0)
+    plain.net.fc.bias.data += 1
+    with pytest.raises(replearn.ReplearnError, match="differs from the model"):
+        verify(model, plain, x)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_is_deployed_of_a_compiled_model_has_no_wrappers(inside: bool) -> None:
+    model = replearn.models.CifarResNet(20, width=4)
+    replearn.replace_(model, replearn.plan(model, first=2))
+    settled(model)
+    x, names = torch.randn(2, 3, 16, 16), replearn.deploy(model).state_dict().keys()
+    if inside:
+        model.layer1 = torch.compile(model.layer1, backend="eager")  # type: ignore[assignment]
+    given: Any = model if inside else torch.compile(model, backend="eager")
+    plain = replearn.deploy(given, x)
+    assert type(plain) is type(model)
+    assert plain.state_dict().keys() == names
+    replearn.deploy(given, x, flatten=True)
+    assert type(replearn.streamline(torch.compile(plain, backend="eager"), x)) is type(model)

@@ -160,6 +160,15 @@ def test_hidden_states_have_an_entry_for_every_block(
     assert len(untouched.hidden_states) == 1 + 4  # a model of the class that has all its blocks
 
 
+def test_hidden_states_of_a_fitted_model_have_an_entry_for_every_block() -> None:
+    batch, model = ZOO["hf_llama"].batch(), ZOO["hf_llama"].fresh()
+    call(model, {**batch, "output_hidden_states": True})
+    replearn.calibrate_(model, replearn.plan(model, first=2), [batch, batch])
+    for asked in (model, replearn.deploy(model)):
+        made: Any = call(asked, {**batch, "output_hidden_states": True})
+        assert len(made.hidden_states) == 1 + 4
+
+
 def first_of(made: Any) -> Tensor:
     return made[0] if isinstance(made, tuple) else made
 

@@ -82,3 +82,16 @@ def test_outputs_are_compared_without_tf32_and_without_a_search() -> None:
 def test_a_model_is_deployed_and_compared() -> None:
     replearn.deploy(tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 3, 32, 32))
     assert matmul_precision() in ("highest", "high", "medium", "tf32")
+
+
+def test_what_followed_the_switch_for_all_follows_it_again() -> None:
+    product, before = BACKENDS.cuda.matmul, BACKENDS.cuda.matmul.fp32_precision
+    product.fp32_precision = "none"
+    try:
+        with exact():
+            assert product.fp32_precision == "ieee"
+        BACKENDS.fp32_precision = "tf32"
+        assert product.fp32_precision == "tf32"
+    finally:
+        BACKENDS.fp32_precision = "none"
+        product.fp32_precision = before

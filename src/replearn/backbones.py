@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .checkpoint import FORMAT, read
 from .errors import ReplearnError
+from .lasting import lasting
 from .planning import count_parameters, plan
 from .plans import Plan, Target
 from .stacks import find_stacks
@@ -49,6 +50,7 @@ class LoadedBackbone:
         return "; ".join(lines)
 
 
+@lasting()
 def load_backbone_(
     model: nn.Module, source: Source, *, at: str | None = None, strict: bool = True
 ) -> LoadedBackbone:

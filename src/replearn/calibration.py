@@ -13,8 +13,10 @@ from .carrying import carry_
 from .errors import ReplearnError
 from .imitating import Fit as Fit
 from .imitating import Imitation
+from .lasting import lasting
 from .observing import Forward as Forward
 from .plans import Plan
+from .recording import record_stand_in
 from .similarity import unchanged
 from .surgery import check_fit, restored_on_error, set_submodule
 from .table import text_table
@@ -34,6 +36,7 @@ class Calibration:
         return "\n".join([f"fitted on {self.num_samples} samples", "", *text_table(head, rows, right=(1, 2, 3))])
 
 
+@lasting()
 def calibrate_(
     model: nn.Module, plan: Plan, data: Iterable[Any], *, forward: Forward | None = None
 ) -> Calibration:
@@ -57,13 +60,15 @@ def calibrate_(
     refuse_wrapped(model)
     check_fit(model, plan)
     fits, samples = [], 0
+    blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
     with restored_on_error(model, plan), unchanged(model), torch.no_grad():
         for target in plan.targets:
             imitation = Imitation(model, target, data, forward)
             fits.append(imitation.fit())
             samples = imitation.samples
             set_submodule(model, target.name, imitation.operator)
+            record_stand_in(model, blocks[target.name], imitation.operator)
         carry_(model, plan)
-    for target in plan.targets:
-        model.get_submodule(target.name).train(model.training)
+    for name, block in blocks.items():
+        model.get_submodule(name).train(block.training)
     return Calibration(tuple(fits), samples)

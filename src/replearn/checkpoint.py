@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from .errors import ReplearnError
 from .jsonable import parse
+from .lasting import lasting
 from .plans import Plan
-from .states import check_copyable, check_names, check_storable, tied
+from .states import check_copyable, check_names, check_storable, plain_names, tied
 from .surgery import check_fit, exchange_, plan_of, restored_on_error
 from .tensor_file import LARGEST_HEADER, read_file, write_file
 from .whole import refuse_wrapped
@@ -33,12 +34,13 @@ def save(model: nn.Module, path: PathLike, *, state: Mapping[str, Tensor] | None
     """
     plan = plan_of(model)
     name = _path(path)
-    tensors = dict(getattr(model, "_orig_mod", model).state_dict() if state is None else state)
+    own = plain_names(model.state_dict())
+    tensors = own if state is None else plain_names(state)
     try:
         file = Path(os.path.realpath(name))  # through a link, as every other writer would
         check_storable(tensors)
         if state is not None:
-            check_names(model.state_dict(), state, "the state that you gave")
+            check_names(own, tensors, "the state that you gave")
         if not file.parent.is_dir():
             raise ReplearnError(f"the folder {file.parent} does not exist; create it first.")
         aliases = tied(tensors)
@@ -52,6 +54,7 @@ def save(model: nn.Module, path: PathLike, *, state: Mapping[str, Tensor] | None
         ) from error
 
 
+@lasting()
 def load(model: nn.Module, path: PathLike) -> nn.Module:
     """Replace the blocks of a fresh model as the file's plan says, fill in the weights, and return it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from .absorbing import absorb_
 from .carrying import drop_
 from .errors import ReplearnError
 from .flattening import flatten as flat_form
+from .lasting import lasting
 from .merging import merge_, refuse_unfit
 from .recording import record_stand_in
 from .replaying import check_graph
@@ -19,8 +19,10 @@ from .streamlining import Folding, check_backend, check_outputs, check_ready, on
 from .surgery import operators_of, plan_of, set_submodule
 from .verifying import tensors_in as tensors_in
 from .verifying import verify as verify
+from .whole import own_copy, unwrapped
 
 
+@lasting()
 def deploy(
     model: nn.Module,
     example: Any = None,
@@ -60,6 +62,7 @@ def deploy(
     >>> _ = replearn.replace_(model, replearn.plan(model))
     >>> plain = replearn.deploy(model.eval(), example=torch.randn(2, 3, 32, 32))
     """
+    model = unwrapped(model)
     plan_of(model)
     check_ready(model)
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
@@ -70,7 +73,7 @@ def deploy(
             f"fold={fold!r}: write 'all' to fold the BatchNorms of the whole network, or 'operators' for those of "
             "the operators alone."
         )
-    plain = copy.deepcopy(model)
+    plain = own_copy(model)
     drop_(plain)
     operators = dict(operators_of(plain))
     for name, operator in operators.items():

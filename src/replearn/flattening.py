@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from .errors import ReplearnError
 from .flat_graph import FlatGraph, with_short_names
+from .similarity import unchanged
 from .tracing import WholeForward, left_alone
 from .verifying import run_on_example
 
@@ -137,7 +138,8 @@ def note_values_(flat: FlatGraph, example: Any, dtype: torch.dtype | None) -> No
     """Run the graph on the example, and note in the `meta` of each node a fake of the tensor that it gives."""
     given = given_to(flat, example)
     device = next((tensor.device.type for tensor in (*flat.parameters(), *flat.buffers())), "cpu")
-    with run_on_example(flat), torch.no_grad(), torch.autocast(device, dtype, enabled=dtype is not None):
+    autocast = torch.autocast(device, dtype, enabled=dtype is not None)
+    with unchanged(flat), run_on_example(flat), torch.no_grad(), autocast:
         noting = Noting(flat)
         noting.dtype = dtype
         noting.run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))

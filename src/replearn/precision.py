@@ -18,8 +18,9 @@ _backends: Any = torch.backends
 @contextmanager
 def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[None]:
     """Products in TF32 or in full, and with or without cuDNN's search for kernels; as it was afterwards."""
-    switches = (_backends.cuda.matmul, _backends.mkldnn.matmul, _backends.cudnn.conv, _backends.cudnn.rnn)
-    before = [own_precision(switch) for switch in switches]
+    switches = [_backends.cuda.matmul, _backends.mkldnn.matmul, _backends.cudnn.conv, _backends.cudnn.rnn]
+    switches += [] if tf32 else [_backends.mkldnn.conv]  # convolutions on a CPU are only ever asked to be exact
+    before = [switch.fp32_precision for switch in switches]
     matmul, convolution = said(torch.get_float32_matmul_precision), said(lambda: _backends.cudnn.allow_tf32)
     searched = _backends.cudnn.benchmark
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -37,13 +38,9 @@ def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[N
         if convolution is not None:
             _backends.cudnn.allow_tf32 = convolution
         for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision
-
-
-def own_precision(switch: Any) -> str:
-    """What is set for these products; "none" where they follow the switch for all."""
-    found = str(switch.fp32_precision)
-    return "none" if found == _backends.fp32_precision else found
+            switch.fp32_precision = "none"  # as the switch for all has it, where it was so before
+            if switch.fp32_precision != precision:
+                switch.fp32_precision = precision
 
 
 def said(getter: Callable[[], Any]) -> Any:

@@ -35,6 +35,11 @@ def check_storable(state: Mapping[str, Any]) -> None:
             )
 
 
+def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under the names that they have without torch.compile's wrappers."""
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+
+
 def check_names(own: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
     """The same names and shapes on both sides."""
     sides = (("missing", own.keys() - found.keys()), ("unexpected", found.keys() - own.keys()))

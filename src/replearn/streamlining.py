@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from .flat_graph import FlatGraph
 from .flattening import cast_weights_, note_values_
 from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
+from .lasting import lasting
 from .narrow import kernels_run_on
 from .operators.base import Operator
 from .picking import pick_first_
@@ -25,11 +25,13 @@ from .summing import join_sums_
 from .surgery import set_submodule
 from .tracing import trace
 from .verifying import other_batch, verify
+from .whole import own_copy, unwrapped
 
 Folding = Literal["all", "operators"]
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
+@lasting()
 def streamline(
     model: nn.Module,
     example: Any = None,
@@ -53,6 +55,7 @@ def streamline(
     >>> [type(layer).__name__ for layer in (fast.conv1, fast.bn1)]
     ['Conv2d', 'Identity']
     """
+    model = unwrapped(model)
     check_ready(model)
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)
@@ -62,7 +65,7 @@ def streamline(
                 f"{type(model).__name__} is replaced ({name} is an operator). Use replearn.deploy(model, ...), "
                 "which does the same and makes the operators plain."
             )
-    plain = copy.deepcopy(model)
+    plain = own_copy(model)
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)

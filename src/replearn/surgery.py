@@ -11,6 +11,7 @@ from torch import nn
 from .anatomy import resolve
 from .carrying import carried, carry_, drop_
 from .errors import ReplearnError
+from .lasting import lasting
 from .operators.base import Operator
 from .planning import count_parameters
 from .plans import Plan, Target
@@ -23,6 +24,7 @@ from .whole import refuse_wrapped
 DECIDED = ("stack", "position", "previous", "next", "anatomy", "reads", "parameters_after")
 
 
+@lasting()
 def replace_(model: nn.Module, plan: Plan) -> nn.Module:
     """Replace the planned blocks in place, and return the same model; make the optimizer after this.
 

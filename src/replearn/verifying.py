@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -20,11 +21,21 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, tor
 @torch.no_grad()
 def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
     """The largest relative difference of the two models' outputs; ReplearnError if it is not rounding."""
-    with exact(), unchanged(model):
+    refuse_empty(example)
+    with exact(), unchanged(model), unchanged(plain):
         with run_on_example(model):
             expected = tensors_in(call(model, example))
         found = tensors_in(call(plain, example))
     return compare(expected, found, "the deployed model")
+
+
+def refuse_empty(example: Any) -> None:
+    shape = next((tuple(tensor.shape) for tensor in tensors_in(example)), ())
+    if 0 in shape[:1]:
+        raise ReplearnError(
+            f"The example has the shape {shape}, a batch without a sample, on which any two models agree. Give "
+            "one of a sample or more."
+        )
 
 
 @contextmanager
@@ -52,10 +63,12 @@ def exact() -> Iterator[None]:
 def other_batch(example: Any) -> Any:
     """The example with another batch size: that of its first tensor, and of all tensors as long."""
     size = next((len(tensor) for tensor in tensors_in(example) if tensor.dim()), 0)
-    rows = torch.arange(size // 2 if size > 3 else size + 1) % max(size, 1)
+    count = size // 2 if size > 3 else size + 1
 
     def change(tensor: Tensor) -> Tensor:
-        return tensor[rows.to(tensor.device)] if tensor.dim() and len(tensor) == size else tensor
+        if not tensor.dim() or len(tensor) != size:
+            return tensor
+        return tensor[torch.arange(count, device=tensor.device) % size]
 
     return rebuilt(example, change)
 
@@ -69,6 +82,11 @@ def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: flo
     if len(expected) != len(found):
         raise ReplearnError(
             f"{what} differs from the model: it returns {len(found)} tensors, not {len(expected)}. {NOTHING}"
+        )
+    if not expected:
+        raise ReplearnError(
+            f"{what} can't be compared: the model returns no tensor, alone or in tuples, lists, dicts and "
+            "dataclasses. Leave the example out, or have the model return its tensors in one of them."
         )
     worst = 0.0
     for index, (one, other) in enumerate(zip(expected, found, strict=True)):
@@ -107,4 +125,6 @@ def tensors_in(value: Any) -> list[Tensor]:
         return [tensor for item in value.values() for tensor in tensors_in(item)]
     if isinstance(value, (tuple, list)):
         return [tensor for item in value for tensor in tensors_in(item)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return tensors_in([getattr(value, field.name, None) for field in fields(value)])
     return []

@@ -1,7 +1,8 @@
-"""Refuse models that can't be operated on: wrapped, sharded, compiled, or replaced already."""
+"""Refuse models that are wrapped, sharded, compiled or replaced already; copy them without wrappers."""
 
 from __future__ import annotations
 
+import copy
 import sys
 
 import torch
@@ -55,9 +56,12 @@ def refuse_wrapped(model: nn.Module) -> None:
 
 
 def _compiled(module: nn.Module) -> bool:
+    return _wrapped(module) or module._compiled_call_impl is not None
+
+
+def _wrapped(module: nn.Module) -> bool:
     dynamo = sys.modules.get("torch._dynamo")
-    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-    return wrapped or module._compiled_call_impl is not None
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
 def _uncompiled(name: str, module: nn.Module) -> str:
@@ -66,6 +70,23 @@ def _uncompiled(name: str, module: nn.Module) -> str:
     if not hasattr(module, "_orig_mod"):
         return f"a fresh model, before {path}.compile()"
     return f"a model with {path}._orig_mod in its place" if name else "the plain model (model._orig_mod)"
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that torch.compile was given; any other as it is."""
+    while _wrapped(model):
+        model = model.get_submodule("_orig_mod")
+    return model
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy without torch.compile's wrappers, which hide code and give weights other names."""
+    made = copy.deepcopy(unwrapped(model))
+    for module in list(made.modules()):
+        for name, child in module._modules.items():
+            if child is not None and _wrapped(child):
+                module._modules[name] = unwrapped(child)
+    return made
 
 
 def _sharded(module: nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -13,6 +14,7 @@ from ..training.recipe import Recipe, recipe_from_dict
 
 FIXED = ("name", "table", "data", "variants", "paper")
 AT_LEAST_ONE = ("epochs", "batch_size", "accumulate")
+SHARES = ("momentum", "betas", "label_smoothing", "ema_decay")
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -72,10 +74,21 @@ def check_types(data: Any, where: str = "") -> None:
             raise ReplearnError(f"{field}={value!r}: expected {described(kind)}.")
         if name in AT_LEAST_ONE and value < 1:
             raise ReplearnError(f"{field}={value!r}: must be at least 1.")
+        for number in numbers_in(value):
+            if not 0 <= number < math.inf:
+                raise ReplearnError(f"{field}={value!r}: must be a finite number, and not below 0.")
+            if name in SHARES and number > 1:
+                raise ReplearnError(f"{field}={value!r}: must lie between 0 and 1.")
         held = value.items() if isinstance(value, Mapping) else [("", value)]
         for key, inner in held:
             if dataclasses.is_dataclass(inner) and name not in FIXED:
                 check_types(inner, f"{field}.{key}." if key else f"{field}.")
+
+
+def numbers_in(value: Any) -> list[float]:
+    """A field's numbers, none of which is ever negative."""
+    held = value if isinstance(value, tuple) else (value,)
+    return [each for each in held if isinstance(each, (int, float)) and not isinstance(each, bool)]
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import tempfile
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ..operators.base import Operator
 from ..replaying import Replayed
 from ..streamlining import Autocast, check_ready
 from ..verifying import compare
+from ..whole import own_copy
 from . import formats
 from .job import Job
 from .tracing import inputs_of, random_like, resized, run, with_plain_outputs
@@ -76,7 +76,7 @@ def export(
             f"Can't export to {path}, which is a folder: name a file in it, as model{form.SUFFIX}."
         )
     inputs = inputs_of(example)
-    plain = copy.deepcopy(model).cpu()
+    plain = own_copy(model).cpu()
     job = Job(model=plain, inputs=inputs, dynamic_batch=dynamic_batch, opset=opset)
     sizes = (1, 3) if dynamic_batch else (inputs.batch_size,)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".replearn-export-") as folder:

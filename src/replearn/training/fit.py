@@ -220,11 +220,11 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 @contextmanager
 def settings(spec: RunSpec, deterministic: bool) -> Iterator[None]:
     """Precision and determinism as the recipe says, and as they were afterwards."""
-    algorithms = torch.are_deterministic_algorithms_enabled()
+    algorithms = torch.get_deterministic_debug_mode()
     tf32, graphs = spec.recipe.precision != "float32", many_graphs() if spec.recipe.compile else nullcontext()
     with float32_products(tf32=tf32, benchmark=not deterministic), graphs:
         torch.use_deterministic_algorithms(deterministic)
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(algorithms)
+            torch.set_deterministic_debug_mode(algorithms)

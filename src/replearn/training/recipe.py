@@ -184,9 +184,10 @@ def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
     fields["text"] = _make(Text, fields.get("text", {}), "text")
     fields["detection"] = _make(Detection, fields.get("detection", {}), "detection")
     fields["segmentation"] = _make(Segmentation, fields.get("segmentation", {}), "segmentation")
-    fields["augment"] = {
-        name: _make(Augment, entry, f"augment.{name}") for name, entry in dict(fields.get("augment", {})).items()
-    }
+    augment = fields.get("augment", {})
+    if not isinstance(augment, Mapping):
+        raise ReplearnError(f"augment: expected a table of data sets and their fields, got {augment!r}.")
+    fields["augment"] = {name: _make(Augment, entry, f"augment.{name}") for name, entry in augment.items()}
     fields["variants"] = tuple(variant_from_dict(entry) for entry in fields.get("variants", ()))
     fields["paper"] = tuple(paper_row_from_dict(entry) for entry in fields.get("paper", ()))
     return _make(Recipe, fields, "recipe")
