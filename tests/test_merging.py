@@ -53,6 +53,7 @@ def test_a_layer_returns_its_input_as_well(name: str) -> None:
         other = merged(made)
         assert type(other) is type(made)
         assert other.weight.stride() == made.weight.stride()
+        assert not merged(made.requires_grad_(False)).weight.requires_grad
         assert apart(given_x + made(given_x), other(given_x)) < limit
     assert torch.equal(layer.weight, before)  # the given one is not changed
 
@@ -85,6 +86,7 @@ def test_an_activation_after_the_sum_comes_after_the_merged_layer(activation: An
     assert (parts[1] is None) == (activation is None)
     plain = merge_(made)
     assert type(plain) is (nn.Conv2d if activation is None else nn.Sequential)
+    assert not any(part.training for part in plain.modules())
     with torch.no_grad():
         assert apart(made(x.clone()), plain(x.clone())) < 1e-6
     if activation in (F.relu, torch.relu):
