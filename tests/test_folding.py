@@ -326,6 +326,11 @@ def test_timm_layers_that_fuse_themselves_do_so_first() -> None:
     x = torch.randn(1, 3, 32, 32)
     fast = replearn.streamline(model, x)
     assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in fast.modules())
+    levit = pytest.importorskip("timm.models.levit")
+    model = settled(nn.Sequential(levit.LinearNorm(3, 4)))
+    layer = replearn.streamline(model, torch.randn(2, 5, 3))[0]
+    assert type(layer) is nn.Linear
+    assert not layer.training
 
 
 def test_a_deployed_model_keeps_the_norms_of_kept_blocks_where_asked() -> None:

@@ -248,12 +248,17 @@ def test_weights_that_other_code_may_read_are_not_cast() -> None:
             out: Tensor = self.inner(x)
             return out if more is not None else out * self.inner.weight.sum()
 
+    class Leans(Prepares):
+        def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+            out: Tensor = self.inner(x)
+            return out if more is None else out * self.inner.weight.sum()
+
     class Hides(Prepares):
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x) if x.sum() > 0 else x
 
     model = nn.Sequential(Reads(), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.LayerNorm(2))
-    model.extend([Prepares(), Bends(), Hides()])
+    model.extend([Prepares(), Bends(), Leans(), Hides()])
     model[2].weight = model[3].weight
     cast_once_(model, torch.bfloat16)
     low = {name for name, parameter in model.named_parameters() if parameter.dtype is torch.bfloat16}
