@@ -122,6 +122,15 @@ def test_a_norm_that_others_read_stays(how: str) -> None:
     assert calls(flat, rounded_norm) == 0
 
 
+@pytest.mark.parametrize(("few", "rounded"), [(False, 0), (True, 1)])
+def test_few_numbers_are_rounded_where_launching_costs_nothing(few: bool, rounded: int) -> None:
+    model, x = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)).eval(), torch.randn(2, 5, 64)
+    flat = flatten(model, x)
+    note_values_(flat, x, torch.float16)
+    round_norms_(flat, few=few)
+    assert calls(flat, rounded_norm) == rounded
+
+
 def test_shapes_are_known_without_running_it() -> None:
     with FakeTensorMode():
         x, _, weight, bias = norm(2, 5, 64)
