@@ -104,7 +104,7 @@ def test_norms_before_linear_layers_round(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @runs_kernels
-@pytest.mark.parametrize("how", ["seen", "residual"])
+@pytest.mark.parametrize("how", ["seen", "residual", "dtype"])
 def test_a_norm_that_others_read_stays(how: str) -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -113,6 +113,8 @@ def test_a_norm_that_others_read_stays(how: str) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.norm(x)
+            if how == "dtype":
+                return self.layer(y).to(y.dtype)
             return self.layer(y) + y if how == "residual" else self.layer(y) * y.mean()
 
     model, x = Block().to(HERE).eval(), torch.randn(2, 5, 64, device=HERE)
