@@ -210,7 +210,9 @@ def test_a_float64_model_is_synthesized_in_float64(kind: str, options: Options) 
             parameter.add_(1e-3 * torch.randn_like(parameter))
     with Products() as products:
         model[1](x.double())
-    for role, weight in synthesized(model[1]).items():
+    weights = synthesized(model[1])
+    assert bool(weights) == bool(options.sides)
+    for role, weight in weights.items():
         assert products.includes(weight), role
         assert weight.dtype is torch.float64
         assert (weight != weight.float().double()).float().mean() > 0.9, f"{role} went through float32"
