@@ -14,7 +14,7 @@ from zoo import ZOO, outputs, shake_
 
 import replearn
 from replearn import absorbed, operators
-from replearn.absorbing import ABSORBED, match_of
+from replearn.absorbing import ABSORBED, absorb_, match_of
 from replearn.bench.inference_counts import count
 from replearn.flattening import flatten, note_values_
 
@@ -156,9 +156,11 @@ class Ends(nn.Module):
         self.how, self.merged, self.up, self.down = how, merged, nn.Linear(4, 8), nn.Linear(8, 4)
         self.gamma, self.after, self.idle = nn.Parameter(torch.randn(4)), nn.Linear(4, 4), nn.Dropout()
         self.grid, self.wide = nn.Parameter(torch.randn(3, 4)), nn.Linear(4, 6)
+        self.rough, self.one = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Any:
         v = self.down(F.gelu(self.up(x)))
+        scaled = self.gamma * v if self.how == "scale seen" else v
         ways: dict[str, Callable[[], Any]] = {
             "plain": lambda: x + v,
             "turned": lambda: v + x,
@@ -178,10 +180,19 @@ class Ends(nn.Module):
             "seen": lambda: x + v,
             "norm": lambda: F.layer_norm(x + v, (4,)),
             "wide": lambda: x + v,
+            "layer seen": lambda: x + v,
+            "scale seen": lambda: x + scaled,
+            "map seen": lambda: x + v,
+            "keyword": lambda: x + torch.mul(v, other=self.gamma),
+            "half": lambda: x + self.rough(x.bfloat16()),
+            "widened": lambda: x.mean(-1, keepdim=True) + self.gamma * self.one(x),
+            "half stream": lambda: x.bfloat16() + v,
         }
         y = ways[self.how]()
-        z = self.wide(y) if self.how == "wide" else self.after(y) if self.merged else y + self.after(y)
-        return z * y if self.how == "seen" else z
+        mapped = self.wide(y) if self.how == "wide" else self.after(y)
+        z = mapped if self.merged or self.how == "wide" else y + mapped
+        seen = {"seen": y, "layer seen": v, "scale seen": scaled, "map seen": mapped}.get(self.how)
+        return z if seen is None else z * seen
 
 
 def matched(block: Ends) -> Any:
@@ -208,12 +219,24 @@ def test_blocks_whose_sum_takes_a_map_up(how: str, merged: bool) -> None:
     "how",
     [
         *("activated", "weighted", "difference", "twice", "used", "read", "again", "number", "spread", "tokens"),
-        *("seen", "norm", "wide"),
+        *("seen", "layer seen", "scale seen", "norm", "wide", "keyword", "half", "half stream"),
+        "widened",
     ],
 )
 def test_blocks_that_others_see_or_that_end_otherwise_stay(how: str) -> None:
     assert matched(Ends(how)) is None
     assert matched(Ends(how, merged=False)) is None
+
+
+@pytest.mark.parametrize(("name", "taken"), [("after", ("after -> down",)), ("aft", ())])
+def test_an_operator_is_known_by_its_whole_name(name: str, taken: tuple[str, ...]) -> None:
+    x = torch.randn(2, 3, 4)
+    flat = absorb_(flatten(Ends("plain").eval(), x), [name], x, None, compiled=False)
+    assert flat.meta[ABSORBED] == taken
+
+
+def test_a_map_that_others_see_stays() -> None:
+    assert matched(Ends("map seen", merged=False)) is None
 
 
 def test_products_that_are_no_numbers_stay() -> None:

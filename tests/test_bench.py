@@ -39,12 +39,13 @@ def test_every_round_runs_every_candidate_and_the_order_rotates() -> None:
     assert {name: len(timing.milliseconds) for name, timing in found.items()} == {"a": 3, "b": 3, "c": 3}
 
 
-def test_runs_in_the_lead_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_before_and_in_the_lead_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     bodies = {name: lambda name=name: order.append(name) for name in "ab"}
     monkeypatch.setattr(timing, "elapsed", lambda body, device, inner: order.append("timed") or float(inner))
-    interleave(bodies, CPU, rounds=1, warmup=0, lead=2)
-    assert order == ["a", "a", "timed", "b", "b", "timed"]
+    found = interleave(bodies, CPU, rounds=1, inner=3, warmup=1, lead=2)
+    assert order == ["a", "b", "a", "a", "timed", "b", "b", "timed"]
+    assert {timing.milliseconds for timing in found.values()} == {(1.0,)}  # of one run
     with pytest.raises(ReplearnError, match="lead=-1"):
         interleave(bodies, CPU, lead=-1)
 
@@ -54,6 +55,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     half = Timing(milliseconds=(0.5, 5.0, 1.0))
     found = ratio(half, base)
     assert (found.median, found.low, found.high) == (0.5, 0.5, 0.5)
+    uneven = ratio(Timing(milliseconds=(1.0, 2.0, 3.0, 4.0, 10.0)), Timing(milliseconds=(1.0,) * 5))
+    assert (uneven.median, uneven.low, uneven.high) == (3.0, 2.0, 4.0)
     with pytest.raises(ReplearnError, match="Only timings of the same rounds"):
         ratio(Timing(milliseconds=(1.0,)), base)
 

@@ -20,6 +20,7 @@ from replearn.bench.inference_paper import BASELINE, DYNAMIC, latencies, printed
 from replearn.bench.inference_sides import BACKENDS, DEFAULT, DEPLOYED, E2E, OPERATORS, Sides, make_sides, runner
 from replearn.bench.inference_sides import DYNAMIC as MOVING
 from replearn.bench.inference_table import line_of
+from replearn.bench.timing import Timing
 from replearn.cli.app import app
 from replearn.flat_graph import FlatGraph
 from replearn.replaying import Replayed
@@ -79,8 +80,24 @@ def test_every_side_of_a_graph_backend_is_replayed(sides: Sides, monkeypatch: py
     assert difference_of(sides, built, images, "graph") < 1e-5
     assert built[DEPLOYED].num_graphs == 0  # what was recorded in full float32 is not what is timed
     assert difference_of(sides, built, images, "amp+graph") is None
-    compiled = sides.built("channels_last+compile+graph", (DEPLOYED,), images)[DEPLOYED]
-    assert compiled.model._compiled_call_impl is not None
+    compiled = sides.built("channels_last+compile+graph", (E2E, DEPLOYED), images)
+    assert all(side.model._compiled_call_impl is not None for side in compiled.values())
+
+
+def test_a_speedup_is_the_others_time_over_the_faster_ones(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {E2E: 6.0, MOVING: 8.0, OPERATORS: 4.0, DEPLOYED: 2.0}
+
+    def timed(bodies: dict[str, Any], *_: Any, **__: Any) -> dict[str, Timing]:
+        return {kind: Timing(milliseconds=(times[kind],)) for kind in bodies}
+
+    monkeypatch.setattr(inference, "interleave", timed)
+    row = inference.row_of(sides, "net", 2, "fp32", Setting(size=8), CPU)
+    assert {name: found["median"] for name, found in row["speedup"].items()} == {
+        f"{DEPLOYED} against {E2E}": 3.0,
+        f"{DEPLOYED} against {MOVING}": 4.0,
+        f"{DEPLOYED} against {OPERATORS}": 2.0,
+        f"{OPERATORS} against {MOVING}": 2.0,
+    }
 
 
 def test_a_row_has_all_sides_their_ratios_and_equal_outputs(found: dict[str, Any]) -> None:
@@ -124,11 +141,11 @@ def test_sides_differ_in_nothing_but_the_method(sides: Sides) -> None:
     plain = sides.built("fp32", kinds, images)
     norms = {kind: sum(isinstance(m, nn.BatchNorm2d) for m in side.modules()) for kind, side in plain.items()}
     assert norms[E2E] == norms[DEPLOYED] == 0  # folded on both sides
-    assert norms[MOVING] > 0
+    assert norms[MOVING] > norms[OPERATORS] > 0
     assert len(list(operators_of(plain[MOVING]))) == 3
     assert not list(operators_of(plain[DEPLOYED]))
     assert all(isinstance(side, Autocast) for side in sides.built("amp", (E2E, DEPLOYED), images).values())
-    for side in sides.built("channels_last", (E2E, DEPLOYED), images).values():
+    for side in sides.built("channels_last", kinds, images).values():
         kernels = [p for p in side.parameters() if p.dim() == 4 and p.shape[-1] > 1 and p.shape[1] > 1]
         assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
     with torch.no_grad():

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from replearn import ReplearnError, capturing
-from replearn.capturing import capture, collector_off, on_the_side, take_workspaces
+from replearn import ReplearnError, capturing, replaying
+from replearn.capturing import capture, collector_off, is_recording, on_the_side, take_workspaces
 from replearn.replaying import Recording, Replayed, Weights
 from replearn.training.step import CapturedStep
 
@@ -84,6 +84,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         Graph.log.append(f"release {pool} on {index}")
 
     monkeypatch.setattr(capturing, "_sides", {})
+    monkeypatch.setattr(capturing, "_failed", [])
     monkeypatch.setattr(capturing, "_turns", defaultdict(capturing.Turns))
     stand_ins: dict[str, Any] = {
         "CUDAGraph": Graph,
@@ -118,6 +119,18 @@ def test_a_recording_is_warmed_up_and_ordered(cuda: list[str]) -> None:
     begin = "begin pool thread_local collector False"
     assert cuda == ["100 waits for 0", begin, "end", *["0 waits for 100"] * 2, "replay"]
     assert gc.isenabled()
+
+
+def test_code_that_waits_is_refused_before_a_recording_begins(
+    cuda: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, body: Callable[[], Any], device: torch.device) -> None:
+        raise ReplearnError(f"{name} waits for {device}")
+
+    monkeypatch.setattr(capturing, "refuse_waiting", refuse)
+    with pytest.raises(ReplearnError, match="Net waits for cuda:1"):
+        a_graph()
+    assert cuda == ["100 waits for 0", "0 waits for 100"]
 
 
 def test_all_recordings_from_a_stream_are_made_on_one(cuda: list[str]) -> None:
@@ -176,7 +189,24 @@ def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str])
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert cuda[2:5] == ["end", "give up pool on 1", "release pool on 1"]
     assert cuda[5:] == ["begin None thread_local collector False", "end", "0 waits for 100"]  # one that ends well
+    assert [type(graph) for graph in capturing._failed] == [Graph]  # never freed
     assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    with collector_off():
+        with collector_off():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_who_records_inside_a_recording_does_not_end_it(cuda: list[str]) -> None:
+    with on_the_side(GPU):
+        with on_the_side(GPU):
+            assert is_recording()
+        assert is_recording()
+    assert not is_recording()
 
 
 def test_a_recording_that_ended_before_its_error_gives_its_memory_back(cuda: list[str]) -> None:
@@ -268,6 +298,45 @@ def test_a_replayed_model_in_another_one_is_recorded_with_it_and_nobody_waits_fo
         assert not other.is_alive()
     assert torch.equal(made[0], model(x))
     assert inner.num_graphs == 0
+
+
+def test_a_call_on_another_stream_waits_for_the_one_before_it(
+    cuda: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(model: nn.Module, *_: Any) -> Recording:
+        return Recording(GPU, [torch.zeros(4, 3)], None, lambda: cuda.append("replay"), Weights(model), [])
+
+    monkeypatch.setattr(replaying, "device_of", lambda *_: GPU)
+    monkeypatch.setattr(replaying, "record", record)
+    fast, x = Replayed(nn.Linear(3, 2)), torch.randn(4, 3)
+    one, two = Stream(7), Stream(8)
+    for stream in (one, two, two, one):
+        with on(stream):
+            fast(x)
+    assert cuda == ["replay", "8 waits for 7", "replay", "replay", "7 waits for 8", "replay"]
+
+
+def test_memory_of_a_failed_recording_or_of_graphs_that_are_gone_is_not_used_again(
+    cuda: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[int] = []
+
+    def record(model: nn.Module, args: Any, kwargs: Any, device: torch.device, pool: int) -> Recording:
+        pools.append(pool)
+        if args[0].shape[0] > 4:
+            raise ReplearnError("too many")
+        return Recording(GPU, [args[0].clone()], None, lambda: None, Weights(model), [])
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: len(pools))
+    monkeypatch.setattr(replaying, "device_of", lambda *_: GPU)
+    monkeypatch.setattr(replaying, "record", record)
+    fast = Replayed(nn.Linear(3, 2))
+    for batch in (1, 2, 5, 3):
+        with suppress(ReplearnError):
+            fast(torch.randn(batch, 3))
+    fast.forget()
+    fast(torch.randn(1, 3))
+    assert pools == [0, 0, 0, 3, 4]
 
 
 def test_forgetting_waits_for_the_device_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,6 +227,43 @@ def test_inductor_computes_what_eager_computes(kind: str, options: Options) -> N
     same(dict(model.named_buffers()), dict(eager.named_buffers()), 1e-5)
 
 
+class Layers(nn.Sequential):
+    """A class of its own, with code of torch.nn's."""
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        pytest.param(nn.Linear(3, 3), {}, id="layer"),
+        pytest.param(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), {}, id="sequential"),
+        pytest.param(Layers(nn.Linear(3, 3), nn.ReLU()), {}, id="derived"),
+        pytest.param(Own(3), {}, id="own"),
+        pytest.param(Own(3), {"flatten": True}, id="flat"),
+        pytest.param(nn.Sequential(Own(3)), {"dtype": torch.bfloat16}, id="autocast"),
+    ],
+)
+def test_what_is_deployed_compiled_is_one_graph(
+    model: nn.Module, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    x = torch.randn(2, 3)
+    compiled = replearn.streamline(model.eval(), x, compile=True, **form)
+    with torch.no_grad():
+        same(compiled(x), replearn.streamline(model, x, **form)(x))
+    assert counter.frame_count == 1
+    assert list(copy.deepcopy(compiled).state_dict()) == list(compiled.state_dict())
+
+
+@pytest.mark.parametrize("model", [Own(3), nn.Sequential(Own(3))], ids=["own", "sequential"])
+def test_a_mode_reaches_the_compiler(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str | None] = []
+    monkeypatch.setattr(torch, "compile", lambda call, mode: modes.append(mode) or call)
+    for compile_ in (False, True, "max-autotune"):
+        replearn.streamline(model.eval(), compile=compile_)
+    assert list(dict.fromkeys(modes)) == [None, "max-autotune"]
+
+
 COMPILED = {
     "torch.compile(model)": (lambda m: torch.compile(m, backend="eager"), "the plain model (model._orig_mod)"),
     "model.compile()": (lambda m: m.compile(backend="eager") or m, "a fresh model, before model.compile()"),

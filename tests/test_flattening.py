@@ -217,11 +217,18 @@ def hooked() -> nn.Module:
     return model
 
 
+def hooked_before() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    model.register_forward_pre_hook(lambda *given: None)
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "example", "says"),
     [
         (lambda: nn.Linear(4, 4).eval(), None, "flatten=True needs an example of the model's input"),
         (hooked, torch.randn(2, 4), "Sequential can't be flattened: 0 has forward hooks.*Remove them"),
+        (hooked_before, torch.randn(2, 4), "Sequential can't be flattened: it has forward hooks"),
         (
             lambda: Bends().eval(),
             torch.randn(2, 4),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
 from zoo import shake_, torchvision_bottleneck
 
 import replearn
@@ -168,6 +169,49 @@ class OutsideUntraced(Outside):
         return self.pair(x) + self.pair.conv(x) if x.sum() > -1e9 else x
 
 
+class Hidden(nn.Module):
+    """Can't be traced, and names the convolution in code inside other code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Pair()
+
+
+class InComprehension(Hidden):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pair(x) + sum([self.pair.conv(y) for y in (x,)]) if x.sum() > -1e9 else x
+
+
+class InProperty(Hidden):
+    @property
+    def layer(self) -> nn.Module:
+        return self.pair.conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pair(x) + self.layer(x) if x.sum() > -1e9 else x
+
+
+class InDecorators(Hidden):
+    @torch.no_grad()
+    @torch.enable_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pair(x) + self.pair.conv(x) if x.sum() > -1e9 else x
+
+
+class OutsideNorm(Outside):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pair(x) + self.pair.bn(x)
+
+
+class Rough(Pair):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x.bfloat16()))
+
+
 class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -178,9 +222,21 @@ class Shared(nn.Module):
         return self.one(x) + self.two(x)
 
 
+class SharedLayer(Shared):
+    def __init__(self) -> None:
+        super().__init__()
+        self.two.conv = self.one.conv
+
+
 def hooked() -> nn.Module:
     model = Pair()
     model.conv.register_forward_hook(lambda *_: None)
+    return model
+
+
+def hooked_before() -> nn.Module:
+    model = Pair()
+    model.bn.register_forward_pre_hook(lambda *_: None)
     return model
 
 
@@ -200,9 +256,20 @@ UNSAFE: dict[str, tuple[Any, str]] = {
     "asks the norm": (AsksTheNorm, "asks for more than the output of its layers"),
     "tests for tensors": (ChecksForTensors, "the output of conv is used elsewhere too"),
     "used from outside": (Outside, "the model uses pair.conv as well"),
+    "norm used from outside": (OutsideNorm, "the model uses pair.bn as well"),
     "used from outside, untraced": (OutsideUntraced, "and may use pair.conv as well"),
+    "untraced, in a comprehension": (InComprehension, "and may use pair.conv as well"),
+    "untraced, in a property": (InProperty, "and may use pair.conv as well"),
+    "untraced, decorated": (InDecorators, "and may use pair.conv as well"),
     "shared weight": (Shared, "is shared with another part of the model"),
+    "shared layer": (SharedLayer, "one.conv is shared with another part of the model"),
     "hooks": (hooked, "conv has hooks, which would see other values"),
+    "hooks before": (hooked_before, "bn has hooks, which would see other values"),
+    "two precisions": (Rough, "conv computes in torch.bfloat16, and it in torch.float32"),
+    "one statistic for all": (
+        lambda: nn.Sequential(nn.Conv2d(3, 6, 1, bias=False), FrozenBatchNorm2d(1)),
+        "0 has 6 channels, and it has 1",
+    ),
     "no statistics": (
         lambda: nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)),
         "it uses the statistics of each batch",
@@ -225,8 +292,23 @@ def test_what_is_not_proven_stays_and_says_why(name: str) -> None:
     assert torch.equal(folded(model)(x), model(x))
 
 
-def test_a_norm_of_a_class_of_ones_own_is_left_alone() -> None:
-    model = settled(nn.Sequential(nn.Conv2d(3, 3, 1), Derived(3)))
+def test_a_norm_in_train_mode_stays() -> None:
+    model = Pair().eval()
+    model.bn.train()
+    assert str(replearn.find_folds(model)[0]) == "bn stays: it uses the statistics of each batch"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_folded_convolution_keeps_its_memory_order_and_what_is_trained(trained: bool) -> None:
+    model = settled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))).requires_grad_(trained)
+    conv = folded(model.to(memory_format=torch.channels_last))[0]
+    assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert [p.requires_grad for p in conv.parameters()] == [trained, trained]
+
+
+@pytest.mark.parametrize("kind", [Derived, type("BatchNorm2d", (Derived,), {})])
+def test_a_norm_of_a_class_of_ones_own_is_left_alone(kind: type[Derived]) -> None:
+    model = settled(nn.Sequential(nn.Conv2d(3, 3, 1), kind(3)))
     assert replearn.find_folds(model) == ()
 
 
@@ -246,6 +328,11 @@ def test_timm_layers_that_fuse_themselves_do_so_first() -> None:
     x = torch.randn(1, 3, 32, 32)
     fast = replearn.streamline(model, x)
     assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in fast.modules())
+    levit = pytest.importorskip("timm.models.levit")
+    model = settled(nn.Sequential(levit.LinearNorm(3, 4)))
+    layer = replearn.streamline(model, torch.randn(2, 5, 3))[0]
+    assert type(layer) is nn.Linear
+    assert not layer.training
 
 
 def test_a_deployed_model_keeps_the_norms_of_kept_blocks_where_asked() -> None:

@@ -53,6 +53,7 @@ def test_a_layer_returns_its_input_as_well(name: str) -> None:
         other = merged(made)
         assert type(other) is type(made)
         assert other.weight.stride() == made.weight.stride()
+        assert not merged(made.requires_grad_(False)).weight.requires_grad
         assert apart(given_x + made(given_x), other(given_x)) < limit
     assert torch.equal(layer.weight, before)  # the given one is not changed
 
@@ -85,6 +86,7 @@ def test_an_activation_after_the_sum_comes_after_the_merged_layer(activation: An
     assert (parts[1] is None) == (activation is None)
     plain = merge_(made)
     assert type(plain) is (nn.Conv2d if activation is None else nn.Sequential)
+    assert not any(part.training for part in plain.modules())
     with torch.no_grad():
         assert apart(made(x.clone()), plain(x.clone())) < 1e-6
     if activation in (F.relu, torch.relu):
@@ -246,12 +248,17 @@ def test_weights_that_other_code_may_read_are_not_cast() -> None:
             out: Tensor = self.inner(x)
             return out if more is not None else out * self.inner.weight.sum()
 
+    class Leans(Prepares):
+        def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+            out: Tensor = self.inner(x)
+            return out if more is None else out * self.inner.weight.sum()
+
     class Hides(Prepares):
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x) if x.sum() > 0 else x
 
     model = nn.Sequential(Reads(), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.LayerNorm(2))
-    model.extend([Prepares(), Bends(), Hides()])
+    model.extend([Prepares(), Bends(), Leans(), Hides()])
     model[2].weight = model[3].weight
     cast_once_(model, torch.bfloat16)
     low = {name for name, parameter in model.named_parameters() if parameter.dtype is torch.bfloat16}

@@ -104,7 +104,7 @@ def test_norms_before_linear_layers_round(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @runs_kernels
-@pytest.mark.parametrize("how", ["seen", "residual"])
+@pytest.mark.parametrize("how", ["seen", "residual", "dtype"])
 def test_a_norm_that_others_read_stays(how: str) -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -113,6 +113,8 @@ def test_a_norm_that_others_read_stays(how: str) -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.norm(x)
+            if how == "dtype":
+                return self.layer(y).to(y.dtype)
             return self.layer(y) + y if how == "residual" else self.layer(y) * y.mean()
 
     model, x = Block().to(HERE).eval(), torch.randn(2, 5, 64, device=HERE)
@@ -120,6 +122,15 @@ def test_a_norm_that_others_read_stays(how: str) -> None:
     note_values_(flat, x, torch.float16)
     round_norms_(flat, few=True)
     assert calls(flat, rounded_norm) == 0
+
+
+@pytest.mark.parametrize(("few", "rounded"), [(False, 0), (True, 1)])
+def test_few_numbers_are_rounded_where_launching_costs_nothing(few: bool, rounded: int) -> None:
+    model, x = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)).eval(), torch.randn(2, 5, 64)
+    flat = flatten(model, x)
+    note_values_(flat, x, torch.float16)
+    round_norms_(flat, few=few)
+    assert calls(flat, rounded_norm) == rounded
 
 
 def test_shapes_are_known_without_running_it() -> None:

@@ -206,6 +206,9 @@ def test_the_last_norm_sees_one_token() -> None:
     pick_first_(flat)
     picked = next(node for node in flat.graph.nodes if "getitem" in node.name and node.args[1] == (slice(None), 0))
     assert next(iter(picked.users)).target is torch.layer_norm
+    noted = [node.meta["value"].shape for node in flat.graph.nodes if "value" in node.meta]
+    note_values_(flat, x, None)
+    assert [node.meta["value"].shape for node in flat.graph.nodes if "value" in node.meta] == noted
     assert distance(flat(x).detach(), before.detach()) < 1e-6
     assert distance(flat(x[:1]).detach(), before[:1].detach()) < 1e-6
 

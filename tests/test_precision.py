@@ -1,97 +1,283 @@
-"""TF32 by torch's older switches and its newer ones: what we need is set, and a user's own comes back."""
+"""The sixth law in low precision: synthesis in float32 or better, cast once; and in channels_last."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import tiny
 import torch
+from tiny import Bottleneck, Own
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from zoo import ZOO
 
 import replearn
-from replearn.precision import convolves_in_tf32, float32_products, matmul_precision, said
-from replearn.verifying import exact
+from replearn import operators
+from replearn.models.cifar_resnet import BasicBlock
+from replearn.operators.base import Operator
+from replearn.operators.options import MixingOptions, Options, ReadingOptions
+from replearn.similarity import call
 
-BACKENDS: Any = torch.backends
-SWITCHES = (BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn)
-GETTERS = (torch.get_float32_matmul_precision, lambda: BACKENDS.cudnn.allow_tf32)
-
-
-def set_to(switch: Any, precision: str) -> Callable[[], None]:
-    return lambda: setattr(switch, "fp32_precision", precision)
+LOW = (torch.bfloat16, torch.float16)
 
 
-STATES: dict[str, Callable[[], None]] = {
-    "as torch begins": lambda: None,
-    "high": lambda: torch.set_float32_matmul_precision("high"),
-    "medium": lambda: torch.set_float32_matmul_precision("medium"),
-    "no convolutions": lambda: setattr(BACKENDS.cudnn, "allow_tf32", False),
-    "newer, products": set_to(BACKENDS.cuda.matmul, "tf32"),
-    "newer, convolutions": set_to(BACKENDS.cudnn.conv, "ieee"),
-    "newer, all on": set_to(BACKENDS, "tf32"),
-    "newer, all off": set_to(BACKENDS, "ieee"),
+class Encoder(nn.Module):
+    """A pre-norm transformer block that keeps to its input's dtype, as those of ViTs do."""
+
+    replearn_anatomy = replearn.anatomy(
+        "mine",
+        "transformer",
+        num_heads=2,
+        proj="attention.out_proj",
+        norm1="norm1",
+        norm2="norm2",
+        up="up",
+        activation="act",
+        down="down",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.up, self.act, self.down = nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.down(self.act(self.up(self.norm2(x))))
+
+
+KINDS = {
+    "basic": (lambda: BasicBlock(4, 4, 1), (2, 4, 6, 6)),
+    "bottleneck": (lambda: Bottleneck(8), (2, 8, 6, 6)),
+    "transformer": (Encoder, (2, 5, 8)),
+    "any": (lambda: Own(8), (2, 8)),
 }
 
 
-@pytest.fixture(params=STATES.values(), ids=STATES)
-def users_own(request: Any) -> Iterator[None]:
-    before = [switch.fp32_precision for switch in SWITCHES]
-    request.param()
-    yield
-    BACKENDS.fp32_precision = "none"
-    torch.set_float32_matmul_precision("highest")
-    BACKENDS.cudnn.allow_tf32 = True
-    for switch, precision in zip(SWITCHES, before, strict=True):
-        switch.fp32_precision = precision
+def subject(kind: str, options: Options) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A replaced stack of three blocks, the block that was removed from it, and a batch."""
+    torch.manual_seed(0)
+    block, shape = KINDS[kind]
+    model = nn.Sequential(*(block() for _ in range(3)))
+    removed = copy.deepcopy(model[1])
+    replearn.replace_(model, replearn.plan(model, first=2, operator=options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval(), removed.eval(), torch.randn(shape)
 
 
-def state() -> list[Any]:
-    return [*(switch.fp32_precision for switch in (BACKENDS, *SWITCHES)), BACKENDS.cudnn.benchmark]
+def every_operator() -> Iterator[Any]:
+    """Each operator on each kind of block it suits, plain and with both corrections."""
+    for name, options in operators.available().items():
+        for kind in options.kinds:
+            yield pytest.param(kind, options(), id=f"{name}-{kind}")
+            if issubclass(options, ReadingOptions):
+                yield pytest.param(kind, options(correction="full"), id=f"{name}-{kind}-full")
+                low_rank: Any = {"correction": "low-rank", "rank": 1, "stop_gradient": False}
+                yield pytest.param(kind, options(**low_rank), id=f"{name}-{kind}-low_rank")
 
 
-@pytest.mark.usefixtures("users_own")
-@pytest.mark.parametrize("tf32", [False, True])
-def test_products_are_as_asked_and_the_users_switches_come_back(tf32: bool) -> None:
-    before, spoken = state(), [said(getter) for getter in GETTERS]
-    with float32_products(tf32=tf32, benchmark=True):
-        inside = state()
-        assert matmul_precision() == ("high" if tf32 else "highest")  # who asks the old way is answered
-        assert BACKENDS.cudnn.allow_tf32 is convolves_in_tf32() is tf32
-    assert inside[1:] == [*["tf32" if tf32 else "ieee"] * 4, True]
-    assert state() == before
-    with pytest.raises(ZeroDivisionError), float32_products(tf32=tf32):
-        raise ZeroDivisionError
-    assert state() == before
-    for getter, value in zip(GETTERS, spoken, strict=True):
-        assert value is None or getter() == value
+EVERY = list(every_operator())
+CONVOLUTIONS = [param for param in EVERY if param.values[0] in ("basic", "bottleneck")]
 
 
-@pytest.mark.usefixtures("users_own")
-def test_outputs_are_compared_without_tf32_and_without_a_search() -> None:
-    BACKENDS.cudnn.benchmark = True
-    try:
-        with exact():
-            assert state()[1:] == [*["ieee"] * 4, False]
-        assert BACKENDS.cudnn.benchmark
-    finally:
-        BACKENDS.cudnn.benchmark = False
+def coefficients(model: nn.Module) -> dict[str, nn.Parameter]:
+    """a and b, or scale and shift, of every operator, by their names in the state dict."""
+    kept = {id(p) for m in model.modules() if isinstance(m, Operator) for p in m.coefficients()}
+    return {name: p for name, p in model.named_parameters() if id(p) in kept}
 
 
-@pytest.mark.usefixtures("users_own")
-def test_a_model_is_deployed_and_compared() -> None:
-    replearn.deploy(tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 3, 32, 32))
-    assert matmul_precision() in ("highest", "high", "medium", "tf32")
+def autocast() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16)
 
 
-def test_what_followed_the_switch_for_all_follows_it_again() -> None:
-    product, before = BACKENDS.cuda.matmul, BACKENDS.cuda.matmul.fp32_precision
-    product.fp32_precision = "none"
-    try:
-        with exact():
-            assert product.fp32_precision == "ieee"
-        BACKENDS.fp32_precision = "tf32"
-        assert product.fp32_precision == "tf32"
-    finally:
-        BACKENDS.fp32_precision = "none"
-        product.fp32_precision = before
+class Products(TorchDispatchMode):
+    """Records the operands of matrix products and convolutions, as the kernels get them."""
+
+    NAMES = ("mm", "addmm", "bmm", "convolution", "linear", "matmul")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operands: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in self.NAMES:
+            self.operands += [arg for arg in args if isinstance(arg, Tensor)]
+        return func(*args, **(kwargs or {}))
+
+    def includes(self, weight: Tensor) -> bool:
+        """Was this very weight, or its transpose, an operand? Same values, same dtype."""
+        found = [o for o in self.operands if o.dtype is weight.dtype]
+        return any(torch.equal(o, weight) or (o.dim() == 2 and torch.equal(o.t(), weight)) for o in found)
+
+
+def synthesized(operator: Any) -> dict[str, Tensor]:
+    """The matrices and kernels that an operator computes with, as it synthesizes them."""
+    if hasattr(operator, "parameters_of_block"):
+        return {name: tensor for name, tensor in operator.parameters_of_block().items() if tensor.dim() > 1}
+    if hasattr(operator, "attention"):
+        return synthesized(operator.attention) | synthesized(operator.mlp)
+    if not hasattr(operator, "made"):
+        return {}
+    return {name: tensor for name, tensor in operator.made().items() if tensor.dim() > 1}
+
+
+@pytest.mark.parametrize("dtype", [*LOW, torch.float64], ids=str)
+@pytest.mark.parametrize(("kind", "options"), EVERY)
+def test_a_cast_model_runs_in_its_dtype_and_deploys_in_it(kind: str, options: Options, dtype: torch.dtype) -> None:
+    model, removed, x = subject(kind, options)
+    model, removed, x = model.to(dtype), removed.to(dtype), x.to(dtype)
+    assert model[1](x).dtype is removed(x).dtype is dtype
+    plain = replearn.deploy(model, example=x)  # compares the two
+    assert {p.dtype for p in plain.parameters()} == {dtype}
+    expected = torch.float64 if dtype is torch.float64 else torch.float32
+    assert {p.dtype for p in coefficients(model).values()} <= {expected}
+
+
+@pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to("cpu", torch.bfloat16)])
+@pytest.mark.parametrize("options", [operators.Basic(), operators.NoWeights()], ids=lambda options: options.name)
+def test_coefficients_and_their_gradients_survive_a_detour_through_low_precision(
+    options: Options, cast: Any
+) -> None:
+    model, _, x = subject("basic", options)
+    model(x).sum().backward()
+    before = {name: (p.detach().clone(), p.grad.clone()) for name, p in coefficients(model).items()}
+    assert len(before) == 2
+    cast(model)
+    assert next(model[0].parameters()).dtype in LOW
+    for name, parameter in coefficients(model).items():
+        assert torch.equal(parameter, before[name][0])
+        assert torch.equal(parameter.grad, before[name][1])
+    model.float()
+    for name, parameter in coefficients(model).items():
+        assert torch.equal(parameter, before[name][0])
+
+
+@pytest.mark.parametrize(("kind", "options"), EVERY)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_gives_the_dtype_of_the_block_that_was_removed(
+    kind: str, options: Options, given: torch.dtype
+) -> None:
+    model, removed, x = subject(kind, options)
+    with autocast():
+        x = model[0](x.to(given))  # what a block gets is what the one before it gave
+        assert model[1](x).dtype is removed(x).dtype
+
+
+@pytest.mark.parametrize(("kind", "options"), EVERY)
+@pytest.mark.parametrize("way", ["autocast", "cast model"])
+def test_synthesis_is_in_float32_and_cast_after(kind: str, options: Options, way: str) -> None:
+    model, _, x = subject(kind, options)
+    if way == "cast model":
+        model, x = model.bfloat16(), x.bfloat16()
+        wide = copy.deepcopy(model).float()  # the same values, and float32 from here on
+    else:
+        wide = model
+    expected = {role: weight.bfloat16() for role, weight in synthesized(wide[1]).items()}
+    with autocast() if way == "autocast" else nullcontext(), Products() as products:
+        model[1](x)
+    assert bool(expected) == bool(options.sides)
+    for role, weight in expected.items():
+        assert products.includes(weight), f"{role} is not the float32 synthesis, rounded once"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [p for p in EVERY if getattr(p.values[1], "correction", None) == "low-rank"]
+)
+def test_low_rank_factors_are_not_multiplied_in_bfloat16(kind: str, options: Options) -> None:
+    model, _, x = subject(kind, options)
+    factors = [p for name, p in model.named_parameters() if name.endswith((".left", ".right"))]
+    with autocast(), Products() as products:
+        model[1](x)
+    assert factors
+    for factor in factors:
+        assert products.includes(factor.detach())
+        assert not products.includes(factor.detach().bfloat16())
+
+
+@pytest.mark.parametrize(("kind", "options"), EVERY)
+def test_a_float64_model_is_synthesized_in_float64(kind: str, options: Options) -> None:
+    model, _, x = subject(kind, options)
+    model = model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # to values that float32 does not have
+            parameter.add_(1e-3 * torch.randn_like(parameter))
+    with Products() as products:
+        model[1](x.double())
+    weights = synthesized(model[1])
+    assert bool(weights) == bool(options.sides)
+    for role, weight in weights.items():
+        assert products.includes(weight), role
+        assert weight.dtype is torch.float64
+        assert (weight != weight.float().double()).float().mean() > 0.9, f"{role} went through float32"
+
+
+def test_training_under_autocast_reaches_a_b_and_through_the_sources() -> None:
+    model, _, x = subject("basic", operators.Basic(stop_gradient=False))
+    with autocast():
+        y = model[1](x)
+    y.float().square().mean().backward()
+    low = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model[1](x).square().mean().backward()
+    assert {"1.a", "1.b", "0.conv2.weight", "2.conv1.weight"} <= low.keys()
+    for name, gradient in low.items():
+        exact = model.get_parameter(name).grad
+        assert gradient.dtype is torch.float32
+        assert (gradient - exact).norm() < 0.05 * exact.norm(), name
+
+
+@pytest.mark.parametrize("name", ["hf_llama", "hf_gpt2", "timm_vit", "torchvision_vit"])
+def test_models_of_the_libraries_run_under_autocast_and_cast(name: str) -> None:
+    entry = ZOO[name]
+    for options in (operators.AttentionMLP(), operators.WholeBlock()):
+        model, batch = entry.replaced(options), entry.batch()
+        exact = tensor_of(call(model, batch))
+        with autocast():
+            found = tensor_of(call(model, batch))
+        assert (found.float() - exact).norm() < 0.05 * exact.norm()
+        batch = batch if isinstance(batch, dict) else batch.bfloat16()
+        found = tensor_of(call(model.bfloat16(), batch))
+        assert found.dtype is torch.bfloat16
+        assert (found.float() - exact).norm() < 0.05 * exact.norm()
+
+
+def tensor_of(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.logits
+
+
+@pytest.mark.parametrize(("kind", "options"), CONVOLUTIONS)
+def test_channels_last_stays_channels_last_and_equal(kind: str, options: Options) -> None:
+    model, _, x = subject(kind, options)
+    expected = model(x)
+    model = model.to(memory_format=torch.channels_last)
+    found = model(x.contiguous(memory_format=torch.channels_last))
+    operator = model[1](x.contiguous(memory_format=torch.channels_last))
+    for made in (found, operator):
+        assert made.is_contiguous(memory_format=torch.channels_last)
+        assert not made.is_contiguous()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "options"), [p for p in CONVOLUTIONS if p.values[1].sides])
+def test_a_synthesized_kernel_has_the_strides_of_its_sources(kind: str, options: Options) -> None:
+    model, _, _ = subject(kind, options)
+    for layout in (torch.channels_last, torch.contiguous_format):
+        model = model.to(memory_format=layout)
+        kernels = synthesized(model[1])
+        assert kernels
+        for role, kernel in kernels.items():
+            assert kernel.is_contiguous(memory_format=layout), role
+
+
+def test_shared_coefficients_are_kept_too() -> None:
+    options = [o for o in operators.available().values() if issubclass(o, MixingOptions)]
+    for option in options:
+        model, _, _ = subject(option.kinds[-1], option(coefficients="shared"))
+        assert {p.dtype for p in coefficients(model.half()).values()} == {torch.float32}, option.name

@@ -130,6 +130,7 @@ def test_signatures_tell_numbers_apart_that_compare_equal() -> None:
     assert of(float("nan")) == of(float("nan"))
     assert of((1, 2)) != of([1, 2])
     assert of({"a": 1}) != of({"b": 1})
+    assert of(torch.zeros(2)) != of(torch.zeros(2, device="meta"))
     found: list[Tensor] = []
     one, two = torch.zeros(2), torch.zeros(3, dtype=torch.int64)
     key = signature({"a": [one], "b": {"c": two}}, found, "takes")
@@ -199,6 +200,15 @@ def test_weights_elsewhere_are_recorded_anew(change: str, recorded: list[str]) -
     assert len(recorded) == 3
 
 
+def test_a_layer_more_is_recorded_anew(recorded: list[str]) -> None:
+    model, x = nn.Sequential(nn.ReLU()).eval(), torch.randn(4, 3)
+    fast = Replayed(model)
+    fast(x)
+    model.append(nn.Tanh().eval())
+    assert torch.equal(fast(x), model(x))
+    assert len(recorded) == 2
+
+
 def test_train_mode_is_refused_and_forget_records_anew(recorded: list[str]) -> None:
     fast, x = Replayed(nn.Sequential(nn.Linear(3, 3), nn.Dropout())), torch.randn(4, 3)
     fast(x)
@@ -249,12 +259,18 @@ def test_a_recording_keeps_no_casts_and_autocast_around_is_another_kind(recorded
     assert model.seen[0] == (True, False)
     fast = Replayed(model)
     fast(x)
+    before = torch.get_autocast_dtype("cuda")
     try:
         torch.set_autocast_enabled("cuda", True)
-        fast(x)
+        for dtype in (torch.bfloat16, torch.float16):
+            torch.set_autocast_dtype("cuda", dtype)
+            fast(x)
     finally:
         torch.set_autocast_enabled("cuda", False)
-    assert fast.num_graphs == 2
+        torch.set_autocast_dtype("cuda", before)
+    assert fast.num_graphs == 3
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Replayed(model)(x).dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))])
@@ -303,6 +319,10 @@ class Odd(nn.Module):
             "item": lambda: x * x.max().item(),
             "nonzero": lambda: x.nonzero(),
             "mask": lambda: x[x > 0],
+            "bytes": lambda: x[(x > 0).byte()],
+            "select": lambda: torch.masked_select(x, x > 0),
+            "copy": lambda: torch.empty(4, 3, device="meta").copy_(x),
+            "sized": lambda: torch.repeat_interleave(torch.ones(2, dtype=torch.int64), output_size=2),
             "repeat": lambda: torch.repeat_interleave(torch.ones(2, dtype=torch.int64)),
             "move": lambda: x.to("meta"),
             "index": lambda: x[torch.tensor([0, 1])],
@@ -318,8 +338,11 @@ class Odd(nn.Module):
         ("item", "reads a value from the GPU"),
         ("nonzero", r"the size of a tensor in its forward depends on values \(aten.nonzero.default\)"),
         ("mask", r"depends on values \(aten.index.Tensor\)"),
+        ("bytes", r"depends on values \(aten.index.Tensor\)"),
+        ("select", r"depends on values \(aten.masked_select.default\)"),
         ("repeat", r"depends on values \(aten.repeat_interleave.Tensor\)"),
         ("move", r"copies a tensor between cpu and meta \(aten._to_copy.default\)"),
+        ("copy", r"copies a tensor between cpu and meta \(aten.copy_.default\)"),
     ],
 )
 def test_code_that_waits_is_found_before_it_is_recorded(how: str, says: str) -> None:
@@ -330,7 +353,7 @@ def test_code_that_waits_is_found_before_it_is_recorded(how: str, says: str) -> 
     assert "Deploy it without graph=True" in str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["index", "plain"])
+@pytest.mark.parametrize("how", ["index", "plain", "sized"])
 def test_code_that_does_not_wait_passes(how: str) -> None:
     with Waiting(torch.device("cpu")) as waiting:
         Odd(how)(torch.randn(4, 3))

@@ -280,7 +280,7 @@ def test_sums_of_anything_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Block(nn.Module):
-    """u + linear(h), where h is written to before the sum, or the weight is used as something else too."""
+    """u + linear(h), where h is written to before the sum, or the layer or its weight are used elsewhere too."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -295,7 +295,9 @@ class Block(nn.Module):
             h = h.mul_(2)
         elif self.how == "written by a module":
             h = self.act(h)
-        y = u + v
+        y = v + v if self.how == "doubled" else u + v
+        if self.how == "seen":
+            return y * v
         if self.how == "tied":
             return y * self.last.weight.sum(0)
         if self.how == "twice":
@@ -309,7 +311,8 @@ class Block(nn.Module):
     ("how", "sums", "kind"),
     [
         ("written", 0, torch.float16), ("written by a module", 0, torch.float16), ("tied", 1, torch.float32),
-        ("twice", 2, torch.float16), ("one number", 1, torch.float16),
+        ("twice", 2, torch.float16), ("one number", 1, torch.float16), ("seen", 0, torch.float16),
+        ("doubled", 0, torch.float16),
     ],
 )  # fmt: skip
 def test_sums_that_stay_what_they_are(how: str, sums: int, kind: torch.dtype) -> None:

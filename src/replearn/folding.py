@@ -9,8 +9,10 @@ which is called once and whose output goes nowhere else. What can't be proven st
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import Counter
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -204,9 +206,14 @@ def words_of(module: nn.Module) -> set[str]:
         if kind.__module__.startswith("torch.nn"):
             continue
         for value in vars(kind).values():
-            code = getattr(getattr(value, "__wrapped__", value), "__code__", None)
-            words |= set(code.co_names) if code and code.co_name != "__init__" else set()
+            code = getattr(inspect.unwrap(getattr(value, "fget", value)), "__code__", None)
+            words |= _words_in(code) if code and code.co_name != "__init__" else set()
     return words
+
+
+def _words_in(code: CodeType) -> set[str]:
+    inner = (_words_in(part) for part in code.co_consts if isinstance(part, CodeType))  # of a comprehension, say
+    return set(code.co_names).union(*inner)
 
 
 def kind_of(module: nn.Module) -> str | None:

@@ -64,7 +64,6 @@ class Replayed(nn.Module):
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)  # one may be running
             self._recordings.clear()
-            self._pool, self._turns = None, Turns()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if is_recording():  # somebody else's graph takes up the model itself

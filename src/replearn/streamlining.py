@@ -173,8 +173,16 @@ def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str,
         cast_once_(plain, dtype)
         plain = Autocast(plain, dtype)
     if compile:
-        plain.compile(mode=compile if isinstance(compile, str) else None)
+        compile_(plain, mode=compile if isinstance(compile, str) else None)
     return Replayed(plain) if graph else plain
+
+
+def compile_(model: nn.Module, mode: str | None) -> None:
+    """Compile a model's calls, in place; through code of ours where torch would skip them, as torch.nn's own."""
+    model.compile(mode=mode)
+    if str(type(model).forward.__module__).startswith("torch.nn."):  # an nn.Sequential; that of a graph is None
+        call: Any = model._call_impl
+        model._compiled_call_impl = torch.compile(lambda *args, **kwargs: call(*args, **kwargs), mode=mode)
 
 
 @torch.no_grad()

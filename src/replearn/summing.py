@@ -33,7 +33,7 @@ def join_sums_(flat: FlatGraph, dtype: torch.dtype) -> None:
 
 def fits(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:
     """Is this u + linear(h, W, b), of a stream in float32 and a layer in half precision that nobody else sees?"""
-    if layer.target is not F.linear or len(layer.users) > 1 or u is layer:
+    if layer.target is not F.linear or len(layer.users) > 1:
         return False
     weight = held(flat, argument(layer, 1, "weight"))
     stream, h, made = (node.meta.get("value") for node in (u, argument(layer, 0, "input"), layer))
