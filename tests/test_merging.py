@@ -263,3 +263,9 @@ def test_weights_that_other_code_may_read_are_not_cast() -> None:
     cast_once_(model, torch.bfloat16)
     low = {name for name, parameter in model.named_parameters() if parameter.dtype is torch.bfloat16}
     assert low == {"1.weight", "1.bias", "5.inner.weight", "5.inner.bias"}
+
+
+def test_a_model_that_is_moved_runs_under_autocast_of_its_new_device() -> None:
+    fast: Any = replearn.deploy(ZOO["cifar_resnet"].replaced(), dtype=torch.bfloat16)
+    assert fast.device_type == "cpu"
+    assert fast.to("meta").device_type == "meta"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .embedding import embed_patches_
 from .errors import ReplearnError
@@ -217,10 +218,18 @@ class Autocast(nn.Module):
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model, self.dtype = model, dtype
-        self.device_type = next((p.device.type for p in model.parameters()), "cpu")
+        self.model, self.dtype, self.device_type = model, dtype, device_type_of(model)
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device_type, self.dtype):
             return self.model(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Autocast:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.device_type = device_type_of(self.model)  # it may have been moved
+        return self
+
+
+def device_type_of(model: nn.Module) -> str:
+    return next((p.device.type for p in model.parameters()), "cpu")
