@@ -780,3 +780,15 @@ def test_saving_holds_one_tensor_and_loading_holds_the_file_once(tmp_path: Path)
     assert size > 80
     assert saving < size / 4, (size, saving)
     assert loading < size * 1.25, (size, loading)  # the mapped file itself, and little else
+
+
+def test_names_like_those_of_torch_compile_stay(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        made = tiny.resnet()
+        made.my_orig_mod = nn.Linear(2, 2)
+        return made
+
+    replaced = tiny.replaced(model())
+    replearn.save(replaced, tmp_path / "run.safetensors")
+    again = replearn.load(model(), tmp_path / "run.safetensors")
+    assert torch.equal(again.my_orig_mod.weight, replaced.my_orig_mod.weight)

@@ -209,6 +209,11 @@ def test_compare_from_a_folder_only_reads(here):
         ("train tiny.py --set optimizer.lr=-1", "optimizer.lr=-1: must be a finite number, and not below 0"),
         ("train tiny.py --set optimizer.lr=NaN", "optimizer.lr=nan: must be a finite number"),
         ("train tiny.py --set schedule.warmup_epochs=-1", "schedule.warmup_epochs=-1: must be a finite number"),
+        (
+            "train tiny.py --set optimizer.betas=[0.9,1]",
+            "optimizer.betas=(0.9, 1): must lie between 0 and 1, below 1",
+        ),
+        ("train tiny.py --set text.sequence_length=0", "text.sequence_length=0: must be at least 1"),
         ("train tiny.py --set optimizer.betas=[2,3]", "optimizer.betas=(2, 3): must lie between 0 and 1"),
         ("train tiny.py --set label_smoothing=5", "label_smoothing=5: must lie between 0 and 1"),
         ("train tiny.py --set ema_decay=2", "ema_decay=2: must lie between 0 and 1"),

@@ -184,3 +184,25 @@ def test_what_is_made_in_inference_mode_is_trained_outside_of_it(tmp_path: Any) 
     for model in (replaced, loaded, fitted, *made):
         model.train()(batch).sum().backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+class Writes(nn.Module):
+    """Counts its calls in a buffer, and writes to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.last(x.relu_())
+
+
+def test_models_and_examples_that_are_made_in_inference_mode_may_be_written_to() -> None:
+    with torch.inference_mode():
+        model, example = Writes().eval(), torch.randn(2, 3)
+        plain = replearn.streamline(model, example)
+        assert float(model.calls) == 0
+    assert not any(tensor.is_inference() for tensor in (*plain.parameters(), *plain.buffers()))
+    plain(torch.randn(2, 3)).sum().backward()

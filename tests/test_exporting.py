@@ -139,6 +139,10 @@ def refusals() -> dict[str, tuple[Any, str]]:
         ),
         "train mode": (lambda f: export(plain.train(), f / "m.onnx", x), "it is in train mode"),
         "autocast": (lambda f: export(low, f / "m.onnx", x), "Export what deploy gives without dtype"),
+        "compiled autocast": (
+            lambda f: export(torch.compile(low, backend="eager"), f / "m.onnx", x),
+            "Export what deploy gives without dtype",
+        ),
         "format": (
             lambda f: export(plain, f / "m.onnx", x, to="tflite"),
             "There is no format 'tflite'; there are onnx, p",
@@ -169,7 +173,7 @@ def refusals() -> dict[str, tuple[Any, str]]:
     "name",
     [
         *("replaced", "autocast", "format", "suffix", "folder", "a folder", "example", "other example", "opset"),
-        *("opset of pt2", "train mode"),
+        *("compiled autocast", "opset of pt2", "train mode"),
     ],
 )
 def test_what_cannot_be_exported_is_told(name: str, tmp_path: Path) -> None:

@@ -276,3 +276,16 @@ def test_running_a_graph_on_the_example_leaves_its_buffers() -> None:
     assert (float(model.calls), float(flat.calls)) == (0, 0)
     flat(images)
     assert float(flat.calls) == 1
+
+
+class Joins(nn.Module):
+    def forward(self, memory: Tensor, x: Tensor) -> Tensor:
+        return torch.cat((memory, x)) if memory.dim() else x + memory
+
+
+@pytest.mark.parametrize("memory", [torch.zeros(0, 3), torch.tensor(2.0)], ids=["empty", "one number"])
+def test_an_example_may_hold_something_empty_beside_its_samples(memory: Tensor) -> None:
+    replearn.streamline(Joins().eval(), (memory, torch.randn(2, 3)))
+    with pytest.raises(ReplearnError, match="hold no number"):
+        replearn.streamline(Joins().eval(), (memory, torch.randn(0, 3)))
+    assert other_batch((memory, torch.zeros(0, 3)))[1].shape == (0, 3)

@@ -80,8 +80,9 @@ def test_outputs_are_compared_without_tf32_and_without_a_search() -> None:
 
 @pytest.mark.usefixtures("users_own")
 def test_a_model_is_deployed_and_compared() -> None:
+    before = state()
     replearn.deploy(tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 3, 32, 32))
-    assert matmul_precision() in ("highest", "high", "medium", "tf32")
+    assert state() == before
 
 
 def test_what_followed_the_switch_for_all_follows_it_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,6 +192,20 @@ class InProperty(Hidden):
         return self.pair(x) + self.layer(x) if x.sum() > -1e9 else x
 
 
+class InCachedProperty(Hidden):
+    @functools.cached_property
+    def layer(self) -> nn.Module:
+        return self.pair.conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pair(x) + self.layer(x) if x.sum() > -1e9 else x
+
+
+class ByName(Hidden):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pair(x) + getattr(self.pair, "conv")(x) if x.sum() > -1e9 else x  # noqa: B009
+
+
 class InDecorators(Hidden):
     @torch.no_grad()
     @torch.enable_grad()
@@ -260,6 +275,8 @@ UNSAFE: dict[str, tuple[Any, str]] = {
     "used from outside, untraced": (OutsideUntraced, "and may use pair.conv as well"),
     "untraced, in a comprehension": (InComprehension, "and may use pair.conv as well"),
     "untraced, in a property": (InProperty, "and may use pair.conv as well"),
+    "untraced, in a cached property": (InCachedProperty, "and may use pair.conv as well"),
+    "untraced, by its name": (ByName, "and may use pair.conv as well"),
     "untraced, decorated": (InDecorators, "and may use pair.conv as well"),
     "shared weight": (Shared, "is shared with another part of the model"),
     "shared layer": (SharedLayer, "one.conv is shared with another part of the model"),

@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+import replearn
 from replearn.narrow import kernels as narrow
 from replearn.narrow import tiles as narrow_tiles
 from replearn.narrow import weight_kernels
@@ -142,6 +143,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "convolutions, 16 channels": lambda: convolution(16, 16),
     "convolutions, 16 to 32 channels": lambda: convolution(16, 32),
     "convolutions, 32 channels": lambda: convolution(32, 32),
+    "convolutions, 64 channels": lambda: convolution(64, 64),
     "synthesis": lambda: synthesis(SINGLE, True, True),
     "synthesis in half precision, sources kept": lambda: synthesis(torch.bfloat16, False, False),
     "expansion": expansion,
@@ -171,3 +173,18 @@ def test_it_compiles_for_an_older_gpu(name: str, compiled: list[Any]) -> None:
     LAUNCHES[name]()
     assert compiled
     assert all(kernel.asm["cubin"] for kernel in compiled)
+
+
+def test_no_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: set[str] = set()
+    monkeypatch.setattr(JITFunction, "run", lambda self, *args, **options: launched.add(self.__name__))
+    monkeypatch.setattr(residual, "_ready", Forgetful())
+    monkeypatch.setattr(norms, "_ready", Forgetful())
+    for launch in LAUNCHES.values():
+        launch()
+    modules = (narrow, weight_kernels, norms, expanding, mixing, patches, residual, short)
+    named = {name for module in modules for name, value in vars(module).items() if isinstance(value, JITFunction)}
+    assert launched == {name for name in named if name.endswith("_kernel")}
+    sources = Path(replearn.__file__).parent.rglob("*.py")
+    rooms = {path.parent.name for path in sources if "triton.jit" in path.read_text(encoding="utf-8")}
+    assert rooms == {module.__name__.split(".")[-2] for module in modules}

@@ -34,9 +34,9 @@ def save(model: nn.Module, path: PathLike, *, state: Mapping[str, Tensor] | None
     """
     plan = plan_of(model)
     name = _path(path)
-    own = plain_names(model.state_dict())
-    tensors = own if state is None else plain_names(state)
     try:
+        own = plain_names(model.state_dict())
+        tensors = own if state is None else plain_names(state)
         file = Path(os.path.realpath(name))  # through a link, as every other writer would
         check_storable(tensors)
         if state is not None:

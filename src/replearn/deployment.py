@@ -11,7 +11,7 @@ from .absorbing import absorb_
 from .carrying import drop_
 from .errors import ReplearnError
 from .flattening import flatten as flat_form
-from .lasting import lasting
+from .lasting import lasting, writable
 from .merging import merge_, refuse_unfit
 from .recording import record_stand_in
 from .replaying import check_graph
@@ -62,7 +62,7 @@ def deploy(
     >>> _ = replearn.replace_(model, replearn.plan(model))
     >>> plain = replearn.deploy(model.eval(), example=torch.randn(2, 3, 32, 32))
     """
-    model = unwrapped(model)
+    model, example = writable(unwrapped(model), example)
     plan_of(model)
     check_ready(model)
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+from .nesting import rebuilt
+from .whole import own_copy
 
 
 @contextmanager
@@ -13,3 +19,14 @@ def lasting() -> Iterator[None]:
     """Make ordinary tensors, without gradients, whatever mode the caller is in."""
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def writable(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
+    """The two, or copies of what was made within inference mode: a model's code may write to both."""
+    tensors = chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
+    made_there = any(tensor.is_inference() for tensor in tensors)
+    return own_copy(model) if made_there else model, rebuilt(example, _ordinary)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor

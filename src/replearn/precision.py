@@ -17,16 +17,22 @@ _backends: Any = torch.backends
 
 @contextmanager
 def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[None]:
-    """Products in TF32 or in full, and with or without cuDNN's search for kernels; as it was afterwards."""
+    """Products in TF32 or in full, and with or without cuDNN's search for kernels; as it was afterwards.
+
+    What is as asked for already is not touched: cuDNN's switches follow `torch.backends.fp32_precision` until they
+    are set for the first time, and torch has no way back to that.
+    """
     switches = [_backends.cuda.matmul, _backends.mkldnn.matmul, _backends.cudnn.conv, _backends.cudnn.rnn]
     switches += [] if tf32 else [_backends.mkldnn.conv]  # convolutions on a CPU are only ever asked to be exact
     before = [switch.fp32_precision for switch in switches]
     matmul, convolution = said(torch.get_float32_matmul_precision), said(lambda: _backends.cudnn.allow_tf32)
     searched = _backends.cudnn.benchmark
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    _backends.cudnn.allow_tf32 = tf32
+    if convolution is not tf32:
+        _backends.cudnn.allow_tf32 = tf32
     for switch in switches:
-        switch.fp32_precision = "tf32" if tf32 else "ieee"
+        if switch.fp32_precision != (wanted := "tf32" if tf32 else "ieee"):
+            switch.fp32_precision = wanted
     if benchmark is not None:
         _backends.cudnn.benchmark = benchmark
     try:
@@ -35,10 +41,11 @@ def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[N
         _backends.cudnn.benchmark = searched
         if matmul is not None:
             torch.set_float32_matmul_precision(matmul)
-        if convolution is not None:
+        if convolution is not None and convolution is not tf32:
             _backends.cudnn.allow_tf32 = convolution
         for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = "none"  # as the switch for all has it, where it was so before
+            if switch.fp32_precision != precision:
+                switch.fp32_precision = "none"  # as the switch for all has it, where it was so before
             if switch.fp32_precision != precision:
                 switch.fp32_precision = precision
 

@@ -37,7 +37,11 @@ def check_storable(state: Mapping[str, Any]) -> None:
 
 def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors under the names that they have without torch.compile's wrappers."""
-    return {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+
+    def plain(name: str) -> str:
+        return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+    return {plain(name): tensor for name, tensor in state.items()}
 
 
 def check_names(own: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:

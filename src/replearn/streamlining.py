@@ -15,7 +15,7 @@ from .flat_graph import FlatGraph
 from .flattening import cast_weights_, note_values_
 from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
-from .lasting import lasting
+from .lasting import lasting, writable
 from .narrow import kernels_run_on
 from .operators.base import Operator
 from .picking import pick_first_
@@ -56,7 +56,7 @@ def streamline(
     >>> [type(layer).__name__ for layer in (fast.conv1, fast.bn1)]
     ['Conv2d', 'Identity']
     """
-    model = unwrapped(model)
+    model, example = writable(unwrapped(model), example)
     check_ready(model)
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)

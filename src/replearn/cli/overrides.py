@@ -13,8 +13,10 @@ from ..errors import ReplearnError
 from ..training.recipe import Recipe, recipe_from_dict
 
 FIXED = ("name", "table", "data", "variants", "paper")
-AT_LEAST_ONE = ("epochs", "batch_size", "accumulate")
-SHARES = ("momentum", "betas", "label_smoothing", "ema_decay")
+AT_LEAST_ONE = (
+    *("epochs", "batch_size", "accumulate", "sequence_length", "resize", "crop", "min_size", "max_size"),
+)
+SHARES = ("momentum", "label_smoothing", "ema_decay")
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -72,13 +74,15 @@ def check_types(data: Any, where: str = "") -> None:
         value, field = getattr(data, name), f"{where}{name}"
         if not fits(value, kind):
             raise ReplearnError(f"{field}={value!r}: expected {described(kind)}.")
-        if name in AT_LEAST_ONE and value < 1:
-            raise ReplearnError(f"{field}={value!r}: must be at least 1.")
         for number in numbers_in(value):
+            if name in AT_LEAST_ONE and number < 1:
+                raise ReplearnError(f"{field}={value!r}: must be at least 1.")
             if not 0 <= number < math.inf:
                 raise ReplearnError(f"{field}={value!r}: must be a finite number, and not below 0.")
             if name in SHARES and number > 1:
                 raise ReplearnError(f"{field}={value!r}: must lie between 0 and 1.")
+            if name == "betas" and number >= 1:
+                raise ReplearnError(f"{field}={value!r}: must lie between 0 and 1, below 1.")
         held = value.items() if isinstance(value, Mapping) else [("", value)]
         for key, inner in held:
             if dataclasses.is_dataclass(inner) and name not in FIXED:
@@ -86,7 +90,7 @@ def check_types(data: Any, where: str = "") -> None:
 
 
 def numbers_in(value: Any) -> list[float]:
-    """A field's numbers, none of which is ever negative."""
+    """A number, or those in a tuple."""
     held = value if isinstance(value, tuple) else (value,)
     return [each for each in held if isinstance(each, (int, float)) and not isinstance(each, bool)]
 

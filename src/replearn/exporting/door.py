@@ -17,7 +17,7 @@ from ..operators.base import Operator
 from ..replaying import Replayed
 from ..streamlining import Autocast, check_ready
 from ..verifying import compare
-from ..whole import own_copy
+from ..whole import own_copy, unwrapped
 from . import formats
 from .job import Job
 from .tracing import inputs_of, random_like, resized, run, with_plain_outputs
@@ -67,6 +67,7 @@ def export(
     """
     name = format_of(path, to)
     form = import_module(f"{formats.__name__}.{name}")
+    model = unwrapped(model)
     check_exportable(model)
     file = Path(os.path.realpath(path))
     if not file.parent.is_dir():
