@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -96,9 +95,8 @@ def load_backbone_(
                 "Use a classifier of the same backbone, or write strict=False to take what fits. The model is "
                 "unchanged."
             )
-        with torch.no_grad():
-            for name in report.loaded:
-                own[name].copy_(tensors[name.removeprefix(prefix)])
+        for name in report.loaded:
+            own[name].copy_(tensors[name.removeprefix(prefix)])
     return report
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from .carrying import carry_
@@ -61,7 +60,7 @@ def calibrate_(
     check_fit(model, plan)
     fits, samples = [], 0
     blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
-    with restored_on_error(model, plan), unchanged(model), torch.no_grad():
+    with restored_on_error(model, plan), unchanged(model):
         for target in plan.targets:
             imitation = Imitation(model, target, data, forward)
             fits.append(imitation.fit())

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .errors import ReplearnError
@@ -81,9 +80,8 @@ def load(model: nn.Module, path: PathLike) -> nn.Module:
             # all checks come before the first copy, so that a model is never half loaded
             check_names(own, tensors, "the file")
             check_copyable(model, own, tensors)
-            with torch.no_grad():
-                for name, tensor in own.items():
-                    tensor.copy_(tensors[name])
+            for name, tensor in own.items():
+                tensor.copy_(tensors[name])
     return model
 
 

@@ -26,12 +26,12 @@ def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[N
     switches += [] if tf32 else [_backends.mkldnn.conv]  # convolutions on a CPU are only ever asked to be exact
     before = [switch.fp32_precision for switch in switches]
     matmul, convolution = said(torch.get_float32_matmul_precision), said(lambda: _backends.cudnn.allow_tf32)
-    searched = _backends.cudnn.benchmark
+    searched, wanted = _backends.cudnn.benchmark, "tf32" if tf32 else "ieee"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if convolution is not tf32:
         _backends.cudnn.allow_tf32 = tf32
     for switch in switches:
-        if switch.fp32_precision != (wanted := "tf32" if tf32 else "ieee"):
+        if switch.fp32_precision != wanted:
             switch.fp32_precision = wanted
     if benchmark is not None:
         _backends.cudnn.benchmark = benchmark

@@ -20,7 +20,7 @@ from .narrow import kernels_run_on
 from .operators.base import Operator
 from .picking import pick_first_
 from .pooling import pool_first_
-from .replaying import Replayed, check_graph
+from .replaying import Replayed, check_graph, device_of
 from .rounding import round_norms_
 from .summing import join_sums_
 from .surgery import set_submodule
@@ -218,7 +218,7 @@ class Autocast(nn.Module):
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model, self.dtype, self.device_type = model, dtype, device_type_of(model)
+        self.model, self.dtype, self.device_type = model, dtype, device_of(model, []).type
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -227,9 +227,5 @@ class Autocast(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Autocast:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.device_type = device_type_of(self.model)  # it may have been moved
+        self.device_type = device_of(self.model, []).type  # it may have been moved
         return self
-
-
-def device_type_of(model: nn.Module) -> str:
-    return next((p.device.type for p in model.parameters()), "cpu")

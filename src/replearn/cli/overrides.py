@@ -13,9 +13,8 @@ from ..errors import ReplearnError
 from ..training.recipe import Recipe, recipe_from_dict
 
 FIXED = ("name", "table", "data", "variants", "paper")
-AT_LEAST_ONE = (
-    *("epochs", "batch_size", "accumulate", "sequence_length", "resize", "crop", "min_size", "max_size"),
-)
+SIZES = ("sequence_length", "resize", "crop", "min_size", "max_size")
+AT_LEAST_ONE = ("epochs", "batch_size", "accumulate", *SIZES)
 SHARES = ("momentum", "label_smoothing", "ema_decay")
 
 
