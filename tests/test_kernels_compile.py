@@ -35,6 +35,8 @@ from replearn.residual import kernels as residual
 from replearn.residual.tiles import tile_for as residual_tile
 from replearn.short import kernels as short
 from replearn.short import tiles as short_tiles
+from replearn.stem import kernels as stem
+from replearn.stem.tiles import CONVOLVING, POOLING
 
 pytestmark = pytest.mark.skipif(HERE == "cuda" or INTERPRETED, reason="the kernels run for real, or interpreted")
 HALF, SINGLE = torch.float16, torch.float32
@@ -129,6 +131,14 @@ def expansion() -> None:
     expanding.slopes(weight, of(256, 64, dtype=SINGLE), gamma, of(4, 256, dtype=SINGLE), 1000)
 
 
+def first_layers(dtype: torch.dtype, last: bool) -> None:
+    framed, convolved = of(64, 229, 240, 4, dtype=dtype), of(64, 112, 112, 64, dtype=dtype)
+    stem.launch_frame(of(64, 3, 224, 224, dtype=SINGLE, last=last), framed, 3)
+    stem.launch_convolve(framed, of(64, 7, 32, dtype=dtype), convolved, 2, CONVOLVING)
+    out = of(64, 64, 56, 56, dtype=dtype, last=last)
+    stem.launch_pool(convolved, of(64, dtype=SINGLE), out, 3, 2, 1, last, POOLING)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "a layer, few rows": lambda: layer(197, 1536, HALF, False),
     "a layer, many rows": lambda: layer(6304, 384, torch.bfloat16, False),
@@ -147,11 +157,13 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "synthesis": lambda: synthesis(SINGLE, True, True),
     "synthesis in half precision, sources kept": lambda: synthesis(torch.bfloat16, False, False),
     "expansion": expansion,
+    "a stem in half precision": lambda: first_layers(HALF, True),
+    "a stem in TF32": lambda: first_layers(SINGLE, False),
 }
 
 
 OLDER = ("a layer with a branch, few rows", "patches of one image", "norms", "attention, 64 tokens",
-         "convolutions, 32 channels", "synthesis", "expansion")  # fmt: skip
+         "convolutions, 32 channels", "synthesis", "expansion", "a stem in half precision")  # fmt: skip
 
 
 @pytest.mark.parametrize("capability", [90])
@@ -182,7 +194,7 @@ def test_no_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "_ready", Forgetful())
     for launch in LAUNCHES.values():
         launch()
-    modules = (narrow, weight_kernels, norms, expanding, mixing, patches, residual, short)
+    modules = (narrow, weight_kernels, norms, expanding, mixing, patches, residual, short, stem)
     named = {name for module in modules for name, value in vars(module).items() if isinstance(value, JITFunction)}
     assert launched == {name for name in named if name.endswith("_kernel")}
     sources = Path(replearn.__file__).parent.rglob("*.py")

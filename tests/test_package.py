@@ -215,6 +215,7 @@ KERNELS = (
     "replearn.residual.kernels",
     "replearn.patches.kernels",
     "replearn.norms.kernels",
+    "replearn.stem.kernels",
 )
 
 

@@ -17,6 +17,7 @@ from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .lasting import lasting, writable
 from .narrow import kernels_run_on
+from .opening import open_with_kernels_
 from .operators.base import Operator
 from .picking import pick_first_
 from .pooling import pool_first_
@@ -153,13 +154,15 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
 def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> None:
     """Compute a flat graph's outputs with less, in place.
 
-    It pools before it adds a bias and takes a ReLU, and picks a token before it normalises. In half precision
-    kernels of our own compute what they can; a compiler has others.
+    It pools before it adds a bias and takes a ReLU, and picks a token before it normalises. Kernels of our own
+    compute a stem, and in half precision what else they can; a compiler has others.
     """
     pool_first_(flat)
     note_values_(flat, example, dtype)
     pick_first_(flat)
     kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
+    if kernels:
+        open_with_kernels_(flat)
     if dtype is not None and not compile and kernels:
         embed_patches_(flat)
         join_sums_(flat, dtype)

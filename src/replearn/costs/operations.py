@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..patches.operation import flops_of as patch_flops
 from ..residual.operation import flops_of as residual_flops
+from ..stem.operation import flops_of as stem_flops
 
 Phase = Literal["forward", "backward"]
 ALLOCATION = 512  # the CUDA allocator gives memory in pieces of this many bytes
@@ -19,6 +20,7 @@ FREE = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "ali
 OURS: dict[Any, Callable[..., int]] = {
     torch.ops.replearn.residual_linear: residual_flops,
     torch.ops.replearn.embed_patches: patch_flops,
+    torch.ops.replearn.stem: stem_flops,
 }
 
 

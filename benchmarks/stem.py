@@ -1,0 +1,150 @@
+"""A ResNet's stem at inference, torch's operations against our Triton kernels.
+
+python benchmarks/stem.py --out benchmarks/results/stem.json
+
+For 64 and 4 images of 224 x 224, in float16 under autocast and in TF32, in both layouts: torch's operations, ours
+as `deploy` calls them, and each of our kernels with every tile of a sweep. All candidates of a case are checked
+against float64 and timed as CUDA graphs of ten runs in turns. `host` in the first two rows is how long Python
+takes to launch one, without waiting for the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from kernel_timing import Body, measured, relative
+from residual_linear import host_microseconds
+from torch import Tensor
+
+from replearn.precision import float32_products
+from replearn.stem import packed, stem
+from replearn.stem.kernels import launch_convolve, launch_frame, launch_pool
+from replearn.stem.operation import Sizes, across_of, empty_result, frame_of, usual
+from replearn.stem.tiles import CONVOLVING, POOLING, Tile
+from replearn.training.results import hardware_of, versions_of, write_atomically
+
+SIZES = Sizes(stride=2, padding=3, window=3, step=2, margin=1)
+CONVOLVE = [Tile(rows=r, num_warps=w, num_stages=s) for r, w, s in
+            itertools.product((64, 128, 256), (4, 8), (2, 3, 4))]  # fmt: skip
+POOL = [Tile(rows=r, num_warps=w) for r, w in itertools.product((8, 16, 32, 64), (2, 4, 8))]
+
+
+class Case:
+    """The tensors of one stem, and what float64 makes of them."""
+
+    def __init__(self, images: int, size: int, dtype: torch.dtype, last: bool, device: torch.device) -> None:
+        torch.manual_seed(0)
+        order = torch.channels_last if last else torch.contiguous_format
+        self.dtype, self.last, self.device = dtype, last, device
+        self.images = torch.randn(images, 3, size, size, device=device).contiguous(memory_format=order)
+        weight = (torch.randn(64, 3, 7, 7, device=device) / 12).to(dtype)
+        self.packed, self.weight = packed(weight), weight.contiguous(memory_format=order)
+        self.bias = torch.randn(64, device=device)
+        high = SIZES.convolved(size, 7)
+        self.framed = weight.new_empty(images, frame_of(high, SIZES, 7), across_of(high, SIZES, 7), 4)
+        self.convolved = weight.new_empty(images, high, high, 64)
+        self.out: Tensor = empty_result(*self.given)
+
+    @property
+    def given(self) -> tuple[Any, ...]:
+        return self.images, self.weight, self.packed, self.bias, SIZES, self.last
+
+    def exact(self) -> Tensor:
+        double = self.images[:4].to(self.dtype).double()
+        return usual(double, self.weight.double(), self.packed, self.bias.double(), SIZES, self.last)
+
+    def numbers(self) -> Any:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
+
+    def torchs(self) -> Tensor:
+        with self.numbers():
+            return usual(*self.given)
+
+    def ours(self) -> Tensor:
+        with self.numbers():
+            return stem(*self.given)
+
+    def parts(self) -> dict[str, tuple[Body, Any]]:
+        """Each kernel alone, on what the ones before it made; the last one's result is the stem's."""
+
+        def framing() -> Tensor:
+            launch_frame(self.images, self.framed, 3)
+            return self.out
+
+        def convolving(tile: Tile) -> Body:
+            def run() -> Tensor:
+                launch_convolve(self.framed, self.packed, self.convolved, 2, tile)
+                return self.out
+
+            return run
+
+        def pooling(tile: Tile) -> Body:
+            def run() -> Tensor:
+                launch_pool(self.convolved, self.bias, self.out, 3, 2, 1, self.last, tile)
+                return self.out
+
+            return run
+
+        found: dict[str, tuple[Body, Any]] = {"frame": (framing, None)}
+        for name, make, used, sweep in (
+            ("convolve", convolving, CONVOLVING, CONVOLVE),
+            ("pool", pooling, POOLING, POOL),
+        ):
+            for tile in dict.fromkeys([used, *sweep]):
+                cut = f"{name}, {tile.rows} rows, {tile.num_warps} warps, {tile.num_stages} stages"
+                found[cut + (", in use" if tile == used else "")] = (make(tile), asdict(tile))
+        return found
+
+
+def measure(case: Case, rounds: int, check: bool) -> list[dict[str, Any]]:
+    candidates: dict[str, tuple[Body, Any]] = {"torch": (case.torchs, None), "ours": (case.ours, None)}
+    exact = case.exact()
+    for body, _ in (found := case.parts()).values():
+        body()  # so that each has what it reads
+    found = measured(
+        candidates | found, lambda made: relative(made[:4], exact), case.device, rounds=rounds, check=check
+    )
+    for row in found:
+        if row["by"] in candidates and "failed" not in row:
+            row["host"] = host_microseconds(candidates[row["by"]][0], case.device)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--images", type=int, nargs="+", default=[64, 4])
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--check", action="store_true", help="compare values, and time nothing")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    found: dict[str, Any] = {
+        "format": "replearn-stem-1",
+        "script": "benchmarks/stem.py",
+        "hardware": hardware_of(device),
+        "versions": versions_of(),
+        "rows": [],
+    }
+    for images, dtype, last in itertools.product(options.images, (torch.float16, torch.float32), (False, True)):
+        about = {"images": images, "dtype": str(dtype).removeprefix("torch."), "channels_last": last}
+        print(f"\n{about}", flush=True)
+        with torch.inference_mode(), float32_products(tf32=True, benchmark=False):
+            rows = measure(Case(images, options.size, dtype, last, device), options.rounds, options.check)
+        found["rows"] += [about | row for row in rows]
+        for row in sorted(rows, key=lambda row: row.get("microseconds", 1e9)):
+            took = f"{row['microseconds']:8.1f} us" if "microseconds" in row else " " * 11
+            said = row.get("failed") or f"error {row['error']:.1e}"
+            print(f"{took}, host {row.get('host', 0):5.1f} us  {said}  {row['by']}", flush=True)
+        write_atomically(options.out, json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

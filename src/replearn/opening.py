@@ -1,0 +1,107 @@
+"""Join a convolutional network's first layers in a flat graph, where kernels of ours compute them.
+
+conv2d -> max pool -> bias -> ReLU, as `pool_first_` leaves a ResNet's stem.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .absorbing import held, uses
+from .flat_graph import FlatGraph
+from .flattening import argument, drop_unused_
+from .pooling import POOLS, is_convolution
+from .stem import can_be_cut, packed, stem
+
+ONE = (1, (1, 1), [1, 1], None)
+
+
+def open_with_kernels_(flat: FlatGraph) -> None:
+    """Put one operation in the place of such layers, in place; where they are others, nothing changes.
+
+    `pool_first_` and `note_values_` come first.
+    """
+    for relu in flat.graph.find_nodes(op="call_function", target=torch.relu_):
+        if write_(flat, relu):
+            drop_unused_(flat)
+            return
+
+
+@torch.no_grad()
+def write_(flat: FlatGraph, relu: fx.Node) -> bool:
+    pool: Any = relu.args[0]
+    added = pool.target == "add_" and pool.op == "call_method"
+    if added:
+        pool, bias = pool.args[0], held(flat, pool.args[1])
+    conv: Any = argument(pool, 0, "input") if pool.op in ("call_module", "call_function") else None
+    if not is_convolution(flat, conv) or len(conv.users) > 1 or len(pool.users) > 1:
+        return False
+    if not added:
+        bias = None if argument(conv, 2, "bias") is None else held(flat, argument(conv, 2, "bias"))
+    weight, sizes = held(flat, argument(conv, 1, "weight")), sizes_of(flat, conv, pool)
+    if weight is None or sizes is None or not fits(flat, conv, weight) or relu.meta.get("value") is None:
+        return False
+    if bias is None:
+        if added or argument(conv, 2, "bias") is not None:  # one that the model's code computes
+            return False
+        bias = weight.new_zeros(len(weight))
+    name = str(argument(conv, 1, "weight").target)
+    last = not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
+    with flat.graph.inserting_before(relu):
+        stored = [flat.graph.get_attr(name), kept(flat, f"{name}_packed", packed(weight))]
+        for node in stored:
+            node.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
+        given = argument(conv, 0, "input"), *stored, kept(flat, f"{name}_bias", bias.reshape(-1)), sizes, last
+        made = flat.graph.call_function(stem, given)
+    made.meta["value"] = relu.meta["value"]
+    relu.replace_all_uses_with(made)
+    flat.graph.erase_node(relu)
+    return True
+
+
+def fits(flat: FlatGraph, conv: fx.Node, weight: Tensor) -> bool:
+    """Is this a convolution of images that tiles of our kernels cover, with a weight that nobody else reads?"""
+    image = argument(conv, 0, "input").meta.get("value")
+    plain = argument(conv, 5, "dilation") in ONE and argument(conv, 6, "groups") in (None, 1)
+    alone = uses(flat, argument(conv, 1, "weight")) == 1
+    single = weight.dtype is torch.float32 and can_be_cut(weight)
+    return plain and alone and single and image is not None and image.dim() == 4
+
+
+def sizes_of(flat: FlatGraph, conv: fx.Node, pool: fx.Node) -> tuple[int, ...] | None:
+    """Strides and zeros of the two, where they are numbers and the same in both directions."""
+    found = [square(argument(conv, 3, "stride"), 1), square(argument(conv, 4, "padding"), 0)]
+    if pool.op == "call_module":
+        layer: Any = flat.get_submodule(str(pool.target))
+        if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices or layer.dilation not in ONE:
+            return None
+        found += [square(layer.kernel_size), square(layer.stride), square(layer.padding)]
+    else:
+        if pool.target not in POOLS or argument(pool, 5, "ceil_mode") or argument(pool, 6, "return_indices"):
+            return None
+        if argument(pool, 4, "dilation") not in ONE:
+            return None
+        window, step = argument(pool, 1, "kernel_size"), argument(pool, 2, "stride")
+        found += [square(window), square(step or window), square(argument(pool, 3, "padding"), 0)]
+    return None if any(size is None for size in found) else tuple(size for size in found if size is not None)
+
+
+def square(size: Any, default: int | None = None) -> int | None:
+    """One number for both directions, if that is what is given."""
+    if size is None:
+        return default
+    if isinstance(size, int):
+        return size
+    same = isinstance(size, (tuple, list)) and len(set(size)) == 1 and isinstance(size[0], int)
+    return size[0] if same else None
+
+
+def kept(flat: FlatGraph, name: str, tensor: Tensor) -> fx.Node:
+    while hasattr(flat, name):
+        name += "_"
+    trained = any(parameter.requires_grad for parameter in flat.parameters())
+    flat.register_parameter(name, nn.Parameter(tensor.detach().clone().contiguous(), requires_grad=trained))
+    return flat.graph.get_attr(name)

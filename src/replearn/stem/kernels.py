@@ -1,0 +1,143 @@
+"""The Triton kernels of a stem, and their launches: frame the images, convolve them, pool.
+
+A frame of zeros makes every window whole, and a fourth number beside a pixel's colours makes a line of a window
+one run of memory, 7 pixels of it and one more: a row of an operand, read 16 bytes at a time with nothing to ask.
+A window's lines are as many products, one after another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..narrow.kernels import on_device_of
+from .tiles import Tile
+
+jit: Any = triton.jit
+COLOURS = 4  # numbers of a framed pixel
+
+
+@jit(do_not_specialize=["pixels"])
+def frame_kernel(
+    images, out, pixels, down, across, height, width, margin,
+    image_stride, channel_stride, y_stride, x_stride,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    kind: tl.constexpr = out.dtype.element_ty
+    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    x = place % across - margin
+    y = place // across % down - margin
+    seen = (place < pixels) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    pixel = images + place // (across * down) * image_stride + y * y_stride + x * x_stride
+    zero = tl.zeros((PIXELS,), kind)
+    one, two, three, four = zero, zero, zero, zero
+    one = tl.load(pixel, mask=seen, other=0.0).to(kind)
+    if CHANNELS > 1:
+        two = tl.load(pixel + channel_stride, mask=seen, other=0.0).to(kind)
+    if CHANNELS > 2:
+        three = tl.load(pixel + 2 * channel_stride, mask=seen, other=0.0).to(kind)
+    if CHANNELS > 3:
+        four = tl.load(pixel + 3 * channel_stride, mask=seen, other=0.0).to(kind)
+    # side by side in memory, and so in a thread
+    made = tl.join(tl.join(one, three), tl.join(two, four))
+    half = tl.arange(0, 2)
+    at = 4 * place[:, None, None] + 2 * half[None, :, None] + half[None, None, :]
+    tl.store(out + at, made, mask=place[:, None, None] < pixels)
+
+
+@jit(do_not_specialize=["rows"])
+def convolve_kernel(
+    framed, weight, out, rows, down, across, high, wide, channels,
+    SIDE: tl.constexpr, RUN: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    tiles = channels // COLUMNS
+    place = tl.program_id(0)
+    row = (place // tiles) * ROWS + tl.arange(0, ROWS)
+    column = (place % tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, RUN)
+    known = row[:, None] < rows
+    line = (row // (wide * high)) * down + (row // wide % high) * STRIDE
+    left = framed + (line * (4 * across) + row % wide * (4 * STRIDE))[:, None] + k[None, :]
+    right = weight + column[None, :] * (SIDE * RUN) + k[:, None]
+    made = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for number in range(SIDE):
+        seen = tl.load(left + number * (4 * across), mask=known, other=0.0)
+        made = tl.dot(seen, tl.load(right + number * RUN), made, input_precision=PRECISION)
+    tl.store(out + row[:, None] * channels + column[None, :], made.to(out.dtype.element_ty), mask=known)
+
+
+@jit(do_not_specialize=["rows"])
+def pool_kernel(
+    x, bias, out, rows, high, wide, down, across, channels,
+    WINDOW: tl.constexpr, STEP: tl.constexpr, MARGIN: tl.constexpr, LAST: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    tiles = channels // COLUMNS
+    place = tl.program_id(0)
+    row = (place // tiles) * ROWS + tl.arange(0, ROWS)
+    column = (place % tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    known = row < rows
+    area = down * across
+    left = row % across * STEP - MARGIN
+    top = row // across % down * STEP - MARGIN
+    image = row // area
+    best = tl.full((ROWS, COLUMNS), -float("inf"), tl.float32)
+    for dy in tl.static_range(WINDOW):
+        for dx in tl.static_range(WINDOW):
+            y = top + dy
+            seen = known & (y >= 0) & (y < high) & (left + dx >= 0) & (left + dx < wide)
+            at = ((image * high + y) * wide + left + dx)[:, None] * channels + column[None, :]
+            value = tl.load(x + at, mask=seen[:, None], other=-float("inf")).to(tl.float32)
+            best = tl.where((value > best) | (value != value), value, best)  # a NaN stays
+    made = best + tl.load(bias + column).to(tl.float32)[None, :]
+    made = tl.where(made < 0, 0.0, made).to(out.dtype.element_ty)
+    if LAST:
+        to = row[:, None] * channels + column[None, :]
+    else:
+        to = (image * channels * area + row % area)[:, None] + column[None, :] * area
+    tl.store(out + to, made, mask=known[:, None])
+
+
+def launch_frame(images: Tensor, out: Tensor, margin: int) -> None:
+    """Images in a frame of zeros, `margin` wide above and on the left; `out` is (images, down, across, 4)."""
+    pixels = out.numel() // COLOURS
+    with on_device_of(images):
+        frame_kernel[(triton.cdiv(pixels, 256),)](
+            images, out, pixels, out.shape[1], out.shape[2], images.shape[2], images.shape[3], margin,
+            *images.stride(), images.shape[1], 256, num_warps=4,
+        )  # fmt: skip
+
+
+def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, tile: Tile) -> None:
+    """The convolution of framed images; `out` is (images, high, wide, channels)."""
+    channels, side, run = weight.shape
+    rows, columns = out.numel() // channels, columns_of(channels)
+    grid = (triton.cdiv(rows, tile.rows) * (channels // columns),)
+    with on_device_of(framed):
+        convolve_kernel[grid](
+            framed, weight, out, rows, framed.shape[1], framed.shape[2], *out.shape[1:],
+            side, run, stride, "tf32" if weight.element_size() == 4 else "ieee", tile.rows, columns,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+
+
+def launch_pool(
+    x: Tensor, bias: Tensor, out: Tensor, window: int, step: int, margin: int, last: bool, tile: Tile
+) -> None:
+    """relu(maxpool(x) + bias) of (images, high, wide, channels); `out` is such an image by torch's shape."""
+    channels, down, across = out.shape[1:]
+    rows, columns = out.numel() // channels, columns_of(channels)
+    grid = (triton.cdiv(rows, tile.rows) * (channels // columns),)
+    with on_device_of(x):
+        pool_kernel[grid](
+            x, bias, out, rows, x.shape[1], x.shape[2], down, across, channels,
+            window, step, margin, last, tile.rows, columns, num_warps=tile.num_warps,
+        )  # fmt: skip
+
+
+def columns_of(channels: int) -> int:
+    return next(columns for columns in (64, 32, 16) if channels % columns == 0)

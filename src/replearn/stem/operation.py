@@ -1,0 +1,184 @@
+"""A stem as a torch operation: what it computes, shapes alone, and which tensors fit.
+
+    y = relu(maxpool(W * images) + b)
+
+as a flat graph has a ResNet's first layers. torch rounds the images, convolves them (cuDNN's kernels are made for
+more channels than colours are), pools and notes where each maximum lay, adds the bias, and takes the ReLU. Our
+kernels are for half precision, and for float32 where its convolutions are in TF32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from ..narrow.operation import computed_dtype, kernels_run_on
+from ..patches.operation import reach
+from ..precision import convolves_in_tf32
+from ..residual.operation import is_bare, may_launch, wants_gradient
+from .tiles import CONVOLVING, POOLING
+
+COLOURS = 4  # numbers of a framed pixel
+MANY = 2**15  # pixels of a convolution's result from which on three launches pay: three images of 224 x 224
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
+_library.define("stem(Tensor images, Tensor weight, Tensor packed, Tensor bias, int[] sizes, bool last) -> Tensor")
+
+
+class Sizes(NamedTuple):
+    """Strides and zeros around, of the convolution and of the pool, which all are the same in both directions."""
+
+    stride: int
+    padding: int
+    window: int
+    step: int
+    margin: int
+
+    def convolved(self, length: int, side: int) -> int:
+        return (length + 2 * self.padding - side) // self.stride + 1
+
+    def pooled(self, length: int) -> int:
+        return (length + 2 * self.margin - self.window) // self.step + 1
+
+
+def stem(
+    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
+) -> Tensor:
+    """relu(maxpool(conv(images, weight)) + bias), in channels_last order if `last`: by our kernels, or by torch.
+
+    `packed` is the weight as the kernels read it. They know no gradients: where one is wanted, or a program is
+    exported, torch computes the same; so it does a few images, where launches cost more than arithmetic.
+
+    >>> weight = torch.ones(16, 3, 3, 3)
+    >>> stem(torch.ones(1, 3, 8, 8), weight, packed(weight), torch.zeros(16), (2, 1, 3, 2, 1), False)[0, 0]
+    tensor([[27., 27.],
+            [27., 27.]])
+    """
+    given = images, weight, packed, bias, sizes, last
+    made: Tensor
+    if has_torch_function_unary(images):  # as in residual_linear
+        made = handle_torch_function(stem, (images,), *given)
+        return made
+    if torch.compiler.is_compiling():
+        taken = not torch.compiler.is_exporting() and fits(*given)
+    else:
+        taken = may_launch() and fits(*given) and in_these_numbers(weight)
+    if not taken:
+        return usual(*given)
+    bare = not torch.compiler.is_compiling() and is_bare(images)
+    made = (compute if bare else torch.ops.replearn.stem.default)(*given)
+    return made
+
+
+def usual(
+    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
+) -> Tensor:
+    stride, padding, window, step, margin = sizes
+    made = F.max_pool2d(F.conv2d(images, weight, None, stride, padding), window, step, margin)
+    return made.add_(bias.view(-1, 1, 1)).relu_()  # in place: a bias in float32 does not widen half precision
+
+
+def packed(weight: Tensor) -> Tensor:
+    """(channels, colours, side, side) as (channels, side, run): lines of a window as framed images have them."""
+    channels, colours, side, _ = weight.shape
+    spread = weight.new_zeros(channels, side, span(side), COLOURS)
+    spread[:, :, :side, :colours] = weight.permute(0, 2, 3, 1)
+    return spread.flatten(2)
+
+
+def span(side: int) -> int:
+    """How many pixels of a line are read: a power of two."""
+    return 1 << (side - 1).bit_length()
+
+
+def fits(images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> bool:
+    """Whether our kernels compute this, here and now."""
+    if not kernels_run_on(images.device) or images.dim() != 4 or wants_gradient(images, weight, packed, bias):
+        return False
+    kind, by, side = weight.dtype, Sizes(*sizes), weight.shape[2]
+    high, wide = (by.convolved(length, side) for length in images.shape[2:])
+    framed = len(images) * frame_of(high, by, side) * across_of(wide, by, side) * COLOURS
+    return (
+        images.shape[1] == weight.shape[1]
+        and can_be_cut(weight)
+        and kind in _DTYPES
+        and computed_dtype(images) is kind
+        and images.dtype in (torch.float32, kind)
+        and packed.dtype is kind
+        and images.device == weight.device == packed.device == bias.device
+        and min(by.pooled(high), by.pooled(wide)) > 0
+        and len(images) * high * wide >= MANY
+        # offsets are 32-bit numbers
+        and max(framed, len(images) * high * wide * len(weight), reach(images)) < 2**31
+        and packed.is_contiguous()
+        and bias.is_contiguous()
+        and 0 not in images.stride()  # what is expanded may be larger than its memory: nothing to gain
+    )
+
+
+def in_these_numbers(weight: Tensor) -> bool:
+    """Whether float32 may be rounded on its way into a product, as the kernel does."""
+    return weight.dtype is not torch.float32 or convolves_in_tf32()
+
+
+def can_be_cut(weight: Tensor) -> bool:
+    """Whether tiles of our kernels cover this convolution of images."""
+    channels, colours, side, across = weight.shape
+    return colours <= COLOURS and side == across and 3 <= side <= 16 and channels % 16 == 0
+
+
+def frame_of(high: int, by: Sizes, side: int) -> int:
+    """How many lines of a framed image all windows take."""
+    return (high - 1) * by.stride + side
+
+
+def across_of(wide: int, by: Sizes, side: int) -> int:
+    """How many pixels of such a line, up to a multiple of 16, so that each begins where 16 bytes do."""
+    return -(-((wide - 1) * by.stride + span(side)) // 16) * 16
+
+
+@torch.library.impl(_library, "stem", "CUDA")
+@torch.library.impl(_library, "stem", "CPU")  # in Triton's interpreter, for tests
+def compute(
+    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
+) -> Tensor:
+    from .kernels import launch_convolve, launch_frame, launch_pool
+
+    out: Tensor = empty_result(images, weight, packed, bias, sizes, last)
+    if not in_these_numbers(weight):  # in code that was compiled before this was asked for
+        return out.copy_(usual(images, weight, packed, bias, sizes, last))
+    by, side = Sizes(*sizes), weight.shape[2]
+    high, wide = (by.convolved(length, side) for length in images.shape[2:])
+    framed = weight.new_empty(len(images), frame_of(high, by, side), across_of(wide, by, side), COLOURS)
+    launch_frame(images, framed, by.padding)
+    convolved = weight.new_empty(len(images), high, wide, len(weight))
+    launch_convolve(framed, packed, convolved, by.stride, CONVOLVING)
+    launch_pool(convolved, bias, out, by.window, by.step, by.margin, last, POOLING)
+    return out
+
+
+@torch.library.register_fake("replearn::stem", lib=_library)  # type: ignore[untyped-decorator]
+def empty_result(
+    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
+) -> Tensor:
+    by, side = Sizes(*sizes), weight.shape[2]
+    down, across = (by.pooled(by.convolved(length, side)) for length in images.shape[2:])
+    order = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(
+        (images.shape[0], weight.shape[0], down, across),
+        dtype=weight.dtype,
+        device=weight.device,
+        memory_format=order,
+    )
+
+
+def flops_of(
+    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
+) -> int:
+    """Two for a multiply and add, as torch counts."""
+    high, wide = (Sizes(*sizes).convolved(length, weight.shape[2]) for length in images.shape[2:])
+    return 2 * len(images) * high * wide * weight.numel()

@@ -1,0 +1,237 @@
+"""A ResNet's stem in kernels of our own, against torch's own operations."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from interpreting import HERE, interpret, runs_kernels
+from test_narrow_convolutions import distance, needs_gpu
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import replearn
+from replearn.bench.inference_counts import count
+from replearn.precision import float32_products
+from replearn.stem import operation, packed, stem
+
+SIZES = (2, 3, 3, 2, 1)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operation, "MANY", 1)
+
+
+def layers(
+    colours: int = 3,
+    side: int = 7,
+    channels: int = 64,
+    size: tuple[int, int] = (18, 22),
+    dtype: Any = torch.float16,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    images = torch.randn(2, colours, *size, device=HERE)
+    weight = (torch.randn(channels, colours, side, side, device=HERE) / side).to(dtype)
+    return images, weight, packed(weight), torch.randn(channels, device=HERE)
+
+
+def exactly(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    given = images.to(weight.dtype).double(), weight.double(), weight, bias.double()
+    return operation.usual(*given, sizes, False)
+
+
+@runs_kernels
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("colours", "side", "channels", "size", "sizes"),
+    [
+        (3, 7, 64, (18, 22), SIZES),
+        (3, 3, 32, (12, 13), (2, 1, 3, 2, 1)),
+        (1, 5, 16, (9, 9), (1, 2, 2, 2, 0)),
+        (4, 4, 48, (17, 16), (3, 0, 3, 3, 1)),
+        (2, 9, 128, (20, 11), (2, 4, 3, 2, 1)),
+    ],
+)
+def test_a_stem_is_that_of_exact_arithmetic(
+    colours: int, side: int, channels: int, size: tuple[int, int], sizes: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    images, weight, flat, bias = layers(colours, side, channels, size, dtype)
+    exact = exactly(images, weight, bias, sizes)
+    for last in (False, True):
+        for given in (images, images.contiguous(memory_format=torch.channels_last), images[:1]):
+            with torch.autocast(HERE, torch.float16, enabled=dtype is torch.float16):
+                assert operation.fits(given, weight, flat, bias, sizes, last)
+                found = stem(given, weight, flat, bias, sizes, last)
+            assert found.dtype is dtype
+            assert found.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+            allowed = 4e-4 if dtype is torch.float16 or HERE == "cuda" else 1e-6  # a GPU rounds float32 to TF32
+            assert distance(found, exact[: len(given)]) < allowed
+
+
+@runs_kernels
+@torch.no_grad()
+def test_a_nan_stays() -> None:
+    images, weight, flat, bias = layers()
+    images[0, 1, 9, 9] = float("nan")
+    with torch.autocast(HERE, torch.float16):
+        found, usual = (f(images, weight, flat, bias, SIZES, False) for f in (stem, operation.usual))
+    assert found.isnan().any()
+    assert torch.equal(found.isnan(), usual.isnan())
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    "change", ["gradient", "no autocast", "expanded", "colours", "double", "few", "empty", "far apart"]
+)
+def test_the_kernels_are_not_given_what_they_would_misread(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, weight, flat, bias = layers()
+    with FakeTensorMode():
+        far = torch.empty(2 * 2**21 + 1, 3, 18, 22, device=HERE)[:: 2**21]
+    if change == "few":
+        monkeypatch.setattr(operation, "MANY", 1000)
+    given = {
+        "gradient": lambda: (images, weight.requires_grad_()),
+        "expanded": lambda: (images[:1].expand(2, -1, -1, -1), weight),
+        "colours": lambda: (images[:, :1], weight),
+        "double": lambda: (images.double(), weight),
+        "empty": lambda: (images[:0], weight),
+        "far apart": lambda: (far, weight),
+    }.get(change, lambda: (images, weight))()
+    with torch.autocast(HERE, torch.float16, enabled=change != "no autocast"):
+        assert not operation.fits(*given, flat, bias, SIZES, False)
+
+
+@runs_kernels
+@torch.no_grad()
+def test_float32_is_rounded_only_where_its_convolutions_are() -> None:
+    images, weight, flat, bias = layers(dtype=torch.float32)
+    launched: list[str] = []
+    for tf32 in (True, False):
+        with float32_products(tf32=tf32), torch.profiler.profile() as profiled:
+            found = stem(images, weight, flat, bias, SIZES, True)
+            compiled = torch.ops.replearn.stem(images, weight, flat, bias, SIZES, True)
+        launched.append("in torch" if any(e.name == "aten::conv2d" for e in profiled.events()) else "in kernels")
+        assert distance(found, exactly(images, weight, bias, SIZES)) < 1e-3
+        assert compiled.is_contiguous(memory_format=torch.channels_last)
+        assert distance(compiled, found) < 1e-3
+    assert launched == ["in kernels", "in torch"]
+
+
+class Small(nn.Module):
+    """A stem as torchvision and timm write it, and a head."""
+
+    def __init__(self, pool: nn.Module | None = None, **conv: Any) -> None:
+        super().__init__()
+        setting: dict[str, Any] = {"kernel_size": 7, "stride": 2, "padding": 3, "bias": False} | conv
+        self.conv1 = nn.Conv2d(3, 32, **setting)
+        self.bn1 = nn.BatchNorm2d(32)
+        self.maxpool = pool or nn.MaxPool2d(3, 2, 1)
+        self.fc = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
+        return self.fc(y.mean((2, 3)))
+
+
+def small(**changes: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = Small(**changes)
+    model(torch.randn(8, 3, 20, 20))
+    return model.to(HERE).eval()
+
+
+def stems(form: Any) -> int:
+    flat = form.model if hasattr(form, "model") else form
+    return sum(node.target is stem for node in flat.graph.nodes)
+
+
+@runs_kernels
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_a_network_begins_with_one_operation(dtype: torch.dtype | None, last: bool) -> None:
+    model, x = small(), torch.randn(2, 3, 20, 24, device=HERE)
+    form: Any = replearn.streamline(model, x, flatten=True, dtype=dtype, channels_last=last)
+    assert stems(form) == 1
+    plain = replearn.streamline(model, x, flatten=True)
+    with torch.no_grad():
+        exact = model(x)
+        for given in (x, x[:1], x.contiguous(memory_format=torch.channels_last)):
+            assert distance(form(given).float(), exact[: len(given)]) < 5e-3
+        again = pickle.loads(pickle.dumps(copy.deepcopy(form)))
+        assert torch.equal(again(x), form(x))
+    form(x).float().sum().backward()
+    held = form.model if dtype is not None else form
+    weights = {held.get_parameter(name).dtype for name in ("conv1_weight", "conv1_weight_packed")}
+    assert weights == {dtype or torch.float32}
+    assert count(form, x).flops == count(plain, x).flops
+    with torch.no_grad():
+        program = torch.export.export(held, (x,))  # which is to run without this package
+    assert not any("replearn" in str(node.target) for node in program.graph.nodes)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool": nn.MaxPool2d(3, 2, 1, ceil_mode=True)}, {"pool": nn.MaxPool2d((3, 2), 2, 1)},
+        {"pool": nn.AvgPool2d(3, 2, 1)}, {"kernel_size": 17, "padding": 8}, {"padding": "same", "stride": 1},
+        {"stride": (2, 1)}, {"dilation": 2, "padding": 6},
+    ],
+    ids=["ceil", "oblong", "average", "large", "same", "two strides", "dilation"],
+)  # fmt: skip
+def test_another_stem_stays(changes: dict[str, Any]) -> None:
+    model, x = small(**changes), torch.randn(2, 3, 20, 24, device=HERE)
+    form: Any = replearn.streamline(model, x, flatten=True, dtype=torch.float16)
+    assert stems(form) == 0
+    with torch.no_grad():
+        assert distance(form(x).float(), model(x)) < 5e-3
+
+
+@runs_kernels
+def test_compiled_code_calls_it() -> None:
+    model, x = small(), torch.randn(2, 3, 20, 24, device=HERE)
+    form: Any = replearn.streamline(model, x, flatten=True)
+    called: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(form, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        assert distance(compiled(x), model(x)) < 1e-3
+    assert any("replearn" in name for name in called)
+
+
+def test_what_the_kernels_do_not_take_torch_computes() -> None:
+    images, weight, flat, bias = layers(dtype=torch.float32)
+    leaf = bias.clone().requires_grad_()
+    made = stem(images, weight, flat, leaf, SIZES, False)
+    assert distance(made, exactly(images, weight, bias, SIZES)) < 1e-3
+    made.sum().backward()
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad, (made > 0).sum((0, 2, 3)).to(leaf.grad))
+
+
+@needs_gpu
+@pytest.mark.cuda
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("last", [False, True])
+def test_real_sizes_agree(dtype: torch.dtype, last: bool) -> None:
+    images, weight, flat, bias = layers(size=(224, 224), dtype=dtype)
+    images = torch.randn(32, 3, 224, 224, device=HERE)
+    with torch.autocast(HERE, dtype, enabled=dtype is not torch.float32):
+        found = stem(images, weight, flat, bias, SIZES, last)
+    allowed = {torch.float16: 4e-4, torch.bfloat16: 3e-3, torch.float32: 4e-4}[dtype]
+    assert distance(found, exactly(images, weight, bias, SIZES)) < allowed
+
+
+def test_the_kernels_in_the_interpreter() -> None:
+    interpret(__file__, "exact_arithmetic or nan or misread or rounded or begins or stays or calls")
