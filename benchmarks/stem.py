@@ -23,9 +23,9 @@ from residual_linear import host_microseconds
 from torch import Tensor
 
 from replearn.precision import float32_products
-from replearn.stem import packed, stem
+from replearn.stem import stem
 from replearn.stem.kernels import launch_convolve, launch_frame, launch_pool
-from replearn.stem.operation import Sizes, across_of, empty_result, frame_of, usual
+from replearn.stem.operation import COLOURS, Sizes, across_of, empty_result, frame_of, span, usual
 from replearn.stem.tiles import CONVOLVING, POOLING, Tile
 from replearn.training.results import hardware_of, versions_of, write_atomically
 
@@ -44,7 +44,8 @@ class Case:
         self.dtype, self.last, self.device = dtype, last, device
         self.images = torch.randn(images, 3, size, size, device=device).contiguous(memory_format=order)
         weight = (torch.randn(64, 3, 7, 7, device=device) / 12).to(dtype)
-        self.packed, self.weight = packed(weight), weight.contiguous(memory_format=order)
+        self.weight = weight.contiguous(memory_format=order)
+        self.packed = weight.new_empty(64, 7, span(7) * COLOURS)
         self.bias = torch.randn(64, device=device)
         high = SIZES.convolved(size, 7)
         self.framed = weight.new_empty(images, frame_of(high, SIZES, 7), across_of(high, SIZES, 7), 4)
@@ -53,11 +54,11 @@ class Case:
 
     @property
     def given(self) -> tuple[Any, ...]:
-        return self.images, self.weight, self.packed, self.bias, SIZES, self.last
+        return self.images, self.weight, self.bias, SIZES, self.last
 
     def exact(self) -> Tensor:
         double = self.images[:4].to(self.dtype).double()
-        return usual(double, self.weight.double(), self.packed, self.bias.double(), SIZES, self.last)
+        return usual(double, self.weight.double(), self.bias.double(), SIZES, self.last)
 
     def numbers(self) -> Any:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
@@ -68,13 +69,13 @@ class Case:
 
     def ours(self) -> Tensor:
         with self.numbers():
-            return stem(*self.given)
+            return stem(*self.given, 1)
 
     def parts(self) -> dict[str, tuple[Body, Any]]:
         """Each kernel alone, on what the ones before it made; the last one's result is the stem's."""
 
         def framing() -> Tensor:
-            launch_frame(self.images, self.framed, 3)
+            launch_frame(self.images, self.weight, self.framed, self.packed, 3)
             return self.out
 
         def convolving(tile: Tile) -> Body:

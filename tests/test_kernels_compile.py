@@ -133,8 +133,9 @@ def expansion() -> None:
 
 def first_layers(dtype: torch.dtype, last: bool) -> None:
     framed, convolved = of(64, 229, 240, 4, dtype=dtype), of(64, 112, 112, 64, dtype=dtype)
-    stem.launch_frame(of(64, 3, 224, 224, dtype=SINGLE, last=last), framed, 3)
-    stem.launch_convolve(framed, of(64, 7, 32, dtype=dtype), convolved, 2, CONVOLVING)
+    images, packed = of(64, 3, 224, 224, dtype=SINGLE, last=last), of(64, 7, 32, dtype=dtype)
+    stem.launch_frame(images, of(64, 3, 7, 7, dtype=dtype, last=last), framed, packed, 3)
+    stem.launch_convolve(framed, packed, convolved, 2, CONVOLVING)
     out = of(64, 64, 56, 56, dtype=dtype, last=last)
     stem.launch_pool(convolved, of(64, dtype=SINGLE), out, 3, 2, 1, last, POOLING)
 

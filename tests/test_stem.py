@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import replearn
+from replearn import opening, pooling
 from replearn.bench.inference_counts import count
 from replearn.precision import float32_products
-from replearn.stem import operation, packed, stem
+from replearn.stem import operation, stem
 
 SIZES = (2, 3, 3, 2, 1)
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operation, "MANY", 1)
+    monkeypatch.setattr(opening, "MANY", 1)
 
 
 def layers(
@@ -32,15 +33,15 @@ def layers(
     channels: int = 64,
     size: tuple[int, int] = (18, 22),
     dtype: Any = torch.float16,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
     images = torch.randn(2, colours, *size, device=HERE)
     weight = (torch.randn(channels, colours, side, side, device=HERE) / side).to(dtype)
-    return images, weight, packed(weight), torch.randn(channels, device=HERE)
+    return images, weight, torch.randn(channels, device=HERE)
 
 
 def exactly(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    given = images.to(weight.dtype).double(), weight.double(), weight, bias.double()
+    given = images.to(weight.dtype).double(), weight.double(), bias.double()
     return operation.usual(*given, sizes, False)
 
 
@@ -54,32 +55,32 @@ def exactly(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]
         (3, 3, 32, (12, 13), (2, 1, 3, 2, 1)),
         (1, 5, 16, (9, 9), (1, 2, 2, 2, 0)),
         (4, 4, 48, (17, 16), (3, 0, 3, 3, 1)),
-        (2, 9, 128, (20, 11), (2, 4, 3, 2, 1)),
+        (2, 9, 128, (12, 7), (2, 4, 3, 2, 1)),
     ],
 )
 def test_a_stem_is_that_of_exact_arithmetic(
     colours: int, side: int, channels: int, size: tuple[int, int], sizes: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    images, weight, flat, bias = layers(colours, side, channels, size, dtype)
+    images, weight, bias = layers(colours, side, channels, size, dtype)
     exact = exactly(images, weight, bias, sizes)
     for last in (False, True):
         for given in (images, images.contiguous(memory_format=torch.channels_last), images[:1]):
             with torch.autocast(HERE, torch.float16, enabled=dtype is torch.float16):
-                assert operation.fits(given, weight, flat, bias, sizes, last)
-                found = stem(given, weight, flat, bias, sizes, last)
+                assert operation.fits(given, weight, bias, sizes, last, 1)
+                found = stem(given, weight, bias, sizes, last, 1)
             assert found.dtype is dtype
             assert found.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-            allowed = 4e-4 if dtype is torch.float16 or HERE == "cuda" else 1e-6  # a GPU rounds float32 to TF32
-            assert distance(found, exact[: len(given)]) < allowed
+            assert distance(found, exact[: len(given)]) < 4e-4  # float32 is rounded to TF32
 
 
 @runs_kernels
 @torch.no_grad()
 def test_a_nan_stays() -> None:
-    images, weight, flat, bias = layers()
+    images, weight, bias = layers()
     images[0, 1, 9, 9] = float("nan")
     with torch.autocast(HERE, torch.float16):
-        found, usual = (f(images, weight, flat, bias, SIZES, False) for f in (stem, operation.usual))
+        found = stem(images, weight, bias, SIZES, False, 1)
+        usual = operation.usual(images, weight, bias, SIZES, False)
     assert found.isnan().any()
     assert torch.equal(found.isnan(), usual.isnan())
 
@@ -88,12 +89,10 @@ def test_a_nan_stays() -> None:
 @pytest.mark.parametrize(
     "change", ["gradient", "no autocast", "expanded", "colours", "double", "few", "empty", "far apart"]
 )
-def test_the_kernels_are_not_given_what_they_would_misread(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, weight, flat, bias = layers()
+def test_the_kernels_are_not_given_what_they_would_misread(change: str) -> None:
+    images, weight, bias = layers()
     with FakeTensorMode():
         far = torch.empty(2 * 2**21 + 1, 3, 18, 22, device=HERE)[:: 2**21]
-    if change == "few":
-        monkeypatch.setattr(operation, "MANY", 1000)
     given = {
         "gradient": lambda: (images, weight.requires_grad_()),
         "expanded": lambda: (images[:1].expand(2, -1, -1, -1), weight),
@@ -103,18 +102,18 @@ def test_the_kernels_are_not_given_what_they_would_misread(change: str, monkeypa
         "far apart": lambda: (far, weight),
     }.get(change, lambda: (images, weight))()
     with torch.autocast(HERE, torch.float16, enabled=change != "no autocast"):
-        assert not operation.fits(*given, flat, bias, SIZES, False)
+        assert not operation.fits(*given, bias, SIZES, False, 1000 if change == "few" else 1)
 
 
 @runs_kernels
 @torch.no_grad()
 def test_float32_is_rounded_only_where_its_convolutions_are() -> None:
-    images, weight, flat, bias = layers(dtype=torch.float32)
+    images, weight, bias = layers(dtype=torch.float32)
     launched: list[str] = []
     for tf32 in (True, False):
         with float32_products(tf32=tf32), torch.profiler.profile() as profiled:
-            found = stem(images, weight, flat, bias, SIZES, True)
-            compiled = torch.ops.replearn.stem(images, weight, flat, bias, SIZES, True)
+            found = stem(images, weight, bias, SIZES, True, 1)
+            compiled = torch.ops.replearn.stem(images, weight, bias, SIZES, True)
         launched.append("in torch" if any(e.name == "aten::conv2d" for e in profiled.events()) else "in kernels")
         assert distance(found, exactly(images, weight, bias, SIZES)) < 1e-3
         assert compiled.is_contiguous(memory_format=torch.channels_last)
@@ -151,12 +150,21 @@ def stems(form: Any) -> int:
 
 
 @runs_kernels
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("dtype", [None, torch.float16])
-def test_a_network_begins_with_one_operation(dtype: torch.dtype | None, last: bool) -> None:
+@pytest.mark.parametrize(
+    ("apart", "dtype", "last"),
+    [(False, None, True), (True, None, False), (False, torch.float16, False), (True, torch.float16, True)],
+)
+def test_a_network_begins_with_one_operation(
+    apart: bool, dtype: torch.dtype | None, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        pooling, "launches_biases", lambda device: apart
+    )  # on a GPU they are launches of their own
     model, x = small(), torch.randn(2, 3, 20, 24, device=HERE)
     form: Any = replearn.streamline(model, x, flatten=True, dtype=dtype, channels_last=last)
-    assert stems(form) == 1
+    held = form.model if dtype is not None else form
+    called = [node.target for node in held.graph.nodes if node.op.startswith("call")]
+    assert called == [stem, "mean", nn.functional.linear]  # and nothing is left of what it stands for
     plain = replearn.streamline(model, x, flatten=True)
     with torch.no_grad():
         exact = model(x)
@@ -165,9 +173,7 @@ def test_a_network_begins_with_one_operation(dtype: torch.dtype | None, last: bo
         again = pickle.loads(pickle.dumps(copy.deepcopy(form)))
         assert torch.equal(again(x), form(x))
     form(x).float().sum().backward()
-    held = form.model if dtype is not None else form
-    weights = {held.get_parameter(name).dtype for name in ("conv1_weight", "conv1_weight_packed")}
-    assert weights == {dtype or torch.float32}
+    assert held.conv1_weight.dtype is (dtype or torch.float32)
     assert count(form, x).flops == count(plain, x).flops
     with torch.no_grad():
         program = torch.export.export(held, (x,))  # which is to run without this package
@@ -193,6 +199,17 @@ def test_another_stem_stays(changes: dict[str, Any]) -> None:
 
 
 @runs_kernels
+@torch.no_grad()
+def test_a_weight_that_changes_is_followed() -> None:
+    model, x = small(), torch.randn(2, 3, 20, 24, device=HERE)
+    form: Any = replearn.streamline(model, x, flatten=True)
+    before = stem(x, form.conv1_weight, form.conv1_weight_bias, SIZES, False, 1)
+    form.conv1_weight.mul_(2)
+    form.conv1_weight_bias.mul_(2)
+    assert torch.equal(stem(x, form.conv1_weight, form.conv1_weight_bias, SIZES, False, 1), 2 * before)
+
+
+@runs_kernels
 def test_compiled_code_calls_it() -> None:
     model, x = small(), torch.randn(2, 3, 20, 24, device=HERE)
     form: Any = replearn.streamline(model, x, flatten=True)
@@ -210,9 +227,9 @@ def test_compiled_code_calls_it() -> None:
 
 
 def test_what_the_kernels_do_not_take_torch_computes() -> None:
-    images, weight, flat, bias = layers(dtype=torch.float32)
+    images, weight, bias = layers(dtype=torch.float32)
     leaf = bias.clone().requires_grad_()
-    made = stem(images, weight, flat, leaf, SIZES, False)
+    made = stem(images, weight, leaf, SIZES, False, 1)
     assert distance(made, exactly(images, weight, bias, SIZES)) < 1e-3
     made.sum().backward()
     assert leaf.grad is not None
@@ -225,13 +242,13 @@ def test_what_the_kernels_do_not_take_torch_computes() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("last", [False, True])
 def test_real_sizes_agree(dtype: torch.dtype, last: bool) -> None:
-    images, weight, flat, bias = layers(size=(224, 224), dtype=dtype)
+    images, weight, bias = layers(size=(224, 224), dtype=dtype)
     images = torch.randn(32, 3, 224, 224, device=HERE)
     with torch.autocast(HERE, dtype, enabled=dtype is not torch.float32):
-        found = stem(images, weight, flat, bias, SIZES, last)
+        found = stem(images, weight, bias, SIZES, last)
     allowed = {torch.float16: 4e-4, torch.bfloat16: 3e-3, torch.float32: 4e-4}[dtype]
     assert distance(found, exactly(images, weight, bias, SIZES)) < allowed
 
 
 def test_the_kernels_in_the_interpreter() -> None:
-    interpret(__file__, "exact_arithmetic or nan or misread or rounded or begins or stays or calls")
+    interpret(__file__, "exact_arithmetic or nan or misread or rounded or begins or stays or followed or calls")

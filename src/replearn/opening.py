@@ -14,30 +14,32 @@ from .absorbing import held, uses
 from .flat_graph import FlatGraph
 from .flattening import argument, drop_unused_
 from .pooling import POOLS, is_convolution
-from .stem import can_be_cut, packed, stem
+from .stem import FEW, MANY, can_be_cut, stem
 
 ONE = (1, (1, 1), [1, 1], None)
 
 
-def open_with_kernels_(flat: FlatGraph) -> None:
+def open_with_kernels_(flat: FlatGraph, *, few: bool) -> None:
     """Put one operation in the place of such layers, in place; where they are others, nothing changes.
 
-    `pool_first_` and `note_values_` come first.
+    `few`: take our kernels for a few images too. `pool_first_` and `note_values_` come first.
     """
     for relu in flat.graph.find_nodes(op="call_function", target=torch.relu_):
-        if write_(flat, relu):
+        if write_(flat, relu, FEW if few else MANY):
             drop_unused_(flat)
             return
 
 
 @torch.no_grad()
-def write_(flat: FlatGraph, relu: fx.Node) -> bool:
+def write_(flat: FlatGraph, relu: fx.Node, many: int) -> bool:
     pool: Any = relu.args[0]
+    gone: list[Any] = [relu]
     added = pool.target == "add_" and pool.op == "call_method"
     if added:
+        gone.append(pool)
         pool, bias = pool.args[0], held(flat, pool.args[1])
     conv: Any = argument(pool, 0, "input") if pool.op in ("call_module", "call_function") else None
-    if not is_convolution(flat, conv) or len(conv.users) > 1 or len(pool.users) > 1:
+    if not is_convolution(flat, conv) or any(len(node.users) > 1 for node in (conv, pool, *gone[1:])):
         return False
     if not added:
         bias = None if argument(conv, 2, "bias") is None else held(flat, argument(conv, 2, "bias"))
@@ -51,14 +53,14 @@ def write_(flat: FlatGraph, relu: fx.Node) -> bool:
     name = str(argument(conv, 1, "weight").target)
     last = not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
     with flat.graph.inserting_before(relu):
-        stored = [flat.graph.get_attr(name), kept(flat, f"{name}_packed", packed(weight))]
-        for node in stored:
-            node.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
-        given = argument(conv, 0, "input"), *stored, kept(flat, f"{name}_bias", bias.reshape(-1)), sizes, last
+        stored = flat.graph.get_attr(name)
+        stored.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
+        given = argument(conv, 0, "input"), stored, kept(flat, f"{name}_bias", bias.reshape(-1)), sizes, last, many
         made = flat.graph.call_function(stem, given)
     made.meta["value"] = relu.meta["value"]
     relu.replace_all_uses_with(made)
-    flat.graph.erase_node(relu)
+    for node in (*gone, pool, conv):  # by hand: what writes in place counts as used
+        flat.graph.erase_node(node)
     return True
 
 

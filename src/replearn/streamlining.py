@@ -162,7 +162,7 @@ def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile
     pick_first_(flat)
     kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
     if kernels:
-        open_with_kernels_(flat)
+        open_with_kernels_(flat, few=graph)
     if dtype is not None and not compile and kernels:
         embed_patches_(flat)
         join_sums_(flat, dtype)

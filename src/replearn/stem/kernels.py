@@ -2,7 +2,8 @@
 
 A frame of zeros makes every window whole, and a fourth number beside a pixel's colours makes a line of a window
 one run of memory, 7 pixels of it and one more: a row of an operand, read 16 bytes at a time with nothing to ask.
-A window's lines are as many products, one after another.
+A window's lines are as many products, one after another. The weight is brought into the same order beside the
+images, and both are rounded to what the products read: tensor cores would cut TF32 off, which leans to zero.
 """
 
 from __future__ import annotations
@@ -20,32 +21,79 @@ jit: Any = triton.jit
 COLOURS = 4  # numbers of a framed pixel
 
 
-@jit(do_not_specialize=["pixels"])
-def frame_kernel(
-    images, out, pixels, down, across, height, width, margin,
-    image_stride, channel_stride, y_stride, x_stride,
-    CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+@jit
+def rounded(x, kind: tl.constexpr):
+    # to the nearest number that a product reads; ties go away from zero, and a NaN stays one
+    if kind == tl.float32:
+        wide = x.to(tl.float32)
+        nearest = ((wide.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        made = tl.where(wide == wide, nearest, wide)
+    else:
+        made = x.to(kind)
+    return made
+
+
+@jit
+def frame(
+    images, out, program, pixels, down, across, height, width, margin,
+    image_stride, channel_stride, y_stride, x_stride, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = out.dtype.element_ty
-    place = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    place = program * PIXELS + tl.arange(0, PIXELS)
     x = place % across - margin
     y = place // across % down - margin
     seen = (place < pixels) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
     pixel = images + place // (across * down) * image_stride + y * y_stride + x * x_stride
     zero = tl.zeros((PIXELS,), kind)
     one, two, three, four = zero, zero, zero, zero
-    one = tl.load(pixel, mask=seen, other=0.0).to(kind)
+    one = rounded(tl.load(pixel, mask=seen, other=0.0), kind)
     if CHANNELS > 1:
-        two = tl.load(pixel + channel_stride, mask=seen, other=0.0).to(kind)
+        two = rounded(tl.load(pixel + channel_stride, mask=seen, other=0.0), kind)
     if CHANNELS > 2:
-        three = tl.load(pixel + 2 * channel_stride, mask=seen, other=0.0).to(kind)
+        three = rounded(tl.load(pixel + 2 * channel_stride, mask=seen, other=0.0), kind)
     if CHANNELS > 3:
-        four = tl.load(pixel + 3 * channel_stride, mask=seen, other=0.0).to(kind)
+        four = rounded(tl.load(pixel + 3 * channel_stride, mask=seen, other=0.0), kind)
     # side by side in memory, and so in a thread
     made = tl.join(tl.join(one, three), tl.join(two, four))
     half = tl.arange(0, 2)
     at = 4 * place[:, None, None] + 2 * half[None, :, None] + half[None, None, :]
     tl.store(out + at, made, mask=place[:, None, None] < pixels)
+
+
+@jit
+def pack(
+    weight, out, program, numbers, channel_stride, colour_stride, y_stride, x_stride,
+    CHANNELS: tl.constexpr, SIDE: tl.constexpr, RUN: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
+    number = program * NUMBERS + tl.arange(0, NUMBERS)
+    colour = number % 4
+    x = number % RUN // 4
+    y = number // RUN % SIDE
+    seen = (number < numbers) & (colour < CHANNELS) & (x < SIDE)
+    at = number // (RUN * SIDE) * channel_stride + colour * colour_stride + y * y_stride + x * x_stride
+    made = rounded(tl.load(weight + at, mask=seen, other=0.0), out.dtype.element_ty)
+    tl.store(out + number, made, mask=number < numbers)
+
+
+@jit(do_not_specialize=["pixels"])
+def frame_kernel(
+    images, framed, pixels, down, across, height, width, margin,
+    image_stride, channel_stride, y_stride, x_stride,
+    weight, packed, numbers, weight_stride, colour_stride, line_stride, column_stride,
+    CHANNELS: tl.constexpr, SIDE: tl.constexpr, RUN: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    last = tl.cdiv(pixels, PIXELS)
+    if program < last:
+        frame(
+            images, framed, program, pixels, down, across, height, width, margin,
+            image_stride, channel_stride, y_stride, x_stride, CHANNELS, PIXELS,
+        )  # fmt: skip
+    else:
+        pack(
+            weight, packed, program - last, numbers, weight_stride, colour_stride, line_stride, column_stride,
+            CHANNELS, SIDE, RUN, PIXELS,
+        )  # fmt: skip
 
 
 @jit(do_not_specialize=["rows"])
@@ -102,13 +150,16 @@ def pool_kernel(
     tl.store(out + to, made, mask=known[:, None])
 
 
-def launch_frame(images: Tensor, out: Tensor, margin: int) -> None:
-    """Images in a frame of zeros, `margin` wide above and on the left; `out` is (images, down, across, 4)."""
-    pixels = out.numel() // COLOURS
+def launch_frame(images: Tensor, weight: Tensor, framed: Tensor, packed: Tensor, margin: int) -> None:
+    """Images in a frame of zeros, `margin` wide above and on the left, and the weight in the order of their lines.
+
+    `framed` is (images, down, across, 4), `packed` (channels, side, run).
+    """
+    pixels, numbers = framed.numel() // COLOURS, packed.numel()
     with on_device_of(images):
-        frame_kernel[(triton.cdiv(pixels, 256),)](
-            images, out, pixels, out.shape[1], out.shape[2], images.shape[2], images.shape[3], margin,
-            *images.stride(), images.shape[1], 256, num_warps=4,
+        frame_kernel[(triton.cdiv(pixels, 256) + triton.cdiv(numbers, 256),)](
+            images, framed, pixels, *framed.shape[1:3], *images.shape[2:], margin, *images.stride(),
+            weight, packed, numbers, *weight.stride(), *weight.shape[1:3], packed.shape[2], 256, num_warps=4,
         )  # fmt: skip
 
 

@@ -23,10 +23,13 @@ from ..residual.operation import is_bare, may_launch, wants_gradient
 from .tiles import CONVOLVING, POOLING
 
 COLOURS = 4  # numbers of a framed pixel
-MANY = 2**15  # pixels of a convolution's result from which on three launches pay: three images of 224 x 224
+# Pixels of a convolution's result from which on three launches pay, 42 images of 224 x 224: Python takes longer
+# for them than for torch's operations, and with fewer images it is Python that a network waits for. In a CUDA
+# graph it takes no time, and three images are enough.
+MANY, FEW = 2**19, 2**15
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
-_library.define("stem(Tensor images, Tensor weight, Tensor packed, Tensor bias, int[] sizes, bool last) -> Tensor")
+_library.define("stem(Tensor images, Tensor weight, Tensor bias, int[] sizes, bool last) -> Tensor")
 
 
 class Sizes(NamedTuple):
@@ -46,27 +49,27 @@ class Sizes(NamedTuple):
 
 
 def stem(
-    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
+    images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool, many: int = MANY
 ) -> Tensor:
     """relu(maxpool(conv(images, weight)) + bias), in channels_last order if `last`: by our kernels, or by torch.
 
-    `packed` is the weight as the kernels read it. They know no gradients: where one is wanted, or a program is
-    exported, torch computes the same; so it does a few images, where launches cost more than arithmetic.
+    The kernels know no gradients: where one is wanted, or a program is exported, torch computes the same. So it
+    does where the convolution makes fewer than `many` pixels, and launches cost more than arithmetic.
 
-    >>> weight = torch.ones(16, 3, 3, 3)
-    >>> stem(torch.ones(1, 3, 8, 8), weight, packed(weight), torch.zeros(16), (2, 1, 3, 2, 1), False)[0, 0]
+    >>> stem(torch.ones(1, 3, 8, 8), torch.ones(16, 3, 3, 3), torch.zeros(16), (2, 1, 3, 2, 1), False)[0, 0]
     tensor([[27., 27.],
             [27., 27.]])
     """
-    given = images, weight, packed, bias, sizes, last
+    given = images, weight, bias, sizes, last
     made: Tensor
     if has_torch_function_unary(images):  # as in residual_linear
-        made = handle_torch_function(stem, (images,), *given)
+        made = handle_torch_function(stem, (images,), *given, many)
         return made
     if torch.compiler.is_compiling():
-        taken = not torch.compiler.is_exporting() and fits(*given)
+        # not is_exporting(), which is always true of what torch 2.11 compiles
+        taken = not torch.compiler._is_exporting_flag and fits(*given, many)
     else:
-        taken = may_launch() and fits(*given) and in_these_numbers(weight)
+        taken = may_launch() and fits(*given, many) and in_these_numbers(weight)
     if not taken:
         return usual(*given)
     bare = not torch.compiler.is_compiling() and is_bare(images)
@@ -74,20 +77,10 @@ def stem(
     return made
 
 
-def usual(
-    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
-) -> Tensor:
+def usual(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
     stride, padding, window, step, margin = sizes
     made = F.max_pool2d(F.conv2d(images, weight, None, stride, padding), window, step, margin)
     return made.add_(bias.view(-1, 1, 1)).relu_()  # in place: a bias in float32 does not widen half precision
-
-
-def packed(weight: Tensor) -> Tensor:
-    """(channels, colours, side, side) as (channels, side, run): lines of a window as framed images have them."""
-    channels, colours, side, _ = weight.shape
-    spread = weight.new_zeros(channels, side, span(side), COLOURS)
-    spread[:, :, :side, :colours] = weight.permute(0, 2, 3, 1)
-    return spread.flatten(2)
 
 
 def span(side: int) -> int:
@@ -95,26 +88,28 @@ def span(side: int) -> int:
     return 1 << (side - 1).bit_length()
 
 
-def fits(images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> bool:
+def fits(
+    images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool, many: int = MANY
+) -> bool:
     """Whether our kernels compute this, here and now."""
-    if not kernels_run_on(images.device) or images.dim() != 4 or wants_gradient(images, weight, packed, bias):
+    if images.dim() != 4 or images.shape[1] != weight.shape[1]:
         return False
-    kind, by, side = weight.dtype, Sizes(*sizes), weight.shape[2]
+    by, side = Sizes(*sizes), weight.shape[2]
     high, wide = (by.convolved(length, side) for length in images.shape[2:])
+    pixels = len(images) * high * wide
+    if pixels < many or not kernels_run_on(images.device) or wants_gradient(images, weight, bias):
+        return False
+    kind = weight.dtype
     framed = len(images) * frame_of(high, by, side) * across_of(wide, by, side) * COLOURS
     return (
-        images.shape[1] == weight.shape[1]
-        and can_be_cut(weight)
+        can_be_cut(weight)
         and kind in _DTYPES
         and computed_dtype(images) is kind
         and images.dtype in (torch.float32, kind)
-        and packed.dtype is kind
-        and images.device == weight.device == packed.device == bias.device
+        and images.device == weight.device == bias.device
         and min(by.pooled(high), by.pooled(wide)) > 0
-        and len(images) * high * wide >= MANY
         # offsets are 32-bit numbers
-        and max(framed, len(images) * high * wide * len(weight), reach(images)) < 2**31
-        and packed.is_contiguous()
+        and max(framed, pixels * len(weight), reach(images), reach(weight)) < 2**31
         and bias.is_contiguous()
         and 0 not in images.stride()  # what is expanded may be larger than its memory: nothing to gain
     )
@@ -143,18 +138,17 @@ def across_of(wide: int, by: Sizes, side: int) -> int:
 
 @torch.library.impl(_library, "stem", "CUDA")
 @torch.library.impl(_library, "stem", "CPU")  # in Triton's interpreter, for tests
-def compute(
-    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
-) -> Tensor:
+def compute(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
     from .kernels import launch_convolve, launch_frame, launch_pool
 
-    out: Tensor = empty_result(images, weight, packed, bias, sizes, last)
+    out: Tensor = empty_result(images, weight, bias, sizes, last)
     if not in_these_numbers(weight):  # in code that was compiled before this was asked for
-        return out.copy_(usual(images, weight, packed, bias, sizes, last))
+        return out.copy_(usual(images, weight, bias, sizes, last))
     by, side = Sizes(*sizes), weight.shape[2]
     high, wide = (by.convolved(length, side) for length in images.shape[2:])
     framed = weight.new_empty(len(images), frame_of(high, by, side), across_of(wide, by, side), COLOURS)
-    launch_frame(images, framed, by.padding)
+    packed = weight.new_empty(len(weight), side, span(side) * COLOURS)  # in the order of a framed image's lines
+    launch_frame(images, weight, framed, packed, by.padding)
     convolved = weight.new_empty(len(images), high, wide, len(weight))
     launch_convolve(framed, packed, convolved, by.stride, CONVOLVING)
     launch_pool(convolved, bias, out, by.window, by.step, by.margin, last, POOLING)
@@ -162,9 +156,7 @@ def compute(
 
 
 @torch.library.register_fake("replearn::stem", lib=_library)  # type: ignore[untyped-decorator]
-def empty_result(
-    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
-) -> Tensor:
+def empty_result(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
     by, side = Sizes(*sizes), weight.shape[2]
     down, across = (by.pooled(by.convolved(length, side)) for length in images.shape[2:])
     order = torch.channels_last if last else torch.contiguous_format
@@ -176,9 +168,7 @@ def empty_result(
     )
 
 
-def flops_of(
-    images: Tensor, weight: Tensor, packed: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
-) -> int:
+def flops_of(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> int:
     """Two for a multiply and add, as torch counts."""
     high, wide = (Sizes(*sizes).convolved(length, weight.shape[2]) for length in images.shape[2:])
     return 2 * len(images) * high * wide * weight.numel()

@@ -14,5 +14,5 @@ class Tile:
     num_stages: int = 3
 
 
-CONVOLVING = Tile(rows=128)
-POOLING = Tile(rows=32)
+CONVOLVING = Tile(rows=128, num_warps=8)
+POOLING = Tile(rows=8)
