@@ -46,7 +46,7 @@ class Case:
         weight = (torch.randn(64, 3, 7, 7, device=device) / 12).to(dtype)
         self.weight = weight.contiguous(memory_format=order)
         self.packed = weight.new_empty(64, 7, span(7) * COLOURS)
-        self.bias = torch.randn(64, device=device)
+        self.bias = torch.randn(64, 1, 1, device=device)
         high = SIZES.convolved(size, 7)
         self.framed = weight.new_empty(images, frame_of(high, SIZES, 7), across_of(high, SIZES, 7), 4)
         self.convolved = weight.new_empty(images, high, high, 64)

@@ -37,7 +37,7 @@ def layers(
     torch.manual_seed(0)
     images = torch.randn(2, colours, *size, device=HERE)
     weight = (torch.randn(channels, colours, side, side, device=HERE) / side).to(dtype)
-    return images, weight, torch.randn(channels, device=HERE)
+    return images, weight, torch.randn(channels, 1, 1, device=HERE)
 
 
 def exactly(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -233,7 +233,7 @@ def test_what_the_kernels_do_not_take_torch_computes() -> None:
     assert distance(made, exactly(images, weight, bias, SIZES)) < 1e-3
     made.sum().backward()
     assert leaf.grad is not None
-    assert torch.equal(leaf.grad, (made > 0).sum((0, 2, 3)).to(leaf.grad))
+    assert torch.equal(leaf.grad, (made > 0).sum((0, 2, 3)).view(-1, 1, 1).to(leaf.grad))
 
 
 @needs_gpu

@@ -55,7 +55,14 @@ def write_(flat: FlatGraph, relu: fx.Node, many: int) -> bool:
     with flat.graph.inserting_before(relu):
         stored = flat.graph.get_attr(name)
         stored.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
-        given = argument(conv, 0, "input"), stored, kept(flat, f"{name}_bias", bias.reshape(-1)), sizes, last, many
+        given = (
+            argument(conv, 0, "input"),
+            stored,
+            kept(flat, f"{name}_bias", bias.reshape(-1, 1, 1)),
+            sizes,
+            last,
+            many,
+        )
         made = flat.graph.call_function(stem, given)
     made.meta["value"] = relu.meta["value"]
     relu.replace_all_uses_with(made)

@@ -36,6 +36,7 @@ from .inference_sides import (
     make_sides,
     runner,
 )
+from .launching import launched
 from .timing import Timing, interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
@@ -155,6 +156,7 @@ def row_of(
             if DYNAMIC in found
             else {}
         ),
+        **launched(bodies, device),
         "output_difference": difference,
         "paper": {table: asdict(row) for table, row in printed(model, batch, backend).items()},
     }

@@ -53,10 +53,11 @@ def stem(
 ) -> Tensor:
     """relu(maxpool(conv(images, weight)) + bias), in channels_last order if `last`: by our kernels, or by torch.
 
-    The kernels know no gradients: where one is wanted, or a program is exported, torch computes the same. So it
-    does where the convolution makes fewer than `many` pixels, and launches cost more than arithmetic.
+    The bias is (channels, 1, 1). The kernels know no gradients: where one is wanted, or a program is exported,
+    torch computes the same. So it does where the convolution makes fewer than `many` pixels, and launches cost
+    more than arithmetic.
 
-    >>> stem(torch.ones(1, 3, 8, 8), torch.ones(16, 3, 3, 3), torch.zeros(16), (2, 1, 3, 2, 1), False)[0, 0]
+    >>> stem(torch.ones(1, 3, 8, 8), torch.ones(16, 3, 3, 3), torch.zeros(16, 1, 1), (2, 1, 3, 2, 1), False)[0, 0]
     tensor([[27., 27.],
             [27., 27.]])
     """
@@ -69,7 +70,7 @@ def stem(
         # not is_exporting(), which is always true of what torch 2.11 compiles
         taken = not torch.compiler._is_exporting_flag and fits(*given, many)
     else:
-        taken = may_launch() and fits(*given, many) and in_these_numbers(weight)
+        taken = fits(*given, many) and may_launch() and in_these_numbers(weight)
     if not taken:
         return usual(*given)
     bare = not torch.compiler.is_compiling() and is_bare(images)
@@ -80,7 +81,7 @@ def stem(
 def usual(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
     stride, padding, window, step, margin = sizes
     made = F.max_pool2d(F.conv2d(images, weight, None, stride, padding), window, step, margin)
-    return made.add_(bias.view(-1, 1, 1)).relu_()  # in place: a bias in float32 does not widen half precision
+    return made.add_(bias).relu_()  # in place: a bias in float32 does not widen half precision
 
 
 def span(side: int) -> int:
@@ -92,17 +93,18 @@ def fits(
     images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool, many: int = MANY
 ) -> bool:
     """Whether our kernels compute this, here and now."""
-    if images.dim() != 4 or images.shape[1] != weight.shape[1]:
+    if images.dim() != 4 or images.numel() < many * images.shape[1] * sizes[0] ** 2:  # first: it is asked often
         return False
-    by, side = Sizes(*sizes), weight.shape[2]
+    if not kernels_run_on(images.device) or wants_gradient(images, weight, bias):
+        return False
+    kind, by, side = weight.dtype, Sizes(*sizes), weight.shape[2]
     high, wide = (by.convolved(length, side) for length in images.shape[2:])
     pixels = len(images) * high * wide
-    if pixels < many or not kernels_run_on(images.device) or wants_gradient(images, weight, bias):
-        return False
-    kind = weight.dtype
     framed = len(images) * frame_of(high, by, side) * across_of(wide, by, side) * COLOURS
     return (
-        can_be_cut(weight)
+        images.shape[1] == weight.shape[1]
+        and pixels > 0
+        and can_be_cut(weight)
         and kind in _DTYPES
         and computed_dtype(images) is kind
         and images.dtype in (torch.float32, kind)
