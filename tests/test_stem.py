@@ -12,6 +12,7 @@ from interpreting import HERE, interpret, runs_kernels
 from test_narrow_convolutions import distance, needs_gpu
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import replearn
 from replearn import opening, pooling
@@ -52,10 +53,10 @@ def exactly(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]
     ("colours", "side", "channels", "size", "sizes"),
     [
         (3, 7, 64, (18, 22), SIZES),
-        (3, 3, 32, (12, 13), (2, 1, 3, 2, 1)),
+        (3, 3, 128, (12, 13), (2, 1, 3, 2, 1)),
         (1, 5, 16, (9, 9), (1, 2, 2, 2, 0)),
         (4, 4, 48, (17, 16), (3, 0, 3, 3, 1)),
-        (2, 9, 128, (12, 7), (2, 4, 3, 2, 1)),
+        (2, 9, 32, (12, 7), (2, 4, 3, 2, 1)),
     ],
 )
 def test_a_stem_is_that_of_exact_arithmetic(
@@ -75,19 +76,34 @@ def test_a_stem_is_that_of_exact_arithmetic(
 
 @runs_kernels
 @torch.no_grad()
-def test_a_nan_stays() -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e5])
+@pytest.mark.parametrize("column", [8, 9, 10, 11])  # even ones lie where a window's line is filled up
+def test_what_is_no_number_stays_where_it_is(column: int, bad: float) -> None:
     images, weight, bias = layers()
-    images[0, 1, 9, 9] = float("nan")
+    images[0, 1, 9, column] = bad
     with torch.autocast(HERE, torch.float16):
         found = stem(images, weight, bias, SIZES, False, 1)
         usual = operation.usual(images, weight, bias, SIZES, False)
-    assert found.isnan().any()
+    assert not usual.isfinite().all()
     assert torch.equal(found.isnan(), usual.isnan())
+    assert torch.equal(found.isinf(), usual.isinf())
 
 
 @runs_kernels
 @pytest.mark.parametrize(
-    "change", ["gradient", "no autocast", "expanded", "colours", "double", "few", "empty", "far apart"]
+    "change",
+    [
+        "gradient",
+        "no autocast",
+        "expanded",
+        "colours",
+        "double",
+        "few",
+        "empty",
+        "far apart",
+        "one bias",
+        "window",
+    ],
 )
 def test_the_kernels_are_not_given_what_they_would_misread(change: str) -> None:
     images, weight, bias = layers()
@@ -101,8 +117,10 @@ def test_the_kernels_are_not_given_what_they_would_misread(change: str) -> None:
         "empty": lambda: (images[:0], weight),
         "far apart": lambda: (far, weight),
     }.get(change, lambda: (images, weight))()
+    bias = bias[:1] if change == "one bias" else bias
+    sizes = (2, 3, 9, 2, 1) if change == "window" else SIZES
     with torch.autocast(HERE, torch.float16, enabled=change != "no autocast"):
-        assert not operation.fits(*given, bias, SIZES, False, 1000 if change == "few" else 1)
+        assert not operation.fits(*given, bias, sizes, False, 1000 if change == "few" else 1)
 
 
 @runs_kernels
@@ -165,7 +183,6 @@ def test_a_network_begins_with_one_operation(
     held = form.model if dtype is not None else form
     called = [node.target for node in held.graph.nodes if node.op.startswith("call")]
     assert called == [stem, "mean", nn.functional.linear]  # and nothing is left of what it stands for
-    plain = replearn.streamline(model, x, flatten=True)
     with torch.no_grad():
         exact = model(x)
         for given in (x, x[:1], x.contiguous(memory_format=torch.channels_last)):
@@ -173,7 +190,10 @@ def test_a_network_begins_with_one_operation(
         again = pickle.loads(pickle.dumps(copy.deepcopy(form)))
         assert torch.equal(again(x), form(x))
     form(x).float().sum().backward()
+    model(x).sum().backward()
+    assert distance(held.conv1_weight_bias.grad.flatten().float(), model.bn1.bias.grad) < 5e-3
     assert held.conv1_weight.dtype is (dtype or torch.float32)
+    plain = replearn.streamline(model, x)  # its layers as they are
     assert count(form, x).flops == count(plain, x).flops
     with torch.no_grad():
         program = torch.export.export(held, (x,))  # which is to run without this package
@@ -186,9 +206,9 @@ def test_a_network_begins_with_one_operation(
     [
         {"pool": nn.MaxPool2d(3, 2, 1, ceil_mode=True)}, {"pool": nn.MaxPool2d((3, 2), 2, 1)},
         {"pool": nn.AvgPool2d(3, 2, 1)}, {"kernel_size": 17, "padding": 8}, {"padding": "same", "stride": 1},
-        {"stride": (2, 1)}, {"dilation": 2, "padding": 6},
+        {"stride": (2, 1)}, {"dilation": 2, "padding": 6}, {"pool": nn.MaxPool2d(5, 2, 1)},
     ],
-    ids=["ceil", "oblong", "average", "large", "same", "two strides", "dilation"],
+    ids=["ceil", "oblong", "average", "large", "same", "two strides", "dilation", "wide"],
 )  # fmt: skip
 def test_another_stem_stays(changes: dict[str, Any]) -> None:
     model, x = small(**changes), torch.randn(2, 3, 20, 24, device=HERE)
@@ -196,6 +216,71 @@ def test_another_stem_stays(changes: dict[str, Any]) -> None:
     assert stems(form) == 0
     with torch.no_grad():
         assert distance(form(x).float(), model(x)) < 5e-3
+
+
+class Written(nn.Module):
+    """Layers that almost are a stem, as a model's own code may write them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.conv = how, nn.Conv2d(3, 16, 3, 1, 1, bias=how == "two biases")
+        shapes = {"one number": (1,), "along a line": (16,)}
+        self.shift = nn.Parameter(torch.randn(shapes.get(how, (16, 1, 1))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - 0.5
+        y = nn.functional.max_pool2d(self.conv(x), 2, 2)
+        if self.how == "written":
+            x.mul_(2)
+        if self.how == "twice":
+            y = y.add_(self.shift, alpha=2)
+        elif self.how == "by name":
+            y = y.add_(other=self.shift)
+        else:
+            y = y.add_(self.shift)
+        y = torch.relu_(input=y) if self.how == "by name" else torch.relu_(y)
+        return y + self.shift if self.how == "read twice" else y.add(x.mean())
+
+
+@runs_kernels
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [("plain", 1), ("written", 1), ("two biases", 0), ("twice", 0), ("one number", 0), ("along a line", 0),
+     ("by name", 0), ("read twice", 0)],
+)  # fmt: skip
+def test_a_models_own_code_is_read_as_it_is(how: str, count: int) -> None:
+    torch.manual_seed(0)
+    model, x = Written(how).to(HERE).eval(), torch.randn(2, 3, 32, 32, device=HERE)
+    form: Any = replearn.streamline(model, x, flatten=True)
+    assert stems(form) == count
+    assert distance(form(x), model(x)) < 1e-3
+
+
+@runs_kernels
+@pytest.mark.filterwarnings("ignore")
+def test_derivatives_of_compiled_code_and_traces_are_torchs() -> None:
+    images, weight, bias = layers(size=(20, 24), channels=16, dtype=torch.float32)
+
+    def total(compute: Any, *given: Tensor) -> Tensor:
+        return (compute(*given, SIZES, False) ** 2).sum()
+
+    def slopes(*given: Tensor) -> Any:
+        return torch.func.grad(lambda *leaves: total(lambda *a: stem(*a, 1), *leaves), (0, 1, 2))(*given)
+
+    torch._dynamo.reset()
+    found = torch.compile(slopes, backend="aot_eager")(images, weight, bias)
+    exact = torch.func.grad(lambda *leaves: total(operation.usual, *leaves), (0, 1, 2))(images, weight, bias)
+    for one, other in zip(found, exact, strict=True):
+        assert distance(one, other) < 2e-3
+    _, slope = torch.func.jvp(lambda x: operation.usual(x, weight, bias, SIZES, False), (images,), (images,))
+    dual = torch.compile(lambda *given: stem(*given, SIZES, False, 1), backend="aot_eager")
+    with torch.no_grad(), forward_ad.dual_level():
+        made = dual(forward_ad.make_dual(images, images), weight, bias)
+        assert distance(forward_ad.unpack_dual(made).tangent, slope) < 1e-3
+    traced = torch.jit.trace(lambda x: stem(x, weight, bias, SIZES, False, 1), (images,))
+    with float32_products(tf32=False):
+        assert torch.equal(traced(images), operation.usual(images, weight, bias, SIZES, False))
 
 
 @runs_kernels
@@ -245,10 +330,15 @@ def test_real_sizes_agree(dtype: torch.dtype, last: bool) -> None:
     images, weight, bias = layers(size=(224, 224), dtype=dtype)
     images = torch.randn(32, 3, 224, 224, device=HERE)
     with torch.autocast(HERE, dtype, enabled=dtype is not torch.float32):
+        assert operation.fits(images, weight, bias, SIZES, last, 1)
         found = stem(images, weight, bias, SIZES, last, 1)
     allowed = {torch.float16: 4e-4, torch.bfloat16: 3e-3, torch.float32: 4e-4}[dtype]
     assert distance(found, exactly(images, weight, bias, SIZES)) < allowed
 
 
 def test_the_kernels_in_the_interpreter() -> None:
-    interpret(__file__, "exact_arithmetic or nan or misread or rounded or begins or stays or followed or calls")
+    interpret(
+        __file__,
+        "exact_arithmetic or no_number or misread or rounded or begins or stays or own_code or derivatives "
+        "or followed or calls",
+    )

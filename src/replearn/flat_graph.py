@@ -17,7 +17,7 @@ class FlatGraph(fx.GraphModule):
     """Its code reads weights from the dict that a module keeps them in: asking for them costs a seventh of a run.
 
     A pickle of it is one of a GraphModule, and needs nothing of this package but for the kernels that a graph made
-    for half precision calls.
+    on a GPU calls.
     """
 
     def recompile(self) -> Any:

@@ -14,7 +14,7 @@ from .absorbing import held, uses
 from .flat_graph import FlatGraph
 from .flattening import argument, drop_unused_
 from .pooling import POOLS, is_convolution
-from .stem import FEW, MANY, can_be_cut, stem
+from .stem import FEW, MANY, WINDOW, can_be_cut, stem
 
 ONE = (1, (1, 1), [1, 1], None)
 
@@ -32,38 +32,32 @@ def open_with_kernels_(flat: FlatGraph, *, few: bool) -> None:
 
 @torch.no_grad()
 def write_(flat: FlatGraph, relu: fx.Node, many: int) -> bool:
-    pool: Any = relu.args[0]
     gone: list[Any] = [relu]
-    added = pool.target == "add_" and pool.op == "call_method"
+    pool: Any = argument(relu, 0, "input")
+    added = pool.op == "call_method" and pool.target == "add_" and len(pool.args) == 2 and not pool.kwargs
     if added:
         gone.append(pool)
-        pool, bias = pool.args[0], held(flat, pool.args[1])
+        pool, bias = pool.args
     conv: Any = argument(pool, 0, "input") if pool.op in ("call_module", "call_function") else None
     if not is_convolution(flat, conv) or any(len(node.users) > 1 for node in (conv, pool, *gone[1:])):
         return False
-    if not added:
-        bias = None if argument(conv, 2, "bias") is None else held(flat, argument(conv, 2, "bias"))
+    if added and argument(conv, 2, "bias") is not None:  # two of them
+        return False
+    bias = bias if added else argument(conv, 2, "bias")
     weight, sizes = held(flat, argument(conv, 1, "weight")), sizes_of(flat, conv, pool)
     if weight is None or sizes is None or not fits(flat, conv, weight) or relu.meta.get("value") is None:
         return False
-    if bias is None:
-        if added or argument(conv, 2, "bias") is not None:  # one that the model's code computes
-            return False
-        bias = weight.new_zeros(len(weight))
+    shape = (len(weight), 1, 1) if added else (len(weight),)
+    stored = weight.new_zeros(shape) if bias is None else held(flat, bias)
+    if stored is None or stored.shape != shape or (bias is not None and uses(flat, bias) > 1):
+        return False  # one that the model's code computes, spreads otherwise, or reads elsewhere too
     name = str(argument(conv, 1, "weight").target)
     last = not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
-    with flat.graph.inserting_before(relu):
-        stored = flat.graph.get_attr(name)
-        stored.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
-        given = (
-            argument(conv, 0, "input"),
-            stored,
-            kept(flat, f"{name}_bias", bias.reshape(-1, 1, 1)),
-            sizes,
-            last,
-            many,
-        )
-        made = flat.graph.call_function(stem, given)
+    with flat.graph.inserting_before(conv):  # where its input is what it was: it may be written later
+        read = flat.graph.get_attr(name)
+        read.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
+        shift = kept(flat, f"{name}_bias", stored.reshape(-1, 1, 1))
+        made = flat.graph.call_function(stem, (argument(conv, 0, "input"), read, shift, sizes, last, many))
     made.meta["value"] = relu.meta["value"]
     relu.replace_all_uses_with(made)
     for node in (*gone, pool, conv):  # by hand: what writes in place counts as used
@@ -95,7 +89,8 @@ def sizes_of(flat: FlatGraph, conv: fx.Node, pool: fx.Node) -> tuple[int, ...] |
             return None
         window, step = argument(pool, 1, "kernel_size"), argument(pool, 2, "stride")
         found += [square(window), square(step or window), square(argument(pool, 3, "padding"), 0)]
-    return None if any(size is None for size in found) else tuple(size for size in found if size is not None)
+    sizes = tuple(size for size in found if size is not None)
+    return sizes if len(sizes) == len(found) and sizes[2] <= WINDOW else None
 
 
 def square(size: Any, default: int | None = None) -> int | None:

@@ -36,7 +36,7 @@ from .inference_sides import (
     make_sides,
     runner,
 )
-from .launching import launched
+from .launching import launching
 from .timing import Timing, interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
@@ -156,7 +156,7 @@ def row_of(
             if DYNAMIC in found
             else {}
         ),
-        **launched(bodies, device),
+        **launching(bodies, device),
         "output_difference": difference,
         "paper": {table: asdict(row) for table, row in printed(model, batch, backend).items()},
     }

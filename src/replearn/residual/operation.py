@@ -50,16 +50,13 @@ def residual_linear(
 
 
 def may_launch() -> bool:
-    """Whether nobody makes a program of this, which is to run without this package, or takes it apart.
+    """Whether nobody makes a program of this, which is to run without this package, or takes it apart."""
+    return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_transformed())
 
-    Derivatives are told by a tensor's requires_grad where they go backward, and by an open level where forward.
-    """
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
+
+def is_transformed() -> bool:
+    """Whether torch.func is at work, or derivatives go forward; those that go backward, requires_grad tells of."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_bare(x: Tensor) -> bool:

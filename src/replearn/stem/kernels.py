@@ -1,7 +1,7 @@
 """The Triton kernels of a stem, and their launches: frame the images, convolve them, pool.
 
 A frame of zeros makes every window whole, and a fourth number beside a pixel's colours makes a line of a window
-one run of memory, 7 pixels of it and one more: a row of an operand, read 16 bytes at a time with nothing to ask.
+one run of memory, 7 pixels of it and room for one more: a row of an operand, read 8 or 16 bytes at a time.
 A window's lines are as many products, one after another. The weight is brought into the same order beside the
 images, and both are rounded to what the products read: tensor cores would cut TF32 off, which leans to zero.
 """
@@ -107,7 +107,9 @@ def convolve_kernel(
     row = (place // tiles) * ROWS + tl.arange(0, ROWS)
     column = (place % tiles) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, RUN)
-    known = row[:, None] < rows
+    known = (row[:, None] < rows) & (
+        k[None, :] < 4 * SIDE
+    )  # not the pixels that fill up: 0 times inf is no number
     line = (row // (wide * high)) * down + (row // wide % high) * STRIDE
     left = framed + (line * (4 * across) + row % wide * (4 * STRIDE))[:, None] + k[None, :]
     right = weight + column[None, :] * (SIDE * RUN) + k[:, None]
@@ -115,7 +117,9 @@ def convolve_kernel(
     for number in range(SIDE):
         seen = tl.load(left + number * (4 * across), mask=known, other=0.0)
         made = tl.dot(seen, tl.load(right + number * RUN), made, input_precision=PRECISION)
-    tl.store(out + row[:, None] * channels + column[None, :], made.to(out.dtype.element_ty), mask=known)
+    tl.store(
+        out + row[:, None] * channels + column[None, :], made.to(out.dtype.element_ty), mask=row[:, None] < rows
+    )
 
 
 @jit(do_not_specialize=["rows"])

@@ -9,6 +9,7 @@ kernels are for half precision, and for float32 where its convolutions are in TF
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,10 +20,13 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from ..narrow.operation import computed_dtype, kernels_run_on
 from ..patches.operation import reach
 from ..precision import convolves_in_tf32
-from ..residual.operation import is_bare, may_launch, wants_gradient
+from ..residual.operation import is_bare, is_transformed, may_launch, wants_gradient
 from .tiles import CONVOLVING, POOLING
 
 COLOURS = 4  # numbers of a framed pixel
+WINDOW = (
+    4  # of a pool, at most: its places are written out in the kernel, and a wide one would compile for minutes
+)
 # Pixels of a convolution's result from which on three launches pay, 42 images of 224 x 224: Python takes longer
 # for them than for torch's operations, and with fewer images it is Python that a network waits for. In a CUDA
 # graph it takes no time, and three images are enough.
@@ -68,9 +72,9 @@ def stem(
         return made
     if torch.compiler.is_compiling():
         # not is_exporting(), which is always true of what torch 2.11 compiles
-        taken = not torch.compiler._is_exporting_flag and fits(*given, many)
+        taken = not (torch.compiler._is_exporting_flag or is_transformed()) and fits(*given, many)
     else:
-        taken = fits(*given, many) and may_launch() and in_these_numbers(weight)
+        taken = may_launch() and fits(*given, many) and in_these_numbers(weight)
     if not taken:
         return usual(*given)
     bare = not torch.compiler.is_compiling() and is_bare(images)
@@ -103,8 +107,9 @@ def fits(
     framed = len(images) * frame_of(high, by, side) * across_of(wide, by, side) * COLOURS
     return (
         images.shape[1] == weight.shape[1]
-        and pixels > 0
+        and bias.shape == (len(weight), 1, 1)
         and can_be_cut(weight)
+        and by.window <= WINDOW
         and kind in _DTYPES
         and computed_dtype(images) is kind
         and images.dtype in (torch.float32, kind)
@@ -118,8 +123,18 @@ def fits(
 
 
 def in_these_numbers(weight: Tensor) -> bool:
-    """Whether float32 may be rounded on its way into a product, as the kernel does."""
-    return weight.dtype is not torch.float32 or convolves_in_tf32()
+    """Whether torch rounds float32 to TF32 on its way into a convolution there, as the kernels do."""
+    if weight.dtype is not torch.float32:
+        return True
+    return convolves_in_tf32() and torch.backends.cudnn.enabled and has_tf32(weight.device)
+
+
+@cache
+def has_tf32(device: torch.device) -> bool:
+    """Whether cuDNN has TF32 there; in Triton's interpreter, and on a GPU that is made up, it is as if."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def can_be_cut(weight: Tensor) -> bool:
