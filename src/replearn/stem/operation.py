@@ -24,9 +24,7 @@ from ..residual.operation import is_bare, is_transformed, may_launch, wants_grad
 from .tiles import CONVOLVING, POOLING
 
 COLOURS = 4  # numbers of a framed pixel
-WINDOW = (
-    4  # of a pool, at most: its places are written out in the kernel, and a wide one would compile for minutes
-)
+WINDOW = 4  # of a pool, at most: the kernel has its places written out, and a wide one would compile for minutes
 # Pixels of a convolution's result from which on three launches pay, 42 images of 224 x 224: Python takes longer
 # for them than for torch's operations, and with fewer images it is Python that a network waits for. In a CUDA
 # graph it takes no time, and three images are enough.
