@@ -43,7 +43,7 @@ class Halves(lightning.LightningModule):
         return self.model(pixel_values=images, labels=labels).loss
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(replearn.param_groups(self.model, weight_decay=0.01), lr=1e-2)
+        return torch.optim.AdamW(replearn.param_groups(self.model, weight_decay=0.01), lr=2e-3)
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     module = Halves()
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
-            max_epochs=3,
+            max_epochs=8,
             accelerator="cpu",
             logger=False,
             enable_progress_bar=False,
