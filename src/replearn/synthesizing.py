@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from .errors import ReplearnError
 from .operators.base import Operator, ReadingOperator
-from .operators.fused import Batch, fusable, kernels_run_on, mix_batch, synthesize, transformed
+from .operators.fused import Batch, fusable, kernels_run_on, mix_batch, synthesize
 from .operators.mixture import HandOut, Made, Mixture, dtype_beside
 from .operators.sharded import is_sharded
+from .transforms import transformed
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..capturing import is_recording
-from .fused import kernels_run_on, transformed
+from ..transforms import transformed
+from .fused import kernels_run_on
 from .layers import Convolution
 
 HALF = (torch.bfloat16, torch.float16)

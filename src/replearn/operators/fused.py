@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from ..transforms import transformed
 from .mixture import Made, Mixture, Mixtures
 from .synthesis import full_precision
 
@@ -77,11 +77,6 @@ def fusable(mixture: Mixture) -> Mixture | None:
     if any(c is not None and not c.is_contiguous() for c in (mixture.a, mixture.b)):
         return None
     return mixture if rows_are_dense(first) else None
-
-
-def transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work, which know nothing of the kernel."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def rows_are_dense(weight: Tensor) -> bool:

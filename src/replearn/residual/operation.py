@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import kernels_run_on as kernels_run_on
+from ..transforms import transformed
 from .tiles import WIDTH, tile_for
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -51,12 +51,7 @@ def residual_linear(
 
 def may_launch() -> bool:
     """Whether nobody makes a program of this, which is to run without this package, or takes it apart."""
-    return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_transformed())
-
-
-def is_transformed() -> bool:
-    """Whether torch.func is at work, or derivatives go forward; those that go backward, requires_grad tells of."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed())
 
 
 def is_bare(x: Tensor) -> bool:

@@ -20,7 +20,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from ..narrow.operation import computed_dtype, kernels_run_on
 from ..patches.operation import reach
 from ..precision import convolves_in_tf32
-from ..residual.operation import is_bare, is_transformed, may_launch, wants_gradient
+from ..residual.operation import is_bare, may_launch, wants_gradient
+from ..transforms import transformed
 from .tiles import CONVOLVING, POOLING
 
 COLOURS = 4  # numbers of a framed pixel
@@ -70,7 +71,7 @@ def stem(
         return made
     if torch.compiler.is_compiling():
         # not is_exporting(), which is always true of what torch 2.11 compiles
-        taken = not (torch.compiler._is_exporting_flag or is_transformed()) and fits(*given, many)
+        taken = not (torch.compiler._is_exporting_flag or transformed()) and fits(*given, many)
     else:
         taken = may_launch() and fits(*given, many) and in_these_numbers(weight)
     if not taken:
