@@ -96,20 +96,24 @@ def frame_kernel(
         )  # fmt: skip
 
 
+@jit
+def tile_at(program, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    # the rows and columns that a program makes; its neighbours take the same rows
+    tiles = channels // COLUMNS
+    row = (program // tiles) * ROWS + tl.arange(0, ROWS)
+    column = (program % tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    return row, column
+
+
 @jit(do_not_specialize=["rows"])
 def convolve_kernel(
     framed, weight, out, rows, down, across, high, wide, channels,
     SIDE: tl.constexpr, RUN: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    tiles = channels // COLUMNS
-    place = tl.program_id(0)
-    row = (place // tiles) * ROWS + tl.arange(0, ROWS)
-    column = (place % tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    row, column = tile_at(tl.program_id(0), channels, ROWS, COLUMNS)
     k = tl.arange(0, RUN)
-    known = (row[:, None] < rows) & (
-        k[None, :] < 4 * SIDE
-    )  # not the pixels that fill up: 0 times inf is no number
+    known = (row[:, None] < rows) & (k[None, :] < 4 * SIDE)  # not pixels that fill up: 0 times inf is no number
     line = (row // (wide * high)) * down + (row // wide % high) * STRIDE
     left = framed + (line * (4 * across) + row % wide * (4 * STRIDE))[:, None] + k[None, :]
     right = weight + column[None, :] * (SIDE * RUN) + k[:, None]
@@ -128,10 +132,7 @@ def pool_kernel(
     WINDOW: tl.constexpr, STEP: tl.constexpr, MARGIN: tl.constexpr, LAST: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    tiles = channels // COLUMNS
-    place = tl.program_id(0)
-    row = (place // tiles) * ROWS + tl.arange(0, ROWS)
-    column = (place % tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    row, column = tile_at(tl.program_id(0), channels, ROWS, COLUMNS)
     known = row < rows
     area = down * across
     left = row % across * STEP - MARGIN
