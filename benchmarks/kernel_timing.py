@@ -1,7 +1,8 @@
-"""What the benchmarks of single kernels share: every candidate run once and checked, then all timed in turns."""
+"""What the benchmarks of single kernels share: candidates run once and checked, timed in turns, and printed."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,5 +54,27 @@ def captured(body: Body, device: torch.device) -> Callable[[], object]:
     return graph.replay
 
 
+def host_microseconds(body: Body, device: torch.device, calls: int = 100) -> float:
+    """The median of what Python takes for one call; the GPU keeps up with what it is given."""
+    taken = []
+    for _ in range(calls if device.type == "cuda" else 1):
+        began = time.perf_counter()
+        body()
+        taken.append(time.perf_counter() - began)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return 1e6 * sorted(taken)[len(taken) // 2]
+
+
 def relative(found: Tensor, exact: Tensor) -> float:
     return float((found.to(exact.dtype) - exact).norm() / exact.norm())
+
+
+def tell(rows: list[dict[str, Any]]) -> None:
+    """Print them, the fastest first; Python's time where there is any."""
+    timed_host = any("host" in row for row in rows)
+    for row in sorted(rows, key=lambda row: row.get("microseconds", 1e9)):
+        took = f"{row['microseconds']:8.1f} us" if "microseconds" in row else " " * 11
+        host = f", host {row.get('host', 0):5.1f} us" if timed_host else ""
+        said = row.get("failed") or f"error {row['error']:.1e}"
+        print(f"{took}{host}  {said}  {row['by']}", flush=True)

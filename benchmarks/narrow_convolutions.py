@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_timing import Body, measured
+from kernel_timing import Body, measured, tell
 from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
@@ -194,10 +194,7 @@ def main() -> None:
                 "megabytes": shape.megabytes,
             }
             found["rows"] += [{**about, **row} for row in rows]
-            for row in sorted(rows, key=lambda row: row.get("microseconds", 1e9)):
-                time = f"{row['microseconds']:8.1f} us" if "microseconds" in row else "           "
-                said = row.get("failed") or f"error {row['error']:.1e}"
-                print(f"{time}  {said}  {row['by']}", flush=True)
+            tell(rows)
             write_atomically(options.out, json.dumps(found, indent=1))
 
 

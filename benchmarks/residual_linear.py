@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from kernel_timing import Body, measured, relative
+from kernel_timing import Body, host_microseconds, measured, relative, tell
 from torch import Tensor
 
 from replearn.residual.kernels import launch
@@ -117,18 +116,6 @@ def measure(shape: Shape, what: str, device: torch.device, rounds: int, check: b
     return found
 
 
-def host_microseconds(body: Body, device: torch.device, calls: int = 100) -> float:
-    """The median of what Python takes for one call; the GPU keeps up with what it is given."""
-    taken = []
-    for _ in range(calls if device.type == "cuda" else 1):
-        began = time.perf_counter()
-        body()
-        taken.append(time.perf_counter() - began)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 1e6 * sorted(taken)[len(taken) // 2]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -157,10 +144,7 @@ def main() -> None:
                 rows = measure(shape, what, device, options.rounds, options.check)
             about = {"rows": numbers[0], "inner": numbers[1], "width": numbers[2], "what": what}
             found["rows"] += [about | row for row in rows]
-            for row in sorted(rows, key=lambda row: row.get("microseconds", 1e9)):
-                took = f"{row['microseconds']:8.1f} us" if "microseconds" in row else " " * 11
-                said = row.get("failed") or f"error {row['error']:.1e}"
-                print(f"{took}, host {row.get('host', 0):5.1f} us  {said}  {row['by']}", flush=True)
+            tell(rows)
             write_atomically(options.out, json.dumps(found, indent=1))
 
 

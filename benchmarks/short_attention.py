@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_timing import Body, measured, relative
+from kernel_timing import Body, measured, relative, tell
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -143,11 +143,7 @@ def main() -> None:
             rows = measure(shape, what, device, options.rounds, options.check)
             about = {"sequences": sequences, "tokens": tokens, "heads": heads, "width": width}
             found["rows"] += [{**about, "pass": what, "megabytes": megabytes, **row} for row in rows]
-            for row in sorted(rows, key=lambda row: row.get("microseconds", 1e9)):
-                time = f"{row['microseconds']:8.1f} us" if "microseconds" in row else "           "
-                print(
-                    f"{time}  {row.get('failed') or 'error {:.1e}'.format(row['error'])}  {row['by']}", flush=True
-                )
+            tell(rows)
             write_atomically(options.out, json.dumps(found, indent=1))
 
 

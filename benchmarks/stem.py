@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_timing import Body, measured, relative
-from residual_linear import host_microseconds
+from kernel_timing import Body, host_microseconds, measured, relative, tell
 from torch import Tensor
 
 from replearn.precision import float32_products
@@ -140,10 +139,7 @@ def main() -> None:
         with torch.inference_mode(), float32_products(tf32=True, benchmark=False):
             rows = measure(Case(images, options.size, dtype, last, device), options.rounds, options.check)
         found["rows"] += [about | row for row in rows]
-        for row in sorted(rows, key=lambda row: row.get("microseconds", 1e9)):
-            took = f"{row['microseconds']:8.1f} us" if "microseconds" in row else " " * 11
-            said = row.get("failed") or f"error {row['error']:.1e}"
-            print(f"{took}, host {row.get('host', 0):5.1f} us  {said}  {row['by']}", flush=True)
+        tell(rows)
         write_atomically(options.out, json.dumps(found, indent=1))
 
 
