@@ -25,10 +25,7 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != channels:
-            conv = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(channels))
+        self.shortcut = shortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
@@ -60,10 +57,7 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(middle, channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != channels:
-            conv = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(channels))
+        self.shortcut = shortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
@@ -71,6 +65,13 @@ class Bottleneck(nn.Module):
         y = self.bn3(self.conv3(y))
         out: Tensor = self.relu(self.shortcut(x) + y)
         return out
+
+
+def shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
+    """What goes around a block: its input as it is, or where the shape changes, a 1x1 convolution of it."""
+    if stride == 1 and in_channels == channels:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
 
 
 class CifarResNet(nn.Module):
