@@ -52,7 +52,8 @@ def write_(flat: FlatGraph, relu: fx.Node, many: int) -> bool:
     if stored is None or stored.shape != shape or (bias is not None and uses(flat, bias) > 1):
         return False  # one that the model's code computes, spreads otherwise, or reads elsewhere too
     name = str(argument(conv, 1, "weight").target)
-    last = not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
+    # of one colour, a weight is contiguous in both orders; torch then goes by its strides too
+    last = weight.is_contiguous(memory_format=torch.channels_last) and weight.stride(1) == 1
     with flat.graph.inserting_before(conv):  # where its input is what it was: it may be written later
         read = flat.graph.get_attr(name)
         read.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
