@@ -54,8 +54,9 @@ def deploy(
     code can't be traced, and for one with hooks.
 
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
-    weights cast once, `compile` (True, or a mode of torch.compile) compiles it, and `graph` replays it as CUDA
-    graphs, one for each shape of input, without gradients: ways to run, not to store, a model.
+    weights cast once (in a flat graph on a GPU ordered so, too, where nothing can tell), `compile` (True, or a
+    mode of torch.compile) compiles it, and `graph` replays it as CUDA graphs, one for each shape of input, without
+    gradients: ways to run, not to store, a model.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32()

@@ -19,6 +19,7 @@ from .lasting import lasting, writable
 from .narrow import kernels_run_on
 from .opening import open_with_kernels_
 from .operators.base import Operator
+from .ordering import order_convolutions_, orders_by_channel
 from .picking import pick_first_
 from .pooling import pool_first_
 from .replaying import Replayed, check_graph, device_of
@@ -154,12 +155,15 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
 def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> None:
     """Compute a flat graph's outputs with less, in place.
 
-    It pools before it adds a bias and takes a ReLU, and picks a token before it normalises. Kernels of our own
-    compute a stem, and in half precision what else they can; a compiler has others.
+    It pools before it adds a bias and takes a ReLU, and picks a token before it normalises. In half precision a
+    GPU convolves in channels_last order. Kernels of our own compute a stem, and in half precision what else they
+    can; a compiler has others.
     """
     pool_first_(flat)
     note_values_(flat, example, dtype)
     pick_first_(flat)
+    if dtype is not None and all(orders_by_channel(parameter.device) for parameter in flat.parameters()):
+        order_convolutions_(flat)  # before the stem, whose result is in the order of its weight
     kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
     if kernels:
         open_with_kernels_(flat, few=graph)
