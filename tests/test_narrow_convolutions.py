@@ -16,6 +16,7 @@ from compiled_runs import noting_runs
 from interpreting import HERE, INTERPRETED, interpret, runs_kernels
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn.functional import conv2d as torch_conv2d
 from torch.utils.checkpoint import checkpoint
 
@@ -367,8 +368,26 @@ def test_a_run_uses_them_where_its_recipe_lets_it(tmp_path: Path, monkeypatch: p
     assert len(seen) % 3 == 0
 
 
+@runs_kernels
+def test_forward_mode_derivatives_and_compiled_ones_are_torchs(launches: list[str]) -> None:
+    x, tangent = (torch.randn(1, 16, 4, 4, device=HERE).half().to(memory_format=LAST) for _ in range(2))
+    weight = torch.randn(16, 16, 3, 3, device=HERE).half().to(memory_format=LAST)
+    conv2d(x, weight)
+    assert launches == ["convolve"]  # it fits
+    with forward_ad.dual_level():
+        made = forward_ad.unpack_dual(conv2d(forward_ad.make_dual(x, tangent), weight))
+    torch.testing.assert_close(made.tangent, torch_conv2d(tangent, weight, padding=1))
+
+    def total(x: Tensor) -> Tensor:
+        return conv2d(x, weight).float().sum()
+
+    compiled: Any = torch.compile(torch.func.grad(total), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), torch.func.grad(total)(x))
+    assert launches == ["convolve"]
+
+
 def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "values or every or only or order or contract or learns or recomputed")
+    interpret(__file__, "values or every or only or order or contract or learns or recomputed or forward_mode")
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from interpreting import HERE, INTERPRETED, interpret, runs_kernels
 from test_narrow_convolutions import bfloat16_in_the_interpreter, distance, gradients, needs_gpu
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -345,6 +346,14 @@ def test_a_run_uses_them_where_its_recipe_lets_it(tmp_path: Path, monkeypatch: p
     assert seen == []
     assert "3 attention layers by Triton kernels, up to 64 tokens" in notes("on")
     assert len(seen) == 3
+
+
+@runs_kernels
+def test_kernels_are_left_alone_where_derivatives_go_forward() -> None:
+    qkv = drawn(2, 5, 3 * 16)
+    assert operation.kernels_take(qkv, 1, 16)
+    with forward_ad.dual_level():
+        assert not operation.kernels_take(qkv, 1, 16)
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:

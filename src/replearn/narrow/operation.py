@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d as torch_conv2d
 
+from ..transforms import transformed
 from .tiles import is_narrow_between, tile_for, weight_tile_for
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -60,11 +61,6 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 def kernels_run_on(device: torch.device) -> bool:
     """Whether our kernels run there at all."""
     return (device.type == "cuda" or INTERPRETED) and HAS_TRITON
-
-
-def transformed() -> bool:
-    """Whether torch.func is at work, which knows nothing of our kernels."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 @torch.library.custom_op("replearn::narrow_convolution", mutates_args=())

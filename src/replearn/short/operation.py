@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..errors import ReplearnError
-from ..narrow.operation import computed_dtype, kernels_run_on, transformed
+from ..narrow.operation import computed_dtype, kernels_run_on
+from ..transforms import transformed
 from .tiles import BACKWARD, FORWARD, MOST_TOKENS, WIDTHS, tile_for
 
 _DTYPES = (torch.bfloat16, torch.float16)
