@@ -25,6 +25,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import replearn
+from replearn import relaunching
 from replearn.narrow import kernels as narrow
 from replearn.narrow import tiles as narrow_tiles
 from replearn.narrow import weight_kernels
@@ -62,8 +63,7 @@ def compiled(capability: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
         return found[-1]
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
-    monkeypatch.setattr(residual, "_ready", Forgetful())
-    monkeypatch.setattr(norms, "_ready", Forgetful())
+    monkeypatch.setattr(relaunching, "_ready", Forgetful())
     before = driver._active
     driver.set_active(gpu)
     yield found
@@ -110,14 +110,11 @@ def convolution(cin: int, cout: int) -> None:
 
 
 def synthesis(source: torch.dtype, sources: bool, corrections: bool) -> None:
-    tables = of(3, 12, dtype=torch.int64), of(3, dtype=SINGLE), of(64, 2, dtype=torch.int32)
-    layouts = [SimpleNamespace(columns=576, heads=1), SimpleNamespace(columns=384, heads=6)]
+    tables = of(3, mixing.FIELDS, dtype=torch.int64), of(3, dtype=SINGLE), of(64, 2, dtype=torch.int32)
     numbers = of(64 * 576, dtype=source)
-    mixing.launch_forward(tables, numbers, source, layouts)
-    mixing.launch_backward(
-        tables, numbers, of(2, 64, dtype=SINGLE), [numbers, numbers], numbers, source, layouts,
-        wants_sources=sources, wants_corrections=corrections,
-    )  # fmt: skip
+    room = (numbers if sources else None, numbers if corrections else None)
+    mixing.launch_forward(tables, numbers, source, 1024)
+    mixing.launch_backward(tables, numbers, of(2 * 64, dtype=SINGLE), *room, source, 1024)
 
 
 def expansion() -> None:
@@ -191,8 +188,7 @@ def test_it_compiles_for_an_older_gpu(name: str, compiled: list[Any]) -> None:
 def test_no_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: set[str] = set()
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **options: launched.add(self.__name__))
-    monkeypatch.setattr(residual, "_ready", Forgetful())
-    monkeypatch.setattr(norms, "_ready", Forgetful())
+    monkeypatch.setattr(relaunching, "_ready", Forgetful())
     for launch in LAUNCHES.values():
         launch()
     modules = (narrow, weight_kernels, norms, expanding, mixing, patches, residual, short, stem)

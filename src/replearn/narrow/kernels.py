@@ -8,18 +8,16 @@ of two pixels of the result. In NHWC the four pixels that these see are one run 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..relaunching import on_device_of
 from .tiles import Tile
 
 jit: Any = triton.jit
-_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 @jit
@@ -120,7 +118,3 @@ def group_of(width: int) -> int:
 def side_of(numbers: int) -> int:
     """The side of an operand that holds them: a power of two, and no product takes less than 16."""
     return max(16, int(triton.next_power_of_2(numbers)))
-
-
-def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    return torch.cuda.device(x.device) if x.is_cuda and torch.cuda.device_count() > 1 else _NOTHING

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernels import group_of, on_device_of, side_of
+from ..relaunching import on_device_of
+from .kernels import group_of, side_of
 from .tiles import WeightTile
 
 jit: Any = triton.jit

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..narrow.kernels import on_device_of
+from ..relaunching import launch as launch_again
 
 jit: Any = triton.jit
 NUMBERS = 2048  # that a program has on the chip
@@ -37,24 +37,12 @@ def norm_kernel(
     tl.store(out + at, made.to(out.dtype.element_ty), mask=inside)
 
 
-_ready: dict[tuple[Any, ...], Any] = {}
-
-
 def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, out: Tensor) -> None:
-    """Normalise the rows of x into `out`; all of them are contiguous and begin at multiples of 16 bytes.
-
-    As for residual layers, a kernel is asked for once for each kind of norm, and then launched as it is.
-    """
+    """Normalise the rows of x into `out`; all of them are contiguous and begin at multiples of 16 bytes."""
     width = x.shape[-1]
     rows, side = x.numel() // width, triton.next_power_of_2(width)
     together = max(1, NUMBERS // side)
-    grid = (-(-rows // together), 1, 1)
     given = (x, x if weight is None else weight, x if bias is None else bias, out, rows, epsilon)
     constants = (width, side, together, weight is not None, bias is not None)
-    key = (x.device, out.dtype, *constants)
-    with on_device_of(x):
-        kernel = _ready.get(key)
-        if kernel is not None:
-            kernel[grid](*given, *constants)
-        else:
-            _ready[key] = norm_kernel[grid](*given, *constants, num_warps=4)
+    kind = (out.dtype, *constants)
+    launch_again(norm_kernel, -(-rows // together), x, kind, (*given, *constants), num_warps=4)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,8 @@ from .synthesis import full_precision
 _KNOWN = (torch.float32, torch.bfloat16, torch.float16)
 _KEPT_TABLES = 256
 _ALIGNED = 64  # elements: every weight starts on a boundary that cuDNN and cuBLAS like
-Tables = tuple[Tensor, Tensor, Tensor]
+_COEFFICIENTS = (3, 4)  # their places among a mixture's tensors
+Tables = tuple[Tensor, Tensor, Tensor, Tensor]
 _tables: OrderedDict[tuple[Any, ...], Tables] = OrderedDict()
 
 
@@ -114,23 +116,36 @@ class Layout:
     columns: int
     heads: int
     start: int  # of the weight
-    partial: int  # of its coefficients' gradients: rows x heads numbers
+    sources: tuple[int, int]  # of the gradients of previous and next
+    partials: tuple[int, int]  # of those of a and b, from each row: heads x rows numbers
 
-    def view(self, buffer: Tensor) -> Tensor:
-        return buffer.as_strided(self.shape, self.stride, self.start)
+    def view(self, buffer: Tensor, start: int) -> Tensor:
+        return buffer.as_strided(self.shape, self.stride, start)
 
     def flat(self, tensor: Tensor) -> Tensor:
         """A tensor of this shape as a line of memory, in the order of the sources."""
-        if tensor.stride() != self.stride:
-            tensor = torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device).copy_(
-                tensor
-            )
+        if tensor.stride() != self.stride and not self.is_order_of(tensor):
+            made = torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
+            tensor = made.copy_(tensor)
         return tensor.as_strided((self.rows * self.columns,), (1,))
 
+    def is_order_of(self, tensor: Tensor) -> bool:
+        """Whether strides differ only where there is nothing to step over, as in a 1x1 kernel."""
+        steps = zip(self.shape, self.stride, tensor.stride(), strict=True)
+        return all(own == other for size, own, other in steps if size != 1)
 
-def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], int, int]:
+
+class Sizes(NamedTuple):
+    """Of the shared buffers, in elements."""
+
+    weights: int
+    sources: int
+    partials: int
+
+
+def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], Sizes]:
     """A place for every mixture, and the sizes of the shared buffers."""
-    layouts, start, partial = [], 0, 0
+    layouts, start, source, partial = [], 0, 0, 0
     for mixture in mixtures:
         weight = mixture.previous if mixture.previous is not None else mixture.next
         assert weight is not None  # `fusable` has seen to it
@@ -138,29 +153,35 @@ def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], int, int]:
         columns = weight.numel() // rows
         coefficient = mixture.a if mixture.a is not None else mixture.b
         heads = coefficient.numel() if mixture.along == "heads" and coefficient is not None else 1
-        layouts.append(Layout(weight.shape, weight.stride(), rows, columns, heads, start, partial))
-        start += -(-rows * columns // _ALIGNED) * _ALIGNED
-        partial += rows * heads
-    return layouts, start, partial
+        room = -(-rows * columns // _ALIGNED) * _ALIGNED
+        sources = source, source + room * (mixture.previous is not None)
+        partials = partial, partial + rows * heads * (mixture.a is not None)
+        layouts.append(Layout(weight.shape, weight.stride(), rows, columns, heads, start, sources, partials))
+        start += room
+        source = sources[1] + room * (mixture.next is not None)
+        partial = partials[1] + rows * heads * (mixture.b is not None)
+    return layouts, Sizes(start, source, partial)
 
 
 def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: torch.device) -> Tables:
-    """The kernel's tables on the device: numbers and addresses, factors, and who makes which row."""
+    """What kernels read on the device: numbers and addresses, factors, who makes which row, and what is summed."""
     lines = tuple(
         (
-            *(0 if t is None else t.data_ptr() for t in (m.previous, m.next, m.correction, m.a, m.b)),
+            *(0 if t is None else t.data_ptr() for t in places_of(m)),
             layout.start,
             layout.columns,
             layout.heads,
             layout.columns // layout.heads,
             int(m.along == "rows"),
             int(m.normalise),
-            layout.partial,
+            layout.rows,
+            *layout.partials,
+            *layout.sources,
         )
         for m, layout in zip(mixtures, layouts, strict=True)
     )
     factors = tuple((m.factor, m.scale) for m in mixtures)
-    key = (device, lines, factors, tuple(layout.rows for layout in layouts))
+    key = (device, lines, factors)
     found = _tables.get(key)
     if found is None:
         numbers = torch.arange(len(layouts), dtype=torch.int32)
@@ -168,8 +189,9 @@ def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: t
         owners = numbers.repeat_interleave(rows)
         inside = torch.cat([torch.arange(int(count), dtype=torch.int32) for count in rows])
         owned = torch.stack([owners, inside], dim=1)
-        found = torch.tensor(lines).to(device), torch.tensor(factors).to(device), owned.to(device)
-        _tables[key] = found
+        made = torch.tensor(lines), torch.tensor(factors), owned, torch.tensor(ends_of_sums(mixtures, layouts))
+        one, two, three, four = (table.to(device) for table in made)
+        found = _tables[key] = one, two, three, four
         while len(_tables) > _KEPT_TABLES:
             _tables.popitem(last=False)
     else:
@@ -177,28 +199,89 @@ def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: t
     return found
 
 
+def ends_of_sums(mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> list[int]:
+    """Where the sum of each head of each coefficient begins among the partial ones, and the last ends."""
+    found = [0]
+    for mixture, layout in zip(mixtures, layouts, strict=True):
+        for _ in range(layout.heads * num_coefficients(mixture)):
+            found.append(found[-1] + layout.rows)
+    return found
+
+
+def num_coefficients(mixture: Mixture) -> int:
+    return (mixture.a is not None) + (mixture.b is not None)
+
+
+def places_of(mixture: Mixture) -> tuple[Tensor | None, ...]:
+    return mixture.previous, mixture.next, mixture.correction, mixture.a, mixture.b
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Mixtures for one launch, whose sources share a dtype, with all that can be worked out beforehand."""
+    """Mixtures for one launch, whose sources share a dtype, with all that can be worked out beforehand.
 
-    tensors: tuple[Tensor | None, ...]  # five a mixture: previous, next, correction, a, b
+    In eager training the GPU waits for Python, so what is done at every step is kept short.
+    """
+
+    tensors: tuple[Tensor, ...]  # all that is read, mixture by mixture
+    places: tuple[tuple[int, int], ...]  # of each: its mixture, and which of the five it is
+    watched: tuple[Tensor, ...]  # those whose values the backward pass reads again
     along: tuple[str, ...]
     layouts: tuple[Layout, ...]
-    size: int
-    partials: int
+    sizes: Sizes
+    block: int
     source: torch.dtype
     device: torch.device
     tables: Tables | None  # None where there is nothing behind the tensors
+    coefficients: Coefficients
 
     @classmethod
     def of(cls, mixtures: Sequence[Mixture]) -> Batch:
-        tensors = tuple(t for m in mixtures for t in (m.previous, m.next, m.correction, m.a, m.b))
-        layouts, size, partials = lay_out(mixtures)
-        first = mixtures[0].tensors[0]
-        tables = tables_for(mixtures, layouts, first.device) if has_values(first) else None
-        along = tuple(m.along for m in mixtures)
-        source = source_dtype(mixtures[0])
-        return cls(tensors, along, tuple(layouts), size, partials, source, first.device, tables)
+        found = [(t, (n, k)) for n, m in enumerate(mixtures) for k, t in enumerate(places_of(m)) if t is not None]
+        layouts, sizes = lay_out(mixtures)
+        device = found[0][0].device
+        return cls(
+            tensors=tuple(tensor for tensor, _ in found),
+            places=tuple(place for _, place in found),
+            watched=tuple(tensor for m in mixtures if not m.only_cast for tensor in m.tensors),
+            along=tuple(m.along for m in mixtures),
+            layouts=tuple(layouts),
+            sizes=sizes,
+            block=block_for(layouts),
+            source=source_dtype(mixtures[0]),
+            device=device,
+            tables=tables_for(mixtures, layouts, device) if has_values(found[0][0]) else None,
+            coefficients=Coefficients.of(mixtures, layouts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """How the coefficients' gradients come out of what each row gave: all sums in one launch."""
+
+    numbers: tuple[int, ...]  # that each coefficient has of them, in turn
+    counts: tuple[int, ...]  # of sums of each
+    summed: bool  # or each has one for every row, as it is
+
+    @classmethod
+    def of(cls, mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> Coefficients:
+        pairs = zip(mixtures, layouts, strict=True)
+        owners = [(m.along, layout) for m, layout in pairs for _ in range(num_coefficients(m))]
+        return cls(
+            numbers=tuple(layout.rows * layout.heads for _, layout in owners),
+            counts=tuple(layout.heads for _, layout in owners),
+            summed=any(along != "rows" for along, _ in owners),
+        )
+
+    def gradients(self, partials: Tensor, ends: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Of each coefficient in turn: for rows, and for heads or all; which it is, its mixture says."""
+        rows = partials.split_with_sizes(self.numbers)
+        if not self.summed:
+            return rows, ()
+        if ends is None:  # nothing behind them: shapes alone
+            return rows, partials.new_zeros(sum(self.counts)).split_with_sizes(self.counts)
+        sums = torch.segment_reduce(partials, "sum", offsets=ends, unsafe=True)
+        return rows, sums.split_with_sizes(self.counts)
 
 
 def mix(mixtures: Sequence[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -213,55 +296,70 @@ def mix_batch(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, batch: Batch, dtype: torch.dtype, *tensors: Tensor | None) -> Any:
-        out = torch.empty(batch.size, dtype=dtype, device=batch.device)
+    def forward(ctx: Any, batch: Batch, dtype: torch.dtype, *tensors: Tensor) -> Any:
+        out = torch.empty(batch.sizes.weights, dtype=dtype, device=batch.device)
         if batch.tables is not None:
-            from .kernels.mixing import launch_forward
-
-            launch_forward(batch.tables, out, batch.source, batch.layouts)
+            kernels().launch_forward(batch.tables, out, batch.source, batch.block)
         else:
             out.zero_()  # stands for the launch where costs are predicted from shapes
         ctx.batch = batch
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)  # autograd then notices if one is changed before the backward pass
-        return tuple(layout.view(out) for layout in batch.layouts)
+        ctx.save_for_backward(*batch.watched)  # autograd then notices if one is changed before the backward pass
+        return tuple([layout.view(out, layout.start) for layout in batch.layouts])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
         batch: Batch = ctx.batch
-        layouts, needed = batch.layouts, ctx.needs_input_grad[2:]
-        given = [grad for grad in grads if grad is not None]
-        if not given:
+        needed = ctx.needs_input_grad[2:]
+        if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
-        flat = gather(layouts, grads, batch.size, given[0])
-        wants_sources = any(needed[0::5]) or any(needed[1::5])
-        wants_corrections = any(needed[2::5])
+        flat = gather(batch.layouts, grads)
+        wanted = {kind for (_, kind), needs in zip(batch.places, needed, strict=True) if needs}
 
-        def room(wanted: bool) -> Tensor:
-            return torch.empty(batch.size, dtype=batch.source, device=flat.device) if wanted else flat
+        def room(*kinds: int, size: int) -> Tensor | None:
+            some = not wanted.isdisjoint(kinds)
+            return torch.empty(size, dtype=batch.source, device=batch.device) if some else None
 
-        sources, corrections = [room(wants_sources), room(wants_sources)], room(wants_corrections)
-        partials = torch.empty(2, batch.partials, device=flat.device)
+        sources = room(0, 1, size=batch.sizes.sources)
+        corrections = room(2, size=batch.sizes.weights)
+        partials = torch.empty(batch.sizes.partials, device=batch.device)
+        ends = None
         if batch.tables is not None:
-            from .kernels.mixing import launch_backward
-
-            launch_backward(
-                batch.tables, flat, partials, sources, corrections, batch.source, layouts,
-                wants_sources=wants_sources, wants_corrections=wants_corrections,
-            )  # fmt: skip
-        else:
-            partials.zero_()
-        found: list[Tensor | None] = [None] * len(needed)
-        for index, (layout, along) in enumerate(zip(layouts, batch.along, strict=True)):
-            for place, buffer in enumerate((*sources, corrections)):
-                if needed[5 * index + place]:
-                    found[5 * index + place] = layout.view(buffer)
-            for side in range(2):
-                if needed[5 * index + 3 + side]:
-                    found[5 * index + 3 + side] = reduced(partials[side], layout, along)
+            given = flat, partials, sources, corrections
+            kernels().launch_backward(batch.tables, *given, batch.source, batch.block)
+            ends = batch.tables[-1]
+        some = not wanted.isdisjoint(_COEFFICIENTS)
+        by_row, by_head = batch.coefficients.gradients(partials, ends) if some else ((), ())
+        found: list[Tensor | None] = []
+        coefficient = 0
+        for (number, kind), needs in zip(batch.places, needed, strict=True):
+            layout = batch.layouts[number]
+            if not needs:
+                found.append(None)
+            elif kind in _COEFFICIENTS:
+                found.append((by_row if batch.along[number] == "rows" else by_head)[coefficient])
+            elif kind == 2 and corrections is not None:
+                found.append(layout.view(corrections, layout.start))
+            elif sources is not None:
+                found.append(layout.view(sources, layout.sources[kind]))
+            coefficient += kind in _COEFFICIENTS
         return (None, None, *found)
+
+
+@cache
+def kernels() -> Any:
+    """The module with the kernels; Triton need not be there where it is not used."""
+    from .kernels import mixing
+
+    return mixing
+
+
+def block_for(layouts: Sequence[Layout]) -> int:
+    """Columns that a program takes at a time: a power of two."""
+    widest = max(layout.columns // layout.heads for layout in layouts)
+    return max(16, min(1024, 1 << (widest - 1).bit_length()))
 
 
 def has_values(tensor: Tensor) -> bool:
@@ -273,29 +371,18 @@ def kernels_run_on(tensor: Tensor) -> bool:
     return tensor.is_cuda and has_values(tensor)
 
 
-def gather(layouts: Sequence[Layout], grads: tuple[Tensor | None, ...], size: int, like: Tensor) -> Tensor:
+def gather(layouts: Sequence[Layout], grads: tuple[Tensor | None, ...]) -> Tensor:
     """All gradients in one buffer, laid out as the weights were: one launch, as their addresses change."""
     if len(layouts) == 1 and grads[0] is not None:
-        return layouts[0].flat(grads[0])
+        alone = layouts[0].flat(grads[0])
+        even = not has_values(alone) or alone.data_ptr() % 16 == 0
+        return alone if even else alone.clone()  # a part of a tensor may begin anywhere
+    like = next(grad for grad in grads if grad is not None)
     pieces, end = [], 0
-    zeros = None
     for layout, grad in zip(layouts, grads, strict=True):
-        if layout.start > end or grad is None:
-            zeros = like.new_zeros(size) if zeros is None else zeros
-        if layout.start > end and zeros is not None:
-            pieces.append(zeros[end : layout.start])
+        if layout.start > end:  # every weight begins on a boundary
+            pieces.append(like.new_zeros(layout.start - end))
         count = layout.rows * layout.columns
-        if grad is not None:
-            pieces.append(layout.flat(grad))
-        elif zeros is not None:
-            pieces.append(zeros[:count])
+        pieces.append(like.new_zeros(count) if grad is None else layout.flat(grad))
         end = layout.start + count
     return torch.cat(pieces)
-
-
-def reduced(partials: Tensor, layout: Layout, along: str) -> Tensor:
-    """A coefficient's gradient from what each row gave."""
-    mine = partials[layout.partial : layout.partial + layout.rows * layout.heads]
-    if along == "rows":
-        return mine
-    return mine.sum().view(1) if along == "all" else mine.view(layout.rows, layout.heads).sum(0)

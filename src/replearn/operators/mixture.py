@@ -61,6 +61,11 @@ class Mixture:
         return (per_row if self.along == "rows" else per_head)(coefficient, source) * source
 
     @property
+    def only_cast(self) -> bool:
+        """Whether it is one source itself, times a number at most: its gradient needs no value of that."""
+        return not self.normalise and len(self.tensors) == 1
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         found = (self.previous, self.next, self.a, self.b, self.correction)
         return tuple(tensor for tensor in found if tensor is not None)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..narrow.kernels import on_device_of
+from ..relaunching import launch as launch_again
 
 jit: Any = triton.jit
 
@@ -57,10 +57,11 @@ def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tenso
         tile, stages = (32, 32, 64), 4
     else:
         tile, stages = (64, 128 if width % 128 == 0 else 64, 64), 3
-    grid = (-(-rows // tile[0]) * (width // tile[1]),)
-    with on_device_of(images):
-        embed_kernel[grid](
-            images, weight, table, out, rows, out.shape[1], first, images.shape[3] // across,
-            *images.stride(), width,
-            channels, height, across, *tile, num_warps=4, num_stages=stages,
-        )  # fmt: skip
+    programs = -(-rows // tile[0]) * (width // tile[1])
+    sizes = (out.shape[1], first, images.shape[3] // across, *images.stride(), width, channels, height, across)
+    tensors = (images, weight, table, out)
+    even = tuple(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    kind = (images.dtype, weight.dtype, table.dtype, out.dtype, sizes, tile, even)
+    launch_again(
+        embed_kernel, programs, images, kind, (*tensors, rows, *sizes, *tile), num_warps=4, num_stages=stages
+    )

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..narrow.kernels import on_device_of
+from ..relaunching import launch as launch_again
 from .tiles import Tile
 
 jit: Any = triton.jit
@@ -49,28 +49,15 @@ def residual_kernel(
     tl.store(out + at, made + kept, mask=row[:, None] < rows)
 
 
-_ready: dict[tuple[Any, ...], Any] = {}
-
-
 def launch(
     u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None, out: Tensor, tile: Tile
 ) -> None:
-    """Add the layer to u into `out`; all of them are contiguous and begin at multiples of 16 bytes.
-
-    Triton looks at every argument of every launch, which takes more time than a small layer itself. So a kernel is
-    asked for once for each kind of layer, and then launched as it is.
-    """
+    """Add the layer to u into `out`; all of them are contiguous and begin at multiples of 16 bytes."""
     width, inner = weight.shape
     rows = u.numel() // width
-    grid = (-(-rows // tile.rows) * (width // tile.columns), 1, 1)
+    programs = -(-rows // tile.rows) * (width // tile.columns)
     tensors = (u, h, weight, weight if bias is None else bias, weight if branch is None else branch, out)
     constants = (tile.rows, tile.columns, tile.inner, bias is not None, branch is not None)
-    key = (u.device, h.dtype, None if bias is None else bias.dtype, inner, width, tile, *constants[3:])
-    with on_device_of(u):
-        kernel = _ready.get(key)
-        if kernel is not None:
-            kernel[grid](*tensors, rows, inner, width, *constants)
-        else:
-            _ready[key] = residual_kernel[grid](
-                *tensors, rows, inner, width, *constants, num_warps=tile.num_warps, num_stages=tile.num_stages
-            )
+    kind = (h.dtype, None if bias is None else bias.dtype, inner, width, tile, *constants[3:])
+    given = (*tensors, rows, inner, width, *constants)
+    launch_again(residual_kernel, programs, u, kind, given, num_warps=tile.num_warps, num_stages=tile.num_stages)

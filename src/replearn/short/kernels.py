@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..narrow.kernels import on_device_of
+from ..relaunching import on_device_of
 from .tiles import Tile, rows_for
 
 jit: Any = triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..narrow.kernels import on_device_of
+from ..relaunching import launch
 from .tiles import Tile
 
 jit: Any = triton.jit
@@ -75,7 +75,7 @@ def pack(
     tl.store(out + number, made, mask=number < numbers)
 
 
-@jit(do_not_specialize=["pixels"])
+@jit(do_not_specialize=["pixels", "numbers"])
 def frame_kernel(
     images, framed, pixels, down, across, height, width, margin,
     image_stride, channel_stride, y_stride, x_stride,
@@ -161,24 +161,24 @@ def launch_frame(images: Tensor, weight: Tensor, framed: Tensor, packed: Tensor,
     `framed` is (images, down, across, 4), `packed` (channels, side, run).
     """
     pixels, numbers = framed.numel() // COLOURS, packed.numel()
-    with on_device_of(images):
-        frame_kernel[(triton.cdiv(pixels, 256) + triton.cdiv(numbers, 256),)](
-            images, framed, pixels, *framed.shape[1:3], *images.shape[2:], margin, *images.stride(),
-            weight, packed, numbers, *weight.stride(), *weight.shape[1:3], packed.shape[2], 256, num_warps=4,
-        )  # fmt: skip
+    programs = -(-pixels // 256) + -(-numbers // 256)
+    sizes = (*framed.shape[1:3], *images.shape[2:], margin, *images.stride())
+    others = (*weight.stride(), *weight.shape[1:3], packed.shape[2], 256)
+    kind = (images.dtype, weight.dtype, framed.dtype, sizes, others, starts_even(images), starts_even(weight))
+    given = (images, framed, pixels, *sizes, weight, packed, numbers, *others)
+    launch(frame_kernel, programs, images, kind, given, num_warps=4)
 
 
 def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, tile: Tile) -> None:
     """The convolution of framed images; `out` is (images, high, wide, channels)."""
     channels, side, run = weight.shape
     rows, columns = out.numel() // channels, columns_of(channels)
-    grid = (triton.cdiv(rows, tile.rows) * (channels // columns),)
-    with on_device_of(framed):
-        convolve_kernel[grid](
-            framed, weight, out, rows, framed.shape[1], framed.shape[2], *out.shape[1:],
-            side, run, stride, "tf32" if weight.element_size() == 4 else "ieee", tile.rows, columns,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
+    programs = -(-rows // tile.rows) * (channels // columns)
+    precision = "tf32" if weight.element_size() == 4 else "ieee"
+    others = (*framed.shape[1:3], *out.shape[1:], side, run, stride, precision, tile.rows, columns)
+    given = (framed, weight, out, rows, *others)
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    launch(convolve_kernel, programs, framed, (framed.dtype, tile, others), given, **options)
 
 
 def launch_pool(
@@ -187,12 +187,15 @@ def launch_pool(
     """relu(maxpool(x) + bias) of (images, high, wide, channels); `out` is such an image by torch's shape."""
     channels, down, across = out.shape[1:]
     rows, columns = out.numel() // channels, columns_of(channels)
-    grid = (triton.cdiv(rows, tile.rows) * (channels // columns),)
-    with on_device_of(x):
-        pool_kernel[grid](
-            x, bias, out, rows, x.shape[1], x.shape[2], down, across, channels,
-            window, step, margin, last, tile.rows, columns, num_warps=tile.num_warps,
-        )  # fmt: skip
+    programs = -(-rows // tile.rows) * (channels // columns)
+    others = (*x.shape[1:3], down, across, channels, window, step, margin, last, tile.rows, columns)
+    kind = (x.dtype, bias.dtype, tile, others, starts_even(bias))
+    launch(pool_kernel, programs, x, kind, (x, bias, out, rows, *others), num_warps=tile.num_warps)
+
+
+def starts_even(tensor: Tensor) -> bool:
+    """Whether Triton may read it 16 bytes at a time; a part of a tensor can begin anywhere."""
+    return tensor.data_ptr() % 16 == 0
 
 
 def columns_of(channels: int) -> int:

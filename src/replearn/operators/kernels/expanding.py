@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...relaunching import launch
+
 jit: Any = triton.jit
 
 
@@ -39,7 +41,7 @@ def settle_kernel(
     tl.store(numbers + 3 * rows + row, scale)
 
 
-@jit
+@jit(do_not_specialize=["count"])
 def slopes_kernel(
     weight, outer, sums, numbers, d_gamma, turned, offsets, count, columns, rows, BLOCK: tl.constexpr
 ):
@@ -67,11 +69,11 @@ def settle(
     scaled = torch.empty((rows, columns), dtype=dtype, device=weight.device)
     shift = torch.empty(rows, dtype=dtype, device=weight.device)
     numbers = torch.empty((4, rows), device=weight.device)
-    settle_kernel[(rows,)](
-        weight, spread, centre, weight if gamma is None else gamma, weight if beta is None else beta,
-        scaled, shift, numbers, eps, columns, rows,
-        HAS_GAMMA=gamma is not None, HAS_BETA=beta is not None, BLOCK=block_for(columns),
-    )  # fmt: skip
+    affine = weight if gamma is None else gamma, weight if beta is None else beta
+    others = (eps, columns, rows, gamma is not None, beta is not None, block_for(columns))
+    kind = (dtype, others, *((tensor.dtype, tensor.data_ptr() % 16) for tensor in affine))
+    given = (weight, spread, centre, *affine, scaled, shift, numbers, *others)
+    launch(settle_kernel, rows, weight, kind, given)
     return scaled, shift, numbers
 
 
@@ -82,9 +84,11 @@ def slopes(
     rows, columns = weight.shape
     turned = torch.empty((rows, columns), device=weight.device)
     d_gamma, offsets = torch.empty((2, rows), device=weight.device).unbind()
-    slopes_kernel[(rows,)](
-        weight, outer, d_beta, numbers, d_gamma, turned, offsets, count, columns, rows, BLOCK=block_for(columns)
-    )
+    others = (columns, rows, block_for(columns))
+    # the second of two rows begins where it may
+    kind = (others, offsets.data_ptr() % 16)
+    given = (weight, outer, d_beta, numbers, d_gamma, turned, offsets, count, *others)
+    launch(slopes_kernel, rows, weight, kind, given)
     return d_gamma, turned, offsets
 
 

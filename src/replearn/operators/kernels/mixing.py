@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,12 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...relaunching import launch
 from ..synthesis import EPS
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_NOTHING = nullcontext()
 jit: Any = triton.jit
-_FIELDS: Any = tl.constexpr(12)  # numbers in a line of the table
+FIELDS = 16  # numbers in a line of the table
 
 
 @jit
@@ -69,7 +67,7 @@ def forward_kernel(
 
 @jit
 def backward_kernel(
-    lines, factors, owners, grads, partials, num_partials, previous_grads, next_grads, correction_grads, eps,
+    lines, factors, owners, grads, partials, source_grads, correction_grads, eps,
     SOURCE: tl.constexpr, BLOCK: tl.constexpr, FIELDS: tl.constexpr,
     WANTS_SOURCES: tl.constexpr, WANTS_CORRECTIONS: tl.constexpr,
 ):  # fmt: skip
@@ -77,11 +75,14 @@ def backward_kernel(
     owner = tl.load(owners + 2 * program)
     row = tl.load(owners + 2 * program + 1).to(tl.int64)
     line = lines + owner * FIELDS
-    previous_at, next_at = tl.load(line), tl.load(line + 1)
+    previous_at, next_at, correction_at = tl.load(line), tl.load(line + 1), tl.load(line + 2)
     a_at, b_at = tl.load(line + 3), tl.load(line + 4)
     start_of_weight, columns = tl.load(line + 5), tl.load(line + 6)
     heads, width = tl.load(line + 7), tl.load(line + 8)
-    by_row, normalise, partial = tl.load(line + 9), tl.load(line + 10), tl.load(line + 11)
+    by_row, normalise, rows = tl.load(line + 9), tl.load(line + 10), tl.load(line + 11)
+    a_partials, b_partials = partials + tl.load(line + 12), partials + tl.load(line + 13)
+    previous_grads = source_grads + tl.load(line + 14) + row * columns
+    next_grads = source_grads + tl.load(line + 15) + row * columns
     factor, scale = tl.load(factors + 2 * owner), tl.load(factors + 2 * owner + 1)
     previous = previous_at.to(tl.pointer_type(SOURCE)) + row * columns
     following = next_at.to(tl.pointer_type(SOURCE)) + row * columns
@@ -90,7 +91,9 @@ def backward_kernel(
     b_unit = row_scale(following, next_at != 0, columns, normalise, eps, BLOCK)
     place = start_of_weight + row * columns
     a_along, b_along = 0.0, 0.0  # sums over the row of (coefficient * gradient * source)
-    for head in range(heads):
+    # a weight that is only cast has nothing that depends on the sources' values
+    summed = tl.where((normalise > 0) | (a_at != 0) | (b_at != 0) | (correction_at != 0), 1, 0)
+    for head in range(heads * summed):
         a_dot = tl.zeros([BLOCK], tl.float32)
         b_dot = tl.zeros([BLOCK], tl.float32)
         for start in range(0, width, BLOCK):
@@ -105,9 +108,9 @@ def backward_kernel(
             if WANTS_CORRECTIONS:
                 tl.store(correction_grads + place + column, g.to(SOURCE), mask=mask)
         a_sum, b_sum = tl.sum(a_dot), tl.sum(b_dot)
-        at = partial + row * heads + head
-        tl.store(partials + at, a_sum * a_unit * factor)
-        tl.store(partials + num_partials + at, b_sum * b_unit * factor)
+        at = head * rows + row  # the rows of a head side by side, to be summed
+        tl.store(a_partials + at, a_sum * a_unit * factor, mask=a_at != 0)
+        tl.store(b_partials + at, b_sum * b_unit * factor, mask=b_at != 0)
         if WANTS_SOURCES:
             a_along += a_sum * tl.load(a + row * by_row + head, mask=a_at != 0, other=1.0)
             b_along += b_sum * tl.load(b + row * by_row + head, mask=b_at != 0, other=1.0)
@@ -115,6 +118,7 @@ def backward_kernel(
         # d(P / |P|) = (I - P P^T / |P|^2) dP / |P|; where rows are not normalised the second part is nothing
         a_along = tl.where(normalise > 0, a_along * a_unit * a_unit * a_unit, 0.0)
         b_along = tl.where(normalise > 0, b_along * b_unit * b_unit * b_unit, 0.0)
+        has_previous, has_next = previous_at != 0, next_at != 0
         for head in range(heads):
             a_head = tl.load(a + row * by_row + head, mask=a_at != 0, other=1.0) * a_unit
             b_head = tl.load(b + row * by_row + head, mask=b_at != 0, other=1.0) * b_unit
@@ -123,44 +127,34 @@ def backward_kernel(
                 column = head * width + inside
                 mask = inside < width
                 g = tl.load(grads + place + column, mask=mask, other=0.0).to(tl.float32) * scale
-                p = tl.load(previous + column, mask=mask & (previous_at != 0), other=0.0).to(tl.float32)
-                n = tl.load(following + column, mask=mask & (next_at != 0), other=0.0).to(tl.float32)
+                along = mask & (normalise > 0)
+                p = tl.load(previous + column, mask=along & has_previous, other=0.0).to(tl.float32)
+                n = tl.load(following + column, mask=along & has_next, other=0.0).to(tl.float32)
                 p_grad = factor * (a_head * g - a_along * p)
                 n_grad = factor * (b_head * g - b_along * n)
-                tl.store(previous_grads + place + column, p_grad.to(SOURCE), mask=mask)
-                tl.store(next_grads + place + column, n_grad.to(SOURCE), mask=mask)
+                tl.store(previous_grads + column, p_grad.to(SOURCE), mask=mask & has_previous)
+                tl.store(next_grads + column, n_grad.to(SOURCE), mask=mask & has_next)
 
 
-def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype, layouts: Sequence[Any]) -> None:
-    lines, factors, owners = tables
-    with torch.cuda.device(out.device) if out.is_cuda and torch.cuda.device_count() > 1 else _NOTHING:
-        forward_kernel[(owners.shape[0],)](
-            lines, factors, owners, out, EPS, SOURCE=_TYPES[source], BLOCK=block_for(layouts), FIELDS=_FIELDS
-        )
+def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype, block: int) -> None:
+    """Make all weights into `out`."""
+    lines, factors, owners = tables[:3]
+    given = (lines, factors, owners, out, EPS, _TYPES[source], block, FIELDS)
+    launch(forward_kernel, owners.shape[0], out, (out.dtype, source, block), given)
 
 
 def launch_backward(
     tables: tuple[Tensor, ...],
     grads: Tensor,
     partials: Tensor,
-    sources: list[Tensor],
-    corrections: Tensor,
+    sources: Tensor | None,
+    corrections: Tensor | None,
     source: torch.dtype,
-    layouts: Sequence[Any],
-    *,
-    wants_sources: bool,
-    wants_corrections: bool,
+    block: int,
 ) -> None:
-    lines, factors, owners = tables
-    with torch.cuda.device(grads.device) if grads.is_cuda and torch.cuda.device_count() > 1 else _NOTHING:
-        backward_kernel[(owners.shape[0],)](
-            lines, factors, owners, grads, partials, partials.shape[1], sources[0], sources[1], corrections, EPS,
-            SOURCE=_TYPES[source], BLOCK=block_for(layouts), FIELDS=_FIELDS,
-            WANTS_SOURCES=wants_sources, WANTS_CORRECTIONS=wants_corrections,
-        )  # fmt: skip
-
-
-def block_for(layouts: Sequence[Any]) -> int:
-    """Columns that a program takes at a time."""
-    widest = max(layout.columns // layout.heads for layout in layouts)
-    return max(16, min(1024, int(triton.next_power_of_2(widest))))
+    """Make the gradients of those that are given room; `grads` begins at a multiple of 16 bytes, as all others."""
+    lines, factors, owners = tables[:3]
+    wants = (sources is not None, corrections is not None)
+    room = (grads if sources is None else sources, grads if corrections is None else corrections)
+    given = (lines, factors, owners, grads, partials, *room, EPS, _TYPES[source], block, FIELDS, *wants)
+    launch(backward_kernel, owners.shape[0], grads, (grads.dtype, source, block, wants), given)
