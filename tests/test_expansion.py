@@ -122,7 +122,7 @@ def test_operators_that_expand_at_once_train_as_those_that_do_not(
 def test_a_small_expansion_pays_only_where_launches_are_free() -> None:
     conv, z = nn.Conv2d(4, 16, 1), torch.zeros(1, 4, 2, 2)
     assert not expansion.pays(z, conv)
-    assert expansion.pays(torch.empty(2**9, 4, 64, 64, device="meta"), conv)
+    assert expansion.pays(torch.empty(expansion.LEAST // 2**16, 4, 64, 64, device="meta"), conv)
     with expansion.free_launches():
         assert expansion.pays(z, conv)
     assert not expansion.pays(z, conv)
