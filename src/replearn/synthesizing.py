@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from .casting import InPlace, Place, cast_places
 from .errors import ReplearnError
 from .operators.base import Operator, ReadingOperator
 from .operators.fused import Batch, fusable, kernels_run_on, mix_batch, synthesize
 from .operators.mixture import HandOut, Made, Mixture, dtype_beside
 from .operators.sharded import is_sharded
+from .operators.synthesis import autocasting
 from .transforms import transformed
 
 
 @contextmanager
-def synthesized(model: nn.Module) -> Iterator[None]:
+def synthesized(model: nn.Module, *, cast: bool = False) -> Iterator[None]:
     """Inside, the operators of a model compute with weights that were made together, in one launch on a GPU.
 
     Enter it anew for every forward pass, inside autocast if you use that; the backward pass may come later.
     Without it each operator makes its own weights when it is called, with the same result: on a GPU that is one
     launch each. Operators in a compiled model make their own in any case.
+
+    With `cast`, on a GPU under autocast, the same launch casts the weights of all linear layers and convolutions,
+    which autocast does one by one: for eager steps, which wait for Python. The numbers are the same, and a model
+    without operators may be given too. Layers hold the cast weights meanwhile, so this is not for models that are
+    compiled, sharded or in DistributedDataParallel, nor for those that switch autocast off in a part of theirs.
 
     >>> import torch
     >>> import replearn
@@ -35,43 +42,63 @@ def synthesized(model: nn.Module) -> Iterator[None]:
     >>> torch.equal(together, model(x))
     True
     """
-    prepared = _prepared.get(model)
-    if prepared is None or not prepared.holds():
-        prepared = _prepared[model] = Prepared(readers_in(model))
-    with HandOut(prepared.made()):
+    prepared = prepared_for(model, operators=True, cast=cast)
+    if not (cast or prepared.readers or any(operators_in(model))):
+        raise ReplearnError("This model has no operators to synthesize for; replace_ some of its blocks first.")
+    with prepared.used():
         yield
+
+
+def cast_together(model: nn.Module) -> AbstractContextManager[None]:
+    """As `synthesized` with `cast`, but operators make their own weights, or find those that they are given."""
+    return prepared_for(model, operators=False, cast=True).used()
+
+
+def prepared_for(model: nn.Module, *, operators: bool, cast: bool) -> Prepared:
+    """What was worked out for a model before, where it still holds."""
+    cast = cast and autocasts(model)
+    known = _prepared.setdefault(model, {})
+    found = known.get((operators, cast))
+    if found is None or not found.holds():
+        readers = readers_in(model) if operators else []
+        found = known[operators, cast] = Prepared(readers, list(cast_places(model)) if cast else [])
+    return found
+
+
+def autocasts(model: nn.Module) -> bool:
+    """Whether autocast is on where the model is."""
+    parameter = next(model.parameters(), None)
+    return parameter is not None and autocasting(parameter)
 
 
 def readers_in(model: nn.Module) -> list[ReadingOperator]:
     """All operators of a model that synthesize, the halves of composed ones one by one."""
-    operators = list(operators_in(model))
-    if not operators:
-        raise ReplearnError("This model has no operators to synthesize for; replace_ some of its blocks first.")
-    parts = [part for operator in operators for part in operator.stages()]
+    parts = [part for operator in operators_in(model) for part in operator.stages()]
     return [part for part in parts if isinstance(part, ReadingOperator)]
 
 
 class Prepared:
-    """A model's operators with what the kernel needs to know of their weights, kept from step to step.
+    """A model's operators and layers with what the kernel needs to know of their weights, kept from step to step.
 
     In eager training the GPU waits for Python, and finding all this anew takes longer than the kernel. It holds
-    as long as every parameter that is read is the same object in the same memory. An operator that came later
-    finds nothing made for it, and makes its own; one that went is made for in vain.
+    as long as every parameter that is read is the same object in the same memory. An operator or a layer that came
+    later finds nothing made for it, and makes its own; one that went is made for in vain.
     """
 
-    def __init__(self, readers: list[ReadingOperator]) -> None:
-        self._readers = readers
-        self._anchors = [anchor for reader in readers for anchor in reader.anchors()]
+    def __init__(self, readers: list[ReadingOperator], places: list[Place]) -> None:
+        self.readers, self._places = readers, places
+        self._anchors = [*(anchor for reader in readers for anchor in reader.anchors()), *places]
         tensors = [entry for _, _, entry in self._anchors if isinstance(entry, Tensor)]
         self._lasting = [(tensor, tensor.data_ptr()) for tensor in tensors if not is_sharded(tensor)]
-        self._places: list[tuple[int, str]] = []
+        self._owners: list[tuple[int, str]] = []
         self._batch: Batch | None = None
         mixtures = [(id(r), n, m) for r in readers for n, m in r.mixtures().items() if m is not None]
-        kernels = bool(mixtures) and all(self._can_stay(mixture) for *_, mixture in mixtures)
-        alike = len({(m.tensors[0].dtype, m.tensors[0].device) for *_, m in mixtures}) == 1
-        if kernels and alike and len({reader.stored_dtype for reader in readers}) == 1:
-            self._places = [(owner, name) for owner, name, _ in mixtures]
-            self._batch = Batch.of([mixture for *_, mixture in mixtures])
+        kernels = all(self._can_stay(mixture) for *_, mixture in mixtures)
+        wanted = [*(mixture for *_, mixture in mixtures), *(Mixture(previous=place.parameter) for place in places)]
+        alike = len({(m.tensors[0].dtype, m.tensors[0].device) for m in wanted}) == 1
+        if kernels and alike and len({reader.stored_dtype for reader in readers}) <= 1:
+            self._owners = [(owner, name) for owner, name, _ in mixtures]
+            self._batch = Batch.of(wanted)
 
     def _can_stay(self, mixture: Mixture) -> bool:
         """Whether the kernel makes all of it, and reads nothing that was computed just now."""
@@ -87,19 +114,27 @@ class Prepared:
             tensor.data_ptr() == address for tensor, address in self._lasting
         )
 
-    def made(self) -> dict[int, Made]:
-        """What each operator computes with, by its identity."""
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Make everything; inside, operators and layers find it. Where the kernel can't, layers are left alone."""
+        made, tensors = self._make()
+        places = self._places if tensors else []
+        with HandOut(made) if self.readers else nullcontext(), InPlace(places, tensors):
+            yield
+
+    def _make(self) -> tuple[dict[int, Made], tuple[Tensor, ...]]:
+        """The operators' weights, by operator, and those of the layers."""
         if self._batch is None or transformed():
-            return made_for(self._readers)
-        example = next(tensor for tensor in self._batch.tensors if tensor is not None)
-        dtype = dtype_beside(example, self._readers[0].stored_dtype)
-        made: dict[int, Made] = {id(reader): {} for reader in self._readers}
-        for (owner, name), tensor in zip(self._places, mix_batch(self._batch, dtype), strict=True):
+            return made_for(self.readers), ()
+        stored = self.readers[0].stored_dtype if self.readers else torch.float32
+        tensors = mix_batch(self._batch, dtype_beside(self._batch.tensors[0], stored))
+        made: dict[int, Made] = {id(reader): {} for reader in self.readers}
+        for (owner, name), tensor in zip(self._owners, tensors, strict=False):
             made[owner][name] = tensor
-        return made
+        return made, tensors[len(self._owners) :]
 
 
-_prepared: WeakKeyDictionary[nn.Module, Prepared] = WeakKeyDictionary()
+_prepared: WeakKeyDictionary[nn.Module, dict[tuple[bool, bool], Prepared]] = WeakKeyDictionary()
 
 
 def operators_in(model: nn.Module) -> Iterator[Operator]:

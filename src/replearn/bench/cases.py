@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from torch import nn
 
 from ..errors import ReplearnError
 from ..operators import ReducedBottleneck, Removal
-from ..operators.base import ReadingOperator
 from ..operators.mixture import HandOut, Made
 from ..operators.options import Options, ReadingOptions
 from ..planning import plan
 from ..surgery import replace_
-from ..synthesizing import made_for, operators_in, synthesized
+from ..synthesizing import cast_together, made_for, readers_in, synthesized
 from ..training.architectures import architecture
 from ..training.recipe import Optimizer
 
@@ -64,7 +64,11 @@ SMALL_SUITE = (  # what a CPU can do in a minute
     Case(model="vit:64:6:4:8", batch_size=32, optimizer=ADAMW),
 )
 
-Surroundings = Callable[[], AbstractContextManager[None]]  # entered for every forward pass
+Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every forward pass
+
+
+def only_cast(model: nn.Module, cast: bool) -> Surroundings:
+    return (lambda: cast_together(model)) if cast else nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,9 @@ class Candidate:
 
     label: str
     build: Callable[[], nn.Module]
-    around: Callable[[nn.Module], Surroundings] = lambda model: nullcontext
+    around: Callable[[nn.Module, bool], Surroundings] = (
+        only_cast  # the model, and whether to cast weights together
+    )
 
 
 def candidates(case: Case, *, extra: tuple[Options, ...] = (), recompute: bool = True) -> list[Candidate]:
@@ -95,8 +101,8 @@ def candidates(case: Case, *, extra: tuple[Options, ...] = (), recompute: bool =
     return sides
 
 
-def made_together(model: nn.Module) -> Surroundings:
-    return lambda: synthesized(model)
+def made_together(model: nn.Module, cast: bool) -> Surroundings:
+    return lambda: synthesized(model, cast=cast)
 
 
 def replaced(case: Case, operator: Options | None, recompute: bool = False) -> nn.Module:
@@ -117,14 +123,15 @@ class Given:
     synthesis alone costs.
     """
 
-    def __init__(self, model: nn.Module, learn: bool) -> None:
+    def __init__(self, model: nn.Module, cast: bool, *, learn: bool) -> None:
         self._model, self._learn = model, learn
+        self._others = only_cast(model, cast)
         self._made: dict[int, Made] | None = None
 
-    def __call__(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
         if self._made is None:  # not before: the first forward pass knows in which precision
-            parts = [part for operator in operators_in(self._model) for part in operator.stages()]
-            made = made_for([part for part in parts if isinstance(part, ReadingOperator)])
+            made = made_for(readers_in(self._model))
             self._made = {
                 owner: {name: weight.detach().clone().requires_grad_(self._learn) for name, weight in own.items()}
                 for owner, own in made.items()
@@ -132,4 +139,5 @@ class Given:
         for own in self._made.values():
             for weight in own.values():
                 weight.grad = None
-        return HandOut(self._made)
+        with HandOut(self._made), self._others():
+            yield

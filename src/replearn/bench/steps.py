@@ -24,7 +24,7 @@ from .cases import Candidate, Case
 Backend = Literal["tf32", "bf16", "captured", "compiled"]
 ABOUT = {
     "tf32": "float32 with TF32 products, eager",
-    "bf16": "bfloat16 autocast, channels_last, eager",
+    "bf16": "bfloat16 autocast, channels_last, eager, all weights cast in one launch",
     "captured": "bfloat16 autocast, channels_last, narrow convolutions and short attention by our kernels, "
     "the step as a CUDA graph",
     "compiled": "as captured, and torch.compile",
@@ -35,7 +35,8 @@ WARM_UP = 3
 class TrainingStep:
     """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed.
 
-    `narrow=False` leaves narrow convolutions to cuDNN on every backend, `short=False` attention to torch.
+    `narrow=False` leaves narrow convolutions to cuDNN on every backend, `short=False` attention to torch, and
+    `cast=False` the weights to autocast, layer by layer.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TrainingStep:
         *,
         narrow: bool = True,
         short: bool = True,
+        cast: bool = True,
     ) -> None:
         self.on_gpu = device.type == "cuda"
         if self.on_gpu:
@@ -60,7 +62,7 @@ class TrainingStep:
         self.channels_last = backend != "tf32"
         if self.channels_last:
             to_channels_last_(self.model)
-        self.around = candidate.around(self.model)
+        self.around = candidate.around(self.model, cast and backend == "bf16")
         if backend == "compiled":
             self.model.compile()
         self.optimizer = make_optimizer(self.model, case.optimizer, device)

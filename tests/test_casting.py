@@ -1,0 +1,218 @@
+"""Weights that are cast together, in the launch of synthesis: in Triton's interpreter here, for real on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from interpreting import HERE, INTERPRETED, interpret, runs_kernels
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.weight_norm import weight_norm
+
+import replearn
+from replearn import casting, synthesizing
+from replearn.bench.cases import Case, candidates
+from replearn.bench.steps import TrainingStep, losses, precision_of
+from replearn.operators.mixture import HandOut
+
+
+@pytest.fixture(autouse=True)
+def _kernels_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (casting, synthesizing):
+        monkeypatch.setattr(module, "kernels_run_on", lambda tensor: INTERPRETED or tensor.is_cuda)
+
+
+@contextmanager
+def low() -> Iterator[None]:
+    with torch.autocast(HERE, torch.bfloat16, cache_enabled=False):
+        yield
+
+
+def resnet(replaced: bool = True) -> tuple[Any, Tensor]:
+    """Its weights are numbers of bfloat16: Triton's interpreter cuts digits off where a GPU rounds."""
+    torch.manual_seed(0)
+    model = replearn.models.CifarResNet(20, width=4).to(HERE)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if replaced:
+        replearn.replace_(model, replearn.plan(model, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    return model, torch.randn(2, 3, 8, 8, device=HERE).contiguous(memory_format=torch.channels_last)
+
+
+def run(model: nn.Module, x: Tensor, cast: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
+    model.zero_grad()
+    operators = any(synthesizing.operators_in(model))
+    with low(), replearn.synthesized(model, cast=cast) if cast or operators else low():
+        made = model(x)
+    made.float().square().mean().backward()
+    return made.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@runs_kernels
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_model_computes_the_same_both_ways(replaced: bool) -> None:
+    model, x = resnet(replaced)
+    expected, gradients = run(model, x, cast=False)
+    made, found = run(model, x, cast=True)
+    assert torch.equal(made, expected)
+    for name, gradient in gradients.items():
+        other = found[name]
+        assert gradient is not None
+        assert other is not None
+        assert other.dtype is torch.float32
+        assert other.stride() == model.get_parameter(name).stride()
+        torch.testing.assert_close(other, gradient)
+
+
+@runs_kernels
+def test_layers_hold_cast_weights_inside_and_their_own_outside() -> None:
+    model, x = resnet()
+    own = dict(model.named_parameters())
+    seen = []
+    hook = model.layer1[0].conv1.register_forward_pre_hook(lambda m, args: seen.append(m.weight.dtype))
+    with low(), replearn.synthesized(model, cast=True):
+        assert model.fc.bias.dtype is torch.bfloat16
+        assert model.bn1.weight is own["bn1.weight"]
+        model(x)
+    hook.remove()
+    assert seen == [torch.bfloat16]
+    assert all(parameter is own[name] for name, parameter in model.named_parameters())
+    with pytest.raises(ZeroDivisionError), low(), replearn.synthesized(model, cast=True):
+        _ = 1 / 0
+    assert all(parameter is own[name] for name, parameter in model.named_parameters())
+
+
+@runs_kernels
+def test_a_model_is_prepared_once_and_again_when_a_layer_moves() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8)).to(HERE)
+    x = torch.randn(2, 3, 4, 4, device=HERE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+
+    def check() -> synthesizing.Prepared:
+        made, found = run(model, x, cast=True)
+        found = {name: None if grad is None else grad.clone() for name, grad in found.items()}
+        expected, gradients = run(model, x, cast=False)
+        assert torch.equal(made, expected)
+        torch.testing.assert_close(found, gradients)
+        return synthesizing._prepared[model][True, True]
+
+    first = check()
+    with torch.no_grad():
+        model[3].weight.mul_(2)  # new values in the same memory
+    assert check() is first
+    model[3].weight = nn.Parameter(model[3].weight.detach() / 2)
+    assert check() is not first
+    model[3] = nn.Linear(16, 8, device=HERE)  # one that came later is left to autocast
+    check()
+
+
+@runs_kernels
+def test_a_weight_may_change_between_the_passes_as_under_autocast() -> None:
+    model, x = resnet(replaced=False)
+    with low(), replearn.synthesized(model, cast=True):
+        loss = model(x).sum()
+    with torch.no_grad():
+        model.fc.weight.zero_()
+    loss.backward()
+    assert model.conv1.weight.grad is not None
+
+
+@runs_kernels
+def test_a_layer_without_a_gradient_and_one_of_one_pixel_kernels() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 65, 1), nn.ReLU(), nn.Conv2d(65, 2, 1), nn.Flatten(), nn.Linear(32, 3, bias=False)
+    )
+    model.to(HERE).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model[2].requires_grad_(False)
+    unused = model[4]
+    x = torch.randn(2, 3, 4, 4, device=HERE)
+    with low(), replearn.synthesized(model, cast=True):
+        model[:3](x).sum().backward()
+    assert unused.weight.grad is None or not unused.weight.grad.any()
+    assert model[2].weight.grad is None
+    found = model[0].weight.grad.clone()
+    model.zero_grad()
+    with low():
+        model[:3](x).sum().backward()
+    torch.testing.assert_close(found, model[0].weight.grad, rtol=0.05, atol=0.05)
+
+
+def test_only_plain_layers_are_cast() -> None:
+    double, turned = nn.Linear(4, 4).double(), nn.Linear(4, 4)
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        normed = weight_norm(nn.Linear(4, 4))
+    spectral = parametrizations.spectral_norm(nn.Linear(4, 4))
+    others = [nn.LayerNorm(4), nn.Embedding(4, 4), nn.BatchNorm1d(4), nn.MultiheadAttention(4, 2)]
+    model = nn.Sequential(normed, spectral, double, turned, *others, nn.Conv1d(4, 4, 1)).to(HERE)
+    turned.weight = nn.Parameter(torch.randn(4, 8, device=HERE)[:, ::2])
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {names[id(place.parameter)] for place in casting.cast_places(model)}
+    # on a CPU autocast is left alone, which has no Python to wait for
+    kernels = HERE == "cuda" or INTERPRETED
+    assert found == ({"0.bias", "3.bias", "8.weight", "8.bias"} if kernels else set())
+
+
+def test_nothing_is_cast_without_autocast_or_where_kernels_do_not_run() -> None:
+    model, x = resnet()
+    expected = model(x)
+    with replearn.synthesized(model, cast=True):
+        assert model.fc.weight.dtype is torch.float32
+        torch.testing.assert_close(model(x), expected)
+    plain = replearn.models.CifarResNet(20, width=4)
+    with replearn.synthesized(plain, cast=True):  # no operators, and nothing to do
+        plain(torch.randn(1, 3, 8, 8))
+
+
+def test_operators_find_weights_that_they_are_given_beside_casts() -> None:
+    model, x = resnet()
+    model.eval()
+    reader = synthesizing.readers_in(model)[0]
+    given = {id(reader): {name: torch.zeros_like(weight) for name, weight in reader.made().items()}}
+    with HandOut(given):
+        expected = model(x)
+        with synthesizing.cast_together(model):  # nothing to cast without autocast
+            assert torch.equal(model(x), expected)
+    assert not torch.equal(model(x), expected)
+
+
+def test_the_casts_run_in_tritons_interpreter() -> None:
+    interpret(__file__, "not interpreter and not cuda")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(HERE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("label", ["E2E", "RepL"])
+def test_fifty_steps_on_cuda_are_fifty_steps_under_autocast_alone(label: str) -> None:
+    case = Case(model="cifar_resnet:20:16", batch_size=64, interval=2)
+    side = next(side for side in candidates(case) if side.label == label)
+    with precision_of("bf16"):
+        both = [
+            losses(TrainingStep(case, side, "bf16", torch.device("cuda"), cast=cast), 50) for cast in (True, False)
+        ]
+    torch.testing.assert_close(both[0][:5], both[1][:5], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(*both, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(HERE == "cpu", reason="needs a GPU")
+def test_a_step_on_cuda_casts_all_its_weights_in_one_launch() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    model, x = resnet()
+    run(model, x, cast=True)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        run(model, x, cast=True)
+        torch.cuda.synchronize()
+    counts = {event.key: event.count for event in found.key_averages()}
+    assert counts["forward_kernel"] == counts["backward_kernel"] == 1
+    assert counts.get("ToCopyBackward0", 0) <= 2  # of the input and of the output
