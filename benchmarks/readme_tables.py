@@ -39,6 +39,9 @@ STEPS = (  # in the order of their measurement
     "bench_steps_captured.json",
     "bench_steps_resnet34.json",
     "bench_steps_resnet110.json",
+    "bench_steps_bf16_cast_imagenet.json",
+    "bench_steps_bf16_cast.json",
+    "bench_steps_bf16_cast_resnet34.json",
 )
 
 
@@ -178,7 +181,14 @@ def said(difference: Difference | None) -> str:
 
 
 # of a row that is in two files, the later one counts
-INFERENCE = ("inference_h200.json", "inference_h200_stem.json", "inference_h200_compiled.json")
+INFERENCE = (  # likewise
+    "inference_h200.json",
+    "inference_h200_stem.json",
+    "inference_h200_compiled.json",
+    "inference_h200_vit.json",
+    "inference_h200_compiled_alone.json",
+    "inference_h200_ordered.json",
+)
 BACKENDS = (
     *("fp32", "channels_last", "amp", "channels_last+compile"),
     *("graph", "channels_last+graph", "amp+graph", "channels_last+compile+graph"),
