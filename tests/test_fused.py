@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import operators, synthesizing
-from replearn.operators import fused
+from replearn.operators import fused, layout
+from replearn.operators.batch import Batch
 from replearn.operators.mixture import Mixture
 
 
@@ -105,14 +106,60 @@ def test_the_sum_is_made_in_float32_and_cast_once(stored: torch.dtype) -> None:
 
 
 @runs_kernels
-def test_a_weight_that_got_no_gradient_counts_as_zero() -> None:
+def test_a_weight_that_got_no_gradient_has_none_to_give() -> None:
     mixtures = every()[:4]
     made = fused.mix(mixtures, torch.float32)
-    coefficients = [m.a for m in mixtures if m.a is not None]
-    found = torch.autograd.grad(made[1].sum(), coefficients, allow_unused=True)
-    expected = torch.autograd.grad(mixtures[1].plain().sum(), coefficients, allow_unused=True)
+    tensors = [tensor for m in mixtures for tensor in m.tensors]
+    found = torch.autograd.grad(made[1].sum(), tensors, allow_unused=True)
+    expected = torch.autograd.grad(mixtures[1].plain().sum(), tensors, allow_unused=True)
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+
+
+@runs_kernels
+def test_gradients_of_a_tensor_in_several_places_are_added() -> None:
+    torch.manual_seed(0)
+    one, two = mixture(8, 8, along="rows", normalise=True), mixture(8, 8, along="rows", normalise=True)
+    shared = [
+        one,
+        replace(two, previous=one.next, a=one.a),
+        replace(two, next=one.next),
+        Mixture(previous=one.next),
+        Mixture(previous=two.previous),
+    ]
+    assert [len(group) for group in Batch.of(shared).again] == [4, 1, 1]
+    made, plain = fused.mix(shared, torch.float32), [m.plain() for m in shared]
+    tensors = list({id(t): t for m in shared for t in m.tensors}.values())
+    ahead = [torch.randn_like(t) for t in made]
+    found, expected = (torch.autograd.grad(side, tensors, ahead) for side in (made, plain))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@runs_kernels
+def test_a_weight_of_frozen_sources_wants_no_gradient() -> None:
+    frozen, learning = mixture(4, 6, along="rows"), mixture(4, 6, along="rows")
+    for tensor in frozen.tensors:
+        tensor.requires_grad_(False)
+    assert [made.requires_grad for made in fused.mix([frozen, learning], torch.float32)] == [False, True]
+
+
+@runs_kernels
+def test_tables_and_sums_are_in_float32_whatever_the_default_is() -> None:
+    torch.manual_seed(0)
+    one = mixture(8, 8, along="rows", normalise=True, factor=0.5)
+    ahead = torch.randn(8, 8, device=HERE)
+    expected = torch.autograd.grad(one.plain(), one.tensors, ahead)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = torch.autograd.grad(fused.mix([one], torch.float32)[0], one.tensors, ahead)
+    finally:
+        torch.set_default_dtype(before)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @runs_kernels
@@ -191,12 +238,12 @@ def test_a_model_is_prepared_once_and_again_when_a_parameter_moves(monkeypatch: 
 @pytest.mark.parametrize("shape", [(4, 3, 3, 3), (5, 7)])
 def test_which_layouts_have_dense_rows(shape: tuple[int, ...]) -> None:
     whole = torch.randn(2 * shape[0], *shape[1:])
-    assert fused.rows_are_dense(whole)
-    assert fused.rows_are_dense(whole[shape[0] :])  # a slice of a fused matrix
-    assert not fused.rows_are_dense(whole[::2])
-    assert not fused.rows_are_dense(whole[:, 1:])
+    assert layout.rows_are_dense(whole)
+    assert layout.rows_are_dense(whole[shape[0] :])  # a slice of a fused matrix
+    assert not layout.rows_are_dense(whole[::2])
+    assert not layout.rows_are_dense(whole[:, 1:])
     if len(shape) == 4:
-        assert fused.rows_are_dense(whole.contiguous(memory_format=torch.channels_last))
+        assert layout.rows_are_dense(whole.contiguous(memory_format=torch.channels_last))
 
 
 # ---- all operators of a model at once ---------------------------------------------------------------------------
@@ -269,7 +316,7 @@ def test_nothing_is_made_of_nothing() -> None:
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "equal or float32 or zero or changing or know or prepared")
+    interpret(__file__, "equal or float32 or zero or changing or know or prepared or several or none or frozen")
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------

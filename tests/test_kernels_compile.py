@@ -112,7 +112,7 @@ def convolution(cin: int, cout: int) -> None:
 def synthesis(source: torch.dtype, sources: bool, corrections: bool) -> None:
     tables = of(3, mixing.FIELDS, dtype=torch.int64), of(3, dtype=SINGLE), of(64, 2, dtype=torch.int32)
     numbers = of(64 * 576, dtype=source)
-    room = (numbers if sources else None, numbers if corrections else None)
+    room = (numbers if sources else numbers[:0], numbers if corrections else numbers[:0])
     mixing.launch_forward(tables, numbers, source, 1024)
     mixing.launch_backward(tables, numbers, of(2 * 64, dtype=SINGLE), *room, source, 1024)
 

@@ -1,31 +1,24 @@
-"""Layers whose weights autocast casts one by one, and the way to give them weights that were cast together.
+"""Layers whose weights autocast casts one by one: which of them our kernel can cast together.
 
 Under autocast every convolution and linear layer casts its weight, and its gradient back: four calls of Python and
-two launches a layer and step, a tenth of an eager step that waits for Python. Here the casts are found; they are
-made in the launch that makes the operators' weights (`synthesizing.py`).
+two launches a layer and step, a tenth of an eager step that waits for Python. `synthesizing.py` has the casts made
+in the launch that makes the operators' weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .operators.fused import kernels_run_on, rows_are_dense
+from .operators.batch import kernels_run_on
+from .operators.layout import rows_are_dense
+from .operators.standing_in import Place
 
 # only these themselves: another class may do something else with its weight
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-class Place(NamedTuple):
-    """A parameter, and the register of its layer that it stands in."""
-
-    register: dict[str, Any]
-    name: str
-    parameter: nn.Parameter
 
 
 def cast_places(model: nn.Module) -> Iterator[Place]:
@@ -41,22 +34,14 @@ def cast_places(model: nn.Module) -> Iterator[Place]:
 def can_be_cast(parameter: nn.Parameter) -> bool:
     return (
         type(parameter) is nn.Parameter
+        and parameter.requires_grad  # one that is frozen has no gradient to cast back, and is left to autocast
         and parameter.dtype is torch.float32
         and kernels_run_on(parameter)
         and rows_are_dense(parameter)
     )
 
 
-class InPlace(AbstractContextManager[None]):
-    """While it is entered, layers compute with these tensors in place of their parameters."""
-
-    def __init__(self, places: Sequence[Place], tensors: Sequence[Tensor]) -> None:
-        self._places, self._tensors = places, tensors
-
-    def __enter__(self) -> None:
-        for (register, name, _), tensor in zip(self._places, self._tensors, strict=True):
-            register[name] = tensor
-
-    def __exit__(self, *error: object) -> None:
-        for register, name, parameter in self._places:
-            register[name] = parameter
+def tree_of(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Every module's place in the one around it: as long as these stay, no layer has gone."""
+    for module in model.modules():
+        yield from ((module._modules, name, child) for name, child in module._modules.items())

@@ -17,7 +17,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 _ready: dict[tuple[Hashable, ...], Any] = {}
 
 
-def launch(
+def relaunch(
     kernel: Any, programs: int, near: Tensor, kind: tuple[Hashable, ...], given: tuple[Any, ...], **options: Any
 ) -> None:
     """Launch a kernel with these arguments, on the GPU of a tensor.
@@ -34,6 +34,11 @@ def launch(
             ready[grid](*given)
         else:
             _ready[key] = kernel[grid](*given, **options)
+
+
+def starts_even(tensor: Tensor) -> bool:
+    """Whether Triton may read it 16 bytes at a time; a part of a tensor can begin anywhere."""
+    return tensor.data_ptr() % 16 == 0
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from .casting import InPlace, Place, cast_places
+from .casting import cast_places, tree_of
 from .errors import ReplearnError
 from .operators.base import Operator, ReadingOperator
-from .operators.fused import Batch, fusable, kernels_run_on, mix_batch, synthesize
+from .operators.batch import Batch, kernels_run_on
+from .operators.fused import fusable, mix_batch, synthesize
 from .operators.mixture import HandOut, Made, Mixture, dtype_beside
 from .operators.sharded import is_sharded
+from .operators.standing_in import InPlace, Place, some_stand_in
 from .operators.synthesis import autocasting
 from .transforms import transformed
+
+Anchor = tuple[dict[str, Any], str, Any]  # a register, a name in it, and what stands there
 
 
 @contextmanager
@@ -28,9 +33,10 @@ def synthesized(model: nn.Module, *, cast: bool = False) -> Iterator[None]:
     launch each. Operators in a compiled model make their own in any case.
 
     With `cast`, on a GPU under autocast, the same launch casts the weights of all linear layers and convolutions,
-    which autocast does one by one: for eager steps, which wait for Python. The numbers are the same, and a model
-    without operators may be given too. Layers hold the cast weights meanwhile, so this is not for models that are
-    compiled, sharded or in DistributedDataParallel, nor for those that switch autocast off in a part of theirs.
+    which autocast does one by one: for eager steps, which wait for Python. A layer computes the same numbers, and
+    a model without operators may be given too. Layers hold the cast weights meanwhile, so only the forward pass
+    belongs inside: nothing that saves, copies, loads or clips. It is not for models that are compiled, sharded or
+    in DistributedDataParallel, nor for those that switch autocast off in a part of theirs.
 
     >>> import torch
     >>> import replearn
@@ -61,7 +67,11 @@ def prepared_for(model: nn.Module, *, operators: bool, cast: bool) -> Prepared:
     found = known.get((operators, cast))
     if found is None or not found.holds():
         readers = readers_in(model) if operators else []
-        found = known[operators, cast] = Prepared(readers, list(cast_places(model)) if cast else [])
+        places = list(cast_places(model)) if cast else []
+        found = Prepared(readers, places, around=list(tree_of(model)) if places else [])
+        # with nothing to check it would hold for ever, and inside of another the layers hold stand-ins
+        if (readers or places) and not some_stand_in():
+            known[operators, cast] = found
     return found
 
 
@@ -81,38 +91,38 @@ class Prepared:
     """A model's operators and layers with what the kernel needs to know of their weights, kept from step to step.
 
     In eager training the GPU waits for Python, and finding all this anew takes longer than the kernel. It holds
-    as long as every parameter that is read is the same object in the same memory. An operator or a layer that came
-    later finds nothing made for it, and makes its own; one that went is made for in vain.
+    as long as every parameter that is read is the same object in the same memory, and every module on the way to a
+    layer that is cast for (`around`) stays. An operator that came later makes its own weights.
     """
 
-    def __init__(self, readers: list[ReadingOperator], places: list[Place]) -> None:
+    def __init__(self, readers: list[ReadingOperator], places: list[Place], around: list[Anchor]) -> None:
         self.readers, self._places = readers, places
-        self._anchors = [*(anchor for reader in readers for anchor in reader.anchors()), *places]
-        tensors = [entry for _, _, entry in self._anchors if isinstance(entry, Tensor)]
-        self._lasting = [(tensor, tensor.data_ptr()) for tensor in tensors if not is_sharded(tensor)]
+        self._anchors = [*(anchor for reader in readers for anchor in reader.anchors()), *places, *around]
+        entries = [entry for _, _, entry in self._anchors if isinstance(entry, Tensor)]
+        self._lasting = [tensor for tensor in entries if not is_sharded(tensor)]
+        self._were = self._are()
         self._owners: list[tuple[int, str]] = []
         self._batch: Batch | None = None
         mixtures = [(id(r), n, m) for r in readers for n, m in r.mixtures().items() if m is not None]
-        kernels = all(self._can_stay(mixture) for *_, mixture in mixtures)
+        homes = {tensor.untyped_storage().data_ptr() for tensor in self._lasting}
+        kernels = all(can_stay(mixture, homes) for *_, mixture in mixtures)
         wanted = [*(mixture for *_, mixture in mixtures), *(Mixture(previous=place.parameter) for place in places)]
         alike = len({(m.tensors[0].dtype, m.tensors[0].device) for m in wanted}) == 1
         if kernels and alike and len({reader.stored_dtype for reader in readers}) <= 1:
             self._owners = [(owner, name) for owner, name, _ in mixtures]
             self._batch = Batch.of(wanted)
 
-    def _can_stay(self, mixture: Mixture) -> bool:
-        """Whether the kernel makes all of it, and reads nothing that was computed just now."""
-        homes = {tensor.untyped_storage().data_ptr() for tensor, _ in self._lasting}
-        return (
-            all(kernels_run_on(tensor) for tensor in mixture.tensors)
-            and fusable(mixture) is mixture
-            and all(tensor.untyped_storage().data_ptr() in homes for tensor in mixture.tensors)
+    def holds(self) -> bool:
+        return all(register.get(name) is entry for register, name, entry in self._anchors) and (
+            self._are() == self._were
         )
 
-    def holds(self) -> bool:
-        return all(register.get(name) is entry for register, name, entry in self._anchors) and all(
-            tensor.data_ptr() == address for tensor, address in self._lasting
-        )
+    def _are(self) -> list[Any]:
+        """Where the parameters lie, and what a part of one that was taken then has a gradient by."""
+        return [
+            torch.is_grad_enabled(),
+            *[(t.data_ptr(), t.dtype, t.stride(), t.requires_grad) for t in self._lasting],
+        ]
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -132,6 +142,15 @@ class Prepared:
         for (owner, name), tensor in zip(self._owners, tensors, strict=False):
             made[owner][name] = tensor
         return made, tensors[len(self._owners) :]
+
+
+def can_stay(mixture: Mixture, homes: set[int]) -> bool:
+    """Whether the kernel makes all of it, and reads nothing that was computed just now."""
+    return (
+        all(kernels_run_on(tensor) for tensor in mixture.tensors)
+        and fusable(mixture) is mixture
+        and all(tensor.untyped_storage().data_ptr() in homes for tensor in mixture.tensors)
+    )
 
 
 _prepared: WeakKeyDictionary[nn.Module, dict[tuple[bool, bool], Prepared]] = WeakKeyDictionary()

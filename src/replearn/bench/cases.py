@@ -67,7 +67,7 @@ SMALL_SUITE = (  # what a CPU can do in a minute
 Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every forward pass
 
 
-def only_cast(model: nn.Module, cast: bool) -> Surroundings:
+def cast_alone(model: nn.Module, cast: bool) -> Surroundings:
     return (lambda: cast_together(model)) if cast else nullcontext
 
 
@@ -78,7 +78,7 @@ class Candidate:
     label: str
     build: Callable[[], nn.Module]
     around: Callable[[nn.Module, bool], Surroundings] = (
-        only_cast  # the model, and whether to cast weights together
+        cast_alone  # the model, and whether to cast weights together
     )
 
 
@@ -125,7 +125,7 @@ class Given:
 
     def __init__(self, model: nn.Module, cast: bool, *, learn: bool) -> None:
         self._model, self._learn = model, learn
-        self._others = only_cast(model, cast)
+        self._others = cast_alone(model, cast)
         self._made: dict[int, Made] | None = None
 
     @contextmanager

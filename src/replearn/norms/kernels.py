@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import launch as launch_again
+from ..relaunching import relaunch
 
 jit: Any = triton.jit
 NUMBERS = 2048  # that a program has on the chip
@@ -45,4 +45,4 @@ def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
     given = (x, x if weight is None else weight, x if bias is None else bias, out, rows, epsilon)
     constants = (width, side, together, weight is not None, bias is not None)
     kind = (out.dtype, *constants)
-    launch_again(norm_kernel, -(-rows // together), x, kind, (*given, *constants), num_warps=4)
+    relaunch(norm_kernel, -(-rows // together), x, kind, (*given, *constants), num_warps=4)

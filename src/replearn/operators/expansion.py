@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 from ..capturing import is_recording
 from ..transforms import transformed
-from .fused import kernels_run_on
+from .batch import kernels_run_on
 from .layers import Convolution
 
 HALF = (torch.bfloat16, torch.float16)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .synthesis import autocasting, per_head, per_row, unit_rows, wide
 
+PREVIOUS, NEXT, CORRECTION, A, B = range(5)  # the places of a mixture
 Along = Literal["all", "rows", "heads"]  # what one coefficient multiplies: everything, a row, a head's columns
 
 
@@ -61,14 +62,17 @@ class Mixture:
         return (per_row if self.along == "rows" else per_head)(coefficient, source) * source
 
     @property
-    def only_cast(self) -> bool:
+    def is_a_cast(self) -> bool:
         """Whether it is one source itself, times a number at most: its gradient needs no value of that."""
         return not self.normalise and len(self.tensors) == 1
 
     @property
+    def places(self) -> tuple[Tensor | None, ...]:
+        return self.previous, self.next, self.correction, self.a, self.b
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        found = (self.previous, self.next, self.a, self.b, self.correction)
-        return tuple(tensor for tensor in found if tensor is not None)
+        return tuple(tensor for tensor in self.places if tensor is not None)
 
 
 Mixtures = Mapping[str, Mixture | None]

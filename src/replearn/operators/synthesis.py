@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..anatomy import Part
 from ..errors import ReplearnError
 from .sharded import gathered, is_sharded, stored
+from .standing_in import parameter_behind
 
 EPS = 1e-12
 
@@ -86,7 +87,7 @@ class Source:
         modules = [self.block]
         for name in names:
             modules.append(getattr(modules[-1], name))
-        found = stored(modules, last)
+        found = parameter_behind(stored(modules, last))
         if found is None:
             raise ReplearnError(f"A source has no parameter {'.'.join(self.path + below)} any more.")
         return found

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import launch as launch_again
+from ..relaunching import relaunch, starts_even
 
 jit: Any = triton.jit
 
@@ -60,8 +60,6 @@ def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tenso
     programs = -(-rows // tile[0]) * (width // tile[1])
     sizes = (out.shape[1], first, images.shape[3] // across, *images.stride(), width, channels, height, across)
     tensors = (images, weight, table, out)
-    even = tuple(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    even = tuple(starts_even(tensor) for tensor in tensors)
     kind = (images.dtype, weight.dtype, table.dtype, out.dtype, sizes, tile, even)
-    launch_again(
-        embed_kernel, programs, images, kind, (*tensors, rows, *sizes, *tile), num_warps=4, num_stages=stages
-    )
+    relaunch(embed_kernel, programs, images, kind, (*tensors, rows, *sizes, *tile), num_warps=4, num_stages=stages)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import launch as launch_again
+from ..relaunching import relaunch
 from .tiles import Tile
 
 jit: Any = triton.jit
@@ -60,4 +60,4 @@ def launch(
     constants = (tile.rows, tile.columns, tile.inner, bias is not None, branch is not None)
     kind = (h.dtype, None if bias is None else bias.dtype, inner, width, tile, *constants[3:])
     given = (*tensors, rows, inner, width, *constants)
-    launch_again(residual_kernel, programs, u, kind, given, num_warps=tile.num_warps, num_stages=tile.num_stages)
+    relaunch(residual_kernel, programs, u, kind, given, num_warps=tile.num_warps, num_stages=tile.num_stages)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import launch
+from ..relaunching import relaunch, starts_even
 from .tiles import Tile
 
 jit: Any = triton.jit
@@ -166,7 +166,7 @@ def launch_frame(images: Tensor, weight: Tensor, framed: Tensor, packed: Tensor,
     others = (*weight.stride(), *weight.shape[1:3], packed.shape[2], 256)
     kind = (images.dtype, weight.dtype, framed.dtype, sizes, others, starts_even(images), starts_even(weight))
     given = (images, framed, pixels, *sizes, weight, packed, numbers, *others)
-    launch(frame_kernel, programs, images, kind, given, num_warps=4)
+    relaunch(frame_kernel, programs, images, kind, given, num_warps=4)
 
 
 def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, tile: Tile) -> None:
@@ -178,7 +178,7 @@ def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, ti
     others = (*framed.shape[1:3], *out.shape[1:], side, run, stride, precision, tile.rows, columns)
     given = (framed, weight, out, rows, *others)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    launch(convolve_kernel, programs, framed, (framed.dtype, tile, others), given, **options)
+    relaunch(convolve_kernel, programs, framed, (framed.dtype, tile, others), given, **options)
 
 
 def launch_pool(
@@ -190,12 +190,7 @@ def launch_pool(
     programs = -(-rows // tile.rows) * (channels // columns)
     others = (*x.shape[1:3], down, across, channels, window, step, margin, last, tile.rows, columns)
     kind = (x.dtype, bias.dtype, tile, others, starts_even(bias))
-    launch(pool_kernel, programs, x, kind, (x, bias, out, rows, *others), num_warps=tile.num_warps)
-
-
-def starts_even(tensor: Tensor) -> bool:
-    """Whether Triton may read it 16 bytes at a time; a part of a tensor can begin anywhere."""
-    return tensor.data_ptr() % 16 == 0
+    relaunch(pool_kernel, programs, x, kind, (x, bias, out, rows, *others), num_warps=tile.num_warps)
 
 
 def columns_of(channels: int) -> int:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...relaunching import launch
+from ...relaunching import relaunch, starts_even
 
 jit: Any = triton.jit
 
@@ -68,12 +68,12 @@ def settle(
     rows, columns = weight.shape
     scaled = torch.empty((rows, columns), dtype=dtype, device=weight.device)
     shift = torch.empty(rows, dtype=dtype, device=weight.device)
-    numbers = torch.empty((4, rows), device=weight.device)
+    numbers = torch.empty((4, rows), dtype=torch.float32, device=weight.device)
     affine = weight if gamma is None else gamma, weight if beta is None else beta
     others = (eps, columns, rows, gamma is not None, beta is not None, block_for(columns))
-    kind = (dtype, others, *((tensor.dtype, tensor.data_ptr() % 16) for tensor in affine))
+    kind = (dtype, others, *((tensor.dtype, starts_even(tensor)) for tensor in affine))
     given = (weight, spread, centre, *affine, scaled, shift, numbers, *others)
-    launch(settle_kernel, rows, weight, kind, given)
+    relaunch(settle_kernel, rows, weight, kind, given)
     return scaled, shift, numbers
 
 
@@ -82,13 +82,13 @@ def slopes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `expansion.slopes_plainly`."""
     rows, columns = weight.shape
-    turned = torch.empty((rows, columns), device=weight.device)
-    d_gamma, offsets = torch.empty((2, rows), device=weight.device).unbind()
+    turned = torch.empty((rows, columns), dtype=torch.float32, device=weight.device)
+    d_gamma, offsets = torch.empty((2, rows), dtype=torch.float32, device=weight.device).unbind()
     others = (columns, rows, block_for(columns))
     # the second of two rows begins where it may
-    kind = (others, offsets.data_ptr() % 16)
+    kind = (others, starts_even(offsets))
     given = (weight, outer, d_beta, numbers, d_gamma, turned, offsets, count, *others)
-    launch(slopes_kernel, rows, weight, kind, given)
+    relaunch(slopes_kernel, rows, weight, kind, given)
     return d_gamma, turned, offsets
 
 

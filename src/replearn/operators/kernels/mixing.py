@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...relaunching import launch
+from ...relaunching import relaunch
 from ..synthesis import EPS
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -140,21 +140,21 @@ def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype,
     """Make all weights into `out`."""
     lines, factors, owners = tables[:3]
     given = (lines, factors, owners, out, EPS, _TYPES[source], block, FIELDS)
-    launch(forward_kernel, owners.shape[0], out, (out.dtype, source, block), given)
+    relaunch(forward_kernel, owners.shape[0], out, (out.dtype, source, block), given)
 
 
 def launch_backward(
     tables: tuple[Tensor, ...],
     grads: Tensor,
     partials: Tensor,
-    sources: Tensor | None,
-    corrections: Tensor | None,
+    sources: Tensor,
+    corrections: Tensor,
     source: torch.dtype,
     block: int,
 ) -> None:
-    """Make the gradients of those that are given room; `grads` begins at a multiple of 16 bytes, as all others."""
+    """Make the gradients of what is given room, more than nothing; all tensors begin at multiples of 16 bytes."""
     lines, factors, owners = tables[:3]
-    wants = (sources is not None, corrections is not None)
-    room = (grads if sources is None else sources, grads if corrections is None else corrections)
+    wants = (sources.numel() > 0, corrections.numel() > 0)
+    room = (sources, corrections)
     given = (lines, factors, owners, grads, partials, *room, EPS, _TYPES[source], block, FIELDS, *wants)
-    launch(backward_kernel, owners.shape[0], grads, (grads.dtype, source, block, wants), given)
+    relaunch(backward_kernel, owners.shape[0], grads, (grads.dtype, source, block, wants), given)
