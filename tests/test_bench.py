@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import replearn
 from replearn import ReplearnError, named_machine
-from replearn.bench import timing
+from replearn.bench import timing, training
 from replearn.bench.cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, SUITE, Case, candidates
 from replearn.bench.promised import machine_for, promised
 from replearn.bench.record import new_record
@@ -92,6 +92,23 @@ def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: 
     assert comparison.row(E2E).time.median == 1.0
     with pytest.raises(ReplearnError, match="no row 'nothing'"):
         comparison.row("nothing")
+
+
+def test_a_row_tells_how_long_python_took_where_something_else_computes(
+    comparison: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(row.launching is None for row in comparison.rows)
+    assert "launched in" in training_table(comparison)
+    asked = []
+
+    def launching(steps: Any, device: torch.device, runs: int) -> dict[str, float]:
+        asked.append(sorted(steps))
+        return dict.fromkeys(steps, 12.5)
+
+    monkeypatch.setattr(training, "launching", launching)
+    found = compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, recompute=False)[:3], rounds=1, inner=1)
+    assert asked == [["E2E", "RepL", "removal"]]
+    assert training_table(found).count(" 12.50 ") == 3
 
 
 def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> None:

@@ -156,7 +156,7 @@ def row_of(
             if DYNAMIC in found
             else {}
         ),
-        **launching(bodies, device),
+        **({"launching": hosts} if (hosts := launching(bodies, device)) else {}),
         "output_difference": difference,
         "paper": {table: asdict(row) for table, row in printed(model, batch, backend).items()},
     }

@@ -10,20 +10,18 @@ import torch
 
 from .timing import Body
 
-RUNS = 15
 
-
-def launching(bodies: Mapping[str, Body], device: torch.device) -> dict[str, dict[str, float]]:
+def launching(bodies: Mapping[str, Body], device: torch.device, runs: int = 15) -> dict[str, float]:
     """The milliseconds after which Python has launched a run of each; on a CPU, which computes meanwhile, none."""
     if device.type != "cuda":
         return {}
-    return {"launching": {name: host_milliseconds(body, device) for name, body in bodies.items()}}
+    return {name: host_milliseconds(body, device, runs) for name, body in bodies.items()}
 
 
-def host_milliseconds(body: Body, device: torch.device) -> float:
+def host_milliseconds(body: Body, device: torch.device, runs: int) -> float:
     """From an idle device, so that no full queue holds Python up; the median of some runs."""
     found = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         body()  # as where times are taken
         torch.cuda.synchronize(device)
         begin = time.perf_counter()

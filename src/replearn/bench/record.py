@@ -30,6 +30,7 @@ class Row:
     parameters: int
     flops: int  # of a forward pass on one image
     promised: Promised | None = None  # what the cost model predicted; None in older files, and for some sides
+    launching: float | None = None  # milliseconds until Python has launched a step; None on a CPU, in older files
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from .record import Comparison
 
 LEGEND = """\
 time and memory are ratios to E2E in the same run, medians over rounds with the quartiles in brackets
+launched in: the milliseconds that Python takes for a step on a GPU; where they are as many, Python was measured
 eta: the operators' FLOPs over the removed blocks'
 yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)
 synthesis: RepL over RepL with its weights given (frozen: given as constants)
@@ -21,11 +22,12 @@ said: what the cost model predicts from shapes alone; E2E's line has units, the 
 
 def training_table(comparison: Comparison) -> str:
     """One case on one backend as text."""
-    head = ("candidate", "ms a step", "time", "memory", "of E2E", "parameters")
+    head = ("candidate", "ms a step", "launched in", "time", "memory", "of E2E", "parameters")
     rows = [
         (
             row.label,
             f"{row.timing.median:.2f}",
+            "" if row.launching is None else f"{row.launching:.2f}",
             str(row.time),
             "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
             "" if row.memory_ratio is None else f"{row.memory_ratio:.3f}",
@@ -33,7 +35,7 @@ def training_table(comparison: Comparison) -> str:
         )
         for row in comparison.rows
     ]
-    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=(1, 3, 4, 5))]
+    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=(1, 2, 4, 5, 6))]
     facts = [f"eta {comparison.eta:.3f}"]
     if comparison.yield_ is not None:
         facts.append(f"yield {comparison.yield_:.2f}")

@@ -11,6 +11,7 @@ from ..costs import Machine
 from ..errors import ReplearnError
 from ..jsonable import encode
 from .cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, Candidate, Case, candidates
+from .launching import launching
 from .promised import Promised, promised
 from .record import Comparison, Row
 from .steps import Backend, TrainingStep, flops_of, precision_of
@@ -49,6 +50,7 @@ def compare_steps(
             steps[side.label] = TrainingStep(case, side, backend, device)
         say(f"{case.title}, {backend}: timing")
         timings = interleave(steps, device, rounds=rounds, inner=inner)
+        hosts = launching(steps, device, runs=3)
         memory = {label: step.memory for label, step in steps.items()}
         sizes = {label: step.parameters for label, step in steps.items()}
         del steps
@@ -73,6 +75,7 @@ def compare_steps(
             parameters=sizes[label],
             flops=flops[label],
             promised=promises.get(label),
+            launching=hosts.get(label),
         )
         for label, timing in timings.items()
     )
