@@ -128,8 +128,8 @@ class Prepared:
     def used(self) -> Iterator[None]:
         """Make everything; inside, operators and layers find it. Where the kernel can't, layers are left alone."""
         made, tensors = self._make()
-        places = self._places if tensors else []
-        with HandOut(made) if self.readers else nullcontext(), InPlace(places, tensors):
+        casts = InPlace(self._places, tensors) if tensors else nullcontext()
+        with HandOut(made) if self.readers else nullcontext(), casts:
             yield
 
     def _make(self) -> tuple[dict[int, Made], tuple[Tensor, ...]]:
