@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -45,6 +46,8 @@ def some_stand_in() -> bool:
 
 def parameter_behind(tensor: Tensor | None) -> Tensor | None:
     """What an operator reads: the parameter itself, also where something stands in for it."""
+    if torch.compiler.is_compiling():  # which takes what is there, and could not trace the question
+        return tensor
     entered = _entered.get()
     if entered is None or tensor is None:
         return tensor
