@@ -22,12 +22,13 @@ said: what the cost model predicts from shapes alone; E2E's line has units, the 
 
 def training_table(comparison: Comparison) -> str:
     """One case on one backend as text."""
-    head = ("candidate", "ms a step", "launched in", "time", "memory", "of E2E", "parameters")
+    launched = any(row.launching is not None for row in comparison.rows)
+    head = ("candidate", "ms a step", *["launched in"] * launched, "time", "memory", "of E2E", "parameters")
     rows = [
         (
             row.label,
             f"{row.timing.median:.2f}",
-            "" if row.launching is None else f"{row.launching:.2f}",
+            *["" if row.launching is None else f"{row.launching:.2f}"] * launched,
             str(row.time),
             "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
             "" if row.memory_ratio is None else f"{row.memory_ratio:.3f}",
@@ -35,7 +36,8 @@ def training_table(comparison: Comparison) -> str:
         )
         for row in comparison.rows
     ]
-    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=(1, 2, 4, 5, 6))]
+    right = tuple(n for n, name in enumerate(head) if name not in ("candidate", "time"))
+    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=right)]
     facts = [f"eta {comparison.eta:.3f}"]
     if comparison.yield_ is not None:
         facts.append(f"yield {comparison.yield_:.2f}")
