@@ -1,8 +1,8 @@
 """Layers whose weights autocast casts one by one: which of them our kernel can cast together.
 
 Under autocast every convolution and linear layer casts its weight, and its gradient back: four calls of Python and
-two launches a layer and step, a tenth of an eager step that waits for Python. `synthesizing.py` has the casts made
-in the launch that makes the operators' weights.
+two launches a layer and step, where eager steps wait for Python. `synthesizing.py` has the casts made in the
+launch that makes the operators' weights.
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ SMALL_SUITE = (  # what a CPU can do in a minute
 )
 
 Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every forward pass
+Around = Callable[[nn.Module, bool], Surroundings]  # of a model, and whether its weights are cast together
 
 
 def cast_alone(model: nn.Module, cast: bool) -> Surroundings:
@@ -77,9 +78,7 @@ class Candidate:
 
     label: str
     build: Callable[[], nn.Module]
-    around: Callable[[nn.Module, bool], Surroundings] = (
-        cast_alone  # the model, and whether to cast weights together
-    )
+    around: Around = cast_alone
 
 
 def candidates(case: Case, *, extra: tuple[Options, ...] = (), recompute: bool = True) -> list[Candidate]:

@@ -155,6 +155,6 @@ def launch_backward(
     """Make the gradients of what is given room, more than nothing; all tensors begin at multiples of 16 bytes."""
     lines, factors, owners = tables[:3]
     wants = (sources.numel() > 0, corrections.numel() > 0)
-    room = (sources, corrections)
-    given = (lines, factors, owners, grads, partials, *room, EPS, _TYPES[source], block, FIELDS, *wants)
+    tensors = (lines, factors, owners, grads, partials, sources, corrections)
+    given = (*tensors, EPS, _TYPES[source], block, FIELDS, *wants)
     relaunch(backward_kernel, owners.shape[0], grads, (grads.dtype, source, block, wants), given)
