@@ -245,8 +245,8 @@ class Layers(nn.Sequential):
 def test_what_is_deployed_compiled_is_one_graph(
     model: nn.Module, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counter = CompileCounterWithBackend("eager")
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    counter, real = CompileCounterWithBackend("eager"), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda run, **how: real(run, backend=counter))
     x = torch.randn(2, 3)
     compiled = replearn.streamline(model.eval(), x, compile=True, **form)
     with torch.no_grad():
@@ -258,10 +258,22 @@ def test_what_is_deployed_compiled_is_one_graph(
 @pytest.mark.parametrize("model", [Own(3), nn.Sequential(Own(3))], ids=["own", "sequential"])
 def test_a_mode_reaches_the_compiler(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str | None] = []
-    monkeypatch.setattr(torch, "compile", lambda call, mode: modes.append(mode) or call)
+    monkeypatch.setattr(torch, "compile", lambda call, mode=None, **how: modes.append(mode) or call)
     for compile_ in (False, True, "max-autotune"):
         replearn.streamline(model.eval(), compile=compile_)
     assert list(dict.fromkeys(modes)) == [None, "max-autotune"]
+
+
+def test_each_model_is_compiled_by_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps what it compiled by code: of code that models share it would ask all, and give up after 8."""
+    counter, real, x = CompileCounterWithBackend("eager"), torch.compile, torch.randn(2, 4)
+    monkeypatch.setattr(torch, "compile", lambda run, **how: real(run, backend=counter))
+    plain = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval() for _ in range(10)]
+    models = [replearn.streamline(model, compile=True, dtype=torch.bfloat16) for model in plain]
+    with torch._dynamo.config.patch(error_on_recompile=True), torch.no_grad():
+        for model in models:
+            model(x)
+    assert counter.frame_count == 10
 
 
 COMPILED = {

@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d
 
 import replearn
 from replearn import capturing, operators
-from replearn.operators import expansion
+from replearn.operators import expansion, paying
 from replearn.operators.expansion import can_expand, normalised_expansion
 from replearn.training.architectures import architecture
 
@@ -120,20 +120,17 @@ def test_operators_that_expand_at_once_train_as_those_that_do_not(
 
 
 def test_a_small_expansion_pays_only_where_launches_are_free() -> None:
-    conv, z = nn.Conv2d(4, 16, 1), torch.zeros(1, 4, 2, 2)
-    assert not expansion.pays(z, conv)
-    assert expansion.pays(torch.empty(expansion.LEAST // 2**16, 4, 64, 64, device="meta"), conv)
-    with expansion.free_launches():
-        assert expansion.pays(z, conv)
-    assert not expansion.pays(z, conv)
+    assert not paying.pays(64)
+    assert paying.pays(paying.LEAST)
+    with paying.free_launches():
+        assert paying.pays(64)
+    assert not paying.pays(64)
 
 
 def test_the_warm_up_of_a_recording_runs_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    conv, z = nn.Conv2d(4, 16, 1), torch.zeros(1, 4, 2, 2)
-    monkeypatch.setattr(expansion, "kernels_run_on", lambda tensor: True)
-    assert not expansion.pays(z, conv)
+    assert not paying.pays(64)
     monkeypatch.setattr(capturing._here, "recording", True)  # as it is on the side stream
-    assert expansion.pays(z, conv)
+    assert paying.pays(64)
 
 
 @runs_kernels
@@ -152,7 +149,7 @@ def test_the_kernels_compute_what_the_plain_steps_do(affine: bool, columns: int)
     expected, found = expansion.settle_plainly(*given), expanding.settle(*given)
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(found[2], expected[2], rtol=1e-4, atol=1e-5)
-    slopes = (weight, outer, d_beta, expected[2], 7)
+    slopes = (weight, outer, d_beta, expected[2], 7, centre, spread, torch.float32)
     torch.testing.assert_close(expanding.slopes(*slopes), expansion.slopes_plainly(*slopes), rtol=1e-4, atol=1e-5)
 
 
@@ -168,7 +165,7 @@ def test_on_a_gpu_it_is_taken_in_train_mode_alone_and_agrees(monkeypatch: pytest
     norm, twin = nn.BatchNorm2d(64).cuda(), nn.BatchNorm2d(64).cuda()
     z = torch.randn(8, 16, 9, 9, device="cuda").relu().to(memory_format=torch.channels_last)
     assert not can_expand(z, conv, norm)  # too small to pay, but where launches are free
-    monkeypatch.setattr(expansion, "LEAST", 8 * 64 * 81)
+    monkeypatch.setattr(paying, "LEAST", 8 * 64 * 81)
     assert can_expand(z, conv, norm)
     assert not can_expand(z.contiguous(), conv, norm)
     assert not can_expand(z, conv, norm.eval())

@@ -29,8 +29,10 @@ from replearn import relaunching
 from replearn.narrow import kernels as narrow
 from replearn.narrow import tiles as narrow_tiles
 from replearn.narrow import weight_kernels
+from replearn.normed import kernels as normed
+from replearn.normed.running import Running
 from replearn.norms import kernels as norms
-from replearn.operators.kernels import expanding, mixing
+from replearn.operators.kernels import closing, expanding, mixing
 from replearn.patches import kernels as patches
 from replearn.residual import kernels as residual
 from replearn.residual.tiles import tile_for as residual_tile
@@ -124,8 +126,24 @@ def expansion() -> None:
         of(64, dtype=SINGLE),
         of(256, dtype=SINGLE),
     )
-    expanding.settle(weight, spread, centre, gamma, gamma, 1e-5, HALF)
-    expanding.slopes(weight, of(256, 64, dtype=SINGLE), gamma, of(4, 256, dtype=SINGLE), 1000)
+    running = Running((gamma, gamma, of(dtype=torch.int64)), 0.1, 1.01)
+    expanding.settle(weight, spread, centre, gamma, gamma, 1e-5, HALF, running)
+    wide = of(256, 64, dtype=SINGLE)
+    expanding.slopes(weight, wide, gamma, of(4, 256, dtype=SINGLE), 1000, centre, wide, HALF)
+    x, z = of(1000, 256, dtype=torch.bfloat16), of(1000, 64, dtype=torch.bfloat16)
+    closing.launch(x, z, of(256, 64, dtype=torch.bfloat16), of(256, dtype=torch.bfloat16), torch.empty_like(x))
+
+
+def norm_and_relu(channels: int, size: int, dtype: torch.dtype, added: bool) -> None:
+    x = of(128, channels, size, size, dtype=dtype, last=True)
+    per_channel, numbers = of(channels, dtype=SINGLE), of(4, channels, dtype=SINGLE)
+    running = Running((per_channel, per_channel, of(dtype=torch.int64)), 0.1, 1.01)
+    arrivals, other = of(64, dtype=torch.int32), x if added else None
+    normed.launch_statistics(x, (per_channel, per_channel), running, arrivals, numbers, 1e-5)
+    normed.launch_apply(x, other, numbers, x)
+    factors = normed.launch_slopes(x, other, x, other, numbers, other, of(2, channels, dtype=SINGLE), arrivals)
+    normed.launch_gradient(x, x, numbers, factors, x, passed=added)
+    normed.launch_passed(x, other, x, x, per_channel, arrivals)
 
 
 def first_layers(dtype: torch.dtype, last: bool) -> None:
@@ -155,13 +173,17 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "synthesis": lambda: synthesis(SINGLE, True, True),
     "synthesis in half precision, sources kept": lambda: synthesis(torch.bfloat16, False, False),
     "expansion": expansion,
+    "a norm and a ReLU, 16 channels": lambda: norm_and_relu(16, 32, torch.bfloat16, False),
+    "a norm, a sum and a ReLU, 256 channels": lambda: norm_and_relu(256, 56, torch.bfloat16, True),
+    "a norm, a sum and a ReLU in float32": lambda: norm_and_relu(48, 56, SINGLE, True),
     "a stem in half precision": lambda: first_layers(HALF, True),
     "a stem in TF32": lambda: first_layers(SINGLE, False),
 }
 
 
 OLDER = ("a layer with a branch, few rows", "patches of one image", "norms", "attention, 64 tokens",
-         "convolutions, 32 channels", "synthesis", "expansion", "a stem in half precision")  # fmt: skip
+         "convolutions, 32 channels", "synthesis", "expansion", "a stem in half precision",
+         "a norm, a sum and a ReLU, 256 channels")  # fmt: skip
 
 
 @pytest.mark.parametrize("capability", [90])
@@ -191,7 +213,7 @@ def test_no_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaunching, "_ready", Forgetful())
     for launch in LAUNCHES.values():
         launch()
-    modules = (narrow, weight_kernels, norms, expanding, mixing, patches, residual, short, stem)
+    modules = (narrow, weight_kernels, norms, normed, closing, expanding, mixing, patches, residual, short, stem)
     named = {name for module in modules for name, value in vars(module).items() if isinstance(value, JITFunction)}
     assert launched == {name for name in named if name.endswith("_kernel")}
     sources = Path(replearn.__file__).parent.rglob("*.py")

@@ -214,6 +214,7 @@ KERNELS = (
     "replearn.short.kernels",
     "replearn.residual.kernels",
     "replearn.patches.kernels",
+    "replearn.normed.kernels",
     "replearn.norms.kernels",
     "replearn.stem.kernels",
 )

@@ -14,6 +14,7 @@ from .folding import Fold, find_folds
 from .hugging_face import from_pretrained
 from .merging import Merge, find_merges
 from .narrow import narrow_convolutions
+from .normed import fused_norms
 from .optimizing import param_groups
 from .placements import Placement
 from .planning import plan
@@ -51,6 +52,7 @@ __all__ = [
     "find_merges",
     "find_stacks",
     "from_pretrained",
+    "fused_norms",
     "load",
     "load_backbone_",
     "models",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from .errors import ReplearnError
 from .flat_graph import FlatGraph
 from .flattening import cast_weights_, note_values_
 from .flattening import flatten as flat_form
-from .folding import CONVOLUTIONS, fold_, reaches, words_of
+from .folding import CONVOLUTIONS, fold_, reaches
 from .lasting import lasting, writable
 from .narrow import kernels_run_on
 from .opening import open_with_kernels_
@@ -29,8 +30,10 @@ from .surgery import set_submodule
 from .tracing import trace
 from .verifying import other_batch, verify
 from .whole import own_copy, unwrapped
+from .words import words_of
 
 Folding = Literal["all", "operators"]
+_compiled = count()
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -185,12 +188,28 @@ def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str,
     return Replayed(plain) if graph else plain
 
 
-def compile_(model: nn.Module, mode: str | None) -> None:
-    """Compile a model's calls, in place; through code of ours where torch would skip them, as torch.nn's own."""
-    model.compile(mode=mode)
-    if str(type(model).forward.__module__).startswith("torch.nn."):  # an nn.Sequential; that of a graph is None
-        call: Any = model._call_impl
-        model._compiled_call_impl = torch.compile(lambda *args, **kwargs: call(*args, **kwargs), mode=mode)
+def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = None) -> None:
+    """Compile a model's calls, in place.
+
+    Each through code of its own. torch keeps what it compiled by code, and all modules are called by the same: it
+    would keep 8 of them, and ask at a call of one model whether what it has of another fits. And it skips code of
+    torch.nn's own, as that of nn.Sequential is.
+    """
+    call: Any = model._call_impl
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace(co_name=f"call_{next(_compiled)}_of_{type(model).__name__}")
+    how: dict[str, Any] = {"options": unchecked()} if mode is None else {"mode": mode}
+    model._compiled_call_impl = torch.compile(run, dynamic=dynamic, **how)
+
+
+def unchecked() -> dict[str, bool]:
+    """The compiler's options that leave out its checks of its own code, which take Python's time at every call."""
+    from torch._inductor import config
+
+    return {name: False for name in ("size_asserts", "alignment_asserts") if hasattr(config, name)}
 
 
 @torch.no_grad()

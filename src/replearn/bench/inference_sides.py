@@ -15,7 +15,7 @@ from ..errors import ReplearnError
 from ..flattening import graph_of
 from ..planning import plan
 from ..replaying import Replayed
-from ..streamlining import Autocast, streamline
+from ..streamlining import Autocast, compile_, streamline
 from ..surgery import replace_
 from ..training.architectures import architecture
 
@@ -85,7 +85,7 @@ def on(model: nn.Module, backend: str, dtype: torch.dtype | None) -> nn.Module:
     if dtype is not None and not isinstance(model, Autocast):
         model = Autocast(model, dtype)
     if is_compiled(backend):
-        model.compile(dynamic=False)
+        compile_(model, dynamic=False)
     return Replayed(model) if is_replayed(backend) else model
 
 

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from ..capturing import take_workspaces
 from ..errors import ReplearnError
 from ..narrow import narrow_convolutions
+from ..normed import fused_norms
 from ..precision import float32_products
 from ..short import short_attention
 from ..training.compiling import many_graphs
@@ -25,9 +26,9 @@ Backend = Literal["tf32", "bf16", "captured", "compiled"]
 ABOUT = {
     "tf32": "float32 with TF32 products, eager",
     "bf16": "bfloat16 autocast, channels_last, eager, all weights cast in one launch",
-    "captured": "bfloat16 autocast, channels_last, narrow convolutions and short attention by our kernels, "
-    "the step as a CUDA graph",
-    "compiled": "as captured, and torch.compile",
+    "captured": "bfloat16 autocast, channels_last, our kernels for narrow convolutions, short attention and norms "
+    "fused with ReLUs, the step as a CUDA graph",
+    "compiled": "as captured, with torch.compile, which fuses norms itself",
 }
 WARM_UP = 3
 
@@ -36,7 +37,7 @@ class TrainingStep:
     """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed.
 
     `narrow=False` leaves narrow convolutions to cuDNN on every backend, `short=False` attention to torch, and
-    `cast=False` the weights to autocast, layer by layer.
+    `cast=False` the weights to autocast, layer by layer, and `fused=False` norms and ReLUs to torch.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class TrainingStep:
         narrow: bool = True,
         short: bool = True,
         cast: bool = True,
+        fused: bool = True,
     ) -> None:
         self.on_gpu = device.type == "cuda"
         if self.on_gpu:
@@ -57,7 +59,7 @@ class TrainingStep:
         torch.manual_seed(0)
         self.backend, self.device = backend, device
         fast = backend in ("captured", "compiled")
-        self.narrow, self.short = narrow and fast, short and fast
+        self.narrow, self.short, self.fused = narrow and fast, short and fast, fused and backend == "captured"
         self.model = candidate.build().to(device).train()
         self.channels_last = backend != "tf32"
         if self.channels_last:
@@ -86,7 +88,8 @@ class TrainingStep:
 
     def body(self) -> None:
         narrow = narrow_convolutions(self.model) if self.narrow else nullcontext()
-        with narrow, short_attention(self.model) if self.short else nullcontext():
+        norms = fused_norms(self.model) if self.fused else nullcontext()
+        with narrow, norms, short_attention(self.model) if self.short else nullcontext():
             self._body()
 
     def _body(self) -> None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..capturing import is_recording
 from ..errors import ReplearnError
 from .correction import Correction, LowRankCorrection, correction_of
 from .fitting import Moments, Solution, Step, fit_full
 from .fused import synthesize
 from .mixture import Along, HandOut, Made, Mixture, Mixtures, dtype_beside, handed_out
 from .options import MixingOptions, ReadingOptions
+from .paying import free_launches
 from .recomputing import recomputed
 from .site import Site
 from .synthesis import Source, row_norms, wide
@@ -107,9 +109,11 @@ class Operator(nn.Module, ABC):
         readers = [part for part in self.stages() if isinstance(part, ReadingOperator)]
         compiling = torch.compiler.is_compiling()
         made = {} if compiling else {id(reader): reader.synthesized(x) for reader in readers}
+        # the second time is in another thread, which does not record
+        free = not compiling and is_recording()
 
         def run(x: Tensor) -> Tensor:
-            with nullcontext() if compiling else HandOut(made):
+            with nullcontext() if compiling else HandOut(made), free_launches() if free else nullcontext():
                 return self.compute(x)
 
         y: Tensor = recomputed(run, self, x)

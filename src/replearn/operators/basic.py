@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..anatomy import Anatomy
+from ..normed import normed
 from ..plain import residual
 from .base import MixingOperator, Operator
 from .fitting import Moments, fit_rows
@@ -58,7 +59,7 @@ class BasicOperator(MixingOperator):
         return {"kernel": self.weighed("kernel", "rows", normalise=True)}
 
     def compute(self, x: Tensor) -> Tensor:
-        return self.activation(x + self.norm(self.conv(x, self.synthesized(x)["kernel"])))
+        return normed(self.conv(x, self.synthesized(x)["kernel"]), self.norm, self.activation, x)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

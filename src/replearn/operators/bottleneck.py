@@ -76,7 +76,7 @@ class BottleneckOperator(MixingOperator):
         made = self.synthesized(x)
         z1 = self.activation(self.conv1(x, made["reduce"]))
         z2 = self.activation(self.conv2(z1, made["middle"]))
-        return self.activation(x + expanded(z2, self.conv3, made["expand"], self.norm))
+        return expanded(z2, self.conv3, made["expand"], self.norm, self.activation, x)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

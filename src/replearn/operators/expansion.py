@@ -12,31 +12,31 @@ s = gamma / sigma, and the sums over the P pixels of g and g h^T, all that the b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ..capturing import is_recording
+from ..normed.operation import normed
 from ..transforms import transformed
 from .batch import kernels_run_on
-from .layers import Convolution
+from .layers import Activation, Convolution
+from .paying import pays
 
 HALF = (torch.bfloat16, torch.float16)
-_free: ContextVar[bool] = ContextVar("free_launches", default=False)
-LEAST = 2**26  # numbers in the wide tensor: moving it 7 times less saves 0.2 ms on a fast GPU
 
 
-def expanded(z: Tensor, conv: Convolution, kernel: Tensor, norm: nn.Module) -> Tensor:
-    """norm(kernel * z), at once where that is the same, and one after the other elsewhere."""
+def expanded(
+    z: Tensor, conv: Convolution, kernel: Tensor, norm: nn.Module, activation: Activation, x: Tensor
+) -> Tensor:
+    """activation(x + norm(kernel * z)), with the norm in the kernel where that is the same.
+
+    Inside `fused_norms` the norm goes with the sum and the activation, which takes less time, and more memory.
+    """
     if can_expand(z, conv.shell, norm):
-        return normalised_expansion(z, kernel, norm)
-    made: Tensor = norm(conv(z, kernel))
-    return made
+        return activation(x + normalised_expansion(z, kernel, norm))
+    return normed(conv(z, kernel), norm, activation, x)
 
 
 def normalised_expansion(z: Tensor, kernel: Tensor, norm: Any) -> Tensor:
@@ -66,25 +66,8 @@ def can_expand(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
         and z.is_contiguous(memory_format=torch.channels_last)
         and z.numel() > z.shape[1]  # of one pixel there is no variance: the norm itself says so
         and not transformed()
-        and pays(z, conv)
+        and pays(z.numel() // conv.in_channels * conv.out_channels)
     )
-
-
-def pays(z: Tensor, conv: nn.Conv2d) -> bool:
-    """Whether what the GPU saves is more than what Python takes to launch a dozen kernels more."""
-    if torch.compiler.is_compiling() or _free.get() or z.numel() // conv.in_channels * conv.out_channels >= LEAST:
-        return True
-    return kernels_run_on(z) and is_recording()  # launches cost nothing there
-
-
-@contextmanager
-def free_launches() -> Iterator[None]:
-    """Compute as in a captured step, where launches cost nothing: for predicting what such a step takes."""
-    token = _free.set(True)
-    try:
-        yield
-    finally:
-        _free.reset(token)
 
 
 @torch.no_grad()
@@ -109,7 +92,7 @@ class _Expansion(Function):
         centre = h.mean(0, dtype=high)
         covariance = torch.addr(product(h.mT, h), centre, centre, beta=1 / len(h), alpha=-1)
         spread = wide @ covariance
-        settle = _kernels().settle if by_kernels(wide) else settle_plainly
+        settle = kernels().settle if by_kernels(wide) else settle_plainly
         scaled, shift, numbers = settle(wide, spread, centre, gamma, beta, eps, h.dtype)
         ctx.save_for_backward(h, wide, scaled, centre, spread, numbers)
         mean, variance = numbers[0], numbers[1]
@@ -132,19 +115,16 @@ class _Expansion(Function):
         needs_h, needs_weight = ctx.needs_input_grad[:2]
         d_beta = grad.sum(0, dtype=wide.dtype)
         outer = product(grad.mT, h)  # sum of g h^T over the pixels
-        slopes = _kernels().slopes if by_kernels(wide) else slopes_plainly
-        d_gamma, turned, offsets = slopes(wide, outer, d_beta, numbers, len(h))
-        d_h = d_weight = None
+        own, of_gamma, of_beta = ctx.dtypes
+        slopes = kernels().slopes if by_kernels(wide) else slopes_plainly
+        d_gamma, turned, offsets, d_weight = slopes(wide, outer, d_beta, numbers, len(h), centre, spread, own)
+        d_h = None
         if needs_h:
             row, along = (offsets @ wide).to(h.dtype), (wide.mT @ turned).to(h.dtype)
             d_h = torch.addmm(torch.addmm(row, h, along), grad, scaled)
-        if needs_weight:
-            _, _, inverse, scale = numbers
-            d_weight = scale[:, None] * (outer - d_beta[:, None] * centre - (d_gamma * inverse)[:, None] * spread)
-        own, of_gamma, of_beta = ctx.dtypes
         return (
             d_h,
-            None if d_weight is None else d_weight.to(own),
+            d_weight if needs_weight else None,
             None if of_gamma is None else d_gamma.to(of_gamma),
             None if of_beta is None else d_beta.to(of_beta),
             None,
@@ -164,13 +144,15 @@ def settle_plainly(
 
 
 def slopes_plainly(
-    weight: Tensor, outer: Tensor, d_beta: Tensor, numbers: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The slope of gamma; -diag(k) W; and k mean - s sum(g) / P."""
+    weight: Tensor, outer: Tensor, d_beta: Tensor, numbers: Tensor, count: int, centre: Tensor, spread: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The slope of gamma; -diag(k) W; k mean - s sum(g) / P; and the slope of W in this dtype."""
     mean, _, inverse, scale = numbers
     d_gamma = inverse * torch.addcmul((outer * weight).sum(1), mean, d_beta, value=-1)
     k = scale * inverse * d_gamma / count
-    return d_gamma, -k[:, None] * weight, torch.addcmul(scale * d_beta / -count, k, mean)
+    d_weight = scale[:, None] * (outer - d_beta[:, None] * centre - (d_gamma * inverse)[:, None] * spread)
+    return d_gamma, -k[:, None] * weight, torch.addcmul(scale * d_beta / -count, k, mean), d_weight.to(dtype)
 
 
 def by_kernels(tensor: Tensor) -> bool:
@@ -178,7 +160,8 @@ def by_kernels(tensor: Tensor) -> bool:
     return kernels_run_on(tensor) and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
 
 
-def _kernels() -> Any:
+def kernels() -> Any:
+    """The module with the kernels; Triton need not be there where it is not used."""
     from .kernels import expanding
 
     return expanding

@@ -28,6 +28,7 @@ from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_n
 from .mixture import Mixtures
 from .options import Need, ReadingOptions
 from .site import Site
+from .squeeze import can_squeeze, squeezed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,10 @@ class ReducedBottleneckOperator(ReadingOperator):
 
     def compute(self, x: Tensor) -> Tensor:
         made = self.synthesized(x)
+        if can_squeeze(x, self.conv1.shell, self.conv3.shell, self.norm, self.activation):
+            return squeezed(x, made["reduce"], made["expand"], self.norm)
         z = self.activation(self.conv1(x, made["reduce"]))
-        return self.activation(x + expanded(z, self.conv3, made["expand"], self.norm))
+        return expanded(z, self.conv3, made["expand"], self.norm, self.activation, x)
 
     @property
     def ends_in_activation(self) -> bool:

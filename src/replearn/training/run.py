@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ..calibration import calibrate_
 from ..errors import ReplearnError
 from ..narrow import find_narrow, kernels_run_on, narrow_convolutions
+from ..normed import fused_norms, num_fused
 from ..plans import Plan
 from ..short import MOST_TOKENS, find_short, short_attention
 from ..synthesizing import operators_in, synthesized
@@ -83,6 +84,7 @@ class Run:
         low = recipe.precision == "bfloat16" and kernels_run_on(device)
         self._narrow = recipe.narrow_convolutions and low and recipe.channels_last
         self._short = recipe.short_attention and low
+        self._fused = recipe.fused_norms and low and recipe.channels_last and not recipe.compile
         self.model = processes.wrap(model, device, self.method.leaves_idle)
         self._compiled = recipe.compile and self.method.capturable
         if self._compiled:
@@ -168,12 +170,15 @@ class Run:
     def _fast_body(self) -> None:
         """The step for where Python's time does not count: captured, or compiled."""
         narrow = narrow_convolutions(self.bare) if self._narrow else nullcontext()
-        with narrow, short_attention(self.bare) if self._short else nullcontext():
+        norms = fused_norms(self.bare) if self._fused else nullcontext()
+        with narrow, norms, short_attention(self.bare) if self._short else nullcontext():
             self._body()
 
     def _note_kernels(self) -> None:
         if self._narrow and (convolutions := find_narrow(self.bare)):
             self.note(f"{len(convolutions)} narrow convolutions by Triton kernels")
+        if self._fused and (norms := num_fused(self.bare)):
+            self.note(f"{norms} norms of blocks with the ReLUs after them by Triton kernels")
         if self._short and (layers := find_short(self.bare)):
             self.note(f"{len(layers)} attention layers by Triton kernels, up to {MOST_TOKENS} tokens")
 

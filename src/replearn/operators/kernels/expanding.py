@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...normed.running import Running
 from ...relaunching import relaunch, starts_even
 
 jit: Any = triton.jit
@@ -16,8 +17,9 @@ jit: Any = triton.jit
 
 @jit
 def settle_kernel(
-    weight, spread, centre, gamma, beta, scaled, shift, numbers, eps, columns, rows,
-    HAS_GAMMA: tl.constexpr, HAS_BETA: tl.constexpr, BLOCK: tl.constexpr,
+    weight, spread, centre, gamma, beta, running_mean, running_variance, batches, scaled, shift, numbers,
+    momentum, unbiased, eps, columns, rows,
+    HAS_GAMMA: tl.constexpr, HAS_BETA: tl.constexpr, FOLLOWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -39,12 +41,20 @@ def settle_kernel(
     tl.store(numbers + rows + row, variance)
     tl.store(numbers + 2 * rows + row, inverse)
     tl.store(numbers + 3 * rows + row, scale)
+    if FOLLOWED:
+        old = tl.load(running_mean + row)
+        tl.store(running_mean + row, old + momentum * (mean - old))
+        old = tl.load(running_variance + row)
+        tl.store(running_variance + row, old + momentum * (variance * unbiased - old))
+        if row == 0:
+            tl.store(batches, tl.load(batches) + 1)
 
 
 @jit(do_not_specialize=["count"])
 def slopes_kernel(
-    weight, outer, sums, numbers, d_gamma, turned, offsets, count, columns, rows, BLOCK: tl.constexpr
-):
+    weight, outer, sums, numbers, centre, spread, d_gamma, turned, offsets, d_weight, count, columns, rows,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < columns
@@ -58,38 +68,46 @@ def slopes_kernel(
     tl.store(d_gamma + row, slope)
     tl.store(turned + row * columns + column, -k * w, mask=inside)
     tl.store(offsets + row, k * mean - scale * d_beta / count)
+    m = tl.load(centre + column, mask=inside, other=0.0)
+    a = tl.load(spread + row * columns + column, mask=inside, other=0.0)
+    made = scale * (o - d_beta * m - slope * inverse * a)
+    tl.store(d_weight + row * columns + column, made.to(d_weight.dtype.element_ty), mask=inside)
 
 
 def settle(
     weight: Tensor, spread: Tensor, centre: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float,
-    dtype: torch.dtype,
+    dtype: torch.dtype, running: Running | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As `expansion.settle_plainly`."""
+    """As `expansion.settle_plainly`; running statistics move if there are any."""
     rows, columns = weight.shape
     scaled = torch.empty((rows, columns), dtype=dtype, device=weight.device)
     shift = torch.empty(rows, dtype=dtype, device=weight.device)
     numbers = torch.empty((4, rows), dtype=torch.float32, device=weight.device)
-    affine = weight if gamma is None else gamma, weight if beta is None else beta
-    others = (eps, columns, rows, gamma is not None, beta is not None, block_for(columns))
-    kind = (dtype, others, *((tensor.dtype, starts_even(tensor)) for tensor in affine))
-    given = (weight, spread, centre, *affine, scaled, shift, numbers, *others)
+    moved = running.tensors if running else (weight, weight, weight)
+    per_row = (weight if gamma is None else gamma, weight if beta is None else beta, *moved)
+    others = (eps, columns, rows, gamma is not None, beta is not None, running is not None, block_for(columns))
+    kind = (dtype, others, *((tensor.dtype, starts_even(tensor)) for tensor in per_row))
+    steps = (running.momentum, running.unbiased) if running else (0.0, 1.0)
+    given = (weight, spread, centre, *per_row, scaled, shift, numbers, *steps, *others)
     relaunch(settle_kernel, rows, weight, kind, given)
     return scaled, shift, numbers
 
 
 def slopes(
-    weight: Tensor, outer: Tensor, d_beta: Tensor, numbers: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    weight: Tensor, outer: Tensor, d_beta: Tensor, numbers: Tensor, count: int, centre: Tensor, spread: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As `expansion.slopes_plainly`."""
     rows, columns = weight.shape
     turned = torch.empty((rows, columns), dtype=torch.float32, device=weight.device)
+    d_weight = torch.empty((rows, columns), dtype=dtype, device=weight.device)
     d_gamma, offsets = torch.empty((2, rows), dtype=torch.float32, device=weight.device).unbind()
     others = (columns, rows, block_for(columns))
     # the second of two rows begins where it may
-    kind = (others, starts_even(offsets))
-    given = (weight, outer, d_beta, numbers, d_gamma, turned, offsets, count, *others)
-    relaunch(slopes_kernel, rows, weight, kind, given)
-    return d_gamma, turned, offsets
+    kind = (dtype, others, starts_even(offsets))
+    tensors = (weight, outer, d_beta, numbers, centre, spread, d_gamma, turned, offsets, d_weight)
+    relaunch(slopes_kernel, rows, weight, kind, (*tensors, count, *others))
+    return d_gamma, turned, offsets, d_weight
 
 
 def block_for(columns: int) -> int:

@@ -1,0 +1,178 @@
+"""A reduced bottleneck as one operation: two 1x1 convolutions, the norm, the sum and both ReLUs.
+
+    z = relu(W1 x),   y = relu(x + norm(W3 z))
+
+The norm's statistics follow from z, as in `expansion.py`, so that W3 z is neither kept nor read again; the kernel
+that multiplies with W3, the norm in it, writes y. Most of the time goes into moving wide tensors: torch reads or
+writes one 22 times, forwards and backwards, and this 11 times.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from ..capturing import is_recording
+from ..normed.operation import (
+    FusedBatchNorm2d,
+    arrivals_of,
+    has_hooks,
+    is_relu,
+    moves_as_usual,
+    ready,
+    with_twin,
+)
+from ..normed.operation import kernels as norm_kernels
+from ..normed.running import Running
+from ..relaunching import starts_even
+from ..transforms import transformed
+from .batch import kernels_run_on
+from .expansion import HALF, by_kernels, follow, product, settle_plainly, slopes_plainly
+from .expansion import kernels as expansion_kernels
+from .layers import Activation
+from .paying import pays
+
+_LAST = torch.channels_last
+
+
+def squeezed(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
+    """relu(x + norm(expand * relu(reduce * x))), of a BatchNorm in train mode; its running statistics move."""
+    kind, twins = x.device.type, is_recording()
+    if torch.is_autocast_enabled(kind):
+        x = x.to(torch.get_autocast_dtype(kind))
+    given = (x, reduce.flatten(1), expand.flatten(1), norm.weight, norm.bias, norm, twins)
+    with torch.autocast(kind, enabled=False):
+        return with_twin(_Squeeze.apply(*given), twins)  # type: ignore[no-untyped-call]
+
+
+def can_squeeze(x: Tensor, first: Any, second: Any, norm: nn.Module, activation: Activation) -> bool:
+    """Whether that is the same as one after the other, and worth it: on a GPU, in train mode, pixels in rows."""
+    return (
+        x.is_cuda
+        and type(norm) in (nn.BatchNorm2d, FusedBatchNorm2d)
+        and norm.training
+        and is_relu(activation)
+        and not has_hooks(norm)
+        and is_pointwise(first)
+        and is_pointwise(second)
+        and x.shape[1] == first.in_channels == second.out_channels
+        and 2 * second.in_channels <= second.out_channels
+        and x.is_contiguous(memory_format=_LAST)
+        and x.numel() > x.shape[1]  # of one pixel there is no variance: the norm itself says so
+        and not torch.compiler.is_compiling()
+        and not transformed()
+        and pays(x.numel())
+    )
+
+
+def is_pointwise(conv: Any) -> bool:
+    return (
+        type(conv) is nn.Conv2d
+        and conv.kernel_size == (1, 1)
+        and (conv.stride, conv.padding, conv.groups) == ((1, 1), (0, 0), 1)
+    )
+
+
+class _Squeeze(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, reduce: Tensor, expand: Tensor, gamma: Tensor | None, beta: Tensor | None, norm: Any,
+        twins: bool,
+    ) -> Any:  # fmt: skip
+        rows = rows_of(x)
+        z = torch.mm(rows, reduce.mT)
+        z, sums = let_through(z, z, norm)  # which is relu(z)
+        centre, wide = sums / len(z), expand.to(sums.dtype)
+        covariance = torch.addr(product(z.mT, z), centre, centre, beta=1 / len(z), alpha=-1)
+        spread = wide @ covariance
+        scaled, shift, numbers = settled(wide, spread, centre, norm, z)
+        y = closed(rows, z, scaled, shift).view(x.shape[0], *x.shape[2:], -1).movedim(-1, 1)
+        ctx.save_for_backward(x, z, y, reduce, scaled, wide, centre, spread, numbers)
+        ctx.set_materialize_grads(False)
+        ctx.norm = norm
+        ctx.dtypes = expand.dtype, None if gamma is None else gamma.dtype, None if beta is None else beta.dtype
+        return (y, y.detach()) if twins else y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [rows_of(ready(grad, _LAST)) for grad in grads if grad is not None]
+        if not given:
+            return (None,) * 7
+        with torch.autocast(given[0].device.type, enabled=False):
+            return _Squeeze.gradients(ctx, *given)
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Tensor, other: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        x, z, y, reduce, scaled, wide, centre, spread, numbers = ctx.saved_tensors
+        own, of_gamma, of_beta = ctx.dtypes
+        needs_x, needs_reduce, needs_expand = ctx.needs_input_grad[:3]
+        passed, d_beta = let_through(grad, rows_of(y), ctx.norm, other)
+        outer = product(passed.mT, z)  # sum of g z^T over the pixels
+        slopes = expansion_kernels().slopes if by_kernels(wide) else slopes_plainly
+        d_gamma, turned, offsets, d_expand = slopes(wide, outer, d_beta, numbers, len(z), centre, spread, own)
+        d_reduce = None
+        if needs_x or needs_reduce:
+            row, along = (offsets @ wide).to(z.dtype), (wide.mT @ turned).to(z.dtype)
+            d_z = torch.addmm(torch.addmm(row, z, along), passed, scaled)
+            d_z = torch.ops.aten.threshold_backward(d_z, z, 0)
+            d_reduce = product(d_z.mT, rows_of(x)).to(reduce.dtype) if needs_reduce else None
+            if needs_x:
+                passed.addmm_(d_z, reduce)  # it goes around the branch as well
+        return (
+            passed.view(x.shape[0], *x.shape[2:], -1).movedim(-1, 1) if needs_x else None,
+            d_reduce,
+            d_expand if needs_expand else None,
+            None if of_gamma is None else d_gamma.to(of_gamma),
+            None if of_beta is None else d_beta.to(of_beta),
+            None,
+            None,
+        )
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """Its pixels, a row each."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def settled(wide: Tensor, spread: Tensor, centre: Tensor, norm: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel and the shift with the norm in them, and its numbers; running statistics move."""
+    given = (wide, spread, centre, norm.weight, norm.bias, norm.eps, z.dtype)
+    if by_kernels(wide) and moves_as_usual(norm):
+        made: tuple[Tensor, Tensor, Tensor] = expansion_kernels().settle(*given, Running.of(norm, z))
+        return made
+    made = settle_plainly(*given)
+    follow(norm, made[2][0], made[2][1], len(z))
+    return made
+
+
+def closed(x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor) -> Tensor:
+    """relu(x + z scaled^T + shift), in one kernel where there is one for these sizes."""
+    if kernels_run_on(x) and x.dtype in HALF and closing().can_be_cut(*scaled.shape) and x.numel() < 2**31:
+        out = torch.empty_like(x)
+        closing().launch(x if starts_even(x) else x.clone(), z, scaled, shift, out)
+        return out
+    return torch.addmm(shift, z, scaled.mT).add_(x).relu_()
+
+
+def let_through(grad: Tensor, y: Tensor, norm: nn.Module, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The gradient, perhaps in two parts, that a ReLU with the result y lets through, and its sum along pixels."""
+    high = torch.promote_types(y.dtype, torch.float32)
+    if kernels_run_on(y) and y.dtype is not torch.float64 and y.shape[1] % 16 == 0 and y.numel() < 2**31:
+        passed, sums = torch.empty_like(y), torch.empty(y.shape[1], dtype=high, device=y.device)
+        norm_kernels().launch_passed(grad, other, y, passed, sums, arrivals_of(norm, y.device))
+        return passed, sums
+    passed = torch.ops.aten.threshold_backward(grad if other is None else grad + other, y, 0)
+    return passed, passed.sum(0, dtype=high)
+
+
+@cache
+def closing() -> Any:
+    """The module with the kernel; Triton need not be there where it is not used."""
+    from .kernels import closing as module
+
+    return module

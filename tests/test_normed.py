@@ -1,0 +1,431 @@
+"""BatchNorm, sum and ReLU as one against torch's own: in Triton's interpreter here, for real on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreting import HERE, interpret, runs_kernels
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import replearn
+from replearn import capturing
+from replearn.normed import fused_norms, normed, num_fused, operation
+from replearn.normed.operation import FusedBatchNorm2d
+from replearn.operators.recomputing import recomputed
+from replearn.precision import float32_products
+
+LAST = torch.channels_last
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What our kernels were launched for, in order."""
+    pytest.importorskip("triton")
+    from replearn.normed import kernels
+
+    found: list[str] = []
+    for name in ("statistics", "apply", "slopes", "gradient"):
+        launch = getattr(kernels, f"launch_{name}")
+
+        def noted(*given: Any, name: str = name, launch: Any = launch, **more: Any) -> Any:
+            both = name == "slopes" and given[1] is not None
+            found.append(f"{name} of two" if both else name)
+            return launch(*given, **more)
+
+        monkeypatch.setattr(kernels, f"launch_{name}", noted)
+    return found
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing._here, "recording", True)  # as it is on the side stream
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, device=HERE).to(dtype).contiguous(memory_format=LAST)
+
+
+def norm_of(channels: int, **how: Any) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels, **how).to(HERE)
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return norm
+
+
+def fused(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
+    twin = copy.deepcopy(norm)
+    object.__setattr__(twin, "__class__", FusedBatchNorm2d)
+    return twin
+
+
+def results(norm: nn.BatchNorm2d, x: Tensor, u: Tensor | None, weigh: Tensor) -> list[Tensor]:
+    x, u = x.clone().requires_grad_(), None if u is None else u.clone().requires_grad_()
+    y = normed(x, norm, nn.ReLU(inplace=True), u)
+    inputs = [x, *norm.parameters(), *([] if u is None else [u])]
+    return [y.detach(), *torch.autograd.grad(y, inputs, weigh)]
+
+
+@runs_kernels
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("shape", [(2, 16, 3, 5), (3, 48, 7, 7), (1, 256, 1, 2), (33, 64, 4, 4)])
+def test_the_kernels_compute_outputs_gradients_and_running_statistics(
+    shape: tuple[int, ...], added: bool, launches: list[str]
+) -> None:
+    torch.manual_seed(0)
+    norm = norm_of(shape[1], eps=1e-3, momentum=0.3)
+    twin = fused(norm)
+    for step in range(3):
+        x, u, weigh = (drawn(*shape) + 5 * number for number in (2, 0, 0))
+        u = u if added else None
+        expected, found = results(norm, x, u, weigh), results(twin, x, u, weigh)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert len(launches) == 4 * (step + 1)
+        assert all(tensor.is_contiguous(memory_format=LAST) for tensor in found if tensor.dim() == 4)
+    torch.testing.assert_close(dict(twin.named_buffers()), dict(norm.named_buffers()), rtol=1e-5, atol=1e-5)
+    assert int(twin.num_batches_tracked or 0) == 3
+
+
+@runs_kernels
+@pytest.mark.parametrize("added", [False, True])
+def test_half_precision_is_computed_in_float32(added: bool) -> None:
+    torch.manual_seed(0)
+    norm = norm_of(32)
+    x, u, weigh = (drawn(8, 32, 5, 5) for _ in range(3))
+    half = [tensor.half() for tensor in (x, u, weigh)]
+    exact = results(norm, *(tensor.float() if added or n != 1 else None for n, tensor in enumerate(half)))  # type: ignore[arg-type]
+    found = results(fused(norm), half[0], half[1] if added else None, half[2])
+    assert found[0].dtype is torch.float16
+    assert found[2].dtype is torch.float32
+    for one, other in zip(found, exact, strict=True):
+        assert float((one.float() - other).norm() / other.norm()) < 2e-3
+
+
+@runs_kernels
+def test_what_is_no_number_stays_that_and_a_large_mean_costs_no_digits() -> None:
+    torch.manual_seed(0)
+    norm, x = norm_of(16), drawn(4, 16, 4, 4)
+    x[1, 3, 2, 2] = float("nan")
+    expected, found = norm(x).relu(), normed(x, fused(norm), nn.ReLU())
+    assert bool(found[:, 3].isnan().all())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+    far = drawn(64, 16, 8, 8) + 1000
+    exact = copy.deepcopy(norm).double()(far.double()).relu().float()
+    torch.testing.assert_close(normed(far, fused(norm), nn.ReLU()), exact, rtol=1e-3, atol=1e-3)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("how", "given"),
+    [
+        ({"momentum": None}, {}),
+        ({"affine": False}, {}),
+        ({}, {"eval": True}),
+        ({}, {"order": torch.contiguous_format}),
+        ({}, {"hook": True}),
+        ({}, {"activation": nn.GELU()}),
+        ({}, {"dtype": torch.float64}),
+        ({}, {"u": torch.float16}),
+    ],
+)
+def test_what_the_kernels_do_not_know_is_computed_as_ever(
+    how: dict[str, Any], given: dict[str, Any], launches: list[str]
+) -> None:
+    torch.manual_seed(0)
+    dtype = given.get("dtype", torch.float32)
+    norm = norm_of(16, **how).to(dtype)
+    twin = fused(norm)
+    heard = []
+    if given.get("hook"):
+        twin.register_forward_hook(lambda *call: heard.append(1))
+    if given.get("eval"):
+        norm.eval(), twin.eval()
+    x = torch.randn(4, 16, 3, 3, device=HERE, dtype=dtype).contiguous(memory_format=given.get("order", LAST))
+    u = torch.randn(4, 16, 3, 3, device=HERE, dtype=given.get("u", dtype)).contiguous(memory_format=LAST)
+    activation = given.get("activation", F.relu)
+    torch.testing.assert_close(normed(x, twin, activation, u), activation(u + norm(x)))
+    assert not launches
+    assert len(heard) == int(given.get("hook", False))
+
+
+@runs_kernels
+def test_a_norm_without_running_statistics_is_known_too(launches: list[str]) -> None:
+    norm, x = norm_of(16, track_running_stats=False), drawn(4, 16, 3, 3)
+    torch.testing.assert_close(normed(x, fused(norm), F.relu), norm(x).relu(), rtol=1e-4, atol=1e-4)
+    assert launches == ["statistics", "apply"]
+
+
+@runs_kernels
+def test_a_layer_that_is_recomputed_moves_its_statistics_once(launches: list[str]) -> None:
+    torch.manual_seed(0)
+    norm, x, u = norm_of(16), drawn(4, 16, 3, 3).requires_grad_(), drawn(4, 16, 3, 3)
+    twin, again = fused(norm), x.detach().clone().requires_grad_()
+    normed(x, norm, F.relu, u).square().sum().backward()
+    recomputed(lambda z: normed(z, twin, F.relu, u), twin, again).square().sum().backward()
+    assert launches == ["statistics", "apply", "statistics", "apply", "slopes", "gradient"]
+    torch.testing.assert_close(again.grad, x.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dict(twin.named_buffers()), dict(norm.named_buffers()), rtol=1e-5, atol=1e-5)
+
+
+@runs_kernels
+def test_gradients_that_are_not_wanted_are_not_computed(launches: list[str]) -> None:
+    norm, x = norm_of(16), drawn(4, 16, 3, 3)
+    twin = fused(norm)
+    normed(x, twin, F.relu).sum().backward()
+    assert launches == ["statistics", "apply", "slopes"]
+    norm(x).relu().sum().backward()
+    assert twin.weight.grad is not None
+    torch.testing.assert_close(twin.weight.grad, norm.weight.grad, rtol=1e-4, atol=1e-4)
+
+
+class Free(nn.Module):
+    """Code as people write it: a function for the ReLU, the residual first, a layer that does nothing."""
+
+    def __init__(self, channels: int = 16) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        self.conv2, self.bn2 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        self.idle, self.scale = nn.Identity(), 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.idle(self.bn(self.conv(x))))
+        return F.relu(x * self.scale + self.bn2(self.conv2(y)))
+
+
+class Twice(nn.Module):
+    """The norm's result is used twice: nothing may be fused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn(self.conv(x))
+        return y * 2 + self.relu(y.clone()) + F.relu(self.bn(x)) * y
+
+
+class Branching(Twice):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return F.relu(self.bn(x))
+        return x
+
+
+def torchvision_model(name: str) -> nn.Module:
+    import torchvision
+
+    return torchvision.models.get_model(name, num_classes=10)
+
+
+def timm_model(name: str) -> nn.Module:
+    timm = pytest.importorskip("timm")
+    model: nn.Module = timm.create_model(name, num_classes=10)
+    return model
+
+
+MODELS: dict[str, tuple[Any, int]] = {
+    "our ResNet-32": (replearn.models.resnet32, 31),
+    "torchvision's ResNet-18": (lambda: torchvision_model("resnet18"), 17),
+    "torchvision's ResNet-50": (lambda: torchvision_model("resnet50"), 49),
+    "torchvision's VGG": (lambda: torchvision_model("vgg11_bn"), 8),
+    "timm's ResNet-18": (lambda: timm_model("resnet18"), 17),
+    "timm's ResNet-50-D": (lambda: timm_model("resnet50d"), 51),
+    "code of one's own": (Free, 2),
+    "a result that is used twice": (Twice, 0),
+    "code that branches": (Branching, 0),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_are_found_in_models_as_people_write_them(name: str) -> None:
+    build, expected = MODELS[name]
+    assert num_fused(build()) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["our ResNet-32", "torchvision's ResNet-18", "timm's ResNet-18", "code of one's own"]
+)
+def test_on_a_cpu_nothing_changes(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name][0]()
+    twin, x = copy.deepcopy(model), torch.randn(2, 16 if name == "code of one's own" else 3, 32, 32)
+    expected = model(x)
+    with fused_norms(twin):
+        found = twin(x)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0)
+    assert all("forward" not in vars(module) for module in twin.modules())
+    assert not any(isinstance(module, FusedBatchNorm2d) for module in twin.modules())
+
+
+def test_the_model_is_as_it_was_after_an_error() -> None:
+    model = Free()
+    with pytest.raises(RuntimeError), fused_norms(model):
+        model(torch.zeros(1, 3, 4, 4))
+    assert "forward" not in vars(model)
+    assert type(model.bn) is nn.BatchNorm2d
+
+
+def test_settings_that_change_are_seen_and_those_that_stay_are_not_traced_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from replearn.normed import rewriting
+
+    traced = []
+    plain = rewriting.trace_own
+    monkeypatch.setattr(rewriting, "trace_own", lambda module: (traced.append(1), plain(module))[1])
+    model, x = Free(), torch.randn(2, 16, 4, 4)
+    for _ in range(3):
+        with fused_norms(model):
+            model(x)
+    assert len(traced) == 1
+    model.scale = 3.0
+    twin = copy.deepcopy(model)
+    with fused_norms(model):
+        assert torch.equal(model(x), twin(x))
+    assert len(traced) == 2
+    model.idle = nn.Dropout(0.0)
+    with fused_norms(model):
+        model(x)
+    assert len(traced) == 3
+    assert num_fused(model) == 1
+
+
+def test_a_forward_that_somebody_replaced_is_left_alone() -> None:
+    model = Free()
+    model.forward = lambda x: x + 1  # type: ignore[method-assign]
+    with fused_norms(model):
+        assert torch.equal(model(torch.zeros(1, 16, 2, 2)), torch.ones(1, 16, 2, 2))
+    assert "forward" in vars(model)
+
+
+@runs_kernels
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_whole_network_trains_as_before(
+    recorded: bool, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capturing._here, "recording", recorded)
+    torch.manual_seed(0)
+    model = replearn.models.CifarResNet(20).to(HERE, memory_format=LAST)  # type: ignore[call-overload]
+    replearn.replace_(model, replearn.plan(model, 2))
+    twin, x = copy.deepcopy(model), drawn(4, 3, 8, 8)
+    with float32_products(tf32=False):
+        expected = model(x)
+        expected.square().sum().backward()
+        with fused_norms(twin):
+            found = twin(x)
+            found.square().sum().backward()
+    assert launches.count("statistics") == num_fused(twin) + 3  # and the operators' own
+    assert launches.count("slopes of two") == (6 if recorded else 0)  # every block's input but the wider ones'
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert other.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=2e-3, msg=name)
+    torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()), rtol=1e-4, atol=1e-4)
+
+
+@runs_kernels
+@pytest.mark.parametrize("between", ["nothing", "a sum", "a hook", "kept"])
+def test_a_gradient_in_two_parts_is_whole_for_whoever_looks(
+    between: str, recording: None, launches: list[str]
+) -> None:
+    torch.manual_seed(0)
+    first, second = norm_of(16), norm_of(16)
+    x, v = drawn(4, 16, 3, 3), drawn(4, 16, 3, 3).requires_grad_()
+
+    def run(one: nn.BatchNorm2d, other: nn.BatchNorm2d) -> list[Tensor]:
+        given, seen = x.clone().requires_grad_(), []
+        y = normed(given, one, F.relu, x)
+        if between == "a hook":
+            y.register_hook(seen.append)
+        if between == "kept":
+            y.retain_grad()
+        z = y + v if between == "a sum" else y
+        out = normed(z * 2, other, F.relu, z)
+        v.grad = None
+        out.square().sum().backward()
+        found = [out.detach(), given.grad, *([v.grad] if v.grad is not None else []), *seen]
+        return [*found, *([y.grad] if between == "kept" else [])]  # type: ignore[list-item]
+
+    expected, found = run(first, second), run(fused(first), fused(second))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert ("slopes of two" in launches) == (between == "nothing")
+
+
+@runs_kernels
+def test_what_was_written_to_since_goes_around_by_itself(recording: None) -> None:
+    norm, x = fused(norm_of(16)), drawn(4, 16, 3, 3).requires_grad_()
+    y = normed(x, norm, F.relu)
+    assert operation.twin_of(y) is not y
+    y.add_(1)
+    assert operation.twin_of(y) is y
+
+
+@runs_kernels
+def test_gradients_of_gradients_are_refused(launches: list[str]) -> None:
+    x = drawn(4, 16, 3, 3).requires_grad_()
+    y = normed(x, fused(norm_of(16)), F.relu).square().sum()
+    (slope,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.square().sum().backward()
+
+
+@runs_kernels
+def test_checkpointed_blocks_train_inside(launches: list[str]) -> None:
+    torch.manual_seed(0)
+    model = Free().to(HERE, memory_format=LAST)  # type: ignore[call-overload]
+    twin, x = copy.deepcopy(model), drawn(2, 16, 4, 4)
+    with float32_products(tf32=False):
+        model(x).square().sum().backward()
+        with fused_norms(twin):
+            checkpoint(twin, x, use_reentrant=False).square().sum().backward()
+    assert launches.count("statistics") == 4
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-3)
+
+
+def test_the_kernels_run_in_tritons_interpreter() -> None:
+    chosen = "kernels_compute or half or number or know or recomputed or wanted or network or parts or since"
+    interpret(__file__, f"{chosen} or refused or checkpointed or without")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_captured_step_learns_as_a_plain_one() -> None:
+    from replearn.training.step import CapturedStep
+
+    x, labels = drawn(64, 3, 32, 32), torch.arange(64, device="cuda") % 10
+
+    def trained(captured: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = replearn.models.resnet32().cuda().to(memory_format=LAST)  # type: ignore[call-overload]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        loss = torch.zeros((), device="cuda")
+
+        def body() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with fused_norms(model) if captured else nullcontext():
+                with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                    now = F.cross_entropy(model(x), labels)
+                now.backward()
+            loss.copy_(now.detach())
+            optimizer.step()
+
+        step: Any = CapturedStep(body, model, optimizer, [loss]) if captured else body
+        found = []
+        for _ in range(50):
+            step()
+            found.append(float(loss))
+        return found
+
+    plain, fast = trained(False), trained(True)
+    assert plain[-1] < 0.5 * plain[0]
+    assert fast[-1] < 0.5 * fast[0]
+    assert max(abs(a - b) for a, b in zip(plain[:10], fast[:10], strict=True)) < 0.1

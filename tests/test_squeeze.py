@@ -1,0 +1,203 @@
+"""A reduced bottleneck as one operation: the same numbers as its layers one after another."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from interpreting import HERE, interpret, runs_kernels
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+import replearn
+from replearn import capturing, operators
+from replearn.operators import expansion, paying, reduced_bottleneck, squeeze
+from replearn.operators.squeeze import can_squeeze, closed, let_through, squeezed
+from replearn.precision import float32_products
+from replearn.training.architectures import architecture
+
+LAST = torch.channels_last
+NORMS = {
+    "plain": lambda: nn.BatchNorm2d(32),
+    "average of all": lambda: nn.BatchNorm2d(32, momentum=None),
+    "no scale": lambda: nn.BatchNorm2d(32, affine=False),
+    "no statistics": lambda: nn.BatchNorm2d(32, track_running_stats=False),
+}
+
+
+def one_after_the_other(x: Tensor, reduce: Tensor, expand: Tensor, norm: nn.Module) -> Tensor:
+    return (x + norm(conv2d(conv2d(x, reduce).relu(), expand))).relu()
+
+
+def gradients(compute: Any, given: list[Tensor], norm: Any, weigh: Tensor) -> list[Tensor]:
+    given = [tensor.clone().requires_grad_() for tensor in given]
+    out = compute(*given, norm)
+    return [out.detach(), *torch.autograd.grad((out * weigh).sum(), [*given, *norm.parameters()])]
+
+
+def drawn(dtype: torch.dtype) -> list[Tensor]:
+    shapes = (4, 32, 3, 2), (8, 32, 1, 1), (32, 8, 1, 1)
+    return [torch.randn(shape, device=HERE).to(dtype).contiguous(memory_format=LAST) for shape in shapes]
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", NORMS)
+def test_the_kernels_train_as_the_layers_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(name, torch.float32, monkeypatch, 1e-4)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_outputs_gradients_and_running_statistics_are_those_of_the_layers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(name, torch.float64, monkeypatch, 1e-9)
+
+
+def compare(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, within: float) -> None:
+    torch.manual_seed(0)
+    if dtype is torch.float32:
+        for home in (squeeze, expansion):
+            monkeypatch.setattr(home, "kernels_run_on", lambda tensor: True)  # the interpreter's are on the CPU
+    first = NORMS[name]().to(HERE, dtype)
+    for parameter in first.parameters():
+        nn.init.normal_(parameter)
+    second = copy.deepcopy(first)
+    for _ in range(3):
+        given, weigh = drawn(dtype), torch.randn(4, 32, 3, 2, device=HERE, dtype=dtype)
+        with float32_products(tf32=False):
+            expected = gradients(one_after_the_other, given, first, weigh)
+            found = gradients(squeezed, given, second, weigh)
+        torch.testing.assert_close(found, expected, rtol=within, atol=10 * within)
+    buffers = dict(second.named_buffers()), dict(first.named_buffers())
+    torch.testing.assert_close(*buffers, rtol=within, atol=within)
+
+
+def test_the_gradient_is_the_slope_of_the_loss() -> None:
+    norm = nn.BatchNorm2d(6).double()
+    shapes = (3, 6, 2, 2), (2, 6, 1, 1), (6, 2, 1, 1)
+    given = [torch.randn(shape).double().requires_grad_() for shape in shapes]
+    assert torch.autograd.gradcheck(lambda *given: squeezed(*given, norm), given)
+
+
+@pytest.mark.parametrize("frozen", range(3))
+def test_what_is_frozen_gets_no_gradient_and_the_rest_does(frozen: int) -> None:
+    torch.manual_seed(0)
+    norm, given = nn.BatchNorm2d(32).to(HERE), drawn(torch.float32)
+    learning = [tensor.requires_grad_(number != frozen) for number, tensor in enumerate(given)]
+    expected = [tensor.detach().clone().requires_grad_() for tensor in given]
+    with float32_products(tf32=False):
+        squeezed(*learning, norm).square().sum().backward()
+        one_after_the_other(*expected, nn.BatchNorm2d(32).to(HERE)).square().sum().backward()
+    for number, (tensor, other) in enumerate(zip(learning, expected, strict=True)):
+        assert (tensor.grad is None) == (number == frozen)
+        if tensor.grad is not None:
+            torch.testing.assert_close(tensor.grad, other.grad, rtol=1e-3, atol=1e-3)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 130])
+def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(dtype: torch.dtype, rows: int) -> None:
+    torch.manual_seed(0)
+    x, z = torch.randn(rows, 256, device=HERE).to(dtype), torch.randn(rows, 64, device=HERE).relu().to(dtype)
+    scaled, shift = torch.randn(256, 64, device=HERE).to(dtype) / 8, torch.randn(256, device=HERE).to(dtype)
+    x[0, 3] = float("nan")
+    from replearn.operators.kernels import closing
+
+    assert closing.can_be_cut(256, 64)
+    assert not closing.can_be_cut(192, 64)
+    found = torch.empty_like(x)
+    if HERE == "cuda":
+        found = closed(x, z, scaled, shift)
+    elif dtype is torch.float16:  # the interpreter multiplies bfloat16 as integers
+        closing.launch(x, z, scaled, shift, found)
+    else:
+        return
+    expected = (x.float() + z.float() @ scaled.float().mT + shift.float()).relu()
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+@runs_kernels
+def test_a_relu_lets_through_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    y, grad = torch.randn(300, 48, device=HERE).relu(), torch.randn(300, 48, device=HERE)
+    y[5, 7] = float("nan")
+    norm, other = nn.BatchNorm2d(48), torch.randn(300, 48, device=HERE)
+    monkeypatch.setattr(squeeze, "kernels_run_on", lambda tensor: False)
+    expected, of_both = let_through(grad, y, norm), let_through(grad, y, norm, other)
+    monkeypatch.setattr(squeeze, "kernels_run_on", lambda tensor: True)
+    for _ in range(2):  # who counts arrivals starts anew
+        torch.testing.assert_close(let_through(grad, y, norm), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(let_through(grad, y, norm, other), of_both, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("correction", ["none", "full"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_operators_that_squeeze_train_as_those_that_do_not(
+    correction: Any, recompute: bool, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(capturing._here, "recording", recorded)
+    operator = operators.ReducedBottleneck(correction=correction, recompute=recompute)
+    model = architecture("cifar_bottleneck:29:8", num_classes=10, size=8).double()
+    replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
+    twin = copy.deepcopy(model)
+    x = torch.randn(4, 3, 8, 8).double()
+    model(x).square().sum().backward()
+    used = []
+
+    def anywhere(*given: Any) -> bool:
+        used.append(not can_squeeze(*given))
+        return True
+
+    monkeypatch.setattr(reduced_bottleneck, "can_squeeze", anywhere)
+    twin(x).square().sum().backward()
+    assert used
+    assert all(used)  # and on a CPU it is not taken by itself
+    for (name, first), second in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+        torch.testing.assert_close(second[1].grad, first.grad, rtol=1e-7, atol=1e-9, msg=name)
+    torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()))
+
+
+def test_the_kernels_run_in_tritons_interpreter() -> None:
+    interpret(__file__, "kernels_train or last_product or lets_through")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("inside", [False, True])
+def test_on_a_gpu_it_is_taken_where_launches_are_free_and_agrees(
+    inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    operator = operators.ReducedBottleneck()
+    model = architecture("cifar_bottleneck:29:64", num_classes=10, size=16).cuda().to(memory_format=LAST)
+    replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
+    x = torch.randn(32, 3, 16, 16, device="cuda").contiguous(memory_format=LAST)
+    taken = []
+    plain = reduced_bottleneck.squeezed
+    monkeypatch.setattr(reduced_bottleneck, "squeezed", lambda *given: (taken.append(1), plain(*given))[1])
+
+    def gradients_of(low: bool, free: bool) -> list[Tensor]:
+        net = copy.deepcopy(model)
+        with (
+            float32_products(tf32=False),
+            paying.free_launches() if free else nullcontext(),
+            replearn.fused_norms(net) if inside and free else nullcontext(),
+        ):
+            with torch.autocast("cuda", torch.bfloat16, enabled=low):
+                out: Tensor = net(x).float()
+            out.square().mean().backward()
+        return [out.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+
+    exact, usual = gradients_of(low=False, free=False), gradients_of(low=True, free=False)
+    assert not taken
+    found = gradients_of(low=True, free=True)
+    assert taken
+    for one, other, truth in zip(found, usual, exact, strict=True):  # as far from the truth as torch is
+        error, expected = ((each - truth).norm() / truth.norm().clamp_min(1e-6) for each in (one, other))
+        assert float(error) < 2 * float(expected) + 0.01
