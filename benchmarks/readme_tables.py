@@ -42,6 +42,9 @@ STEPS = (  # in the order of their measurement
     "bench_steps_bf16_cast_imagenet.json",
     "bench_steps_bf16_cast.json",
     "bench_steps_bf16_cast_resnet34.json",
+    "bench_steps_captured_fused.json",
+    "bench_steps_bf16_long.json",
+    "bench_steps_bf16_resnet101.json",
 )
 
 
@@ -188,6 +191,11 @@ INFERENCE = (  # likewise
     "inference_h200_vit.json",
     "inference_h200_compiled_alone.json",
     "inference_h200_ordered.json",
+    "inference_h200_amp.json",
+    "inference_h200_compiled_own.json",
+    "inference_h200_fp32_resnet34.json",
+    "inference_h200_compiled_unchecked.json",
+    "inference_h200_amp_resnet34.json",
 )
 BACKENDS = (
     *("fp32", "channels_last", "amp", "channels_last+compile"),
