@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import gc
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import replearn
 from replearn import capturing
 from replearn.normed import fused_norms, normed, num_fused, operation
+from replearn.normed.known import KNOWN, says
 from replearn.normed.operation import FusedBatchNorm2d
 from replearn.operators.recomputing import recomputed
 from replearn.precision import float32_products
@@ -133,6 +138,9 @@ def test_what_is_no_number_stays_that_and_a_large_mean_costs_no_digits() -> None
         ({}, {"activation": nn.GELU()}),
         ({}, {"dtype": torch.float64}),
         ({}, {"u": torch.float16}),
+        ({}, {"strided": True}),
+        ({}, {"uncounted": True}),
+        ({}, {"patched": True}),
     ],
 )
 def test_what_the_kernels_do_not_know_is_computed_as_ever(
@@ -147,10 +155,18 @@ def test_what_the_kernels_do_not_know_is_computed_as_ever(
         twin.register_forward_hook(lambda *call: heard.append(1))
     if given.get("eval"):
         norm.eval(), twin.eval()
+    for one in (norm, twin):
+        if given.get("strided"):
+            one.weight = nn.Parameter(torch.arange(32.0, device=HERE)[::2])
+        if given.get("uncounted"):
+            one.num_batches_tracked = None
+        if given.get("patched"):
+            one.forward = lambda x: x * 0.5  # type: ignore[method-assign]
     x = torch.randn(4, 16, 3, 3, device=HERE, dtype=dtype).contiguous(memory_format=given.get("order", LAST))
     u = torch.randn(4, 16, 3, 3, device=HERE, dtype=given.get("u", dtype)).contiguous(memory_format=LAST)
     activation = given.get("activation", F.relu)
     torch.testing.assert_close(normed(x, twin, activation, u), activation(u + norm(x)))
+    torch.testing.assert_close(twin.running_var, norm.running_var)
     assert not launches
     assert len(heard) == int(given.get("hook", False))
 
@@ -175,6 +191,20 @@ def test_a_layer_that_is_recomputed_moves_its_statistics_once(launches: list[str
 
 
 @runs_kernels
+def test_a_norm_that_grew_and_one_that_moves_all_the_way_are_computed_right() -> None:
+    norm = norm_of(16, momentum=1)
+    twin = fused(norm)
+    for width in (16, 256):
+        for one in (norm, twin):
+            one.num_features = width
+            one.weight, one.bias = (nn.Parameter(torch.ones(width, device=HERE)) for _ in range(2))
+            one.running_mean, one.running_var = torch.zeros(width, device=HERE), torch.ones(width, device=HERE)
+        x = drawn(2, width, 3, 3)
+        torch.testing.assert_close(normed(x, twin, F.relu), norm(x).relu(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(twin.running_var, norm.running_var, rtol=1e-4, atol=1e-4)
+
+
+@runs_kernels
 def test_gradients_that_are_not_wanted_are_not_computed(launches: list[str]) -> None:
     norm, x = norm_of(16), drawn(4, 16, 3, 3)
     twin = fused(norm)
@@ -186,124 +216,132 @@ def test_gradients_that_are_not_wanted_are_not_computed(launches: list[str]) -> 
 
 
 class Free(nn.Module):
-    """Code as people write it: a function for the ReLU, the residual first, a layer that does nothing."""
+    """A block of one's own, which calls the operation itself."""
 
     def __init__(self, channels: int = 16) -> None:
         super().__init__()
         self.conv, self.bn = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
         self.conv2, self.bn2 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
-        self.idle, self.scale = nn.Identity(), 2.0
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.idle(self.bn(self.conv(x))))
-        return F.relu(x * self.scale + self.bn2(self.conv2(y)))
-
-
-class Twice(nn.Module):
-    """The norm's result is used twice: nothing may be fused."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn, self.relu = nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn(self.conv(x))
-        return y * 2 + self.relu(y.clone()) + F.relu(self.bn(x)) * y
-
-
-class Branching(Twice):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:
-            return F.relu(self.bn(x))
-        return x
+        y = normed(self.conv(x), self.bn, F.relu)
+        return normed(self.conv2(y), self.bn2, F.relu, x)
 
 
 def torchvision_model(name: str) -> nn.Module:
     import torchvision
 
-    return torchvision.models.get_model(name, num_classes=10)
-
-
-def timm_model(name: str) -> nn.Module:
-    timm = pytest.importorskip("timm")
-    model: nn.Module = timm.create_model(name, num_classes=10)
+    model: nn.Module = torchvision.models.get_model(name, num_classes=10)
     return model
 
 
-MODELS: dict[str, tuple[Any, int]] = {
+def timm_model(name: str, **how: Any) -> nn.Module:
+    timm = pytest.importorskip("timm")
+    model: nn.Module = timm.create_model(name, num_classes=10, **how)
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "our ResNet-32": (replearn.models.resnet32, 31),
+    "our bottlenecks": (lambda: replearn.models.CifarResNet(29, bottleneck=True), 28),
     "torchvision's ResNet-18": (lambda: torchvision_model("resnet18"), 17),
     "torchvision's ResNet-50": (lambda: torchvision_model("resnet50"), 49),
     "torchvision's VGG": (lambda: torchvision_model("vgg11_bn"), 8),
     "timm's ResNet-18": (lambda: timm_model("resnet18"), 17),
-    "timm's ResNet-50-D": (lambda: timm_model("resnet50d"), 51),
-    "code of one's own": (Free, 2),
-    "a result that is used twice": (Twice, 0),
-    "code that branches": (Branching, 0),
+    "timm's ResNet-26-D": (lambda: timm_model("resnet26d"), 27),
+    "with squeeze and excitation": (lambda: timm_model("seresnet18"), 17),
+    "with stochastic depth": (lambda: timm_model("resnet18", drop_path_rate=0.5, drop_rate=0.5), 17),
+    "another library's own blocks": (lambda: timm_model("dla34"), 3),  # in sequences
+    "layers that are given lists": (lambda: torchvision_model("densenet121"), 1),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_norms_are_found_in_models_as_people_write_them(name: str) -> None:
+def test_norms_are_found_in_models_that_we_know(name: str) -> None:
     build, expected = MODELS[name]
     assert num_fused(build()) == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["our ResNet-32", "torchvision's ResNet-18", "timm's ResNet-18", "code of one's own"]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_on_a_cpu_nothing_changes(name: str) -> None:
     torch.manual_seed(0)
-    model = MODELS[name][0]()
-    twin, x = copy.deepcopy(model), torch.randn(2, 16 if name == "code of one's own" else 3, 32, 32)
-    expected = model(x)
-    with fused_norms(twin):
-        found = twin(x)
-    assert torch.equal(found, expected)
-    torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0)
-    assert all("forward" not in vars(module) for module in twin.modules())
-    assert not any(isinstance(module, FusedBatchNorm2d) for module in twin.modules())
-
-
-def test_the_model_is_as_it_was_after_an_error() -> None:
-    model = Free()
-    with pytest.raises(RuntimeError), fused_norms(model):
-        model(torch.zeros(1, 3, 4, 4))
-    assert "forward" not in vars(model)
-    assert type(model.bn) is nn.BatchNorm2d
-
-
-def test_settings_that_change_are_seen_and_those_that_stay_are_not_traced_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from replearn.normed import rewriting
-
-    traced = []
-    plain = rewriting.trace_own
-    monkeypatch.setattr(rewriting, "trace_own", lambda module: (traced.append(1), plain(module))[1])
-    model, x = Free(), torch.randn(2, 16, 4, 4)
-    for _ in range(3):
-        with fused_norms(model):
-            model(x)
-    assert len(traced) == 1
-    model.scale = 3.0
+    model, x = MODELS[name][0](), torch.randn(2, 3, 64, 64)
     twin = copy.deepcopy(model)
-    with fused_norms(model):
-        assert torch.equal(model(x), twin(x))
-    assert len(traced) == 2
-    model.idle = nn.Dropout(0.0)
-    with fused_norms(model):
-        model(x)
-    assert len(traced) == 3
-    assert num_fused(model) == 1
+    kinds = [type(module) for module in twin.modules()]
+    for train in (True, False):  # the mode may change inside
+        torch.manual_seed(1)
+        expected = model.train(train)(x)
+        with fused_norms(twin):
+            torch.manual_seed(1)
+            found = twin.train(train)(x)
+        assert torch.equal(found, expected)
+    torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0)
+    assert [type(module) for module in twin.modules()] == kinds
 
 
-def test_a_forward_that_somebody_replaced_is_left_alone() -> None:
-    model = Free()
-    model.forward = lambda x: x + 1  # type: ignore[method-assign]
+def test_every_class_that_we_know_has_the_code_that_we_know() -> None:
+    """Of the versions that are installed; others are left alone."""
+    pytest.importorskip("timm.models.resnet")
+    import torchvision.models.resnet
+
+    for known in KNOWN:
+        assert known.found() is getattr(sys.modules[known.module], known.kind)
+    assert not says(torchvision.models.resnet.BasicBlock.forward, KNOWN[1].code)
+    assert not says(None, KNOWN[0].code)
+
+
+def test_a_class_whose_code_is_another_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.models import resnet
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x
+
+    monkeypatch.setattr(resnet.BasicBlock, "forward", forward)
+    model = torchvision_model("resnet18")
     with fused_norms(model):
-        assert torch.equal(model(torch.zeros(1, 16, 2, 2)), torch.ones(1, 16, 2, 2))
-    assert "forward" in vars(model)
+        assert type(model.get_submodule("layer1.0")) is resnet.BasicBlock
+        assert type(model) is not resnet.ResNet
+
+
+def test_copies_and_pickles_that_are_made_inside_are_plain() -> None:
+    model = torchvision_model("vgg11_bn")
+    with fused_norms(model):
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for made in copies:
+        assert [type(module) for module in made.modules()] == [type(module) for module in model.modules()]
+        torch.testing.assert_close(made.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_the_model_is_as_it_was_after_an_error_and_inside_of_another() -> None:
+    model = torchvision_model("resnet18")
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(RuntimeError), fused_norms(model), fused_norms(model):
+        model(torch.zeros(1, 5, 4, 4))
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_hooks_on_what_does_nothing_are_heard() -> None:
+    model, heard = timm_model("resnet18"), []
+    model.get_submodule("layer1.0.drop_block").register_forward_hook(lambda *call: heard.append(1))
+    with fused_norms(model):
+        model(torch.randn(2, 3, 32, 32))
+    assert heard == [1]
+
+
+def test_a_model_is_forgotten_when_nobody_has_it() -> None:
+    model = torchvision_model("resnet18")
+    seen = weakref.ref(model)
+    with fused_norms(model):
+        model(torch.randn(2, 3, 32, 32)).sum().backward()
+    del model
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_sum_that_is_written_in_place_keeps_the_dtype_of_what_it_is_written_to() -> None:
+    norm, x, u = nn.BatchNorm2d(16), torch.randn(2, 16, 3, 3).bfloat16(), torch.randn(2, 16, 3, 3)
+    assert normed(x, norm, F.relu, u, written=True).dtype is torch.bfloat16
+    assert normed(x, norm, F.relu, u).dtype is torch.float32
 
 
 @runs_kernels
@@ -393,7 +431,7 @@ def test_checkpointed_blocks_train_inside(launches: list[str]) -> None:
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
     chosen = "kernels_compute or half or number or know or recomputed or wanted or network or parts or since"
-    interpret(__file__, f"{chosen} or refused or checkpointed or without")
+    interpret(__file__, f"({chosen} or refused or checkpointed or without or grew) and not that_we_know")
 
 
 @pytest.mark.cuda

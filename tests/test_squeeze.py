@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from torch.nn.functional import conv2d
 import replearn
 from replearn import capturing, operators
 from replearn.operators import expansion, paying, reduced_bottleneck, squeeze
-from replearn.operators.squeeze import can_squeeze, closed, let_through, squeezed
+from replearn.operators.squeeze import can_squeeze, close_, let_through, squeezed
 from replearn.precision import float32_products
+from replearn.synthesizing import operators_in
 from replearn.training.architectures import architecture
 
 LAST = torch.channels_last
@@ -82,6 +84,36 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
     assert torch.autograd.gradcheck(lambda *given: squeezed(*given, norm), given)
 
 
+def test_pixels_that_are_all_alike_have_no_variance_and_no_nan() -> None:
+    torch.manual_seed(0)
+    norm, given = nn.BatchNorm2d(64), (torch.randn(16, 64, 1, 1) * 0.18, torch.randn(64, 16, 1, 1) * 0.35)
+    x = (10 * torch.rand(1, 64, 1, 1)).expand(8, 64, 7, 7).contiguous(memory_format=LAST)
+    assert bool(squeezed(x, *given, norm).isfinite().all())
+    assert bool(norm.running_var is not None and norm.running_var.isfinite().all())
+
+
+def test_others_may_write_to_what_it_gives() -> None:
+    norm, given = nn.BatchNorm2d(32), drawn(torch.float32)
+    made = squeezed(*(tensor.cpu().requires_grad_() for tensor in given), norm)
+    made.add_(1)  # a view would refuse
+
+
+@pytest.mark.parametrize("listener", ["conv1", "conv3", "norm", "activation"])
+def test_layers_with_hooks_are_called_one_after_another(listener: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = architecture("cifar_bottleneck:29:8", num_classes=10, size=8)
+    operator = operators.ReducedBottleneck()
+    replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
+    layer: Any = next(operators_in(model))
+    x = torch.empty(4, layer.conv1.shell.in_channels, 8, 8).to(memory_format=LAST)
+    given = (layer.conv1, layer.conv3, layer.norm, layer.activation)
+    monkeypatch.setattr(paying, "LEAST", 0)
+    on_gpu: Any = SimpleNamespace(is_cuda=True, shape=x.shape, dtype=x.dtype, device=x.device)
+    on_gpu.is_contiguous, on_gpu.numel = x.is_contiguous, x.numel
+    assert can_squeeze(on_gpu, *given)
+    getattr(layer, listener).register_forward_hook(lambda *call: None)
+    assert not can_squeeze(on_gpu, *given)
+
+
 @pytest.mark.parametrize("frozen", range(3))
 def test_what_is_frozen_gets_no_gradient_and_the_rest_does(frozen: int) -> None:
     torch.manual_seed(0)
@@ -111,7 +143,7 @@ def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(dtype: t
     assert not closing.can_be_cut(192, 64)
     found = torch.empty_like(x)
     if HERE == "cuda":
-        found = closed(x, z, scaled, shift)
+        close_(found, x, z, scaled, shift)
     elif dtype is torch.float16:  # the interpreter multiplies bfloat16 as integers
         closing.launch(x, z, scaled, shift, found)
     else:

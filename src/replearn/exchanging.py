@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -23,6 +23,20 @@ def exchanged(modules: Sequence[nn.Module], before: type[nn.Module], after: type
     finally:
         for module in modules:
             object.__setattr__(module, "__class__", before)
+
+
+def plain_copies(kind: Any) -> Any:
+    """For a class that stands for another: its `__reduce_ex__`, so that copies and pickles are of the other."""
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        state = kind.__reduce_ex__(self, protocol)[2]
+        return make_bare, (kind,), state
+
+    return __reduce_ex__
+
+
+def make_bare(kind: Any) -> Any:
+    return kind.__new__(kind)
 
 
 def find_exactly(model: nn.Module, kind: type[Kind]) -> Iterator[Kind]:

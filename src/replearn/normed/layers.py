@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import MethodType
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from ..exchanging import exchanged, find_exactly
-from .operation import FusedBatchNorm2d
-from .rewriting import Rewritten
+from ..exchanging import exchanged, find_exactly, plain_copies
+from ..narrow.operation import kernels_run_on
+from .known import KNOWN, Method, sequence
+from .operation import FusedBatchNorm2d, arrivals_of
 
-Forward = Callable[..., Any]
-_known: WeakKeyDictionary[nn.Module, Rewritten] = WeakKeyDictionary()
+OWN = "replearn.models.cifar_resnet"  # whose blocks call `normed` themselves
 
 
 @contextmanager
 def fused_norms(model: nn.Module) -> Iterator[None]:
     """Inside, a BatchNorm in train mode and the ReLU after it are computed by Triton kernels, as one.
 
-    The sum with the residual that a block ends in goes with them. The kernels take channels_last tensors on a GPU;
-    what is called with anything else is computed as ever, and so are layers with hooks, and code that torch.fx
-    can't trace. Results agree to rounding; gradients of gradients are not known. Enter it around forward *and*
-    backward pass: a block that is recomputed must compute what it did before. It may stay entered for all of the
-    training, but a model is not to be pickled, compiled or operated on inside. Launching takes more of Python's
-    time than torch's own layers do, so it pays in a step that is captured as a CUDA graph.
+    The sum with the residual that a block ends in goes with them. So it is in the ResNets of torchvision, timm and
+    ours, in any nn.Sequential where one follows the other, and in operators; for code of your own there is
+    `replearn.normed.normed`. The kernels take channels_last tensors on a GPU; what is called with anything else is
+    computed as ever, and so are layers with hooks. Results agree to rounding; they have no second derivatives.
+
+    Enter it around forward *and* backward pass: a block that is recomputed must compute what it did before. It may
+    stay entered, but a model is not to be compiled or operated on inside. Launching takes more of Python's time
+    than torch's own layers do, so it pays in a step that is captured as a CUDA graph. In such a step the gradient
+    of a block's output comes in two parts: hooks on it see all of it if they are there before the next block runs,
+    and whoever asks later (`retain_grad`, `torch.autograd.grad`) one part.
 
     >>> import torch
     >>> import replearn
@@ -39,34 +43,46 @@ def fused_norms(model: nn.Module) -> Iterator[None]:
     True
     """
     norms = list(find_exactly(model, nn.BatchNorm2d))
-    found = [(module, fused.forward) for module, fused in find_fused(model) if fused.forward is not None]
-    with exchanged(norms, nn.BatchNorm2d, FusedBatchNorm2d), replaced(found):
+    for norm in norms:
+        if norm.weight is not None and kernels_run_on(norm.weight.device):
+            arrivals_of(norm, norm.weight.device)  # not for the first time while a graph is recorded
+    with ExitStack() as stack:
+        for modules, before, after in changes(model):
+            stack.enter_context(exchanged(modules, before, after))
+        stack.enter_context(exchanged(norms, nn.BatchNorm2d, FusedBatchNorm2d))
         yield
 
 
 def num_fused(model: nn.Module) -> int:
-    """How many norms in the code of a model's modules go with the ReLU after them, operators' own not counted."""
-    return sum(fused.norms for _, fused in find_fused(model))
+    """How many norms of a model's blocks can go with the ReLU after them; operators' own are not counted."""
+    own = [module for module in model.modules() if type(module).__module__ == OWN]
+    known = [module for modules, before, _ in changes(model) if before is not nn.Sequential for module in modules]
+    alone = sum(type(child) is nn.BatchNorm2d for module in (*own, *known) for child in module._modules.values())
+    return alone + sum(num_pairs(module) for module in model.modules() if type(module) is nn.Sequential)
 
 
-def find_fused(model: nn.Module) -> Iterator[tuple[nn.Module, Rewritten]]:
-    """The modules that have norms of their own, and what their code was rewritten to."""
+def changes(model: nn.Module) -> Iterator[tuple[list[nn.Module], type[nn.Module], type[nn.Module]]]:
+    """Modules of a class, that class, and the one that they are of meanwhile."""
+    found: dict[Any, list[nn.Module]] = {}
     for module in model.modules():
-        owns = any(type(child) is nn.BatchNorm2d for child in module._modules.values())
-        if owns and "forward" not in vars(module):
-            found = _known.get(module)
-            if found is None or not found.holds_for(module):
-                found = _known[module] = Rewritten.of(module)
-            yield module, found
+        found.setdefault(type(module), []).append(module)
+    for kind, modules in found.items():
+        if kind is nn.Sequential:
+            modules = [module for module in modules if num_pairs(module)]
+            yield modules, kind, fused_class(kind, "forward", sequence)
+        else:
+            for known in KNOWN:
+                if known.tells_of(kind):
+                    yield modules, kind, fused_class(kind, known.method, known.fused)
 
 
-@contextmanager
-def replaced(found: list[tuple[nn.Module, Forward]]) -> Iterator[None]:
-    """Inside, these modules run other code; layers are found and called in them as ever."""
-    try:
-        for module, forward in found:
-            vars(module)["forward"] = MethodType(forward, module)
-        yield
-    finally:
-        for module, _ in found:
-            vars(module).pop("forward", None)
+def num_pairs(module: nn.Module) -> int:
+    """How often a ReLU follows a norm in a sequence."""
+    kinds = [type(child) for child in module._modules.values()]
+    return sum(pair == (nn.BatchNorm2d, nn.ReLU) for pair in pairwise(kinds))
+
+
+@cache
+def fused_class(kind: Any, method: str, fused: Method) -> type[nn.Module]:
+    """A class with one method of ours; copies and pickles of its modules are of the class itself."""
+    return type(f"Fused{kind.__name__}", (kind,), {method: fused, "__reduce_ex__": plain_copies(kind)})

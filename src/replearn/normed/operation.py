@@ -21,6 +21,7 @@ from torch.autograd import Function
 from torch.nn.modules.module import _has_any_global_hook
 
 from ..capturing import is_recording
+from ..exchanging import plain_copies
 from ..narrow.operation import kernels_run_on
 from ..relaunching import starts_even
 from ..transforms import transformed
@@ -34,20 +35,32 @@ _arrivals: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 class FusedBatchNorm2d(nn.BatchNorm2d):
     """A BatchNorm as it is seen inside `fused_norms`; outside there are none."""
 
+    __reduce_ex__ = plain_copies(nn.BatchNorm2d)
 
-def normed(x: Tensor, norm: nn.Module, activation: Callable[[Tensor], Tensor], u: Tensor | None = None) -> Tensor:
-    """activation(norm(x) + u): inside `fused_norms` by our kernels where they apply, and by torch elsewhere."""
+
+def normed(
+    x: Tensor,
+    norm: nn.Module,
+    activation: Callable[[Tensor], Tensor],
+    u: Tensor | None = None,
+    *,
+    written: bool = False,
+) -> Tensor:
+    """activation(norm(x) + u): inside `fused_norms` by our kernels where they apply, and by torch elsewhere.
+
+    There the sum is a new tensor, or with `written` it is written where the norm's result is, in that dtype.
+    """
     if type(norm) is FusedBatchNorm2d and is_relu(activation) and fits(x, norm, u):
         twins = is_recording()
         given = (x, norm.weight, norm.bias, None if u is None else twin_of(u), norm, twins)
         return with_twin(_Normed.apply(*given), twins)  # type: ignore[no-untyped-call]
     made: Tensor = norm(x)
-    return activation(made if u is None else u + made)
-
-
-def rectified(x: Tensor, norm: nn.Module, u: Tensor | None = None) -> Tensor:
-    """relu(norm(x) + u), likewise."""
-    return normed(x, norm, F.relu, u)
+    if u is None:
+        return activation(made)
+    if written:
+        made += u
+        return activation(made)
+    return activation(u + made)
 
 
 def with_twin(made: Any, twins: bool) -> Tensor:
@@ -74,7 +87,7 @@ def twin_of(u: Tensor) -> Tensor:
 
 def is_relu(activation: Any) -> bool:
     """Whether it is a ReLU that nobody listens to."""
-    return activation is F.relu or (type(activation) is nn.ReLU and not has_hooks(activation))
+    return activation is F.relu or (type(activation) is nn.ReLU and is_itself(activation))
 
 
 def fits(x: Tensor, norm: nn.BatchNorm2d, u: Tensor | None) -> bool:
@@ -85,21 +98,15 @@ def fits(x: Tensor, norm: nn.BatchNorm2d, u: Tensor | None) -> bool:
         and x.shape[1] == norm.num_features
         and x.shape[1] < x.numel()  # of one pixel there is no variance: the norm itself says so
         and is_usual(norm)
-        and not has_hooks(norm)
+        and is_itself(norm)
         and (u is None or fits_beside(u, x))
     )
 
 
-def fits_alone(x: Tensor) -> bool:
+def nobody_listens() -> bool:
+    """Whether nobody takes the computation apart, or hears of every module that is called."""
     return (
         not torch.compiler.is_compiling()
-        and x.dtype in _DTYPES
-        and x.dim() == 4
-        and x.shape[1] % 16 == 0
-        and 0 < x.numel() < 2**31  # offsets are 32-bit numbers in the kernels
-        and x.is_contiguous(memory_format=_LAST)
-        and kernels_run_on(x.device)
-        and starts_even(x)
         and not transformed()
         and not _has_any_global_hook()
         and not torch._C._len_torch_dispatch_stack()
@@ -107,9 +114,24 @@ def fits_alone(x: Tensor) -> bool:
     )
 
 
+def fits_alone(x: Tensor) -> bool:
+    return (
+        type(x) is Tensor
+        and x.dtype in _DTYPES
+        and x.dim() == 4
+        and x.shape[1] % 16 == 0
+        and 0 < x.numel() < 2**31  # offsets are 32-bit numbers in the kernels
+        and x.is_contiguous(memory_format=_LAST)
+        and kernels_run_on(x.device)
+        and starts_even(x)
+        and nobody_listens()
+    )
+
+
 def fits_beside(u: Tensor, x: Tensor) -> bool:
     return (
-        u.dtype is x.dtype
+        type(u) is Tensor
+        and u.dtype is x.dtype
         and u.shape == x.shape
         and u.device == x.device
         and u.is_contiguous(memory_format=_LAST)
@@ -119,17 +141,30 @@ def fits_beside(u: Tensor, x: Tensor) -> bool:
 
 def is_usual(norm: nn.BatchNorm2d) -> bool:
     """Whether it is affine in float32, with running statistics that move by a fixed share, or with none."""
-    weight, bias = norm.weight, norm.bias
-    affine = weight is not None and bias is not None and weight.dtype is bias.dtype is torch.float32
-    return affine and moves_as_usual(norm)
+    return is_row(norm, norm.weight) and is_row(norm, norm.bias) and moves_as_usual(norm)
+
+
+def is_row(norm: nn.BatchNorm2d, tensor: Tensor | None) -> bool:
+    """Whether there is a number in float32 for each channel, one after another."""
+    if tensor is None or tensor.dtype is not torch.float32:
+        return False
+    return tensor.numel() == norm.num_features and tensor.is_contiguous()
 
 
 def moves_as_usual(norm: nn.BatchNorm2d) -> bool:
     """Whether its running statistics, if there are any, are in float32 and move by a fixed share."""
-    mean, variance = norm.running_mean, norm.running_var
+    mean, variance, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
     if mean is None or variance is None or not norm.track_running_stats:
         return mean is None and variance is None
-    return norm.momentum is not None and mean.dtype is variance.dtype is torch.float32
+    if norm.momentum is None or not is_row(norm, mean) or not is_row(norm, variance):
+        return False
+    # without a count torch moves them all the same, unless by nothing, as where a layer is recomputed
+    return norm.momentum == 0 if batches is None else batches.dtype is torch.int64
+
+
+def is_itself(module: nn.Module) -> bool:
+    """Whether it computes what its class says, and nobody hears of it."""
+    return "forward" not in vars(module) and not has_hooks(module)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -145,7 +180,7 @@ class _Normed(Function):
     ) -> Any:
         by, arrivals = kernels(), arrivals_of(norm, x.device)
         numbers = torch.empty((4, x.shape[1]), dtype=torch.float32, device=x.device)
-        by.launch_statistics(x, (gamma, beta), Running.of(norm, x), arrivals, numbers, norm.eps)
+        by.launch_statistics(x, (gamma, beta), Running.of(norm, x), arrivals, numbers, float(norm.eps))
         y = torch.empty_like(x)
         by.launch_apply(x, u, numbers, y)
         ctx.save_for_backward(x, numbers, None if u is None else y)
@@ -183,10 +218,9 @@ def ready(grad: Tensor, order: torch.memory_format = torch.contiguous_format) ->
 
 def arrivals_of(norm: Any, device: torch.device) -> Tensor:
     """A number for each block of channels, zero between launches: how many of its programs have come."""
-    found = _arrivals.get(norm)
-    if found is None or found.device != device:
-        # as many as there can be, of the fewest channels
-        found = _arrivals[norm] = torch.zeros(norm.num_features // 16 + 1, dtype=torch.int32, device=device)
+    found, count = _arrivals.get(norm), norm.num_features // 16 + 1  # as many as there can be
+    if found is None or found.device != device or found.numel() < count:
+        found = _arrivals[norm] = torch.zeros(count, dtype=torch.int32, device=device)
     return found
 
 

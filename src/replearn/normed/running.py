@@ -23,4 +23,4 @@ class Running(NamedTuple):
             return None
         torch.autograd.graph.increment_version((mean, variance, batches))  # autograd does not see the kernel
         pixels = x.numel() // x.shape[1]
-        return cls((mean, variance, batches), norm.momentum or 0.0, pixels / max(1, pixels - 1))
+        return cls((mean, variance, batches), float(norm.momentum or 0.0), pixels / max(1, pixels - 1))

@@ -136,7 +136,8 @@ def settle_plainly(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The kernel and the shift with the norm in them; and mean, variance, 1 / sigma and scale of every channel."""
-    mean, variance = weight @ centre, (spread * weight).sum(1)
+    mean = weight @ centre
+    variance = (spread * weight).sum(1).clamp_min(0)  # a difference, which rounding may turn
     inverse = (variance + eps).rsqrt()
     scale = inverse if gamma is None else inverse * gamma.to(weight.dtype)
     shift = -scale * mean if beta is None else torch.addcmul(beta.to(weight.dtype), scale, mean, value=-1)

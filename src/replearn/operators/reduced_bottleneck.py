@@ -64,7 +64,7 @@ class ReducedBottleneckOperator(ReadingOperator):
 
     def compute(self, x: Tensor) -> Tensor:
         made = self.synthesized(x)
-        if can_squeeze(x, self.conv1.shell, self.conv3.shell, self.norm, self.activation):
+        if can_squeeze(x, self.conv1, self.conv3, self.norm, self.activation):
             return squeezed(x, made["reduce"], made["expand"], self.norm)
         z = self.activation(self.conv1(x, made["reduce"]))
         return expanded(z, self.conv3, made["expand"], self.norm, self.activation, x)

@@ -17,23 +17,24 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..capturing import is_recording
+from ..narrow.operation import computed_dtype
 from ..normed.operation import (
     FusedBatchNorm2d,
     arrivals_of,
-    has_hooks,
+    is_itself,
     is_relu,
     moves_as_usual,
+    nobody_listens,
     ready,
     with_twin,
 )
 from ..normed.operation import kernels as norm_kernels
 from ..normed.running import Running
 from ..relaunching import starts_even
-from ..transforms import transformed
 from .batch import kernels_run_on
 from .expansion import HALF, by_kernels, follow, product, settle_plainly, slopes_plainly
 from .expansion import kernels as expansion_kernels
-from .layers import Activation
+from .layers import Activation, Convolution
 from .paying import pays
 
 _LAST = torch.channels_last
@@ -42,29 +43,32 @@ _LAST = torch.channels_last
 def squeezed(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
     """relu(x + norm(expand * relu(reduce * x))), of a BatchNorm in train mode; its running statistics move."""
     kind, twins = x.device.type, is_recording()
-    if torch.is_autocast_enabled(kind):
-        x = x.to(torch.get_autocast_dtype(kind))
+    x = x.contiguous(memory_format=_LAST)
     given = (x, reduce.flatten(1), expand.flatten(1), norm.weight, norm.bias, norm, twins)
     with torch.autocast(kind, enabled=False):
         return with_twin(_Squeeze.apply(*given), twins)  # type: ignore[no-untyped-call]
 
 
-def can_squeeze(x: Tensor, first: Any, second: Any, norm: nn.Module, activation: Activation) -> bool:
+def can_squeeze(
+    x: Tensor, before: Convolution, after: Convolution, norm: nn.Module, activation: Activation
+) -> bool:
     """Whether that is the same as one after the other, and worth it: on a GPU, in train mode, pixels in rows."""
+    first: Any = before.shell
+    second: Any = after.shell
     return (
         x.is_cuda
         and type(norm) in (nn.BatchNorm2d, FusedBatchNorm2d)
         and norm.training
         and is_relu(activation)
-        and not has_hooks(norm)
+        and all(is_itself(module) for module in (norm, before, after))
+        and computed_dtype(x) is x.dtype
         and is_pointwise(first)
         and is_pointwise(second)
         and x.shape[1] == first.in_channels == second.out_channels
         and 2 * second.in_channels <= second.out_channels
         and x.is_contiguous(memory_format=_LAST)
         and x.numel() > x.shape[1]  # of one pixel there is no variance: the norm itself says so
-        and not torch.compiler.is_compiling()
-        and not transformed()
+        and nobody_listens()
         and pays(x.numel())
     )
 
@@ -90,7 +94,8 @@ class _Squeeze(Function):
         covariance = torch.addr(product(z.mT, z), centre, centre, beta=1 / len(z), alpha=-1)
         spread = wide @ covariance
         scaled, shift, numbers = settled(wide, spread, centre, norm, z)
-        y = closed(rows, z, scaled, shift).view(x.shape[0], *x.shape[2:], -1).movedim(-1, 1)
+        y = torch.empty_like(x, memory_format=_LAST)  # no view of anything: others may write to it
+        close_(rows_of(y), rows, z, scaled, shift)
         ctx.save_for_backward(x, z, y, reduce, scaled, wide, centre, spread, numbers)
         ctx.set_materialize_grads(False)
         ctx.norm = norm
@@ -135,8 +140,8 @@ class _Squeeze(Function):
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """Its pixels, a row each."""
-    return x.movedim(1, -1).reshape(-1, x.shape[1])
+    """The pixels of what is in channels_last order, a row each: the same memory."""
+    return x.movedim(1, -1).view(-1, x.shape[1])
 
 
 def settled(wide: Tensor, spread: Tensor, centre: Tensor, norm: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,13 +155,12 @@ def settled(wide: Tensor, spread: Tensor, centre: Tensor, norm: Any, z: Tensor) 
     return made
 
 
-def closed(x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor) -> Tensor:
-    """relu(x + z scaled^T + shift), in one kernel where there is one for these sizes."""
+def close_(out: Tensor, x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor) -> None:
+    """relu(x + z scaled^T + shift) into `out`, in one kernel where there is one for these sizes."""
     if kernels_run_on(x) and x.dtype in HALF and closing().can_be_cut(*scaled.shape) and x.numel() < 2**31:
-        out = torch.empty_like(x)
         closing().launch(x if starts_even(x) else x.clone(), z, scaled, shift, out)
-        return out
-    return torch.addmm(shift, z, scaled.mT).add_(x).relu_()
+    else:
+        torch.addmm(shift, z, scaled.mT, out=out).add_(x).relu_()
 
 
 def let_through(grad: Tensor, y: Tensor, norm: nn.Module, other: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..exchanging import exchanged, find_exactly
+from ..exchanging import exchanged, find_exactly, plain_copies
 from .operation import kernels_take, packed_attention
 from .tiles import WIDTHS
 
@@ -77,12 +77,6 @@ def short_class(kind: Any) -> type[nn.Module]:
             result: Tensor = self.proj_drop(self.proj(self.norm(made)))
             return result
 
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            state = super().__reduce_ex__(protocol)[2]
-            return make_bare, (kind,), state  # copies and pickles are timm's own
+        __reduce_ex__ = plain_copies(kind)
 
     return ShortAttention
-
-
-def make_bare(kind: Any) -> Any:
-    return kind.__new__(kind)

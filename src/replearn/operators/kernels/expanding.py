@@ -28,6 +28,7 @@ def settle_kernel(
     a = tl.load(spread + row * columns + column, mask=inside, other=0.0)
     m = tl.load(centre + column, mask=inside, other=0.0)
     mean, variance = tl.sum(w * m), tl.sum(w * a)
+    variance = tl.where(variance < 0, 0.0, variance)  # a difference, which rounding may turn
     inverse = 1.0 / tl.sqrt(variance + eps)
     scale = inverse
     if HAS_GAMMA:
