@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ..anatomy import anatomy
 from ..errors import ReplearnError
-from ..normed.operation import normed
 
 
 class BasicBlock(nn.Module):
@@ -29,8 +28,10 @@ class BasicBlock(nn.Module):
         self.shortcut = shortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv2(normed(self.conv1(x), self.bn1, self.relu))
-        return normed(y, self.bn2, self.relu, self.shortcut(x))
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        out: Tensor = self.relu(self.shortcut(x) + y)
+        return out
 
 
 class Bottleneck(nn.Module):
@@ -59,9 +60,11 @@ class Bottleneck(nn.Module):
         self.shortcut = shortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = normed(self.conv1(x), self.bn1, self.relu)
-        y = self.conv3(normed(self.conv2(y), self.bn2, self.relu))
-        return normed(y, self.bn3, self.relu, self.shortcut(x))
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        out: Tensor = self.relu(self.shortcut(x) + y)
+        return out
 
 
 def shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
@@ -107,7 +110,7 @@ class CifarResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = normed(self.conv1(x), self.bn1, self.relu)
+        x = self.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         out: Tensor = self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
         return out

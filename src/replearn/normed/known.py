@@ -1,7 +1,7 @@
-"""Code of other libraries that we know, and the same with norms, sums and ReLUs as one.
+"""Code that we know, and the same with norms, sums and ReLUs as one.
 
-A class runs other code only while its own is, word for word, what stands here: another version that computes
-something else is left alone. All conditions are asked when the code runs, as in the library's own.
+A class of another library runs other code only while its own is, word for word, what stands here: a version that
+computes something else is left alone. All conditions are asked when the code runs, as in the library's own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ class Known:
     module: str
     kind: str
     method: str
-    code: str
+    code: str | None  # None: it is ours
     fused: Method
 
     def found(self) -> type[nn.Module] | None:
         """The class, if its library is in use and the code is this; nobody has a model of one that is not."""
         kind: Any = getattr(sys.modules.get(self.module), self.kind, None)
-        return kind if kind is not None and says(getattr(kind, self.method, None), self.code) else None
+        if kind is None or self.code is None:
+            return kind  # type: ignore[no-any-return]
+        return kind if says(getattr(kind, self.method, None), self.code) else None
 
     def tells_of(self, kind: Any) -> bool:
         named = (kind.__module__, kind.__name__) == (self.module, self.kind)
@@ -55,6 +57,24 @@ def says(method: Any, code: str) -> bool:
         body = body[1:]  # what it says of itself
     expected = ast.parse(textwrap.dedent(code)).body
     return [ast.dump(line) for line in body] == [ast.dump(line) for line in expected]
+
+
+def our_basic(self: Any, x: Tensor) -> Tensor:
+    y = self.conv2(normed(self.conv1(x), self.bn1, self.relu))
+    return normed(y, self.bn2, self.relu, self.shortcut(x))
+
+
+def our_bottleneck(self: Any, x: Tensor) -> Tensor:
+    y = self.conv2(normed(self.conv1(x), self.bn1, self.relu))
+    y = self.conv3(normed(y, self.bn2, self.relu))
+    return normed(y, self.bn3, self.relu, self.shortcut(x))
+
+
+def our_resnet(self: Any, x: Tensor) -> Tensor:
+    x = normed(self.conv1(x), self.bn1, self.relu)
+    x = self.layer3(self.layer2(self.layer1(x)))
+    made: Tensor = self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
+    return made
 
 
 def torchvision_basic(self: Any, x: Tensor) -> Tensor:
@@ -133,7 +153,11 @@ def sequence(self: Any, input: Any) -> Any:
     return input
 
 
+OURS = "replearn.models.cifar_resnet"
 KNOWN = (
+    Known(OURS, "BasicBlock", "forward", None, our_basic),
+    Known(OURS, "Bottleneck", "forward", None, our_bottleneck),
+    Known(OURS, "CifarResNet", "forward", None, our_resnet),
     Known(
         "torchvision.models.resnet",
         "BasicBlock",

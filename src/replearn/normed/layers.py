@@ -15,8 +15,6 @@ from ..narrow.operation import kernels_run_on
 from .known import KNOWN, Method, sequence
 from .operation import FusedBatchNorm2d, arrivals_of
 
-OWN = "replearn.models.cifar_resnet"  # whose blocks call `normed` themselves
-
 
 @contextmanager
 def fused_norms(model: nn.Module) -> Iterator[None]:
@@ -55,9 +53,8 @@ def fused_norms(model: nn.Module) -> Iterator[None]:
 
 def num_fused(model: nn.Module) -> int:
     """How many norms of a model's blocks can go with the ReLU after them; operators' own are not counted."""
-    own = [module for module in model.modules() if type(module).__module__ == OWN]
     known = [module for modules, before, _ in changes(model) if before is not nn.Sequential for module in modules]
-    alone = sum(type(child) is nn.BatchNorm2d for module in (*own, *known) for child in module._modules.values())
+    alone = sum(type(child) is nn.BatchNorm2d for module in known for child in module._modules.values())
     return alone + sum(num_pairs(module) for module in model.modules() if type(module) is nn.Sequential)
 
 

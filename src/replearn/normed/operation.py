@@ -99,6 +99,7 @@ def fits(x: Tensor, norm: nn.BatchNorm2d, u: Tensor | None) -> bool:
         and x.shape[1] < x.numel()  # of one pixel there is no variance: the norm itself says so
         and is_usual(norm)
         and is_itself(norm)
+        and norm.weight.get_device() == x.get_device()
         and (u is None or fits_beside(u, x))
     )
 
