@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import learned_alike
 from interpreting import HERE, interpret, runs_kernels
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -364,10 +365,7 @@ def test_a_whole_network_trains_as_before(
     assert launches.count("statistics") == num_fused(twin) + 3  # and the operators' own
     assert launches.count("slopes of two") == (6 if recorded else 0)  # every block's input but the wider ones'
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert other.grad is not None
-        torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=2e-3, msg=name)
-    torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()), rtol=1e-4, atol=1e-4)
+    learned_alike(model, twin, rtol=1e-2, atol=2e-3)
 
 
 @runs_kernels
@@ -426,7 +424,9 @@ def test_checkpointed_blocks_train_inside(launches: list[str]) -> None:
         with fused_norms(twin):
             checkpoint(twin, x, use_reentrant=False).square().sum().backward()
     assert launches.count("statistics") == 4
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+    for one, other in zip(
+        model.parameters(), twin.parameters(), strict=True
+    ):  # statistics move twice, as torch's do
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-3)
 
 

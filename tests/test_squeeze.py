@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from alike import learned_alike
 from interpreting import HERE, interpret, runs_kernels
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
@@ -190,8 +191,7 @@ def test_operators_that_squeeze_train_as_those_that_do_not(
     twin(x).square().sum().backward()
     assert used
     assert all(used)  # and on a CPU it is not taken by itself
-    for (name, first), second in zip(model.named_parameters(), twin.named_parameters(), strict=True):
-        torch.testing.assert_close(second[1].grad, first.grad, rtol=1e-7, atol=1e-9, msg=name)
+    learned_alike(model, twin, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()))
 
 

@@ -9,8 +9,10 @@ which is called once and whose output goes nowhere else. What can't be proven st
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import Counter
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,7 +22,6 @@ from .errors import ReplearnError
 from .operators.layers import norm_as_affine
 from .surgery import set_submodule
 from .tracing import is_sequence, left_alone, runs_nothing, trace
-from .words import words_of
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
@@ -196,6 +197,25 @@ def reaches(graph: fx.Graph, target: str, *, called: bool) -> bool:
         or (node.op == "call_module" and node.target == target and not called)
         for node in graph.nodes
     )
+
+
+def words_of(module: nn.Module) -> set[str]:
+    """Every attribute name in the code of a module's own class, and every text in it, which may be one."""
+    words: set[str] = set()
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.nn"):
+            continue
+        for value in vars(kind).values():
+            held = getattr(value, "fget", None) or getattr(value, "func", value)  # by a property, cached or not
+            code = getattr(inspect.unwrap(held), "__code__", None)
+            words |= _words_in(code) if code and code.co_name != "__init__" else set()
+    return words
+
+
+def _words_in(code: CodeType) -> set[str]:
+    inner = (_words_in(part) for part in code.co_consts if isinstance(part, CodeType))  # of a comprehension, say
+    texts = (part for part in code.co_consts if isinstance(part, str))  # a name may be asked for by getattr
+    return set(code.co_names).union(texts, *inner)
 
 
 def kind_of(module: nn.Module) -> str | None:

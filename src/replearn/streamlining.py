@@ -15,7 +15,7 @@ from .errors import ReplearnError
 from .flat_graph import FlatGraph
 from .flattening import cast_weights_, note_values_
 from .flattening import flatten as flat_form
-from .folding import CONVOLUTIONS, fold_, reaches
+from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .lasting import lasting, writable
 from .narrow import kernels_run_on
 from .opening import open_with_kernels_
@@ -30,7 +30,6 @@ from .surgery import set_submodule
 from .tracing import trace
 from .verifying import other_batch, verify
 from .whole import own_copy, unwrapped
-from .words import words_of
 
 Folding = Literal["all", "operators"]
 _compiled = count()

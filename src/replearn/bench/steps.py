@@ -36,7 +36,7 @@ WARM_UP = 3
 class TrainingStep:
     """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed.
 
-    `narrow=False` leaves narrow convolutions to cuDNN on every backend, `short=False` attention to torch, and
+    `narrow=False` leaves narrow convolutions to cuDNN on every backend, `short=False` attention to torch,
     `cast=False` the weights to autocast, layer by layer, and `fused=False` norms and ReLUs to torch.
     """
 

@@ -50,6 +50,34 @@ def is_last(arrivals, block, programs):
     return last
 
 
+@jit
+def follow(running_mean, running_variance, batches, at, mean, variance, momentum, unbiased, count):
+    """Move a norm's running statistics, and where `count` is true the number of batches."""
+    old = tl.load(running_mean + at)
+    tl.store(running_mean + at, old + momentum * (mean - old))
+    old = tl.load(running_variance + at)
+    tl.store(running_variance + at, old + momentum * (variance * unbiased - old))
+    if count:
+        tl.store(batches, tl.load(batches) + 1)
+
+
+@jit
+def read_gradient(grad, other, at, inside, BOTH: tl.constexpr):
+    """A gradient, which may be in two parts."""
+    dy = tl.load(grad + at, mask=inside, other=0.0)
+    if BOTH:
+        dy = (dy.to(tl.float32) + tl.load(other + at, mask=inside, other=0.0).to(tl.float32)).to(dy.dtype)
+    return dy
+
+
+@jit
+def let_through(dy, y, passed, at, inside):
+    """What a ReLU with the result y lets through of a gradient; it is stored, too."""
+    dy = tl.where(tl.load(y + at, mask=inside, other=0.0) <= 0, 0.0, dy).to(passed.dtype.element_ty)
+    tl.store(passed + at, dy, mask=inside)
+    return dy
+
+
 @jit(
     do_not_specialize=["pixels", "span", "programs"],
     do_not_specialize_on_alignment=["gamma", "beta", "running_mean", "running_variance", "batches"],
@@ -89,12 +117,8 @@ def statistics_kernel(
         tl.store(numbers + 2 * channels + column, scale)
         tl.store(numbers + 3 * channels + column, tl.load(beta + column).to(tl.float32))
         if FOLLOWED:
-            old = tl.load(running_mean + column)
-            tl.store(running_mean + column, old + momentum * (mean - old))
-            old = tl.load(running_variance + column)
-            tl.store(running_variance + column, old + momentum * (variance * unbiased - old))
-            if block == 0:
-                tl.store(batches, tl.load(batches) + 1)
+            count = block == 0
+            follow(running_mean, running_variance, batches, column, mean, variance, momentum, unbiased, count)
 
 
 @jit(do_not_specialize=["pixels"])
@@ -141,13 +165,10 @@ def slopes_kernel(
         pixel = start + tl.arange(0, PIXELS)
         inside = pixel[:, None] < end
         at = pixel[:, None] * channels + column[None, :]
-        dy = tl.load(grad + at, mask=inside, other=0.0)
-        if BOTH:
-            dy = (dy.to(tl.float32) + tl.load(other + at, mask=inside, other=0.0).to(tl.float32)).to(dy.dtype)
+        dy = read_gradient(grad, other, at, inside, BOTH)
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
         if ADDED:
-            dy = tl.where(tl.load(y + at, mask=inside, other=0.0) <= 0, 0.0, dy).to(grad.dtype.element_ty)
-            tl.store(passed + at, dy, mask=inside)
+            dy = let_through(dy, y, passed, at, inside)
         else:
             made = (value * scale[None, :] + shift[None, :]).to(x.dtype.element_ty)
             dy = tl.where(made <= 0, 0.0, dy)
@@ -181,13 +202,8 @@ def passed_kernel(
         pixel = start + tl.arange(0, PIXELS)
         inside = pixel[:, None] < end
         at = pixel[:, None] * channels + column[None, :]
-        dy = tl.load(grad + at, mask=inside, other=0.0)
-        if BOTH:
-            dy = (dy.to(tl.float32) + tl.load(other + at, mask=inside, other=0.0).to(tl.float32)).to(dy.dtype)
-        dy = tl.where(tl.load(y + at, mask=inside, other=0.0) <= 0, 0.0, dy).to(grad.dtype.element_ty)
-        tl.store(passed + at, dy, mask=inside)
-        first += dy.to(tl.float32)
-    total = tl.sum(first, 0)
+        first += let_through(read_gradient(grad, other, at, inside, BOTH), y, passed, at, inside).to(tl.float32)
+    total = tl.sum(first, 0)  # stored twice, for who adds up two
     tl.store(partials + 2 * program * channels + column, total)
     tl.store(partials + (2 * program + 1) * channels + column, total)
     if is_last(arrivals, block, programs):

@@ -90,8 +90,7 @@ class _Expansion(Function):
         high = torch.promote_types(h.dtype, torch.float32)
         wide = weight.to(high)
         centre = h.mean(0, dtype=high)
-        covariance = torch.addr(product(h.mT, h), centre, centre, beta=1 / len(h), alpha=-1)
-        spread = wide @ covariance
+        spread = spread_of(h, wide, centre)
         settle = kernels().settle if by_kernels(wide) else settle_plainly
         scaled, shift, numbers = settle(wide, spread, centre, gamma, beta, eps, h.dtype)
         ctx.save_for_backward(h, wide, scaled, centre, spread, numbers)
@@ -116,19 +115,34 @@ class _Expansion(Function):
         d_beta = grad.sum(0, dtype=wide.dtype)
         outer = product(grad.mT, h)  # sum of g h^T over the pixels
         own, of_gamma, of_beta = ctx.dtypes
-        slopes = kernels().slopes if by_kernels(wide) else slopes_plainly
         d_gamma, turned, offsets, d_weight = slopes(wide, outer, d_beta, numbers, len(h), centre, spread, own)
-        d_h = None
-        if needs_h:
-            row, along = (offsets @ wide).to(h.dtype), (wide.mT @ turned).to(h.dtype)
-            d_h = torch.addmm(torch.addmm(row, h, along), grad, scaled)
         return (
-            d_h,
+            narrow_gradient(h, grad, scaled, wide, turned, offsets) if needs_h else None,
             d_weight if needs_weight else None,
             None if of_gamma is None else d_gamma.to(of_gamma),
             None if of_beta is None else d_beta.to(of_beta),
             None,
         )
+
+
+def spread_of(h: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
+    """W cov(h), centre being the mean of h."""
+    return weight @ torch.addr(product(h.mT, h), centre, centre, beta=1 / len(h), alpha=-1)
+
+
+def slopes(weight: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `slopes_plainly`, by the kernel where there is one."""
+    found: tuple[Tensor, Tensor, Tensor, Tensor]
+    found = (kernels().slopes if by_kernels(weight) else slopes_plainly)(weight, *given)
+    return found
+
+
+def narrow_gradient(
+    h: Tensor, grad: Tensor, scaled: Tensor, weight: Tensor, turned: Tensor, offsets: Tensor
+) -> Tensor:
+    """The gradient of h from that of the wide output."""
+    row, along = (offsets @ weight).to(h.dtype), (weight.mT @ turned).to(h.dtype)
+    return torch.addmm(torch.addmm(row, h, along), grad, scaled)
 
 
 def settle_plainly(

@@ -32,7 +32,7 @@ from ..normed.operation import kernels as norm_kernels
 from ..normed.running import Running
 from ..relaunching import starts_even
 from .batch import kernels_run_on
-from .expansion import HALF, by_kernels, follow, product, settle_plainly, slopes_plainly
+from .expansion import HALF, by_kernels, follow, narrow_gradient, product, settle_plainly, slopes, spread_of
 from .expansion import kernels as expansion_kernels
 from .layers import Activation, Convolution
 from .paying import pays
@@ -91,8 +91,7 @@ class _Squeeze(Function):
         z = torch.mm(rows, reduce.mT)
         z, sums = let_through(z, z, norm)  # which is relu(z)
         centre, wide = sums / len(z), expand.to(sums.dtype)
-        covariance = torch.addr(product(z.mT, z), centre, centre, beta=1 / len(z), alpha=-1)
-        spread = wide @ covariance
+        spread = spread_of(z, wide, centre)
         scaled, shift, numbers = settled(wide, spread, centre, norm, z)
         y = torch.empty_like(x, memory_format=_LAST)  # no view of anything: others may write to it
         close_(rows_of(y), rows, z, scaled, shift)
@@ -118,12 +117,10 @@ class _Squeeze(Function):
         needs_x, needs_reduce, needs_expand = ctx.needs_input_grad[:3]
         passed, d_beta = let_through(grad, rows_of(y), ctx.norm, other)
         outer = product(passed.mT, z)  # sum of g z^T over the pixels
-        slopes = expansion_kernels().slopes if by_kernels(wide) else slopes_plainly
         d_gamma, turned, offsets, d_expand = slopes(wide, outer, d_beta, numbers, len(z), centre, spread, own)
         d_reduce = None
         if needs_x or needs_reduce:
-            row, along = (offsets @ wide).to(z.dtype), (wide.mT @ turned).to(z.dtype)
-            d_z = torch.addmm(torch.addmm(row, z, along), passed, scaled)
+            d_z = narrow_gradient(z, passed, scaled, wide, turned, offsets)
             d_z = torch.ops.aten.threshold_backward(d_z, z, 0)
             d_reduce = product(d_z.mT, rows_of(x)).to(reduce.dtype) if needs_reduce else None
             if needs_x:

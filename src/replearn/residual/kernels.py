@@ -19,6 +19,17 @@ from .tiles import Tile
 jit: Any = triton.jit
 
 
+@jit
+def multiplied(made, x, weight, row, column, inner, INNER: tl.constexpr, KIND: tl.constexpr):
+    """A tile of x weight^T on top of what there is, x rounded as it is read."""
+    k = tl.arange(0, INNER)
+    left = x + row[:, None] * inner + k[None, :]
+    right = weight + column[None, :] * inner + k[:, None]
+    for start in range(0, inner, INNER):
+        made = tl.dot(tl.load(left + start).to(KIND), tl.load(right + start), made)
+    return made
+
+
 @jit(do_not_specialize=["rows"])
 def residual_kernel(
     u, h, weight, bias, branch, out, rows, inner, width,
@@ -30,18 +41,10 @@ def residual_kernel(
     row = (place // across) * ROWS + tl.arange(0, ROWS)
     column = (place % across) * COLUMNS + tl.arange(0, COLUMNS)
     within = tl.minimum(row, rows - 1)  # rows beyond the last are computed from it, and not stored
-    k = tl.arange(0, INNER)
     made = tl.zeros((ROWS, COLUMNS), tl.float32)
-
-    left = h + within[:, None] * inner + k[None, :]
-    right = weight + column[None, :] * inner + k[:, None]
-    for start in range(0, inner, INNER):
-        made = tl.dot(tl.load(left + start), tl.load(right + start), made)
+    made = multiplied(made, h, weight, within, column, inner, INNER, kind)
     if BRANCHED:
-        left = u + within[:, None] * width + k[None, :]
-        right = branch + column[None, :] * width + k[:, None]
-        for start in range(0, width, INNER):
-            made = tl.dot(tl.load(left + start).to(kind), tl.load(right + start), made)
+        made = multiplied(made, u, branch, within, column, width, INNER, kind)
     if BIASED:
         made += tl.load(bias + column)[None, :].to(tl.float32)
     at = row[:, None] * width + column[None, :]

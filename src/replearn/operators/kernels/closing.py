@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...relaunching import relaunch
+from ...residual.kernels import multiplied
 
 jit: Any = triton.jit
 ROWS, COLUMNS, INNER = 128, 128, 64  # of a program's tile, and how far along the narrow side it reads at a time
@@ -26,12 +27,8 @@ def closing_kernel(
     row = (place // across) * ROWS + tl.arange(0, ROWS)
     column = (place % across) * COLUMNS + tl.arange(0, COLUMNS)
     within = tl.minimum(row, rows - 1)  # rows beyond the last are computed from it, and not stored
-    k = tl.arange(0, INNER)
     made = tl.zeros((ROWS, COLUMNS), tl.float32)
-    left = z + within[:, None] * inner + k[None, :]
-    right = scaled + column[None, :] * inner + k[:, None]
-    for start in range(0, inner, INNER):
-        made = tl.dot(tl.load(left + start), tl.load(right + start), made)
+    made = multiplied(made, z, scaled, within, column, inner, INNER, z.dtype.element_ty)
     made += tl.load(shift + column)[None, :].to(tl.float32)
     made += tl.load(x + within[:, None] * width + column[None, :]).to(tl.float32)
     made = tl.where(made <= 0, 0.0, made)  # so that what is not a number stays that

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...normed.kernels import follow
 from ...normed.running import Running
 from ...relaunching import relaunch, starts_even
 
@@ -43,12 +44,7 @@ def settle_kernel(
     tl.store(numbers + 2 * rows + row, inverse)
     tl.store(numbers + 3 * rows + row, scale)
     if FOLLOWED:
-        old = tl.load(running_mean + row)
-        tl.store(running_mean + row, old + momentum * (mean - old))
-        old = tl.load(running_variance + row)
-        tl.store(running_variance + row, old + momentum * (variance * unbiased - old))
-        if row == 0:
-            tl.store(batches, tl.load(batches) + 1)
+        follow(running_mean, running_variance, batches, row, mean, variance, momentum, unbiased, row == 0)
 
 
 @jit(do_not_specialize=["count"])
