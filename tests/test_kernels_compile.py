@@ -32,7 +32,7 @@ from replearn.narrow import weight_kernels
 from replearn.normed import kernels as normed
 from replearn.normed.running import Running
 from replearn.norms import kernels as norms
-from replearn.operators.kernels import closing, expanding, mixing
+from replearn.operators.kernels import closing, expanding, mixing, narrowing
 from replearn.patches import kernels as patches
 from replearn.residual import kernels as residual
 from replearn.residual.tiles import tile_for as residual_tile
@@ -130,8 +130,14 @@ def expansion() -> None:
     expanding.settle(weight, spread, centre, gamma, gamma, 1e-5, HALF, running)
     wide = of(256, 64, dtype=SINGLE)
     expanding.slopes(weight, wide, gamma, of(4, 256, dtype=SINGLE), 1000, centre, wide, HALF)
-    x, z = of(1000, 256, dtype=torch.bfloat16), of(1000, 64, dtype=torch.bfloat16)
-    closing.launch(x, z, of(256, 64, dtype=torch.bfloat16), of(256, dtype=torch.bfloat16), torch.empty_like(x))
+    x = of(1000, 256, dtype=torch.bfloat16)
+    for inner in (64, 256):
+        z, scaled, shift = (of(*shape, dtype=torch.bfloat16) for shape in ((1000, inner), (256, inner), (256,)))
+        closing.launch(x, z, scaled, shift, torch.empty_like(x))
+    for inner in (64, 128, 512):
+        shapes = (1000, inner), (256, inner), (inner, inner), (inner,)
+        z, *given = (of(*shape, dtype=torch.bfloat16) for shape in shapes)
+        narrowing.launch(x, z, *given, torch.empty_like(z), masked=inner != 128)
 
 
 def norm_and_relu(channels: int, size: int, dtype: torch.dtype, added: bool) -> None:
@@ -213,7 +219,10 @@ def test_no_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaunching, "_ready", Forgetful())
     for launch in LAUNCHES.values():
         launch()
-    modules = (narrow, weight_kernels, norms, normed, closing, expanding, mixing, patches, residual, short, stem)
+    modules = (
+        *(narrow, weight_kernels, norms, normed, closing, expanding, mixing, narrowing, patches, residual, short),
+        stem,
+    )
     named = {name for module in modules for name, value in vars(module).items() if isinstance(value, JITFunction)}
     assert launched == {name for name in named if name.endswith("_kernel")}
     sources = Path(replearn.__file__).parent.rglob("*.py")

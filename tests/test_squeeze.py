@@ -17,6 +17,7 @@ from torch.nn.functional import conv2d
 import replearn
 from replearn import capturing, operators
 from replearn.operators import expansion, paying, reduced_bottleneck, squeeze
+from replearn.operators.expansion import can_narrow, narrow_gradient
 from replearn.operators.squeeze import can_squeeze, close_, let_through, squeezed
 from replearn.precision import float32_products
 from replearn.synthesizing import operators_in
@@ -132,15 +133,17 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_does(frozen: int) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 130])
-def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(dtype: torch.dtype, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "inner"), [(1, 64), (130, 64), (130, 192)])
+def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(
+    dtype: torch.dtype, rows: int, inner: int
+) -> None:
     torch.manual_seed(0)
-    x, z = torch.randn(rows, 256, device=HERE).to(dtype), torch.randn(rows, 64, device=HERE).relu().to(dtype)
-    scaled, shift = torch.randn(256, 64, device=HERE).to(dtype) / 8, torch.randn(256, device=HERE).to(dtype)
+    x, z = torch.randn(rows, 256, device=HERE).to(dtype), torch.randn(rows, inner, device=HERE).relu().to(dtype)
+    scaled, shift = torch.randn(256, inner, device=HERE).to(dtype) / 8, torch.randn(256, device=HERE).to(dtype)
     x[0, 3] = float("nan")
     from replearn.operators.kernels import closing
 
-    assert closing.can_be_cut(256, 64)
+    assert closing.can_be_cut(256, inner)
     assert not closing.can_be_cut(192, 64)
     found = torch.empty_like(x)
     if HERE == "cuda":
@@ -151,6 +154,33 @@ def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(dtype: t
         return
     expected = (x.float() + z.float() @ scaled.float().mT + shift.float()).relu()
     torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "narrow"), [(1, 64), (200, 64), (130, 128)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_narrow_gradient_is_two_products_a_shift_and_a_mask(
+    dtype: torch.dtype, rows: int, narrow: int, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if HERE == "cpu" and dtype is torch.bfloat16:  # the interpreter multiplies bfloat16 as integers
+        return
+    torch.manual_seed(0)
+    h, grad = (torch.randn(rows, size, device=HERE).to(dtype) for size in (narrow, 256))
+    h = h.relu() if masked else h
+    h[0, 3] = float("nan")
+    scaled = torch.randn(256, narrow, device=HERE).to(dtype) / 16
+    weight, turned = (torch.randn(256, narrow, device=HERE) / 16 for _ in range(2))
+    given = (h, grad, scaled, weight, turned, torch.randn(256, device=HERE))
+    monkeypatch.setattr(expansion, "kernels_run_on", lambda tensor: True)
+    assert can_narrow(h, grad, scaled)
+    with float32_products(tf32=False):
+        found = narrow_gradient(*given, masked=masked)
+        exact = narrow_gradient(*(tensor.double() for tensor in given), masked=masked)
+    assert found.dtype is dtype
+    torch.testing.assert_close(found.double(), exact, rtol=2e-2, atol=2e-2, equal_nan=True)
+    assert not can_narrow(h[:, :48].contiguous(), grad, scaled[:, :48].contiguous())
+    assert rows == 1 or not can_narrow(h, grad.mT.contiguous().mT, scaled)
 
 
 @runs_kernels
@@ -196,7 +226,7 @@ def test_operators_that_squeeze_train_as_those_that_do_not(
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "kernels_train or last_product or lets_through")
+    interpret(__file__, "kernels_train or last_product or lets_through or narrow_gradient")
 
 
 @pytest.mark.cuda

@@ -12,6 +12,7 @@ from .deployment import deploy
 from .errors import ReplearnError
 from .folding import Fold, find_folds
 from .hugging_face import from_pretrained
+from .late_gradients import late_weight_gradients
 from .merging import Merge, find_merges
 from .narrow import narrow_convolutions
 from .normed import fused_norms
@@ -53,6 +54,7 @@ __all__ = [
     "find_stacks",
     "from_pretrained",
     "fused_norms",
+    "late_weight_gradients",
     "load",
     "load_backbone_",
     "models",

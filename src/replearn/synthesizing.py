@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from .casting import cast_places, tree_of
 from .errors import ReplearnError
+from .late_gradients import mixed_behind_gate
 from .operators.base import Operator, ReadingOperator
 from .operators.batch import Batch, kernels_run_on
 from .operators.fused import fusable, mix_batch, synthesize
@@ -127,21 +129,46 @@ class Prepared:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Make everything; inside, operators and layers find it. Where the kernel can't, layers are left alone."""
-        made, tensors = self._make()
+        if self._may_wait():
+            with HandOut(cache(partial(self._make_later, self._dtype(), torch.is_grad_enabled()))):
+                yield
+            return
+        made, tensors = self._make(self._dtype())
         casts = InPlace(self._places, tensors) if tensors else nullcontext()
         with HandOut(made) if self.readers else nullcontext(), casts:
             yield
 
-    def _make(self) -> tuple[dict[int, Made], tuple[Tensor, ...]]:
-        """The operators' weights, by operator, and those of the layers."""
-        if self._batch is None or transformed():
-            return made_for(self.readers), ()
+    def _dtype(self) -> torch.dtype | None:
+        """What the kernel is to make."""
         stored = self.readers[0].stored_dtype if self.readers else torch.float32
-        tensors = mix_batch(self._batch, dtype_beside(self._batch.tensors[0], stored))
+        return None if self._batch is None else dtype_beside(self._batch.tensors[0], stored)
+
+    def _make_later(self, dtype: torch.dtype | None, learning: bool) -> dict[int, Made]:
+        with torch.set_grad_enabled(learning):  # who asks first may be recomputed, and without gradients now
+            return self._make(dtype)[0]
+
+    def _make(self, dtype: torch.dtype | None) -> tuple[dict[int, Made], tuple[Tensor, ...]]:
+        """The operators' weights, by operator, and those of the layers."""
+        if self._batch is None or dtype is None or transformed():
+            return made_for(self.readers), ()
+        tensors = mix_batch(self._batch, dtype)
         made: dict[int, Made] = {id(reader): {} for reader in self.readers}
         for (owner, name), tensor in zip(self._owners, tensors, strict=False):
             made[owner][name] = tensor
         return made, tensors[len(self._owners) :]
+
+    def _may_wait(self) -> bool:
+        """Whether weights are better made when the first operator asks, and nobody but operators needs them.
+
+        Backwards autograd then comes to them right after that operator, where gradients are computed beside, and
+        not after all else.
+        """
+        return (
+            self._batch is not None
+            and not self._places
+            and not transformed()
+            and mixed_behind_gate(self._batch.tensors) is not None
+        )
 
 
 def can_stay(mixture: Mixture, homes: set[int]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ReplearnError
+from ..late_gradients import gate
 from ..operators import ReducedBottleneck, Removal
 from ..operators.mixture import HandOut, Made
 from ..operators.options import Options, ReadingOptions
@@ -135,8 +136,10 @@ class Given:
                 owner: {name: weight.detach().clone().requires_grad_(self._learn) for name, weight in own.items()}
                 for owner, own in made.items()
             }
-        for own in self._made.values():
-            for weight in own.values():
-                weight.grad = None
-        with HandOut(self._made), self._others():
+        weights = [weight for own in self._made.values() for weight in own.values()]
+        for weight in weights:
+            weight.grad = None
+        through = iter(gate(weights) if self._learn else weights)  # in the order of what was made
+        handed = {owner: {name: next(through) for name in own} for owner, own in self._made.items()}
+        with HandOut(handed), self._others():
             yield

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from ..capturing import take_workspaces
 from ..errors import ReplearnError
+from ..late_gradients import late_weight_gradients
 from ..narrow import narrow_convolutions
 from ..normed import fused_norms
 from ..precision import float32_products
@@ -27,8 +28,8 @@ ABOUT = {
     "tf32": "float32 with TF32 products, eager",
     "bf16": "bfloat16 autocast, channels_last, eager, all weights cast in one launch",
     "captured": "bfloat16 autocast, channels_last, our kernels for narrow convolutions, short attention and norms "
-    "fused with ReLUs, the step as a CUDA graph",
-    "compiled": "as captured, with torch.compile, which fuses norms itself",
+    "fused with ReLUs, convolutions' weight gradients beside the rest, the step as a CUDA graph",
+    "compiled": "as captured, with torch.compile, which fuses norms itself, and all on one stream",
 }
 WARM_UP = 3
 
@@ -37,7 +38,8 @@ class TrainingStep:
     """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed.
 
     `narrow=False` leaves narrow convolutions to cuDNN on every backend, `short=False` attention to torch,
-    `cast=False` the weights to autocast, layer by layer, and `fused=False` norms and ReLUs to torch.
+    `cast=False` the weights to autocast, layer by layer, `fused=False` norms and ReLUs to torch, and `late=False`
+    computes everything on one stream.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class TrainingStep:
         short: bool = True,
         cast: bool = True,
         fused: bool = True,
+        late: bool = True,
     ) -> None:
         self.on_gpu = device.type == "cuda"
         if self.on_gpu:
@@ -59,7 +62,8 @@ class TrainingStep:
         torch.manual_seed(0)
         self.backend, self.device = backend, device
         fast = backend in ("captured", "compiled")
-        self.narrow, self.short, self.fused = narrow and fast, short and fast, fused and backend == "captured"
+        self.narrow, self.short = narrow and fast, short and fast
+        self.fused, self.late = (wanted and backend == "captured" for wanted in (fused, late))
         self.model = candidate.build().to(device).train()
         self.channels_last = backend != "tf32"
         if self.channels_last:
@@ -89,7 +93,8 @@ class TrainingStep:
     def body(self) -> None:
         narrow = narrow_convolutions(self.model) if self.narrow else nullcontext()
         norms = fused_norms(self.model) if self.fused else nullcontext()
-        with narrow, norms, short_attention(self.model) if self.short else nullcontext():
+        late = late_weight_gradients(self.model) if self.late else nullcontext()
+        with narrow, norms, late, short_attention(self.model) if self.short else nullcontext():
             self._body()
 
     def _body(self) -> None:

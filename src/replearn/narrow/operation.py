@@ -8,6 +8,7 @@ may be of higher precision than x: it is rounded on its way in, and its gradient
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d as torch_conv2d
 
+from ..beside import used
+from ..late_gradients import behind_gate, when_due
 from ..transforms import transformed
 from .tiles import is_narrow_between, tile_for, weight_tile_for
 
@@ -32,6 +35,7 @@ def conv2d(x: Tensor, weight: Tensor) -> Tensor:
     """
     if not kernels_run_on(x.device) or transformed() or not fits(x, weight):
         return torch_conv2d(x, weight, padding=1)
+    weight = weight if torch.compiler.is_compiling() else behind_gate(weight)
     made: Tensor = torch.ops.replearn.narrow_convolution(x.to(computed_dtype(x)), weight, False)
     return made
 
@@ -96,7 +100,7 @@ def _(x: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
 def remember(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
     x, weight, ctx.flip = inputs
     needs_x, needs_weight = ctx.needs_input_grad[:2]
-    ctx.dtype = weight.dtype
+    ctx.dtype, ctx.uses = weight.dtype, used(weight)
     ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
 
 
@@ -107,7 +111,8 @@ def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None,
     of_weight = None
     if x is not None:
         pair = (grad, x) if ctx.flip else (x, grad)
-        of_weight = torch.ops.replearn.narrow_convolution_weight(*pair, ctx.dtype)
+        work = partial(torch.ops.replearn.narrow_convolution_weight, *pair, ctx.dtype)
+        of_weight = when_due(ctx.uses, work, *pair)
     return of_x, of_weight, None
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..normed.operation import normed
+from ..relaunching import starts_even
 from ..transforms import transformed
 from .batch import kernels_run_on
 from .layers import Activation, Convolution
@@ -138,11 +139,29 @@ def slopes(weight: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def narrow_gradient(
-    h: Tensor, grad: Tensor, scaled: Tensor, weight: Tensor, turned: Tensor, offsets: Tensor
-) -> Tensor:
-    """The gradient of h from that of the wide output."""
+    h: Tensor, grad: Tensor, scaled: Tensor, weight: Tensor, turned: Tensor, offsets: Tensor, *,
+    masked: bool = False,
+) -> Tensor:  # fmt: skip
+    """The gradient of h from that of the wide output; `masked`, of what went into the ReLU that h comes from."""
     row, along = (offsets @ weight).to(h.dtype), (weight.mT @ turned).to(h.dtype)
-    return torch.addmm(torch.addmm(row, h, along), grad, scaled)
+    if can_narrow(h, grad, scaled):
+        made = torch.empty_like(h)
+        narrowing().launch(grad, h, scaled, along, row, made, masked=masked)
+        return made
+    made = torch.addmm(torch.addmm(row, h, along), grad, scaled)
+    return torch.ops.aten.threshold_backward(made, h, 0) if masked else made
+
+
+def can_narrow(h: Tensor, grad: Tensor, scaled: Tensor) -> bool:
+    """Whether there is a kernel for these sizes, and it reads 16 bytes at a time."""
+    return (
+        kernels_run_on(h)
+        and h.dtype in HALF
+        and not torch.compiler.is_compiling()
+        and narrowing().can_be_cut(*scaled.shape)
+        and grad.numel() < 2**31
+        and all(tensor.is_contiguous() and starts_even(tensor) for tensor in (h, grad, scaled))
+    )
 
 
 def settle_plainly(
@@ -180,6 +199,13 @@ def kernels() -> Any:
     from .kernels import expanding
 
     return expanding
+
+
+def narrowing() -> Any:
+    """Likewise."""
+    from .kernels import narrowing as module
+
+    return module
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..beside import beside, may_come_late
+from ..late_gradients import mixed_behind_gate
 from ..relaunching import starts_even
 from ..transforms import transformed
 from .batch import Batch, has_values, source_dtype
@@ -83,23 +85,27 @@ def mix(mixtures: Sequence[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def mix_batch(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, *batch.tensors)  # type: ignore[no-untyped-call]
+    through = mixed_behind_gate(batch.tensors)
+    given = batch.tensors if through is None else through
+    made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, through is not None, *given)  # type: ignore[no-untyped-call]
+    if through is not None:
+        may_come_late(made)
     return made
 
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, batch: Batch, dtype: torch.dtype, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, batch: Batch, dtype: torch.dtype, late: bool, *tensors: Tensor) -> Any:
         out = torch.empty(batch.sizes.weights, dtype=dtype, device=batch.device)
         if batch.tables is not None:
             kernels().launch_forward(batch.tables, out, batch.source, batch.block)
         else:
             out.zero_()  # stands for the launch where costs are predicted from shapes
-        ctx.batch = batch
+        ctx.batch, ctx.late = batch, late
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*batch.watched)  # autograd then notices if one is changed before the backward pass
         made = [layout.view(out, layout.start) for layout in batch.layouts]
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[3:]
         if not all(needed):  # a layer must not compute a gradient that nobody wants
             learning = {number for (number, _), needs in zip(batch.places, needed, strict=True) if needs}
             ctx.mark_non_differentiable(*(made[n] for n in range(len(made)) if n not in learning))
@@ -108,6 +114,13 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        read = [grad for grad in grads if grad is not None]
+        work = partial(_Mix.gradients, ctx, grads)
+        # gradients that are late are made there, one after another
+        return beside(work, *read, further=True) if ctx.late and read else work()
+
+    @staticmethod
+    def gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Any:
         batch: Batch = ctx.batch
         if batch.watched:
             ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
@@ -117,7 +130,7 @@ class _Mix(torch.autograd.Function):
         # of a weight that was not used in this step there is no gradient, as in plain torch
         needed = [
             needs and grads[number] is not None
-            for (number, _), needs in zip(batch.places, ctx.needs_input_grad[2:], strict=True)
+            for (number, _), needs in zip(batch.places, ctx.needs_input_grad[3:], strict=True)
         ]
         wanted = {kind for (_, kind), needs in zip(batch.places, needed, strict=True) if needs}
 
@@ -149,7 +162,7 @@ class _Mix(torch.autograd.Function):
                 found.append(layout.view(sources, layout.sources[kind]))
         for pairs in batch.again:
             add_together(found, pairs)
-        return (None, None, *found)
+        return (None, None, None, *found)
 
 
 def add_together(found: list[Tensor | None], pairs: Sequence[tuple[int, int]]) -> None:

@@ -8,7 +8,7 @@ what runs on a CPU and under `torch.compile`. `fused.py` makes any number of mix
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -88,21 +88,22 @@ def dtype_beside(x: Tensor, stored: torch.dtype) -> torch.dtype:
 
 
 # What `synthesized` made for the operators of a model, by operator: no state on modules, which may be copied.
-_handed_out: ContextVar[dict[int, Made] | None] = ContextVar("handed_out", default=None)
+Everything = dict[int, Made]
+_handed_out: ContextVar[Callable[[], Everything] | None] = ContextVar("handed_out", default=None)
 
 
 def handed_out(operator: object, dtype: torch.dtype) -> Made | None:
     """What was made for this operator beforehand, if it was, and in the right dtype."""
     everything = _handed_out.get()
-    made = None if everything is None else everything.get(id(operator))
+    made = None if everything is None else everything().get(id(operator))
     return made if made and all(tensor.dtype is dtype for tensor in made.values()) else None
 
 
 class HandOut(AbstractContextManager[None]):
-    """While it is entered, operators find their weights made."""
+    """While it is entered, operators find their weights made, or have them made when the first one asks."""
 
-    def __init__(self, made: dict[int, Made]) -> None:
-        self._made = made
+    def __init__(self, made: Everything | Callable[[], Everything]) -> None:
+        self._made = made if callable(made) else lambda: made
 
     def __enter__(self) -> None:
         self._token = _handed_out.set(self._made)

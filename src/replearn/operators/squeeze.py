@@ -120,8 +120,7 @@ class _Squeeze(Function):
         d_gamma, turned, offsets, d_expand = slopes(wide, outer, d_beta, numbers, len(z), centre, spread, own)
         d_reduce = None
         if needs_x or needs_reduce:
-            d_z = narrow_gradient(z, passed, scaled, wide, turned, offsets)
-            d_z = torch.ops.aten.threshold_backward(d_z, z, 0)
+            d_z = narrow_gradient(z, passed, scaled, wide, turned, offsets, masked=True)
             d_reduce = product(d_z.mT, rows_of(x)).to(reduce.dtype) if needs_reduce else None
             if needs_x:
                 passed.addmm_(d_z, reduce)  # it goes around the branch as well

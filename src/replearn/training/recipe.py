@@ -148,6 +148,7 @@ class Recipe:
     compile: bool = False
     narrow_convolutions: bool = True  # by our kernels: bfloat16 and channels_last, in a captured or compiled step
     fused_norms: bool = True  # with ReLUs, by our kernels: bfloat16 and channels_last, in a captured step
+    late_weight_gradients: bool = True  # of convolutions, beside the rest: in a captured step
     short_attention: bool = True  # by our kernels, up to 64 tokens: bfloat16, in a captured or compiled step
     paper: tuple[PaperRow, ...] = ()
 

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..calibration import calibrate_
 from ..errors import ReplearnError
+from ..late_gradients import late_weight_gradients
 from ..narrow import find_narrow, kernels_run_on, narrow_convolutions
 from ..normed import fused_norms, num_fused
 from ..plans import Plan
@@ -85,6 +86,7 @@ class Run:
         self._narrow = recipe.narrow_convolutions and low and recipe.channels_last
         self._short = recipe.short_attention and low
         self._fused = recipe.fused_norms and low and recipe.channels_last and not recipe.compile
+        self._late = recipe.late_weight_gradients and not recipe.compile
         self.model = processes.wrap(model, device, self.method.leaves_idle)
         self._compiled = recipe.compile and self.method.capturable
         if self._compiled:
@@ -171,7 +173,8 @@ class Run:
         """The step for where Python's time does not count: captured, or compiled."""
         narrow = narrow_convolutions(self.bare) if self._narrow else nullcontext()
         norms = fused_norms(self.bare) if self._fused else nullcontext()
-        with narrow, norms, short_attention(self.bare) if self._short else nullcontext():
+        late = late_weight_gradients(self.bare) if self._late else nullcontext()
+        with narrow, norms, late, short_attention(self.bare) if self._short else nullcontext():
             self._body()
 
     def _note_kernels(self) -> None:

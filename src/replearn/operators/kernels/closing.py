@@ -12,8 +12,9 @@ from ...relaunching import relaunch
 from ...residual.kernels import multiplied
 
 jit: Any = triton.jit
-ROWS, COLUMNS, INNER = 128, 128, 64  # of a program's tile, and how far along the narrow side it reads at a time
-OPTIONS = {"num_warps": 8, "num_stages": 3}
+ROWS, STAGES = 128, 3
+# columns of a program's tile, how far along the narrow side it reads at a time, and its warps
+LITTLE, MUCH = (64, 32, 4), (128, 64, 8)
 
 
 @jit(do_not_specialize=["rows"])
@@ -39,10 +40,11 @@ def closing_kernel(
 def launch(x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor, out: Tensor) -> None:
     """All of them are contiguous, in one dtype, and begin at multiples of 16 bytes."""
     (rows, width), inner = x.shape, z.shape[1]
-    programs = -(-rows // ROWS) * (width // COLUMNS)
-    given = (x, z, scaled, shift, out, rows, inner, width, ROWS, COLUMNS, INNER)
-    relaunch(closing_kernel, programs, x, (x.dtype, inner, width), given, **OPTIONS)
+    columns, step, warps = LITTLE if inner <= 128 else MUCH  # to multiply, for what is moved
+    programs = -(-rows // ROWS) * (width // columns)
+    given = (x, z, scaled, shift, out, rows, inner, width, ROWS, columns, step)
+    relaunch(closing_kernel, programs, x, (x.dtype, inner, width), given, num_warps=warps, num_stages=STAGES)
 
 
 def can_be_cut(width: int, inner: int) -> bool:
-    return width % COLUMNS == 0 and inner % INNER == 0
+    return width % 128 == 0 and inner % 64 == 0

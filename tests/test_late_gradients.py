@@ -1,0 +1,325 @@
+"""Gradients of weights that are computed beside the rest: the same numbers, and nobody reads them too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreting import HERE, interpret, runs_kernels
+from torch import Tensor, nn
+
+import replearn
+from replearn import beside as besides
+from replearn import capturing, late_gradients, operators
+from replearn.late_gradients import late_weight_gradients
+from replearn.operators import fused
+from replearn.training.architectures import architecture
+
+LAST = torch.channels_last
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """A step that is recorded, in which what runs beside is there when it was waited for, and not before."""
+    waiting: list[tuple[Tensor, Tensor]] = []
+    made: list[Tensor] = []
+
+    def later(work: Callable[[], Tensor], *read: Tensor) -> Tensor:
+        now = work()
+        waiting.append((now, now.clone()))
+        made.append(now.fill_(float("nan")))
+        return now
+
+    def wait(device: torch.device) -> None:
+        while waiting:
+            empty, full = waiting.pop()
+            empty.copy_(full)
+
+    monkeypatch.setattr(capturing._here, "recording", True)
+    monkeypatch.setattr(late_gradients, "beside", later)
+    monkeypatch.setattr(late_gradients, "wait", wait)
+    yield made
+    assert not waiting
+
+
+def learned(model: nn.Module, loss: Callable[[nn.Module], Tensor], *, late: bool) -> list[Tensor | None]:
+    model.zero_grad()
+    if late:
+        with late_weight_gradients(model):
+            loss(model).backward()
+    else:
+        loss(model).backward()
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def same_either_way(model: nn.Module, loss: Callable[[nn.Module], Tensor], within: float = 0) -> None:
+    expected, found = (learned(model, loss, late=late) for late in (False, True))
+    torch.testing.assert_close(found, expected, rtol=within, atol=within)
+
+
+def test_a_network_learns_the_same_from_gradients_that_come_late(late: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = replearn.models.resnet32()
+    x = torch.randn(4, 3, 32, 32)
+    same_either_way(model, lambda model: model(x).square().sum())
+    assert len(late) == sum(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+HOWS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stride": {"stride": 2, "padding": 1},
+    "oblong": {"stride": (1, 2), "padding": (2, 0), "dilation": (1, 2)},
+    "in groups": {"groups": 3},
+    "every channel alone": {"groups": 6, "padding": 1},
+}
+
+
+@pytest.mark.parametrize("name", HOWS)
+@pytest.mark.parametrize("order", [torch.contiguous_format, LAST])
+@pytest.mark.parametrize("low", [False, True])
+def test_a_convolution_of_any_kind(name: str, order: torch.memory_format, low: bool, late: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(6, 12, 3, bias=False, **HOWS[name]).to(memory_format=order)  # type: ignore[call-overload]
+    x = torch.randn(2, 6, 9, 8).contiguous(memory_format=order).requires_grad_()
+
+    def loss(conv: nn.Module) -> Tensor:
+        x.grad = None
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            made: Tensor = conv(x)
+        assert made.dtype is (torch.bfloat16 if low else torch.float32)
+        return made.float().square().sum()
+
+    expected = learned(conv, loss, late=False), x.grad
+    assert not late
+    torch.testing.assert_close((learned(conv, loss, late=True), x.grad), expected, rtol=0, atol=0)
+    assert late
+
+
+class Twice(nn.Module):
+    """A convolution that is called twice, as in the heads of detectors; and one that shares its weight."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False) if shared else self.first
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.second(self.first(x).relu())
+        return made
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_weight_that_is_used_twice_is_not_late(shared: bool, late: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 5, 5)
+    same_either_way(Twice(shared), lambda model: model(x).square().sum())
+    assert not late
+
+
+def test_what_else_depends_on_a_weight_is_added_when_both_are_there(late: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False))
+    x = torch.randn(2, 4, 9, 9)
+    same_either_way(model, lambda model: model(x).square().sum() + model[0].weight.square().sum())
+    assert late
+
+
+def test_hooks_hear_of_gradients_that_are_complete(late: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False))
+    heard: list[Tensor] = []
+    model[0].weight.register_hook(lambda grad: heard.append(grad.clone()))
+    model[2].weight.register_post_accumulate_grad_hook(lambda p: heard.append(p.grad.clone()))  # type: ignore[union-attr]
+    x = torch.randn(2, 4, 9, 9)
+    same_either_way(model, lambda model: model(x).square().sum())
+    assert late
+    assert len(heard) == 4
+    assert all(bool(grad.isfinite().all()) for grad in heard)
+
+
+def test_gradients_are_added_to_those_that_are_there(late: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(4, 4, 3, bias=False)
+    x = torch.randn(2, 4, 9, 9)
+    once = learned(model, lambda model: model(x).square().sum(), late=False)[0]
+    with late_weight_gradients(model):
+        model(x).square().sum().backward()
+    assert once is not None
+    torch.testing.assert_close(model.weight.grad, 2 * once)
+
+
+@pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_operators_and_the_neighbours_they_read_learn_the_same(
+    stop_gradient: bool, recompute: bool, late: list[Tensor]
+) -> None:
+    torch.manual_seed(0)
+    model = replearn.models.resnet32()
+    operator = operators.Basic(stop_gradient=stop_gradient, recompute=recompute)
+    replearn.replace_(model, replearn.plan(model, interval=4, operator=operator))
+    x = torch.randn(4, 3, 32, 32)
+
+    def loss(model: nn.Module) -> Tensor:
+        with replearn.synthesized(model):
+            made: Tensor = model(x)
+        return made.square().sum()
+
+    same_either_way(model, loss, within=0 if stop_gradient else 1e-4)  # three gradients are added in another order
+    assert late
+
+
+def test_what_is_frozen_or_has_a_bias_is_left_alone(late: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False))
+    model[2].weight.requires_grad_(False)
+    x = torch.randn(2, 4, 9, 9)
+    same_either_way(model, lambda model: model(x).square().sum())
+    assert not late
+    assert model[2].weight.grad is None
+
+
+def test_where_nothing_is_recorded_nothing_is_late(late: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing._here, "recording", False)
+    model = nn.Conv2d(4, 4, 3, bias=False)
+    same_either_way(model, lambda model: model(torch.ones(1, 4, 5, 5)).square().sum())
+    assert not late
+
+
+def test_what_breaks_off_leaves_nothing_behind(late: list[Tensor]) -> None:
+    model = nn.Conv2d(4, 4, 3, bias=False)
+
+    def breaks_off() -> None:
+        with late_weight_gradients(model):
+            model(torch.ones(1, 4, 5, 5))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        breaks_off()
+    assert late_gradients.behind_gate(model.weight) is model.weight
+    same_either_way(model, lambda model: model(torch.ones(1, 4, 5, 5)).square().sum())
+
+
+def test_wrong_input_is_refused_in_torchs_words(late: list[Tensor]) -> None:
+    model = nn.Conv2d(4, 4, 3, bias=False)
+    for wrong in (torch.ones(1, 3, 5, 5), torch.ones(1, 4, 5, 5).double()):
+        with pytest.raises(RuntimeError) as expected:
+            model(wrong)
+        with pytest.raises(RuntimeError) as found, late_weight_gradients(model):
+            model(wrong)
+        assert str(found.value) == str(expected.value)
+    assert not late
+
+
+def slowly(work: Callable[[], Any], *read: Tensor, further: bool = False) -> Any:
+    """Beside, and so late that whoever does not wait finds something else."""
+
+    def after_a_while() -> Any:
+        torch.cuda._sleep(1_000_000)
+        return work()
+
+    return besides.beside(after_a_while, *read, further=further)
+
+
+@pytest.mark.cuda
+@needs_gpu
+@pytest.mark.parametrize("name", ["resnet32", "resnet34"])
+@pytest.mark.parametrize("operator", [None, {}, {"stop_gradient": False}, {"recompute": True}])
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_captured_step_learns_bit_for_bit_the_same(
+    name: str, operator: dict[str, bool] | None, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from replearn.training.step import CapturedStep
+
+    if slow:
+        for module in (late_gradients, fused):
+            monkeypatch.setattr(module, "beside", slowly)
+    x = torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=LAST)
+    labels = torch.arange(64, device="cuda") % 10
+    added = operator == {"stop_gradient": False}  # three gradients of a weight, in another order
+
+    def trained(late: bool) -> tuple[list[Tensor], int]:
+        torch.manual_seed(0)
+        net: Any = architecture(name, num_classes=10, size=32).cuda().to(memory_format=LAST)
+        if operator is not None:
+            options = operators.Basic(**operator)
+            replearn.replace_(net, replearn.plan(net, interval=4, first=2, operator=options))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        loss = torch.zeros((), device="cuda")
+
+        def body() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            together = nullcontext() if operator is None else replearn.synthesized(net)
+            beside = late_weight_gradients(net) if late else nullcontext()
+            with replearn.narrow_convolutions(net), replearn.fused_norms(net), beside:
+                with torch.autocast("cuda", torch.bfloat16, cache_enabled=False), together:
+                    now = F.cross_entropy(net(x), labels)
+                now.backward()
+            loss.copy_(now.detach())
+            optimizer.step()
+
+        step = CapturedStep(body, net, optimizer, [loss])
+        found = []
+        for _ in range(1 if added else 20):
+            step()
+            found.append(loss.clone())
+        return [torch.stack(found), *(p.detach().clone() for p in net.parameters())], step.peak_memory
+
+    torch.backends.cudnn.benchmark, before = False, torch.backends.cudnn.benchmark
+    torch.backends.cudnn.deterministic, exact = True, torch.backends.cudnn.deterministic
+    try:
+        (plain, usual), (found, memory) = trained(False), trained(True)
+    finally:
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before, exact
+    if added:
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+    else:
+        assert bool(plain[0][-1] < plain[0][0])
+        torch.testing.assert_close(found, plain, rtol=0, atol=0)
+    assert memory < usual + 2**27  # cuDNN takes room to work in for either stream
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_what_runs_beside_is_there_after_waiting_and_its_memory_is_kept_until_then() -> None:
+    x = torch.randn(4096, 4096, device="cuda")
+    expected = x.double().sum(0).float()
+    for _ in range(5):
+        copied = x.clone()
+
+        def work(copied: Tensor = copied) -> Tensor:
+            torch.cuda._sleep(20_000_000)
+            return copied.sum(0)
+
+        made = besides.beside(work, copied)
+        del copied, work
+        others = [torch.zeros_like(x) for _ in range(3)]  # where the copy would be if it were not kept
+        besides.wait(x.device)
+        torch.testing.assert_close(made, expected, rtol=1e-3, atol=1e-2)
+        del others
+
+
+@runs_kernels
+@pytest.mark.parametrize("alone", [True, False])
+def test_narrow_convolutions_are_late_too(alone: bool, late: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(16, 16, 3, padding=1, bias=False).to(HERE, memory_format=LAST)  # type: ignore[call-overload]
+    x = torch.randn(2, 16, 8, 8, device=HERE).contiguous(memory_format=LAST)
+
+    def loss(conv: nn.Module) -> Tensor:
+        # the interpreter multiplies bfloat16 as integers
+        with replearn.narrow_convolutions(conv), torch.autocast(HERE, torch.float16):
+            made = conv(x) if alone else conv(conv(x))
+        return made.float().square().sum()
+
+    same_either_way(conv, loss)
+    assert len(late) == alone
+
+
+def test_the_kernels_run_in_tritons_interpreter() -> None:
+    interpret(__file__, "narrow")
