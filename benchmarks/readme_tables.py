@@ -45,6 +45,9 @@ STEPS = (  # in the order of their measurement
     "bench_steps_captured_fused.json",
     "bench_steps_bf16_long.json",
     "bench_steps_bf16_resnet101.json",
+    "bench_steps_captured_late.json",
+    "bench_steps_captured_vits.json",
+    "bench_steps_captured_late_again.json",
 )
 
 
@@ -196,6 +199,8 @@ INFERENCE = (  # likewise
     "inference_h200_fp32_resnet34.json",
     "inference_h200_compiled_unchecked.json",
     "inference_h200_amp_resnet34.json",
+    "inference_h200_compiled_walked.json",
+    "inference_h200_amp_walked.json",
 )
 BACKENDS = (
     *("fp32", "channels_last", "amp", "channels_last+compile"),

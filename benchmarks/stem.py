@@ -23,14 +23,16 @@ from torch import Tensor
 
 from replearn.precision import float32_products
 from replearn.stem import stem
-from replearn.stem.kernels import launch_convolve, launch_frame, launch_pool
+from replearn.stem.kernels import launch_convolve, launch_convolve_and_pool, launch_frame, launch_pool
 from replearn.stem.operation import COLOURS, Sizes, across_of, empty_result, frame_of, span, usual
-from replearn.stem.tiles import CONVOLVING, POOLING, Tile
+from replearn.stem.tiles import CONVOLVING, POOLING, WALKING, Tile, Walk
 from replearn.training.results import hardware_of, versions_of, write_atomically
 
 SIZES = Sizes(stride=2, padding=3, window=3, step=2, margin=1)
 CONVOLVE = [Tile(rows=r, num_warps=w, num_stages=s) for r, w, s in
             itertools.product((64, 128, 256), (4, 8), (2, 3, 4))]  # fmt: skip
+WALK = [Walk(lanes=64, steps=t, num_warps=w, num_stages=s) for t, w, s in
+        itertools.product((2, 4, 7, 14, 28), (4, 8), (3, 4))]  # fmt: skip
 POOL = [Tile(rows=r, num_warps=w) for r, w in itertools.product((8, 16, 32, 64), (2, 4, 8))]
 
 
@@ -91,7 +93,18 @@ class Case:
 
             return run
 
+        def walking(walk: Walk) -> Body:
+            def run() -> Tensor:
+                sizes = self.convolved.shape[1], self.convolved.shape[2]
+                launch_convolve_and_pool(self.framed, self.packed, self.bias, self.out, sizes, 2, self.last, walk)
+                return self.out
+
+            return run
+
         found: dict[str, tuple[Body, Any]] = {"frame": (framing, None)}
+        for walk in dict.fromkeys([WALKING, *WALK]):
+            cut = f"convolve and pool, {walk.steps} steps, {walk.num_warps} warps, {walk.num_stages} stages"
+            found[cut + (", in use" if walk == WALKING else "")] = (walking(walk), asdict(walk))
         for name, make, used, sweep in (
             ("convolve", convolving, CONVOLVING, CONVOLVE),
             ("pool", pooling, POOLING, POOL),

@@ -39,7 +39,7 @@ from replearn.residual.tiles import tile_for as residual_tile
 from replearn.short import kernels as short
 from replearn.short import tiles as short_tiles
 from replearn.stem import kernels as stem
-from replearn.stem.tiles import CONVOLVING, POOLING
+from replearn.stem.tiles import CONVOLVING, POOLING, WALKING
 
 pytestmark = pytest.mark.skipif(HERE == "cuda" or INTERPRETED, reason="the kernels run for real, or interpreted")
 HALF, SINGLE = torch.float16, torch.float32
@@ -158,7 +158,9 @@ def first_layers(dtype: torch.dtype, last: bool) -> None:
     stem.launch_frame(images, of(64, 3, 7, 7, dtype=dtype, last=last), framed, packed, 3)
     stem.launch_convolve(framed, packed, convolved, 2, CONVOLVING)
     out = of(64, 64, 56, 56, dtype=dtype, last=last)
-    stem.launch_pool(convolved, of(64, dtype=SINGLE), out, 3, 2, 1, last, POOLING)
+    bias = of(64, dtype=SINGLE)
+    stem.launch_pool(convolved, bias, out, 3, 2, 1, last, POOLING)
+    stem.launch_convolve_and_pool(framed, packed, bias, out, (112, 112), 2, last, WALKING)
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {

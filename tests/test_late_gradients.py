@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import beside as besides
-from replearn import capturing, late_gradients, operators
+from replearn import capturing, late_gradients, operators, synthesizing
 from replearn.late_gradients import late_weight_gradients
-from replearn.operators import fused
+from replearn.operators import base, basic, fused
 from replearn.training.architectures import architecture
+from replearn.verifying import tensors_in
 
 LAST = torch.channels_last
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -29,20 +30,29 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     waiting: list[tuple[Tensor, Tensor]] = []
     made: list[Tensor] = []
 
-    def later(work: Callable[[], Tensor], *read: Tensor) -> Tensor:
+    @torch.no_grad()
+    def later(work: Callable[[], Any], *read: Tensor, further: bool = False) -> Any:
+        if not further:
+            wait(read[0].device)
+        for empty, full in waiting:  # there they can be read, and nowhere else
+            empty.copy_(full)
         now = work()
-        waiting.append((now, now.clone()))
-        made.append(now.fill_(float("nan")))
+        waiting.extend((each, each.clone()) for each in tensors_in(now))
+        for empty, _ in waiting:
+            empty.fill_(float("nan"))
+        made.extend(tensors_in(now))
         return now
 
+    @torch.no_grad()
     def wait(device: torch.device) -> None:
         while waiting:
-            empty, full = waiting.pop()
+            empty, full = waiting.pop(0)
             empty.copy_(full)
 
     monkeypatch.setattr(capturing._here, "recording", True)
-    monkeypatch.setattr(late_gradients, "beside", later)
-    monkeypatch.setattr(late_gradients, "wait", wait)
+    for module in (late_gradients, fused):
+        monkeypatch.setattr(module, "beside", later)
+        monkeypatch.setattr(module, "wait", wait)
     yield made
     assert not waiting
 
@@ -321,5 +331,180 @@ def test_narrow_convolutions_are_late_too(alone: bool, late: list[Tensor]) -> No
     assert len(late) == alone
 
 
+@pytest.fixture
+def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are made by the kernels, as on a GPU."""
+
+    def synthesize(mixtures: Any, dtype: torch.dtype) -> Any:
+        wanted = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
+        return fused.synthesize_fused(wanted, dtype) if wanted else {}
+
+    monkeypatch.setattr(synthesizing, "kernels_run_on", lambda tensor: True)
+    for module in (base, synthesizing):
+        monkeypatch.setattr(module, "synthesize", synthesize)
+
+
+def small_resnet(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = replearn.models.CifarResNet(20, width=4).to(HERE)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.0  # so that two passes are alike
+    return replearn.replace_(model, replearn.plan(model, interval=2, operator=operators.Basic(**options)))
+
+
+def small_transformer(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).to(HERE)
+    return replearn.replace_(model, replearn.plan(model, interval=2, operator=operators.Projection(**options)))
+
+
+def pictures(number: int = 0) -> Tensor:
+    return torch.linspace(-1, 1, 2 * 3 * 8 * 8, device=HERE).sin().view(2, 3, 8, 8) + number
+
+
+def once(model: nn.Module) -> Tensor:
+    with replearn.synthesized(model):
+        return model(pictures()).square().sum()  # type: ignore[no-any-return]
+
+
+def one_by_one(model: nn.Module) -> Tensor:
+    return model(pictures()).square().sum()  # type: ignore[no-any-return]
+
+
+def two_passes(model: nn.Module) -> Tensor:
+    with replearn.synthesized(model):
+        return model(pictures()).square().sum() + model(pictures(1)).square().sum()  # type: ignore[no-any-return]
+
+
+def two_steps(model: nn.Module) -> Tensor:
+    return once(model) + once(model)
+
+
+def asked_without_gradients(model: nn.Module) -> Tensor:
+    with replearn.synthesized(model):
+        with torch.inference_mode():
+            model(pictures())
+        return model(pictures()).square().sum()  # type: ignore[no-any-return]
+
+
+def with_decay(model: nn.Module) -> Tensor:
+    return once(model) + sum(parameter.square().sum() for parameter in model.parameters())
+
+
+def tokens(model: nn.Module) -> Tensor:
+    words = torch.linspace(-2, 2, 2 * 5 * 16, device=HERE).cos().view(2, 5, 16)
+    with torch.autocast(HERE, torch.bfloat16, cache_enabled=False), replearn.synthesized(model):
+        made: Tensor = model(words)
+    return made.float().square().sum()
+
+
+MIXED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], Callable[[nn.Module], Tensor]]] = {
+    "once": (small_resnet, {}, once),
+    "one by one": (small_resnet, {}, one_by_one),
+    "two passes": (small_resnet, {}, two_passes),
+    "two steps, one backward pass": (small_resnet, {}, two_steps),
+    "first asked without gradients": (small_resnet, {}, asked_without_gradients),
+    "neighbours learn": (small_resnet, {"stop_gradient": False}, once),
+    "neighbours learn, one by one": (small_resnet, {"stop_gradient": False}, one_by_one),
+    "a correction of low rank": (small_resnet, {"correction": "low-rank", "rank": 2}, once),
+    "a full correction, neighbours learn": (small_resnet, {"correction": "full", "stop_gradient": False}, once),
+    "recomputed": (small_resnet, {"recompute": True}, once),
+    "decayed": (small_resnet, {"stop_gradient": False}, with_decay),
+    "projections": (small_transformer, {}, tokens),
+    "projections, a correction of low rank": (small_transformer, {"correction": "low-rank", "rank": 2}, tokens),
+    "projections, neighbours learn": (small_transformer, {"stop_gradient": False}, tokens),
+}
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.usefixtures("by_kernels")
+def test_operators_mixed_by_kernels_learn_the_same(name: str, late: list[Tensor]) -> None:
+    build, options, loss = MIXED[name]
+    same_either_way(build(**options), loss, within=1e-4)
+    assert late or name in ("two steps, one backward pass", "projections, a correction of low rank")
+
+
+@runs_kernels
+@pytest.mark.usefixtures("by_kernels")
+def test_mixed_weights_that_are_used_for_something_else_too_are_not_late(
+    late: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_resnet()
+    made_before = basic.BasicOperator.synthesized
+
+    def watched(self: Any, x: Tensor) -> Any:
+        made = made_before(self, x)
+        extra.append(made["kernel"].square().sum())
+        return made
+
+    extra: list[Tensor] = []
+    monkeypatch.setattr(basic.BasicOperator, "synthesized", watched)
+
+    def loss(model: nn.Module) -> Tensor:
+        extra.clear()
+        return once(model) + sum(extra)
+
+    same_either_way(model, loss, within=1e-4)
+    assert extra
+    assert late  # the other convolutions' are
+
+
 def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "narrow")
+    interpret(__file__, "narrow or mixed")
+
+
+def test_float64_stays_what_it_is_under_autocast(late: list[Tensor]) -> None:
+    conv = nn.Conv2d(4, 4, 3, bias=False).double()
+    x = torch.randn(1, 4, 5, 5).double()
+    with late_weight_gradients(conv), torch.autocast("cpu", torch.bfloat16):
+        made = conv(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(made, conv(x), rtol=0, atol=0)
+
+
+def test_a_weight_that_is_changed_inside_counts_as_it_is(late: list[Tensor]) -> None:
+    conv = nn.Conv2d(4, 4, 3, bias=False)
+    x = torch.randn(1, 4, 5, 5)
+    with late_weight_gradients(conv):
+        conv.weight.data = torch.zeros_like(conv.weight)
+        assert not conv(x).any()
+        conv.weight.requires_grad_(False)
+        assert not conv(x).requires_grad
+
+
+def test_it_may_be_entered_without_gradients_and_inside_another(late: list[Tensor]) -> None:
+    first, second = (nn.Conv2d(4, 4, 3, bias=False) for _ in range(2))
+    both = nn.Sequential(first, second)
+    x = torch.randn(1, 4, 9, 9)
+    expected = learned(both, lambda model: model(x).square().sum(), late=False)
+    both.zero_grad()
+    with torch.no_grad(), late_weight_gradients(first), late_weight_gradients(second), torch.enable_grad():
+        both(x).square().sum().backward()
+    assert len(late) == 2
+    torch.testing.assert_close([first.weight.grad, second.weight.grad], expected, rtol=0, atol=0)
+
+
+class Marked(Tensor):
+    """A tensor of another class, which convolves in its own way."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.conv2d:
+            return "mine"
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_what_torch_knows_better_is_left_to_torch(late: list[Tensor]) -> None:
+    conv = nn.Conv2d(4, 4, 3, bias=False)
+    x = torch.randn(1, 4, 6, 6)
+    with late_weight_gradients(conv):
+        assert conv(x.as_subclass(Marked)) == "mine"
+        assert F.conv2d(x, conv.weight, padding="same").shape == x.shape
+        assert F.conv2d(x[0], conv.weight).shape == (4, 4, 4)
+        with pytest.raises(RuntimeError):
+            F.conv2d(x, conv.weight, stride=())
+        assert conv.to("meta")(x.to("meta")).shape == (1, 4, 4, 4)
+    assert not late

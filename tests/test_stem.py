@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ def layers(
     return images, weight, torch.randn(channels, 1, 1, device=HERE)
 
 
+def let_walk(walked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few images there are; in the interpreter, which is slow, not far."""
+    monkeypatch.setattr(operation, "LEAST", 1 if walked else 2**31)
+    if HERE == "cpu":
+        monkeypatch.setattr(operation, "WALKING", replace(operation.WALKING, steps=2))
+
+
 def exactly(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
     given = images.to(weight.dtype).double(), weight.double(), bias.double()
     return operation.usual(*given, sizes, False)
@@ -50,18 +58,29 @@ def exactly(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(
-    ("colours", "side", "channels", "size", "sizes"),
+    ("colours", "side", "channels", "size", "sizes", "walked"),
     [
-        (3, 7, 64, (18, 22), SIZES),
-        (3, 3, 128, (12, 13), (2, 1, 3, 2, 1)),
-        (1, 5, 16, (9, 9), (1, 2, 2, 2, 0)),
-        (4, 4, 48, (17, 16), (3, 0, 3, 3, 1)),
-        (2, 9, 32, (12, 7), (2, 4, 3, 2, 1)),
+        (3, 7, 64, (18, 22), SIZES, False),
+        (3, 7, 64, (18, 22), SIZES, True),
+        (3, 3, 128, (12, 13), (2, 1, 3, 2, 1), True),
+        (1, 5, 16, (9, 9), (1, 2, 2, 2, 0), True),  # where one can't walk
+        (4, 4, 48, (17, 16), (3, 0, 3, 3, 1), False),
+        (2, 9, 32, (12, 7), (2, 4, 3, 2, 1), False),
+        (2, 9, 32, (12, 7), (1, 4, 3, 2, 1), True),
+        (3, 7, 16, (7, 277), SIZES, True),  # two walk side by side
     ],
 )
 def test_a_stem_is_that_of_exact_arithmetic(
-    colours: int, side: int, channels: int, size: tuple[int, int], sizes: tuple[int, ...], dtype: torch.dtype
+    colours: int,
+    side: int,
+    channels: int,
+    size: tuple[int, int],
+    sizes: tuple[int, ...],
+    walked: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    let_walk(walked, monkeypatch)
     images, weight, bias = layers(colours, side, channels, size, dtype)
     exact = exactly(images, weight, bias, sizes)
     for last in (False, True):
@@ -78,7 +97,11 @@ def test_a_stem_is_that_of_exact_arithmetic(
 @torch.no_grad()
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e5])
 @pytest.mark.parametrize("column", [8, 9, 10, 11])  # even ones lie where a window's line is filled up
-def test_what_is_no_number_stays_where_it_is(column: int, bad: float) -> None:
+@pytest.mark.parametrize("walked", [False, True])
+def test_what_is_no_number_stays_where_it_is(
+    walked: bool, column: int, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_walk(walked, monkeypatch)
     images, weight, bias = layers()
     images[0, 1, 9, column] = bad
     with torch.autocast(HERE, torch.float16):

@@ -8,7 +8,7 @@ Whoever reads it calls `wait` first; that is what a gate is for, through which a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -94,9 +94,15 @@ def may_come_late(weights: Iterable[Tensor]) -> None:
         weight._uses = Uses()  # type: ignore[attr-defined]
 
 
+def uses_of(weight: Tensor) -> Uses | None:
+    """How often a weight was used whose gradient may come late; None if it may not."""
+    uses: Uses | None = getattr(weight, "_uses", None)
+    return uses
+
+
 def used(weight: Tensor) -> Uses | None:
-    """Note that something is computed with a weight, whose gradient may come late; None if it may not."""
-    uses: Any = getattr(weight, "_uses", None)
+    """Likewise, and that it is used once more."""
+    uses = uses_of(weight)
     if uses is not None:
         uses.count += 1
-    return uses  # type: ignore[no-any-return]
+    return uses

@@ -11,25 +11,46 @@ that is convolved with and synthesized from are to be added behind both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from .beside import Uses, beside, forget, may_come_late, used, wait
 from .capturing import is_recording
 from .transforms import transformed
+from .verifying import tensors_in
 
 aten = torch.ops.aten
 _LAST = torch.channels_last
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 StandIns = dict[int, Tensor]  # by what they stand for
-_convolved: ContextVar[StandIns | None] = ContextVar("weights behind the gate", default=None)
-_mixed: ContextVar[StandIns | None] = ContextVar("what is synthesized from, behind the other", default=None)
+
+
+class _Step(NamedTuple):
+    """What stands behind the gates of a step, and on which streams it runs."""
+
+    convolved: StandIns
+    mixed: StandIns
+    streams: dict[torch.device, int]
+
+    def find(self, among: StandIns, tensor: Tensor) -> Tensor | None:
+        """What stands for a tensor there, if it still does, and we are on the stream that the gate is on."""
+        found = among.get(id(tensor))
+        if found is None or found.requires_grad is not tensor.requires_grad:
+            return None
+        if found.data_ptr() != tensor.data_ptr() or self.streams.get(tensor.device) != stream_of(tensor.device):
+            return None
+        return found
+
+
+_step: ContextVar[_Step | None] = ContextVar("step with late gradients", default=None)
 
 
 @contextmanager
@@ -37,8 +58,10 @@ def late_weight_gradients(model: nn.Module) -> Iterator[None]:
     """Inside, where a step is recorded as a CUDA graph, gradients of convolutions' weights are computed beside.
 
     On a second stream, that is, while the first one goes on with the layer before. They are the same numbers, and
-    complete when `backward` returns. Weights that are used twice, and convolutions with a bias, are left alone;
-    where nothing is recorded, all are. Enter it around forward and backward pass, anew for every step.
+    complete when `backward` returns; they have no second derivatives. Weights that are used twice are left alone,
+    and convolutions with a bias; where nothing is recorded, all are. Enter it around forward and backward pass,
+    anew for every step. It is not for layers that write over what others keep for the backward pass, as some do to
+    save memory: what a convolution kept is read later than they think.
 
     >>> import torch
     >>> import replearn
@@ -49,63 +72,90 @@ def late_weight_gradients(model: nn.Module) -> Iterator[None]:
     if not is_recording():
         yield
         return
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    outer = _step.get()
+    learning = [p for p in model.parameters() if p.requires_grad and not is_lazy(p)]
     devices = {parameter.device for parameter in learning}
-    for device in devices:
-        forget(device)
-    through = [dict(zip(map(id, given), gate(given), strict=True)) for given in (weights_of(model), learning)]
-    tokens = _convolved.set(through[0]), _mixed.set(through[1])
-    try:
-        with _Late():
-            yield
-        for device in devices:
-            wait(device)
-    finally:
-        _convolved.reset(tokens[0])
-        _mixed.reset(tokens[1])
+    if outer is None:
         for device in devices:
             forget(device)
+    token = _step.set(step_of(convolved_with(model), learning, outer))
+    try:
+        with _Late() if outer is None else nullcontext():
+            yield
+        if outer is None:
+            for device in devices:
+                wait(device)
+    finally:
+        _step.reset(token)
+        if outer is None:
+            for device in devices:
+                forget(device)
 
 
-def weights_of(model: nn.Module) -> list[Tensor]:
+def step_of(weights: list[Tensor], learning: list[nn.Parameter], outer: _Step | None) -> _Step:
+    """Both gates of a step, and what is behind those of the one around it."""
+    convolved, mixed = (
+        dict(zip(map(id, given), through_gate(given), strict=True)) for given in (weights, learning)
+    )
+    streams = {parameter.device: stream_of(parameter.device) for parameter in learning}
+    if outer is not None:
+        convolved, mixed = outer.convolved | convolved, outer.mixed | mixed
+        streams = outer.streams | streams
+    return _Step(convolved, mixed, streams)
+
+
+def stream_of(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def convolved_with(model: nn.Module) -> list[Tensor]:
     """The weights of a model's convolutions that learn, each once."""
     found = {}
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             weight = module._parameters.get("weight")
-            if weight is not None and weight.requires_grad:
+            if weight is not None and weight.requires_grad and not is_lazy(weight):
                 found[id(weight)] = weight
     return list(found.values())
 
 
-def gate(weights: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same weights, behind a gate; where nothing is recorded, themselves."""
-    if not weights or not is_recording():
-        return weights
-    through: tuple[Tensor, ...] = _Gate.apply(*weights)  # type: ignore[no-untyped-call]
+def through_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The same tensors, behind a gate of their own."""
+    if not tensors:
+        return tensors
+    with torch.enable_grad():
+        through: tuple[Tensor, ...] = _Gate.apply(*tensors)  # type: ignore[no-untyped-call]
     may_come_late(through)
     return through
 
 
+def gated(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Tensors that are no parameters of the model, behind a gate, in a step whose gradients come late."""
+    return tensors if _step.get() is None else through_gate(tensors)
+
+
 def behind_gate(weight: Tensor) -> Tensor:
     """What stands for the weight of a convolution behind the gate, if there is one."""
-    through = _convolved.get()
-    return weight if through is None else through.get(id(weight), weight)
+    step = _step.get()
+    found = None if step is None else step.find(step.convolved, weight)
+    return weight if found is None else found
 
 
 def mixed_behind_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
     """What stands for these where weights are synthesized from them; None if some that learn have no such."""
-    through = _mixed.get()
-    if through is None or any(tensor.requires_grad and id(tensor) not in through for tensor in tensors):
+    step = _step.get()
+    if step is None:
         return None
-    return [through.get(id(tensor), tensor) for tensor in tensors]
+    found = [step.find(step.mixed, tensor) if tensor.requires_grad else tensor for tensor in tensors]
+    made = [tensor for tensor in found if tensor is not None]
+    return made if len(made) == len(found) else None
 
 
 class _Gate(Function):
     @staticmethod
-    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        return weights
+        return tensors
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -115,14 +165,23 @@ class _Gate(Function):
 
 
 class _Late(TorchFunctionMode):
-    """Whoever convolves, and whatever class the layer is of, it is torch's conv2d that is called."""
+    """Whoever convolves, and whatever class the layer is of, it is torch's conv2d that is called.
+
+    It also sees who else computes with a weight whose gradient may come late, and counts.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.conv2d:
-            return conv2d(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is torch.conv2d and all(kind in (Tensor, nn.Parameter) for kind in types):
+            return conv2d(*args, **kwargs)
+        made = func(*args, **kwargs)
+        late = [tensor for tensor in tensors_in((args, kwargs)) if hasattr(tensor, "_uses")]
+        if late and any(tensor.requires_grad for tensor in tensors_in(made)):
+            for tensor in late:
+                used(tensor)
+        return made
 
 
 def conv2d(
@@ -135,18 +194,32 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """torch's, with a weight's gradient that comes late where it may."""
-    weight = behind_gate(weight)
-    uses = used(weight)
-    kind = input.device.type
-    low = torch.is_autocast_enabled(kind)
-    usual = bias is None and input.dim() == 4 and not isinstance(padding, str) and not transformed()
-    if uses is None or not usual or not torch.is_grad_enabled() or not (low or input.dtype is weight.dtype):
+    if torch.compiler.is_compiling() or not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    how = pair(stride), pair(padding), pair(dilation), False, [0, 0], groups
-    if low:
+    weight = behind_gate(weight)
+    uses, pairs = used(weight), [pair(size) for size in (stride, padding, dilation)]
+    if uses is None or bias is not None or None in pairs or not fits(input, weight):
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):
         input = input.to(torch.get_autocast_dtype(kind))
     with torch.autocast(kind, enabled=False):
-        return _Convolution.apply(input, weight, uses, how)  # type: ignore[no-any-return, no-untyped-call]
+        return _Convolution.apply(input, weight, uses, (*pairs, False, [0, 0], groups))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def fits(input: Tensor, weight: Tensor) -> bool:
+    """Whether it is a batch of images whose convolution has a gradient, in numbers that autocast casts."""
+    kind = input.device.type
+    return (
+        input.dim() == weight.dim() == 4
+        and kind == weight.device.type
+        and kind in ("cuda", "cpu")
+        and input.dtype in _DTYPES
+        and weight.dtype in _DTYPES
+        and (torch.is_autocast_enabled(kind) or input.dtype is weight.dtype)
+        and torch.is_grad_enabled()
+        and not transformed()
+    )
 
 
 class _Convolution(Function):
@@ -176,11 +249,15 @@ class _Convolution(Function):
         return of_x, of_weight, None, None
 
 
-def when_due(uses: Uses | None, work: Any, *read: Tensor) -> Tensor:
+def when_due(uses: Uses | None, work: Callable[[], Tensor], *read: Tensor) -> Tensor:
     """The gradient of a weight: beside, if it goes through a gate alone, and at once elsewhere."""
-    made: Tensor = beside(work, *read) if uses is not None and uses.alone else work()
-    return made
+    return beside(work, *read) if uses is not None and uses.alone else work()
 
 
-def pair(size: Any) -> list[int]:
-    return [size, size] if isinstance(size, int) else list(size) * (2 // len(size))
+def pair(size: Any) -> list[int] | None:
+    """A size in both directions; None for what torch is to make sense of."""
+    if type(size) is int:
+        return [size, size]
+    if isinstance(size, (tuple, list)) and len(size) in (1, 2) and all(type(each) is int for each in size):
+        return list(size) * (2 // len(size))
+    return None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -130,7 +129,7 @@ class Prepared:
     def used(self) -> Iterator[None]:
         """Make everything; inside, operators and layers find it. Where the kernel can't, layers are left alone."""
         if self._may_wait():
-            with HandOut(cache(partial(self._make_later, self._dtype(), torch.is_grad_enabled()))):
+            with HandOut(self._make_when_asked()):
                 yield
             return
         made, tensors = self._make(self._dtype())
@@ -143,9 +142,21 @@ class Prepared:
         stored = self.readers[0].stored_dtype if self.readers else torch.float32
         return None if self._batch is None else dtype_beside(self._batch.tensors[0], stored)
 
-    def _make_later(self, dtype: torch.dtype | None, learning: bool) -> dict[int, Made]:
-        with torch.set_grad_enabled(learning):  # who asks first may be recomputed, and without gradients now
-            return self._make(dtype)[0]
+    def _make_when_asked(self) -> Callable[[], dict[int, Made]]:
+        """What makes everything when it is first called, as if it were now."""
+        dtype, learning, inference = self._dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        kept: list[dict[int, Made]] = []
+
+        def make() -> dict[int, Made]:
+            if transformed():  # and what is made now is of use to nobody else
+                return made_for(self.readers)
+            if not kept:
+                # who asks first may be recomputed later, and without gradients now
+                with torch.inference_mode(inference), torch.set_grad_enabled(learning):
+                    kept.append(self._make(dtype)[0])
+            return kept[0]
+
+        return make
 
     def _make(self, dtype: torch.dtype | None) -> tuple[dict[int, Made], tuple[Tensor, ...]]:
         """The operators' weights, by operator, and those of the layers."""

@@ -98,9 +98,9 @@ def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:
 def readme_table(data: Mapping[str, Any]) -> str:
     """The README's table from a record's JSON: a line a backbone and backend."""
     lines = [
-        "| backbone, placement | backend | removal: time | RepL: time | yield | synthesis "
+        "| backbone, placement | backend | removal: time | RepL: time | yield | synthesis | frozen "
         "| removal: memory | RepL: memory |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in data["training"]:
         rows = {row["label"]: row for row in entry["rows"]}
@@ -115,7 +115,10 @@ def readme_table(data: Mapping[str, Any]) -> str:
             f"{gone['time']['median']:.3f}",
             f"{ours['time']['median']:.3f}",
             "" if entry["yield_"] is None else f"{entry['yield_']:.2f}",
-            "" if entry["synthesis"] is None else f"{entry['synthesis']['median']:.3f}",
+            *(
+                "" if (cost := entry.get(key)) is None else f"{cost['median']:.3f}"
+                for key in ("synthesis", "frozen")
+            ),
             share(gone["memory_ratio"]),
             share(ours["memory_ratio"]),
         ]

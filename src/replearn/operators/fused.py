@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..beside import beside, may_come_late
+from ..beside import Uses, beside, may_come_late, used, wait
 from ..late_gradients import mixed_behind_gate
 from ..relaunching import starts_even
 from ..transforms import transformed
@@ -87,7 +87,9 @@ def mix(mixtures: Sequence[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
 def mix_batch(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
     through = mixed_behind_gate(batch.tensors)
     given = batch.tensors if through is None else through
-    made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, through is not None, *given)  # type: ignore[no-untyped-call]
+    # two who read the same would have their gradients added before anybody waits
+    uses = None if through is None else [used(each) for each in {id(t): t for t in through}.values()]
+    made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, uses, *given)  # type: ignore[no-untyped-call]
     if through is not None:
         may_come_late(made)
     return made
@@ -95,13 +97,15 @@ def mix_batch(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, batch: Batch, dtype: torch.dtype, late: bool, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, batch: Batch, dtype: torch.dtype, uses: list[Uses | None] | None, *tensors: Tensor
+    ) -> Any:
         out = torch.empty(batch.sizes.weights, dtype=dtype, device=batch.device)
         if batch.tables is not None:
             kernels().launch_forward(batch.tables, out, batch.source, batch.block)
         else:
             out.zero_()  # stands for the launch where costs are predicted from shapes
-        ctx.batch, ctx.late = batch, late
+        ctx.batch, ctx.uses = batch, uses
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*batch.watched)  # autograd then notices if one is changed before the backward pass
         made = [layout.view(out, layout.start) for layout in batch.layouts]
@@ -116,8 +120,12 @@ class _Mix(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         read = [grad for grad in grads if grad is not None]
         work = partial(_Mix.gradients, ctx, grads)
-        # gradients that are late are made there, one after another
-        return beside(work, *read, further=True) if ctx.late and read else work()
+        if ctx.uses is None or not read:
+            return work()
+        if all(uses is None or uses.alone for uses in ctx.uses):
+            return beside(work, *read, further=True)  # where gradients that are late were made
+        wait(ctx.batch.device)
+        return work()
 
     @staticmethod
     def gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Any:

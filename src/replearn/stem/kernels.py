@@ -1,4 +1,4 @@
-"""The Triton kernels of a stem, and their launches: frame the images, convolve them, pool.
+"""The Triton kernels of a stem, and their launches: frame the images, convolve them and pool, in one or in two.
 
 A frame of zeros makes every window whole, and a fourth number beside a pixel's colours makes a line of a window
 one run of memory, 7 pixels of it and room for one more: a row of an operand, read 8 or 16 bytes at a time.
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..relaunching import relaunch, starts_even
-from .tiles import Tile
+from .tiles import Tile, Walk
 
 jit: Any = triton.jit
 COLOURS = 4  # numbers of a framed pixel
@@ -155,6 +155,65 @@ def pool_kernel(
     tl.store(out + to, made, mask=known[:, None])
 
 
+@jit
+def larger(a, b):
+    # a NaN stays
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit(do_not_specialize=["programs"])
+def convolve_and_pool_kernel(
+    framed, weight, bias, out, programs, down, across, high, wide, below, beside, channels, walks, chunks,
+    SIDE: tl.constexpr, RUN: tl.constexpr, STRIDE: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
+    LANES: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """A program walks down an image: a line of the convolution, its largest of three side by side, of three lines.
+
+    Lane 0 is of the pixel before its first, for the one beside that.
+    """
+    program, tile = tl.program_id(0) // (channels // COLUMNS), tl.program_id(0) % (channels // COLUMNS)
+    chunk, walk = program % chunks, program // chunks % walks
+    image = program // (chunks * walks)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    lane = tl.arange(0, LANES)
+    k = tl.arange(0, RUN)
+    x = 2 * (chunk * (LANES - 1) - 1) + tl.arange(0, 2 * LANES)
+    seen = (x >= 0) & (x < wide)
+    left = framed + image * (down * across * 4) + tl.where(seen, x, 0)[:, None] * (4 * STRIDE) + k[None, :]
+    right = weight + column[None, :] * (SIDE * RUN) + k[:, None]
+    known = (k[None, :] < 4 * SIDE) & seen[:, None]  # not pixels that fill up: 0 times inf is no number
+    shift = tl.load(bias + column).to(tl.float32)[None, :]
+    place = chunk * (LANES - 1) - 1 + lane
+    before = tl.broadcast_to(tl.maximum(lane - 1, 0)[:, None], (LANES, COLUMNS))
+    made = tl.zeros((2 * LANES, COLUMNS), tl.float32)
+    best = tl.full((LANES, COLUMNS), -float("inf"), tl.float32)
+    for step in range((2 * STEPS + 1) * SIDE):
+        number, y = step // SIDE, step % SIDE
+        line = 2 * walk * STEPS - 1 + number
+        there = (line >= 0) & (line < high)
+        at = (tl.where(there, line, 0) * STRIDE + y) * (4 * across)
+        pixels = tl.load(left + at, mask=known, other=0.0)
+        made = tl.dot(pixels, tl.load(right + y * RUN), made, input_precision=PRECISION)
+        if y == SIDE - 1:
+            value = tl.where(seen[:, None] & there, made, -float("inf"))
+            even, odd = tl.split(tl.permute(tl.reshape(value, (LANES, 2, COLUMNS)), (0, 2, 1)))
+            three = larger(larger(even, odd), tl.gather(odd, before, 0))
+            best = larger(best, three)
+            if (number > 0) & (number % 2 == 0):
+                row = walk * STEPS + number // 2 - 1
+                result = best + shift
+                result = tl.where(result < 0, 0.0, result).to(out.dtype.element_ty)
+                inside = (lane > 0) & (place < beside) & (row < below)
+                if LAST:
+                    to = ((image * below + row) * beside + place)[:, None] * channels + column[None, :]
+                else:
+                    to = (image * channels * below + row) * beside + place[:, None]
+                    to += column[None, :] * (below * beside)
+                tl.store(out + to, result, mask=inside[:, None])
+                best = three
+            made = tl.zeros((2 * LANES, COLUMNS), tl.float32)
+
+
 def launch_frame(images: Tensor, weight: Tensor, framed: Tensor, packed: Tensor, margin: int) -> None:
     """Images in a frame of zeros, `margin` wide above and on the left, and the weight in the order of their lines.
 
@@ -179,6 +238,27 @@ def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, ti
     given = (framed, weight, out, rows, *others)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     relaunch(convolve_kernel, programs, framed, (framed.dtype, tile, others), given, **options)
+
+
+def launch_convolve_and_pool(
+    framed: Tensor, weight: Tensor, bias: Tensor, out: Tensor, sizes: tuple[int, int], stride: int, last: bool,
+    tile: Walk,
+) -> None:  # fmt: skip
+    """relu(maxpool(conv) + bias) of framed images, where the pool takes 3 x 3 pixels around every other one.
+
+    `sizes` are those of the convolution's result, which is nowhere stored; `out` is an image by torch's shape.
+    """
+    channels, side, run = weight.shape
+    (high, wide), (below, beside), columns = sizes, out.shape[2:], columns_of(channels)
+    walks, chunks = tile.programs(1, below, 1), tile.programs(1, 1, beside)
+    programs = tile.programs(len(out), below, beside) * (channels // columns)
+    precision = "tf32" if weight.element_size() == 4 else "ieee"
+    cut = (*framed.shape[1:3], high, wide, below, beside, channels, walks, chunks)
+    constants = (side, run, stride, last, precision, tile.lanes, columns, tile.steps)
+    given = (framed, weight, bias, out, programs, *cut, *constants)
+    kind = (framed.dtype, bias.dtype, tile, cut, constants, starts_even(bias))
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    relaunch(convolve_and_pool_kernel, programs, framed, kind, given, **options)
 
 
 def launch_pool(

@@ -22,7 +22,7 @@ from ..patches.operation import reach
 from ..precision import convolves_in_tf32
 from ..residual.operation import is_bare, may_launch, wants_gradient
 from ..transforms import transformed
-from .tiles import CONVOLVING, POOLING
+from .tiles import CONVOLVING, LEAST, POOLING, WALKING
 
 COLOURS = 4  # numbers of a framed pixel
 WINDOW = 4  # of a pool, at most: the kernel has its places written out, and a wide one would compile for minutes
@@ -155,7 +155,7 @@ def across_of(wide: int, by: Sizes, side: int) -> int:
 @torch.library.impl(_library, "stem", "CUDA")
 @torch.library.impl(_library, "stem", "CPU")  # in Triton's interpreter, for tests
 def compute(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
-    from .kernels import launch_convolve, launch_frame, launch_pool
+    from .kernels import launch_convolve, launch_convolve_and_pool, launch_frame, launch_pool
 
     out: Tensor = empty_result(images, weight, bias, sizes, last)
     if not in_these_numbers(weight):  # in code that was compiled before this was asked for
@@ -165,6 +165,9 @@ def compute(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]
     framed = weight.new_empty(len(images), frame_of(high, by, side), across_of(wide, by, side), COLOURS)
     packed = weight.new_empty(len(weight), side, span(side) * COLOURS)  # in the order of a framed image's lines
     launch_frame(images, weight, framed, packed, by.padding)
+    if by[2:] == (3, 2, 1) and WALKING.programs(len(images), *out.shape[2:]) >= LEAST:
+        launch_convolve_and_pool(framed, packed, bias, out, (high, wide), by.stride, last, WALKING)
+        return out
     convolved = weight.new_empty(len(images), high, wide, len(weight))
     launch_convolve(framed, packed, convolved, by.stride, CONVOLVING)
     launch_pool(convolved, bias, out, by.window, by.step, by.margin, last, POOLING)
