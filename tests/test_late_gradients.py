@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import replearn
 from replearn import beside as besides
 from replearn import capturing, late_gradients, operators, synthesizing
-from replearn.late_gradients import late_weight_gradients
+from replearn.late_gradients import find_late, late_weight_gradients
 from replearn.operators import base, basic, fused
 from replearn.training.architectures import architecture
 from replearn.verifying import tensors_in
@@ -187,7 +187,9 @@ def test_operators_and_the_neighbours_they_read_learn_the_same(
 def test_what_is_frozen_or_has_a_bias_is_left_alone(late: list[Tensor]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False))
+    assert find_late(model) == [model[2]]
     model[2].weight.requires_grad_(False)
+    assert not find_late(model)
     x = torch.randn(2, 4, 9, 9)
     same_either_way(model, lambda model: model(x).square().sum())
     assert not late

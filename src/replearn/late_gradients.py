@@ -92,6 +92,12 @@ def late_weight_gradients(model: nn.Module) -> Iterator[None]:
                 forget(device)
 
 
+def find_late(model: nn.Module) -> list[nn.Conv2d]:
+    """The convolutions of a model whose weights' gradients can come late; operators' own are not counted."""
+    found = (module for module in model.modules() if isinstance(module, nn.Conv2d) and module.bias is None)
+    return [conv for conv in found if conv.weight is not None and conv.weight.requires_grad]
+
+
 def step_of(weights: list[Tensor], learning: list[nn.Parameter], outer: _Step | None) -> _Step:
     """Both gates of a step, and what is behind those of the one around it."""
     convolved, mixed = (

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..calibration import calibrate_
 from ..errors import ReplearnError
-from ..late_gradients import late_weight_gradients
+from ..late_gradients import find_late, late_weight_gradients
 from ..narrow import find_narrow, kernels_run_on, narrow_convolutions
 from ..normed import fused_norms, num_fused
 from ..plans import Plan
@@ -182,6 +182,8 @@ class Run:
             self.note(f"{len(convolutions)} narrow convolutions by Triton kernels")
         if self._fused and (norms := num_fused(self.bare)):
             self.note(f"{norms} norms of blocks with the ReLUs after them by Triton kernels")
+        if self._late and (convolutions := find_late(self.bare)):
+            self.note(f"{len(convolutions)} convolutions with their weights' gradients beside the rest")
         if self._short and (layers := find_short(self.bare)):
             self.note(f"{len(layers)} attention layers by Triton kernels, up to {MOST_TOKENS} tokens")
 
