@@ -161,9 +161,9 @@ def larger(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@jit(do_not_specialize=["programs"])
+@jit
 def convolve_and_pool_kernel(
-    framed, weight, bias, out, programs, down, across, high, wide, below, beside, channels, walks, chunks,
+    framed, weight, bias, out, down, across, high, wide, below, beside, channels, walks, chunks,
     SIDE: tl.constexpr, RUN: tl.constexpr, STRIDE: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
     LANES: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
@@ -255,7 +255,7 @@ def launch_convolve_and_pool(
     precision = "tf32" if weight.element_size() == 4 else "ieee"
     cut = (*framed.shape[1:3], high, wide, below, beside, channels, walks, chunks)
     constants = (side, run, stride, last, precision, tile.lanes, columns, tile.steps)
-    given = (framed, weight, bias, out, programs, *cut, *constants)
+    given = (framed, weight, bias, out, *cut, *constants)
     kind = (framed.dtype, bias.dtype, tile, cut, constants, starts_even(bias))
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     relaunch(convolve_and_pool_kernel, programs, framed, kind, given, **options)
