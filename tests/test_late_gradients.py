@@ -371,6 +371,11 @@ def once(model: nn.Module) -> Tensor:
         return model(pictures()).square().sum()  # type: ignore[no-any-return]
 
 
+def in_half(model: nn.Module) -> Tensor:
+    with torch.autocast(HERE, torch.bfloat16, cache_enabled=False):
+        return once(model)
+
+
 def one_by_one(model: nn.Module) -> Tensor:
     return model(pictures()).square().sum()  # type: ignore[no-any-return]
 
@@ -404,6 +409,9 @@ def tokens(model: nn.Module) -> Tensor:
 
 MIXED: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], Callable[[nn.Module], Tensor]]] = {
     "once": (small_resnet, {}, once),
+    "once in bfloat16": (small_resnet, {}, in_half),
+    "once in bfloat16, neighbours learn": (small_resnet, {"stop_gradient": False}, in_half),
+    "recomputed in bfloat16": (small_resnet, {"recompute": True}, in_half),
     "one by one": (small_resnet, {}, one_by_one),
     "two passes": (small_resnet, {}, two_passes),
     "two steps, one backward pass": (small_resnet, {}, two_steps),
@@ -429,29 +437,74 @@ def test_operators_mixed_by_kernels_learn_the_same(name: str, late: list[Tensor]
     assert late or name in ("two steps, one backward pass", "projections, a correction of low rank")
 
 
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return weight * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad * ctx.saved_tensors[0]  # type: ignore[no-any-return]
+
+
+def written(weight: Tensor) -> Tensor:
+    room = torch.zeros(2, *weight.shape, dtype=weight.dtype, device=weight.device)
+    room[0] = weight
+    return room
+
+
+def heard(weight: Tensor) -> Tensor:
+    weight.register_hook(lambda grad: 2 * grad)
+    return weight.new_zeros(())
+
+
+OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch": torch.square,
+    "a function": Squared.apply,
+    "written into another": written,
+    "an image": lambda weight: F.conv2d(weight, weight.new_ones(4, weight.shape[1], 1, 1)),
+    "mapped": torch.func.vmap(torch.square),
+    "a hook": heard,
+}
+
+
 @runs_kernels
 @pytest.mark.usefixtures("by_kernels")
-def test_mixed_weights_that_are_used_for_something_else_too_are_not_late(
-    late: list[Tensor], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("low", [True, False])
+def test_mixed_weights_may_be_used_for_something_else_too(
+    low: bool, name: str, late: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = small_resnet()
-    made_before = basic.BasicOperator.synthesized
+    model, made_before = small_resnet(), basic.BasicOperator.synthesized
+    extra: list[Tensor] = []
 
     def watched(self: Any, x: Tensor) -> Any:
         made = made_before(self, x)
-        extra.append(made["kernel"].square().sum())
+        extra.append(OTHERS[name](made["kernel"]).float().sum())
         return made
 
-    extra: list[Tensor] = []
     monkeypatch.setattr(basic.BasicOperator, "synthesized", watched)
 
     def loss(model: nn.Module) -> Tensor:
         extra.clear()
-        return once(model) + sum(extra)
+        with torch.autocast(HERE, torch.bfloat16, enabled=low):
+            found = once(model)
+        return found.float() + sum(extra)
 
     same_either_way(model, loss, within=1e-4)
-    assert extra
-    assert late  # the other convolutions' are
+    operators_late = 0 if name == "a hook" else len(extra)
+    # and the coefficients of each operator, in any case
+    assert len(late) == len(find_late(model)) + operators_late + 2 * len(extra)
+
+
+def test_a_gate_on_another_stream_is_not_taken(late: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = nn.Conv2d(4, 4, 3, bias=False)
+    with late_weight_gradients(conv):
+        assert late_gradients.behind_gate(conv.weight) is not conv.weight
+        monkeypatch.setattr(besides, "stream_of", lambda device: 7)
+        assert late_gradients.behind_gate(conv.weight) is conv.weight
+        assert late_gradients.mixed_behind_gate([conv.weight]) is None
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
@@ -473,6 +526,8 @@ def test_a_weight_that_is_changed_inside_counts_as_it_is(late: list[Tensor]) -> 
     with late_weight_gradients(conv):
         conv.weight.data = torch.zeros_like(conv.weight)
         assert not conv(x).any()
+        conv.weight.data = conv.weight.data[:, :, :2]
+        assert conv(x).shape == (1, 4, 4, 3)
         conv.weight.requires_grad_(False)
         assert not conv(x).requires_grad
 

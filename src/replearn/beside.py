@@ -74,35 +74,55 @@ def side_of(device: torch.device) -> Side:
 
 
 def key_of(device: torch.device) -> tuple[torch.device, int]:
-    return device, torch.cuda.current_stream(device).cuda_stream
+    return device, stream_of(device)
 
 
 class Uses:
-    """How many computations a weight was used in: the gradients of two are added by autograd, which can't wait."""
+    """How many computations a tensor was used in: the gradients of two are added by autograd, which can't wait.
 
-    def __init__(self) -> None:
-        self.count = 0
+    And the stream that its gate is on, beside which they may be computed.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self.count, self.stream = 0, stream
 
     @property
     def alone(self) -> bool:
         return self.count == 1
 
 
-def may_come_late(weights: Iterable[Tensor]) -> None:
-    """Say of weights that came through a gate that their gradients may be computed beside."""
-    for weight in weights:
-        weight._uses = Uses()  # type: ignore[attr-defined]
+def may_come_late(tensors: Iterable[Tensor]) -> None:
+    """Say of tensors that came through a gate, and that nobody knows yet, that their gradients may come late."""
+    for tensor in tensors:
+        tensor._uses = Uses(stream_of(tensor.device))  # type: ignore[attr-defined]
 
 
-def uses_of(weight: Tensor) -> Uses | None:
-    """How often a weight was used whose gradient may come late; None if it may not."""
-    uses: Uses | None = getattr(weight, "_uses", None)
-    return uses
-
-
-def used(weight: Tensor) -> Uses | None:
-    """Likewise, and that it is used once more."""
-    uses = uses_of(weight)
+def used(tensor: Tensor) -> Uses | None:
+    """Note that something is computed with a tensor whose gradient may come late; None if it may not."""
+    uses: Uses | None = getattr(tensor, "_uses", None)
     if uses is not None:
         uses.count += 1
     return uses
+
+
+def stands_for(stand_in: Tensor | None, tensor: Tensor) -> bool:
+    """Whether that is the same tensor behind a gate, still, and the gate is on this stream."""
+    uses: Uses | None = getattr(stand_in, "_uses", None)
+    return (
+        stand_in is not None
+        and uses is not None
+        and stand_in.requires_grad is tensor.requires_grad
+        and stand_in.data_ptr() == tensor.data_ptr()
+        and stand_in.shape == tensor.shape
+        and steps_of(stand_in) == steps_of(tensor)
+        and uses.stream == stream_of(tensor.device)
+    )
+
+
+def steps_of(tensor: Tensor) -> list[int]:
+    """Strides, where they count: a view may have others where there is one number."""
+    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def stream_of(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -22,10 +22,9 @@ from torch.autograd import Function
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from .beside import Uses, beside, forget, may_come_late, used, wait
+from .beside import Uses, beside, forget, may_come_late, stands_for, used, wait
 from .capturing import is_recording
 from .transforms import transformed
-from .verifying import tensors_in
 
 aten = torch.ops.aten
 _LAST = torch.channels_last
@@ -34,20 +33,10 @@ StandIns = dict[int, Tensor]  # by what they stand for
 
 
 class _Step(NamedTuple):
-    """What stands behind the gates of a step, and on which streams it runs."""
+    """What stands behind the gates of a step."""
 
     convolved: StandIns
     mixed: StandIns
-    streams: dict[torch.device, int]
-
-    def find(self, among: StandIns, tensor: Tensor) -> Tensor | None:
-        """What stands for a tensor there, if it still does, and we are on the stream that the gate is on."""
-        found = among.get(id(tensor))
-        if found is None or found.requires_grad is not tensor.requires_grad:
-            return None
-        if found.data_ptr() != tensor.data_ptr() or self.streams.get(tensor.device) != stream_of(tensor.device):
-            return None
-        return found
 
 
 _step: ContextVar[_Step | None] = ContextVar("step with late gradients", default=None)
@@ -60,8 +49,9 @@ def late_weight_gradients(model: nn.Module) -> Iterator[None]:
     On a second stream, that is, while the first one goes on with the layer before. They are the same numbers, and
     complete when `backward` returns; they have no second derivatives. Weights that are used twice are left alone,
     and convolutions with a bias; where nothing is recorded, all are. Enter it around forward and backward pass,
-    anew for every step. It is not for layers that write over what others keep for the backward pass, as some do to
-    save memory: what a convolution kept is read later than they think.
+    anew for every step. A backward pass to some weights alone goes to all there: they share a node of the graph.
+    It is not for layers that write over what others keep for the backward pass, as some do to save memory: what a
+    convolution kept is read later than they think.
 
     >>> import torch
     >>> import replearn
@@ -103,15 +93,9 @@ def step_of(weights: list[Tensor], learning: list[nn.Parameter], outer: _Step | 
     convolved, mixed = (
         dict(zip(map(id, given), through_gate(given), strict=True)) for given in (weights, learning)
     )
-    streams = {parameter.device: stream_of(parameter.device) for parameter in learning}
     if outer is not None:
         convolved, mixed = outer.convolved | convolved, outer.mixed | mixed
-        streams = outer.streams | streams
-    return _Step(convolved, mixed, streams)
-
-
-def stream_of(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _Step(convolved, mixed)
 
 
 def convolved_with(model: nn.Module) -> list[Tensor]:
@@ -136,15 +120,28 @@ def through_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def gated(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Tensors that are no parameters of the model, behind a gate, in a step whose gradients come late."""
-    return tensors if _step.get() is None else through_gate(tensors)
+    """The same tensors, which are no parameters of the model; convolutions find what stands for them."""
+    if _step.get() is not None:
+        let_stand(through_gate(tensors), tensors)
+    return tensors
+
+
+def let_stand(late: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Tell convolutions, and nobody else, that these stand for those in a step whose gradients come late."""
+    for stand_in, tensor in zip(late, tensors, strict=True):
+        tensor._late = stand_in  # type: ignore[attr-defined]
 
 
 def behind_gate(weight: Tensor) -> Tensor:
     """What stands for the weight of a convolution behind the gate, if there is one."""
     step = _step.get()
-    found = None if step is None else step.find(step.convolved, weight)
-    return weight if found is None else found
+    if step is None:
+        return weight
+    found = getattr(weight, "_late", None)
+    if found is not None and (weight._backward_hooks or weight.retains_grad):  # somebody wants all of its gradient
+        return weight
+    found = step.convolved.get(id(weight)) if found is None else found
+    return found if found is not None and stands_for(found, weight) else weight
 
 
 def mixed_behind_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
@@ -152,9 +149,11 @@ def mixed_behind_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
     step = _step.get()
     if step is None:
         return None
-    found = [step.find(step.mixed, tensor) if tensor.requires_grad else tensor for tensor in tensors]
-    made = [tensor for tensor in found if tensor is not None]
-    return made if len(made) == len(found) else None
+    found = [step.mixed.get(id(tensor)) if tensor.requires_grad else tensor for tensor in tensors]
+    pairs = zip(found, tensors, strict=True)
+    if not all(stand_in is tensor or stands_for(stand_in, tensor) for stand_in, tensor in pairs):
+        return None
+    return [stand_in for stand_in in found if stand_in is not None]
 
 
 class _Gate(Function):
@@ -171,23 +170,14 @@ class _Gate(Function):
 
 
 class _Late(TorchFunctionMode):
-    """Whoever convolves, and whatever class the layer is of, it is torch's conv2d that is called.
-
-    It also sees who else computes with a weight whose gradient may come late, and counts.
-    """
+    """Whoever convolves, and whatever class the layer is of, it is torch's conv2d that is called."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         if func is torch.conv2d and all(kind in (Tensor, nn.Parameter) for kind in types):
-            return conv2d(*args, **kwargs)
-        made = func(*args, **kwargs)
-        late = [tensor for tensor in tensors_in((args, kwargs)) if hasattr(tensor, "_uses")]
-        if late and any(tensor.requires_grad for tensor in tensors_in(made)):
-            for tensor in late:
-                used(tensor)
-        return made
+            return conv2d(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def conv2d(

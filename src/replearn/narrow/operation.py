@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d as torch_conv2d
 
-from ..beside import uses_of
+from ..beside import used
 from ..late_gradients import behind_gate, when_due
 from ..transforms import transformed
 from .tiles import is_narrow_between, tile_for, weight_tile_for
@@ -100,7 +100,7 @@ def _(x: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
 def remember(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
     x, weight, ctx.flip = inputs
     needs_x, needs_weight = ctx.needs_input_grad[:2]
-    ctx.dtype, ctx.uses = weight.dtype, uses_of(weight)  # it was counted where torch heard of this call
+    ctx.dtype, ctx.uses = weight.dtype, used(weight)
     ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..beside import Uses, beside, may_come_late, used, wait
-from ..late_gradients import mixed_behind_gate
+from ..late_gradients import let_stand, mixed_behind_gate
 from ..relaunching import starts_even
 from ..transforms import transformed
 from .batch import Batch, has_values, source_dtype
@@ -90,8 +90,11 @@ def mix_batch(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
     # two who read the same would have their gradients added before anybody waits
     uses = None if through is None else [used(each) for each in {id(t): t for t in through}.values()]
     made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, uses, *given)  # type: ignore[no-untyped-call]
-    if through is not None:
-        may_come_late(made)
+    if uses is None:
+        return made
+    made, late = made[: len(batch.layouts)], made[len(batch.layouts) :]
+    may_come_late(late)
+    let_stand(late, made)
     return made
 
 
@@ -108,11 +111,14 @@ class _Mix(torch.autograd.Function):
         ctx.batch, ctx.uses = batch, uses
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*batch.watched)  # autograd then notices if one is changed before the backward pass
-        made = [layout.view(out, layout.start) for layout in batch.layouts]
+        # a weight whose gradient may be late is there twice: once for all, and once for who computes it beside
+        layouts = batch.layouts if uses is None else (*batch.layouts, *batch.layouts)
+        made = [layout.view(out, layout.start) for layout in layouts]
         needed = ctx.needs_input_grad[3:]
         if not all(needed):  # a layer must not compute a gradient that nobody wants
             learning = {number for (number, _), needs in zip(batch.places, needed, strict=True) if needs}
-            ctx.mark_non_differentiable(*(made[n] for n in range(len(made)) if n not in learning))
+            idle = (each for n, each in enumerate(made) if n % len(batch.layouts) not in learning)
+            ctx.mark_non_differentiable(*idle)
         return tuple(made)
 
     @staticmethod
@@ -130,6 +136,9 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Any:
         batch: Batch = ctx.batch
+        if ctx.uses is not None:
+            half = len(batch.layouts)
+            grads = tuple(added(one, late) for one, late in zip(grads[:half], grads[half:], strict=True))
         if batch.watched:
             ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
         if all(grad is None for grad in grads):
@@ -171,6 +180,10 @@ class _Mix(torch.autograd.Function):
         for pairs in batch.again:
             add_together(found, pairs)
         return (None, None, None, *found)
+
+
+def added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return other if one is None else one if other is None else one + other
 
 
 def add_together(found: list[Tensor | None], pairs: Sequence[tuple[int, int]]) -> None:
