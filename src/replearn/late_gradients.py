@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +69,8 @@ def late_weight_gradients(model: nn.Module) -> Iterator[None]:
     if outer is None:
         for device in devices:
             forget(device)
-    token = _step.set(step_of(convolved_with(model), learning, outer))
+    weights = {id(conv.weight): conv.weight for conv in find_late(model)}  # two may share one
+    token = _step.set(step_of(list(weights.values()), learning, outer))
     try:
         with _Late() if outer is None else nullcontext():
             yield
@@ -84,11 +86,13 @@ def late_weight_gradients(model: nn.Module) -> Iterator[None]:
 
 def find_late(model: nn.Module) -> list[nn.Conv2d]:
     """The convolutions of a model whose weights' gradients can come late; operators' own are not counted."""
-    found = (module for module in model.modules() if isinstance(module, nn.Conv2d) and module.bias is None)
-    return [conv for conv in found if conv.weight is not None and conv.weight.requires_grad]
+    found = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.bias is None]
+    weights: list[Any] = [conv.weight for conv in found]
+    learns = [weight is not None and weight.requires_grad and not is_lazy(weight) for weight in weights]
+    return list(compress(found, learns))
 
 
-def step_of(weights: list[Tensor], learning: list[nn.Parameter], outer: _Step | None) -> _Step:
+def step_of(weights: Sequence[Tensor], learning: Sequence[Tensor], outer: _Step | None) -> _Step:
     """Both gates of a step, and what is behind those of the one around it."""
     convolved, mixed = (
         dict(zip(map(id, given), through_gate(given), strict=True)) for given in (weights, learning)
@@ -96,17 +100,6 @@ def step_of(weights: list[Tensor], learning: list[nn.Parameter], outer: _Step | 
     if outer is not None:
         convolved, mixed = outer.convolved | convolved, outer.mixed | mixed
     return _Step(convolved, mixed)
-
-
-def convolved_with(model: nn.Module) -> list[Tensor]:
-    """The weights of a model's convolutions that learn, each once."""
-    found = {}
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            weight = module._parameters.get("weight")
-            if weight is not None and weight.requires_grad and not is_lazy(weight):
-                found[id(weight)] = weight
-    return list(found.values())
 
 
 def through_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -119,11 +112,10 @@ def through_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return through
 
 
-def gated(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same tensors, which are no parameters of the model; convolutions find what stands for them."""
+def let_come_late(tensors: Sequence[Tensor]) -> None:
+    """Have convolutions find what stands for these, which are no parameters of the model, in such a step."""
     if _step.get() is not None:
         let_stand(through_gate(tensors), tensors)
-    return tensors
 
 
 def let_stand(late: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ReplearnError
-from ..late_gradients import gated
+from ..late_gradients import let_come_late
 from ..operators import ReducedBottleneck, Removal
 from ..operators.mixture import HandOut, Made
 from ..operators.options import Options, ReadingOptions
@@ -139,7 +139,7 @@ class Given:
         weights = [weight for own in self._made.values() for weight in own.values()]
         for weight in weights:
             weight.grad = None
-        through = iter(gated(weights) if self._learn else weights)  # in the order of what was made
-        handed = {owner: {name: next(through) for name in own} for owner, own in self._made.items()}
-        with HandOut(handed), self._others():
+        if self._learn:
+            let_come_late(weights)
+        with HandOut(self._made), self._others():
             yield
