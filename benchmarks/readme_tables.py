@@ -48,6 +48,8 @@ STEPS = (  # in the order of their measurement
     "bench_steps_captured_late.json",
     "bench_steps_captured_vits.json",
     "bench_steps_captured_late_again.json",
+    "bench_steps_captured_one_build.json",
+    "bench_steps_captured_builds.json",
 )
 
 

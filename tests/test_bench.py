@@ -23,7 +23,7 @@ from replearn.bench.record import new_record
 from replearn.bench.steps import TrainingStep, losses, precision_of
 from replearn.bench.tables import readme_table, training_table
 from replearn.bench.timing import Timing, interleave, ratio
-from replearn.bench.training import compare_steps
+from replearn.bench.training import Measured, compare_steps, joined
 from replearn.cli.app import app
 from replearn.operators import NoWeights, Removal
 
@@ -109,6 +109,27 @@ def test_a_row_tells_how_long_python_took_where_something_else_computes(
     found = compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, recompute=False)[:3], rounds=1, inner=1)
     assert asked == [["E2E", "RepL", "removal"]]
     assert training_table(found).count(" 12.50 ") == 3
+
+
+def test_builds_are_made_in_another_order_each_and_their_rounds_count_together() -> None:
+    sides, said = candidates(TINY, recompute=False)[:3], []
+    found = compare_steps(TINY, "tf32", CPU, sides=sides, rounds=2, inner=1, builds=2, say=said.append)
+    built = [words.split("building ")[1] for words in said if "building " in words]
+    assert built == [E2E, REMOVAL, REPL, REMOVAL, REPL, E2E]
+    assert [row.label for row in found.rows] == [E2E, REMOVAL, REPL]
+    assert all(len(row.timing.milliseconds) == 4 for row in found.rows)
+    with pytest.raises(ReplearnError, match="builds=0"):
+        compare_steps(TINY, "tf32", CPU, sides=sides, builds=0)
+
+
+def test_several_builds_need_the_most_memory_of_any_and_launch_as_the_middle_one() -> None:
+    parts = [
+        Measured(timing=Timing(milliseconds=(float(n),)), memory=n, parameters=5, launching=n / 2)
+        for n in (3, 1, 2)
+    ]
+    assert joined(parts) == Measured(
+        timing=Timing(milliseconds=(3.0, 1.0, 2.0)), memory=3, parameters=5, launching=1.0
+    )
 
 
 def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> None:
@@ -219,11 +240,13 @@ def run(*words: str) -> Any:
 
 def test_steps_from_the_command_line(tmp_path: Path) -> None:
     words = "steps cifar_resnet:20:4 --interval 2 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16"
-    done = run(*words.split(), "--operator", "no_weights", "-o", str(tmp_path / "b.json"))
+    done = run(*words.split(), "--builds", "2", "--operator", "no_weights", "-o", str(tmp_path / "b.json"))
     assert done.exit_code == 0, done.output
     assert "RepL, no_weights" in done.output
     assert "cifar_resnet:20:4, first=2, batch 2 of 8x8; bf16" in done.output
-    assert json.loads((tmp_path / "b.json").read_text())["training"][0]["backend"] == "bf16"
+    kept = json.loads((tmp_path / "b.json").read_text())
+    assert kept["training"][0]["backend"] == "bf16"
+    assert kept["builds"] == 2
 
 
 def test_epochs_from_the_command_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from .epochs import EpochRow
 from .record import Comparison
 
 LEGEND = """\
-time and memory are ratios to E2E in the same run, medians over rounds with the quartiles in brackets
+time and memory are ratios to E2E in the same run, medians over rounds (of all builds) with quartiles in brackets
 launched in: the milliseconds that Python takes for a step on a GPU; where they are as many, Python was measured
 eta: the operators' FLOPs over the removed blocks'
 yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)

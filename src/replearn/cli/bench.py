@@ -65,6 +65,9 @@ def steps(
     ] = False,
     rounds: Rounds = 10,
     inner: Inner = 3,
+    builds: Annotated[
+        int, typer.Option(min=1, help="Build all candidates anew so often, and time the rounds of each build.")
+    ] = 1,
     device: Device = "auto",
     out: Keep = None,
     as_json: Json = False,
@@ -79,6 +82,8 @@ def steps(
 
     * `replearn bench steps resnet32 --backend bf16 --backend captured -o bench.json`
 
+    * `replearn bench steps resnet32 --backend captured --builds 3`: where a model lies in memory matters, too
+
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
     if gpu is not None and probe:
@@ -92,14 +97,13 @@ def steps(
         if name not in ABOUT:
             raise ReplearnError(f"--backend {name}: there are {', '.join(ABOUT)}.")
     extra = tuple(options for text in operator or [] if (options := operator_named(text)) is not None)
-    record = new_record(command(), where, rounds, inner)
+    record = new_record(command(), where, rounds, inner, builds=builds)
     for case in cases:
         for name in backends:
             sides = candidates(case, extra=extra, recompute=recompute)
             chosen: Backend = name  # type: ignore[assignment]
-            found = compare_steps(
-                case, chosen, where, sides=sides, rounds=rounds, inner=inner, machine=machine, say=say
-            )
+            often = {"rounds": rounds, "inner": inner, "builds": builds}
+            found = compare_steps(case, chosen, where, sides=sides, **often, machine=machine, say=say)
             record = replace(record, training=(*record.training, found))
             if out is not None:
                 record.write(out)  # after each: an hour's measurements are not lost with the last
