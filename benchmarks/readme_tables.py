@@ -203,6 +203,9 @@ INFERENCE = (  # likewise
     "inference_h200_amp_resnet34.json",
     "inference_h200_compiled_walked.json",
     "inference_h200_amp_walked.json",
+    "inference_h200_compiled_one_op.json",
+    "inference_h200_compiled_launched.json",
+    "inference_h200_64.json",
 )
 BACKENDS = (
     *("fp32", "channels_last", "amp", "channels_last+compile"),

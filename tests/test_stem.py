@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 import replearn
 from replearn import opening, pooling
 from replearn.bench.inference_counts import count
-from replearn.precision import float32_products
+from replearn.precision import compiled_for_each, float32_products
 from replearn.stem import operation, stem
 
 SIZES = (2, 3, 3, 2, 1)
@@ -315,6 +315,88 @@ def test_a_weight_that_changes_is_followed() -> None:
     form.conv1_weight.mul_(2)
     form.conv1_weight_bias.mul_(2)
     assert torch.equal(stem(x, form.conv1_weight, form.conv1_weight_bias, SIZES, False, 1), 2 * before)
+
+
+class Traced:
+    """A compiler that notes what it is given, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.graphs: list[str] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, example: Any) -> Any:
+        called = " ".join(str(node.target) for node in graph.graph.nodes)
+        self.graphs.append(" ".join(name for name in ("launched", "replearn.stem", "conv2d") if name in called))
+        return lambda *given: (torch.zeros(()),)
+
+
+@torch.library.custom_op("replearn_tests::launched", mutates_args=())
+def launched(images: Tensor) -> Tensor:
+    return images.clone()
+
+
+@launched.register_fake
+def _(images: Tensor) -> Tensor:
+    return torch.empty_like(images)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_compiled_code_launches_kernels_where_its_numbers_are_settled(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("can_be_traced", "fits"):
+        monkeypatch.setattr(operation, name, lambda *given: True)
+    monkeypatch.setattr(operation, "launched", lambda images, *others: launched(images))
+    torch._dynamo.reset()
+    images, weight, bias = layers(dtype=dtype)
+    traced, alone = Traced(), Traced()
+
+    def compiled(backend: Traced = traced) -> Any:
+        def run(*given: Tensor) -> Tensor:
+            return stem(*given, SIZES, False)  # type: ignore[arg-type]
+
+        run.__code__ = run.__code__.replace(co_name=f"run_{len(traced.graphs)}_{id(run)}")
+        return torch.compile(run, backend=backend, fullgraph=True)
+
+    code = compiled_for_each(compiled)
+    for tf32 in (True, False, True, False):
+        with float32_products(tf32=tf32):
+            code(images, weight, bias)
+    half = dtype is torch.float16
+    assert traced.graphs == ["launched", "launched" if half else "conv2d"]
+    for other in (compiled(alone), torch.compile(code, backend=alone, fullgraph=True)):
+        other(images, weight, bias)  # who compiles it otherwise says nothing of the switches
+    assert alone.graphs == 2 * ["launched" if half else "replearn.stem"]
+
+
+@pytest.mark.cuda
+@needs_gpu
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+@pytest.mark.parametrize("walked", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_compiled_model_launches_the_kernels_itself(
+    dtype: torch.dtype | None, walked: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_walk(walked, monkeypatch)
+    monkeypatch.setattr(opening, "FEW", 1)
+    torch._dynamo.reset()
+    model, x = small(), torch.randn(2, 3, 40, 44, device=HERE)
+    form: Any = replearn.streamline(model, x, flatten=True, compile=True, dtype=dtype, channels_last=last)
+    kernel = "convolve_and_pool_kernel" if walked else "pool_kernel"
+    with float32_products(tf32=True):
+        form(x)
+        with torch.profiler.profile() as profiled:
+            found = form(x)
+        names = {event.name for event in profiled.events()}
+        assert any(name.startswith(kernel) for name in names)
+        assert not any("replearn" in name or "conv2d" in name for name in names)
+        more = torch.randn(5, 3, 40, 44, device=HERE)  # a size that was not compiled for
+        assert distance(form(more), model(more)) < 5e-3
+    with float32_products(tf32=False):
+        expected, exact = model(x), form(x)
+    assert distance(found, expected) < 5e-3
+    assert distance(exact, expected) < (1e-5 if dtype is None else 5e-3)
 
 
 @runs_kernels

@@ -30,6 +30,11 @@ def open_with_kernels_(flat: FlatGraph, *, few: bool) -> None:
             return
 
 
+def opens_with_kernels(model: nn.Module) -> bool:
+    """Does it begin with such an operation, whose kernels are for float32 in TF32 alone?"""
+    return isinstance(model, FlatGraph) and bool(model.graph.find_nodes(op="call_function", target=stem))
+
+
 @torch.no_grad()
 def write_(flat: FlatGraph, relu: fx.Node, many: int) -> bool:
     gone: list[Any] = [relu]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 _backends: Any = torch.backends
+_settled: ContextVar[bool | None] = ContextVar("whether convolutions round to TF32 in code", default=None)
 
 
 @contextmanager
@@ -65,3 +67,28 @@ def matmul_precision() -> str:
 
 def convolves_in_tf32() -> bool:
     return bool(_backends.cudnn.conv.fp32_precision == "tf32")
+
+
+def compiled_for_each(compiled: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """Code that is compiled once for convolutions in TF32, once for others, and called by what the switches say.
+
+    A compiler can't read them, and would not notice a change; `settled` says what it may take for granted.
+    """
+    codes = {tf32: compiled() for tf32 in (True, False)}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # as a part of something else, which knows nothing of the switches
+            return codes[True](*args, **kwargs)
+        tf32 = convolves_in_tf32() and _backends.cudnn.enabled
+        token = _settled.set(tf32)
+        try:
+            return codes[tf32](*args, **kwargs)
+        finally:
+            _settled.reset(token)
+
+    return run
+
+
+def settled() -> bool | None:
+    """Whether convolutions are in TF32 whenever the code runs that is compiled now; None if nobody knows."""
+    return _settled.get()

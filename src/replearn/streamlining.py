@@ -18,11 +18,12 @@ from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .lasting import lasting, writable
 from .narrow import kernels_run_on
-from .opening import open_with_kernels_
+from .opening import open_with_kernels_, opens_with_kernels
 from .operators.base import Operator
 from .ordering import order_convolutions_, orders_by_channel
 from .picking import pick_first_
 from .pooling import pool_first_
+from .precision import compiled_for_each
 from .replaying import Replayed, check_graph, device_of
 from .rounding import round_norms_
 from .summing import join_sums_
@@ -168,7 +169,7 @@ def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile
         order_convolutions_(flat)  # before the stem, whose result is in the order of its weight
     kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
     if kernels:
-        open_with_kernels_(flat, few=graph)
+        open_with_kernels_(flat, few=graph or bool(compile))
     if dtype is not None and not compile and kernels:
         embed_patches_(flat)
         join_sums_(flat, dtype)
@@ -194,14 +195,18 @@ def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = N
     would keep 8 of them, and ask at a call of one model whether what it has of another fits. And it skips code of
     torch.nn's own, as that of nn.Sequential is.
     """
-    call: Any = model._call_impl
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    run.__code__ = run.__code__.replace(co_name=f"call_{next(_compiled)}_of_{type(model).__name__}")
     how: dict[str, Any] = {"options": unchecked()} if mode is None else {"mode": mode}
-    model._compiled_call_impl = torch.compile(run, dynamic=dynamic, **how)
+
+    def compiled() -> Any:
+        call: Any = model._call_impl
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        run.__code__ = run.__code__.replace(co_name=f"call_{next(_compiled)}_of_{type(model).__name__}")
+        return torch.compile(run, dynamic=dynamic, **how)
+
+    model._compiled_call_impl = compiled_for_each(compiled) if opens_with_kernels(model) else compiled()
 
 
 def unchecked() -> dict[str, bool]:

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ..narrow.operation import computed_dtype, kernels_run_on
+from ..narrow.operation import INTERPRETED, computed_dtype, kernels_run_on
 from ..patches.operation import reach
-from ..precision import convolves_in_tf32
+from ..precision import convolves_in_tf32, settled
 from ..residual.operation import is_bare, may_launch, wants_gradient
 from ..transforms import transformed
 from .tiles import CONVOLVING, LEAST, POOLING, WALKING
@@ -28,7 +28,7 @@ COLOURS = 4  # numbers of a framed pixel
 WINDOW = 4  # of a pool, at most: the kernel has its places written out, and a wide one would compile for minutes
 # Pixels of a convolution's result from which on three launches pay, 42 images of 224 x 224: Python takes longer
 # for them than for torch's operations, and with fewer images it is Python that a network waits for. In a CUDA
-# graph it takes no time, and three images are enough.
+# graph it takes no time, in compiled code little, and three images are enough.
 MANY, FEW = 2**19, 2**15
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
@@ -58,7 +58,8 @@ def stem(
 
     The bias is (channels, 1, 1). The kernels know no gradients: where one is wanted, or a program is exported,
     torch computes the same. So it does where the convolution makes fewer than `many` pixels, and launches cost
-    more than arithmetic.
+    more than arithmetic. A compiler launches the kernels itself where it is `settled` in which numbers, which
+    takes Python less time; elsewhere compiled code calls the operation, which asks when it runs.
 
     >>> stem(torch.ones(1, 3, 8, 8), torch.ones(16, 3, 3, 3), torch.zeros(16, 1, 1), (2, 1, 3, 2, 1), False)[0, 0]
     tensor([[27., 27.],
@@ -72,6 +73,10 @@ def stem(
     if torch.compiler.is_compiling():
         # not is_exporting(), which is always true of what torch 2.11 compiles
         taken = not (torch.compiler._is_exporting_flag or transformed()) and fits(*given, many)
+        if taken and can_be_traced(images):
+            rounds = settled_there(weight.device) if weight.dtype is torch.float32 else True
+            if rounds is not None:
+                return launched(*given) if rounds else usual(*given)
     else:
         taken = may_launch() and fits(*given, many) and in_these_numbers(weight)
     if not taken:
@@ -152,14 +157,31 @@ def across_of(wide: int, by: Sizes, side: int) -> int:
     return -(-((wide - 1) * by.stride + span(side)) // 16) * 16
 
 
+def can_be_traced(images: Tensor) -> bool:
+    """Whether a compiler can launch the kernels itself, in less of Python's time: not in Triton's interpreter."""
+    return images.is_cuda and not INTERPRETED
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def settled_there(device: torch.device) -> bool | None:
+    """Whether float32 is rounded to TF32 there whenever the code runs that is compiled now, if that is known."""
+    return settled() and has_tf32(device)
+
+
 @torch.library.impl(_library, "stem", "CUDA")
 @torch.library.impl(_library, "stem", "CPU")  # in Triton's interpreter, for tests
 def compute(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
+    if not in_these_numbers(weight):  # in code that was compiled before this was asked for
+        out: Tensor = empty_result(images, weight, bias, sizes, last)
+        return out.copy_(usual(images, weight, bias, sizes, last))
+    return launched(images, weight, bias, sizes, last)
+
+
+def launched(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
+    """By our kernels, whatever the switches say."""
     from .kernels import launch_convolve, launch_convolve_and_pool, launch_frame, launch_pool
 
     out: Tensor = empty_result(images, weight, bias, sizes, last)
-    if not in_these_numbers(weight):  # in code that was compiled before this was asked for
-        return out.copy_(usual(images, weight, bias, sizes, last))
     by, side = Sizes(*sizes), weight.shape[2]
     high, wide = (by.convolved(length, side) for length in images.shape[2:])
     framed = weight.new_empty(len(images), frame_of(high, by, side), across_of(wide, by, side), COLOURS)
