@@ -162,10 +162,13 @@ def can_be_traced(images: Tensor) -> bool:
     return images.is_cuda and not INTERPRETED
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def settled_there(device: torch.device) -> bool | None:
     """Whether float32 is rounded to TF32 there whenever the code runs that is compiled now, if that is known."""
     return settled() and has_tf32(device)
+
+
+# as torch.compiler.assume_constant_result marks it, which would load the compiler right away
+settled_there._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @torch.library.impl(_library, "stem", "CUDA")
