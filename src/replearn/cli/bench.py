@@ -82,7 +82,7 @@ def steps(
 
     * `replearn bench steps resnet32 --backend bf16 --backend captured -o bench.json`
 
-    * `replearn bench steps resnet32 --backend captured --builds 3`: where a model lies in memory matters, too
+    * `replearn bench steps resnet32 --backend captured --builds 3`
 
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
