@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import replearn
-from replearn import opening, pooling
+from replearn import opening, pooling, streamlining
 from replearn.bench.inference_counts import count
-from replearn.precision import compiled_for_each, float32_products
+from replearn.precision import float32_products, noting_switches
 from replearn.stem import operation, stem
 
 SIZES = (2, 3, 3, 2, 1)
@@ -325,7 +328,7 @@ class Traced:
 
     def __call__(self, graph: torch.fx.GraphModule, example: Any) -> Any:
         called = " ".join(str(node.target) for node in graph.graph.nodes)
-        self.graphs.append(" ".join(name for name in ("launched", "replearn.stem", "conv2d") if name in called))
+        self.graphs += [name for name in ("launched", "replearn.stem", "conv2d") if name in called]
         return lambda *given: (torch.zeros(()),)
 
 
@@ -339,34 +342,80 @@ def _(images: Tensor) -> Tensor:
     return torch.empty_like(images)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_compiled_code_launches_kernels_where_its_numbers_are_settled(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def traceable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if our kernels ran here, and a compiler could trace them."""
     for name in ("can_be_traced", "fits"):
         monkeypatch.setattr(operation, name, lambda *given: True)
     monkeypatch.setattr(operation, "launched", lambda images, *others: launched(images))
     torch._dynamo.reset()
+
+
+@contextmanager
+def switched(precision: str, enabled: bool = True) -> Iterator[None]:
+    """The switch of convolutions alone: compilers notice others."""
+    conv, before = torch.backends.cudnn.conv, torch.backends.cudnn.conv.fp32_precision
+    torch.backends.cudnn.enabled, conv.fp32_precision = enabled, precision
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled, conv.fp32_precision = True, before
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("traceable")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("broken", [False, True])
+def test_compiled_code_launches_kernels_where_tf32_is_noted(dtype: torch.dtype, broken: bool) -> None:
     images, weight, bias = layers(dtype=dtype)
     traced, alone = Traced(), Traced()
 
-    def compiled(backend: Traced = traced) -> Any:
-        def run(*given: Tensor) -> Tensor:
-            return stem(*given, SIZES, False)  # type: ignore[arg-type]
+    def inner(*given: Tensor) -> Tensor:
+        return stem(*given, SIZES, False)  # type: ignore[arg-type]
 
-        run.__code__ = run.__code__.replace(co_name=f"run_{len(traced.graphs)}_{id(run)}")
-        return torch.compile(run, backend=backend, fullgraph=True)
+    def run(*given: Tensor) -> Tensor:
+        if broken:
+            torch._dynamo.graph_break()  # what comes then is compiled by itself, for whoever calls it
+        return inner(*given)
 
-    code = compiled_for_each(compiled)
-    for tf32 in (True, False, True, False):
-        with float32_products(tf32=tf32):
+    code = noting_switches(torch.compile(run, backend=traced, fullgraph=not broken))
+    for precision in ("tf32", "ieee", "tf32", "ieee"):
+        with switched(precision):
             code(images, weight, bias)
+    with switched("tf32", enabled=False):
+        code(images, weight, bias)
     half = dtype is torch.float16
-    assert traced.graphs == ["launched", "launched" if half else "conv2d"]
-    for other in (compiled(alone), torch.compile(code, backend=alone, fullgraph=True)):
-        other(images, weight, bias)  # who compiles it otherwise says nothing of the switches
-    assert alone.graphs == 2 * ["launched" if half else "replearn.stem"]
+    assert traced.graphs == (["launched"] if half else ["launched", "conv2d"])
+    # who compiles it otherwise takes no note
+    for other in (torch.compile(inner, backend=alone), torch.compile(code, backend=alone)):
+        other(images, weight, bias)
+    assert set(alone.graphs) == {"launched" if half else "replearn.stem"}
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("traceable")
+def test_a_compiled_model_with_hooks_goes_by_the_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=traced))
+    monkeypatch.setattr(streamlining, "unchecked", dict)
+    monkeypatch.setattr(streamlining, "opens_with_kernels", lambda model: True)
+    images, weight, bias = layers(dtype=torch.float32)
+    model = Stem(weight, bias)
+    model.register_forward_hook(lambda module, given, made: print(made.shape))
+    streamlining.compile_(model)
+    for precision in ("tf32", "ieee", "tf32"):
+        with switched(precision):
+            model(images)
+    assert traced.graphs == ["launched", "conv2d"]
+
+
+class Stem(nn.Module):
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return stem(images, self.weight, self.bias, SIZES, False)
 
 
 @pytest.mark.cuda
@@ -393,7 +442,7 @@ def test_a_compiled_model_launches_the_kernels_itself(
         assert not any("replearn" in name or "conv2d" in name for name in names)
         more = torch.randn(5, 3, 40, 44, device=HERE)  # a size that was not compiled for
         assert distance(form(more), model(more)) < 5e-3
-    with float32_products(tf32=False):
+    with switched("ieee"):
         expected, exact = model(x), form(x)
     assert distance(found, expected) < 5e-3
     assert distance(exact, expected) < (1e-5 if dtype is None else 5e-3)

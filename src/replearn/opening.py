@@ -31,7 +31,7 @@ def open_with_kernels_(flat: FlatGraph, *, few: bool) -> None:
 
 
 def opens_with_kernels(model: nn.Module) -> bool:
-    """Does it begin with such an operation, whose kernels are for float32 in TF32 alone?"""
+    """Is it a flat graph in float32 with such an operation? Under Autocast that is in half precision."""
     return isinstance(model, FlatGraph) and bool(model.graph.find_nodes(op="call_function", target=stem))
 
 

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 _backends: Any = torch.backends
-_settled: ContextVar[bool | None] = ContextVar("whether convolutions round to TF32 in code", default=None)
+
+
+@dataclass
+class Noted:
+    """What compiled code may go by: whether convolutions are in TF32 while it runs; None where nobody notes it."""
+
+    tf32: bool | None = None
+
+
+noted = Noted()
 
 
 @contextmanager
@@ -69,26 +78,19 @@ def convolves_in_tf32() -> bool:
     return bool(_backends.cudnn.conv.fp32_precision == "tf32")
 
 
-def compiled_for_each(compiled: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Code that is compiled once for convolutions in TF32, once for others, and called by what the switches say.
+def noting_switches(code: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled code that is called with a note of what the switches say.
 
-    A compiler can't read them, and would not notice a change; `settled` says what it may take for granted.
+    A compiler can't read them, and would not notice a change; it reads the note, and compiles anew for another.
     """
-    codes = {tf32: compiled() for tf32 in (True, False)}
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # as a part of something else, which knows nothing of the switches
-            return codes[True](*args, **kwargs)
-        tf32 = convolves_in_tf32() and _backends.cudnn.enabled
-        token = _settled.set(tf32)
+        if torch.compiler.is_compiling():  # as a part of something else, for which nobody takes notes
+            return code(*args, **kwargs)
+        noted.tf32 = convolves_in_tf32() and _backends.cudnn.enabled
         try:
-            return codes[tf32](*args, **kwargs)
+            return code(*args, **kwargs)
         finally:
-            _settled.reset(token)
+            noted.tf32 = None
 
     return run
-
-
-def settled() -> bool | None:
-    """Whether convolutions are in TF32 whenever the code runs that is compiled now; None if nobody knows."""
-    return _settled.get()

@@ -23,7 +23,7 @@ from .operators.base import Operator
 from .ordering import order_convolutions_, orders_by_channel
 from .picking import pick_first_
 from .pooling import pool_first_
-from .precision import compiled_for_each
+from .precision import noting_switches
 from .replaying import Replayed, check_graph, device_of
 from .rounding import round_norms_
 from .summing import join_sums_
@@ -195,18 +195,15 @@ def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = N
     would keep 8 of them, and ask at a call of one model whether what it has of another fits. And it skips code of
     torch.nn's own, as that of nn.Sequential is.
     """
+    call: Any = model._call_impl
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace(co_name=f"call_{next(_compiled)}_of_{type(model).__name__}")
     how: dict[str, Any] = {"options": unchecked()} if mode is None else {"mode": mode}
-
-    def compiled() -> Any:
-        call: Any = model._call_impl
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return call(*args, **kwargs)
-
-        run.__code__ = run.__code__.replace(co_name=f"call_{next(_compiled)}_of_{type(model).__name__}")
-        return torch.compile(run, dynamic=dynamic, **how)
-
-    model._compiled_call_impl = compiled_for_each(compiled) if opens_with_kernels(model) else compiled()
+    code: Any = torch.compile(run, dynamic=dynamic, **how)
+    model._compiled_call_impl = noting_switches(code) if opens_with_kernels(model) else code
 
 
 def unchecked() -> dict[str, bool]:

@@ -67,7 +67,7 @@ class Record:
     started: str
     training: tuple[Comparison, ...] = ()
     epochs: tuple[Mapping[str, Any], ...] = ()
-    builds: int = 1  # of every candidate; each is timed for so many rounds
+    builds: int = 1  # of every candidate, each of which is timed for all the rounds
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **encode(self)}, indent=1)

@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import INTERPRETED, computed_dtype, kernels_run_on
 from ..patches.operation import reach
-from ..precision import convolves_in_tf32, settled
+from ..precision import convolves_in_tf32, noted
 from ..residual.operation import is_bare, may_launch, wants_gradient
 from ..transforms import transformed
 from .tiles import CONVOLVING, LEAST, POOLING, WALKING
@@ -58,8 +58,8 @@ def stem(
 
     The bias is (channels, 1, 1). The kernels know no gradients: where one is wanted, or a program is exported,
     torch computes the same. So it does where the convolution makes fewer than `many` pixels, and launches cost
-    more than arithmetic. A compiler launches the kernels itself where it is `settled` in which numbers, which
-    takes Python less time; elsewhere compiled code calls the operation, which asks when it runs.
+    more than arithmetic. A compiler launches the kernels itself, which takes Python less time, in half precision
+    and where TF32 is `noted`; elsewhere compiled code calls the operation, which asks for TF32 when it runs.
 
     >>> stem(torch.ones(1, 3, 8, 8), torch.ones(16, 3, 3, 3), torch.zeros(16, 1, 1), (2, 1, 3, 2, 1), False)[0, 0]
     tensor([[27., 27.],
@@ -74,9 +74,9 @@ def stem(
         # not is_exporting(), which is always true of what torch 2.11 compiles
         taken = not (torch.compiler._is_exporting_flag or transformed()) and fits(*given, many)
         if taken and can_be_traced(images):
-            rounds = settled_there(weight.device) if weight.dtype is torch.float32 else True
-            if rounds is not None:
-                return launched(*given) if rounds else usual(*given)
+            in_tf32 = noted.tf32 if weight.dtype is torch.float32 else True
+            if in_tf32 is not None:
+                return launched(*given) if in_tf32 else usual(*given)
     else:
         taken = may_launch() and fits(*given, many) and in_these_numbers(weight)
     if not taken:
@@ -158,17 +158,19 @@ def across_of(wide: int, by: Sizes, side: int) -> int:
 
 
 def can_be_traced(images: Tensor) -> bool:
-    """Whether a compiler can launch the kernels itself, in less of Python's time: not in Triton's interpreter."""
-    return images.is_cuda and not INTERPRETED
+    """Whether a compiler can launch the kernels itself, in less of Python's time: not in Triton's interpreter.
+
+    On GPUs without TF32 the operation computes as torch does.
+    """
+    return images.is_cuda and not INTERPRETED and tf32_is_there(images.device)
 
 
-def settled_there(device: torch.device) -> bool | None:
-    """Whether float32 is rounded to TF32 there whenever the code runs that is compiled now, if that is known."""
-    return settled() and has_tf32(device)
+def tf32_is_there(device: torch.device) -> bool:
+    return has_tf32(device)
 
 
-# as torch.compiler.assume_constant_result marks it, which would load the compiler right away
-settled_there._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# it never changes; as torch.compiler.assume_constant_result says so, which would load the compiler right away
+tf32_is_there._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @torch.library.impl(_library, "stem", "CUDA")
