@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -64,7 +63,7 @@ def late_weight_gradients(model: nn.Module) -> Iterator[None]:
         yield
         return
     outer = _step.get()
-    learning = [p for p in model.parameters() if p.requires_grad and not is_lazy(p)]
+    learning = list(filter(learns, model.parameters()))
     devices = {parameter.device for parameter in learning}
     if outer is None:
         for device in devices:
@@ -86,10 +85,13 @@ def late_weight_gradients(model: nn.Module) -> Iterator[None]:
 
 def find_late(model: nn.Module) -> list[nn.Conv2d]:
     """The convolutions of a model whose weights' gradients can come late; operators' own are not counted."""
-    found = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.bias is None]
-    weights: list[Any] = [conv.weight for conv in found]
-    learns = [weight is not None and weight.requires_grad and not is_lazy(weight) for weight in weights]
-    return list(compress(found, learns))
+    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    return [conv for conv in convolutions if conv.bias is None and learns(conv.weight)]
+
+
+def learns(parameter: Tensor | None) -> bool:
+    """Whether it is there, and has gradients."""
+    return parameter is not None and parameter.requires_grad and not is_lazy(parameter)
 
 
 def step_of(weights: Sequence[Tensor], learning: Sequence[Tensor], outer: _Step | None) -> _Step:

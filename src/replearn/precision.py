@@ -91,6 +91,6 @@ def noting_switches(code: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return code(*args, **kwargs)
         finally:
-            noted.tf32 = None
+            noted.tf32 = None  # not what it was, which may be another thread's: others must find nothing
 
     return run

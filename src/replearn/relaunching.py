@@ -26,11 +26,11 @@ def relaunch(
     those it is told not to look at, constants, and options. Tensors begin at multiples of 16 bytes, or `kind` says
     which. Code that is compiled launches a kernel as its compiler does, which sees to all that.
     """
+    grid = (programs, 1, 1)
     if torch.compiler.is_compiling():
-        kernel[(programs, 1, 1)](*given, **options)
+        kernel[grid](*given, **options)
         return
     key = (id(kernel), near.device, kind)
-    grid = (programs, 1, 1)
     with on_device_of(near):
         ready = _ready.get(key)
         if ready is not None:

@@ -233,8 +233,7 @@ def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, ti
     channels, side, run = weight.shape
     rows, columns = out.numel() // channels, columns_of(channels)
     programs = -(-rows // tile.rows) * (channels // columns)
-    precision = "tf32" if weight.element_size() == 4 else "ieee"
-    others = (*framed.shape[1:3], *out.shape[1:], side, run, stride, precision, tile.rows, columns)
+    others = (*framed.shape[1:3], *out.shape[1:], side, run, stride, precision_of(weight), tile.rows, columns)
     given = (framed, weight, out, rows, *others)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     relaunch(convolve_kernel, programs, framed, (framed.dtype, tile, others), given, **options)
@@ -252,9 +251,8 @@ def launch_convolve_and_pool(
     (high, wide), (below, beside), columns = sizes, out.shape[2:], columns_of(channels)
     walks, chunks = tile.programs(1, below, 1), tile.programs(1, 1, beside)
     programs = tile.programs(len(out), below, beside) * (channels // columns)
-    precision = "tf32" if weight.element_size() == 4 else "ieee"
     cut = (*framed.shape[1:3], high, wide, below, beside, channels, walks, chunks)
-    constants = (side, run, stride, last, precision, tile.lanes, columns, tile.steps)
+    constants = (side, run, stride, last, precision_of(weight), tile.lanes, columns, tile.steps)
     given = (framed, weight, bias, out, *cut, *constants)
     kind = (framed.dtype, bias.dtype, tile, cut, constants, starts_even(bias))
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
@@ -271,6 +269,11 @@ def launch_pool(
     others = (*x.shape[1:3], down, across, channels, window, step, margin, last, tile.rows, columns)
     kind = (x.dtype, bias.dtype, tile, others, starts_even(bias))
     relaunch(pool_kernel, programs, x, kind, (x, bias, out, rows, *others), num_warps=tile.num_warps)
+
+
+def precision_of(weight: Tensor) -> str:
+    """Of the products, as Triton names it; half precision has one alone."""
+    return "tf32" if weight.element_size() == 4 else "ieee"
 
 
 def columns_of(channels: int) -> int:

@@ -160,7 +160,7 @@ def across_of(wide: int, by: Sizes, side: int) -> int:
 def can_be_traced(images: Tensor) -> bool:
     """Whether a compiler can launch the kernels itself, in less of Python's time: not in Triton's interpreter.
 
-    On GPUs without TF32 the operation computes as torch does.
+    Nor on GPUs without TF32, which no switch tells of; the operation asks for that, too.
     """
     return images.is_cuda and not INTERPRETED and tf32_is_there(images.device)
 
