@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import on_device_of
+from ..relaunching import on_device
 from .kernels import group_of, side_of
 from .tiles import WeightTile
 
@@ -163,7 +163,7 @@ def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
     partials = torch.empty((workers, cout, 3, 3, cin), dtype=torch.float32, device=x.device)
     given = (x, grad, partials, images, height, width, tile.strip, strips, work)
     how = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    with on_device_of(x):
+    with on_device(x.device):
         if tile.roll:
             rolling_weight_kernel[(workers,)](
                 *given, CIN=cin, COUT=cout, WIDE=side_of((group + 2) * cin), SIDE=side_of(group * cout),
@@ -184,7 +184,7 @@ def launch_sum(partials: Tensor) -> Tensor:
         return partials[0]
     out = torch.empty(partials.shape[1:], dtype=torch.float32, device=partials.device)
     numbers = out.numel()
-    with on_device_of(partials):
+    with on_device(partials.device):
         sum_kernel[(triton.cdiv(numbers, 32),)](
             partials, out, workers, numbers, LINES=min(128, side_of(workers)), COLS=32, num_warps=8
         )

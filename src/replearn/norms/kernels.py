@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import relaunch
+from ..relaunching import Launch, relaunch
 
 jit: Any = triton.jit
 NUMBERS = 2048  # that a program has on the chip
@@ -37,12 +37,13 @@ def norm_kernel(
     tl.store(out + at, made.to(out.dtype.element_ty), mask=inside)
 
 
-def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, out: Tensor) -> None:
+def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, out: Tensor) -> Launch | None:
     """Normalise the rows of x into `out`; all of them are contiguous and begin at multiples of 16 bytes."""
     width = x.shape[-1]
     rows, side = x.numel() // width, triton.next_power_of_2(width)
     together = max(1, NUMBERS // side)
-    given = (x, x if weight is None else weight, x if bias is None else bias, out, rows, epsilon)
+    tensors = (x, x if weight is None else weight, x if bias is None else bias, out)
     constants = (width, side, together, weight is not None, bias is not None)
     kind = (out.dtype, *constants)
-    relaunch(norm_kernel, -(-rows // together), x, kind, (*given, *constants), num_warps=4)
+    numbers = (rows, epsilon, *constants)
+    return relaunch(norm_kernel, -(-rows // together), x, kind, tensors, numbers, num_warps=4)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import computed_dtype, kernels_run_on
-from ..residual.operation import aligned, is_bare, may_launch, wants_gradient
+from ..repeating import Run, first_run, kind_of, known_run
+from ..residual.operation import aligned, may_launch, wants_gradient
 
 WIDEST = 8192  # numbers of a row that a program can hold
 _HALF = (torch.bfloat16, torch.float16)
@@ -37,15 +38,20 @@ def rounded_norm(
     if has_torch_function_unary(x):  # as in residual_linear
         made = handle_torch_function(rounded_norm, (x,), x, shape, weight, bias, epsilon)
         return made
-    if not may_launch() or not fits(x, shape, weight, bias):
+    if not may_launch():
         return torch.layer_norm(x, shape, weight, bias, epsilon)
-    run = compute if is_bare(x) else torch.ops.replearn.rounded_norm.default
-    made = run(x, weight, bias, epsilon, computed_dtype(x))
-    return made
+    dtype = computed_dtype(x)
+    kind = kind_of("rounded_norm", (x, weight, bias), *shape, epsilon, dtype)
+    if (run := known_run(kind)) is not None:
+        return run(x, weight, bias)
+    if not fits(x, shape, weight, bias):
+        return torch.layer_norm(x, shape, weight, bias, epsilon)
+    given = x, weight, bias, epsilon, dtype
+    return first_run(kind, launched, torch.ops.replearn.rounded_norm.default, given)
 
 
 def fits(x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether our kernel computes this, here and now. Asked at every call, so it is written to be fast."""
+    """Whether our kernel computes this, here and now."""
     if wants_gradient(x, weight, bias) or not kernels_run_on(x.device):
         return False
     return (
@@ -67,9 +73,25 @@ def is_row(tensor: Tensor, x: Tensor) -> bool:
 @torch.library.impl(_library, "rounded_norm", "CUDA")
 @torch.library.impl(_library, "rounded_norm", "CPU")  # in Triton's interpreter, for tests
 def compute(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, dtype: torch.dtype) -> Tensor:
-    out = torch.empty_like(x, dtype=dtype)
-    kernels().launch(*aligned(x, weight, bias), float(epsilon), out)  # an integer would be another kernel
-    return out
+    return launched(x, weight, bias, epsilon, dtype)[0]
+
+
+def launched(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, dtype: torch.dtype
+) -> tuple[Tensor, Run | None]:
+    """The result, and what computes it of other such tensors, unless some begin where the kernel can't read."""
+    given, out = aligned(x, weight, bias), torch.empty_like(x, dtype=dtype)
+    launch = kernels().launch(*given, float(epsilon), out)  # an integer would be another kernel
+    if any(mine is not theirs for mine, theirs in zip(given, (x, weight, bias), strict=True)):
+        return out, None
+    again = launch.again()
+
+    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        out = torch.empty_like(x, dtype=dtype)
+        again(x, x if weight is None else weight, x if bias is None else bias, out)
+        return out
+
+    return out, run
 
 
 @cache

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import relaunch, starts_even
+from ..relaunching import Launch, relaunch, starts_even
 
 jit: Any = triton.jit
 
@@ -49,7 +49,7 @@ def embed_kernel(
     tl.store(out + row[:, None] * width + column[None, :], made, mask=row[:, None] < rows)
 
 
-def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tensor) -> None:
+def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tensor) -> Launch | None:
     """Make the tokens of `images` in `out`; weight, table and out are contiguous."""
     width, channels, height, across = weight.shape
     rows = out.shape[0] * out.shape[1]
@@ -62,4 +62,5 @@ def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tenso
     tensors = (images, weight, table, out)
     even = tuple(starts_even(tensor) for tensor in tensors)
     kind = (images.dtype, weight.dtype, table.dtype, out.dtype, sizes, tile, even)
-    relaunch(embed_kernel, programs, images, kind, (*tensors, rows, *sizes, *tile), num_warps=4, num_stages=stages)
+    numbers = (rows, *sizes, *tile)
+    return relaunch(embed_kernel, programs, images, kind, tensors, numbers, num_warps=4, num_stages=stages)

@@ -11,13 +11,17 @@ positions; the kernel reads pixels and writes tokens.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import computed_dtype, kernels_run_on
-from ..residual.operation import is_bare, may_launch, wants_gradient
+from ..repeating import Run, first_run, kind_of, known_run
+from ..residual.operation import may_launch, wants_gradient
 
 _HALF = (torch.bfloat16, torch.float16)
 _library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
@@ -37,11 +41,14 @@ def embed(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor:
     if has_torch_function_unary(images):  # as in residual_linear
         made = handle_torch_function(embed, (images,), images, weight, table, first)
         return made
-    if not may_launch() or not fits(images, weight, table, first):
+    if not may_launch():
         return usual(images, weight, table, first)
-    run = compute if is_bare(images) else torch.ops.replearn.embed_patches.default
-    made = run(images, weight, table, first)
-    return made
+    kind = kind_of("embed_patches", (images, weight, table), first, computed_dtype(images))
+    if (run := known_run(kind)) is not None:
+        return run(images, weight, table)
+    if not fits(images, weight, table, first):
+        return usual(images, weight, table, first)
+    return first_run(kind, launched, torch.ops.replearn.embed_patches.default, (images, weight, table, first))
 
 
 def usual(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor:
@@ -84,11 +91,28 @@ def can_be_cut(weight: Tensor) -> bool:
 @torch.library.impl(_library, "embed_patches", "CUDA")
 @torch.library.impl(_library, "embed_patches", "CPU")  # in Triton's interpreter, for tests
 def compute(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor:
-    from .kernels import launch
+    return launched(images, weight, table, first)[0]
 
+
+def launched(images: Tensor, weight: Tensor, table: Tensor, first: int) -> tuple[Tensor, Run]:
+    """The result, and what computes it of other such tensors."""
     out: Tensor = empty_result(images, weight, table, first)
-    launch(images, weight, table, first, out)
-    return out
+    again, shape = kernels().launch(images, weight, table, first, out).again(), out.shape
+
+    def run(images: Tensor, weight: Tensor, table: Tensor) -> Tensor:
+        out = table.new_empty(shape)
+        again(images, weight, table, out)
+        return out
+
+    return out, run
+
+
+@cache
+def kernels() -> Any:
+    """The module with the kernel; Triton need not be there where it is not used."""
+    from . import kernels as module
+
+    return module
 
 
 @torch.library.register_fake("replearn::embed_patches", lib=_library)  # type: ignore[untyped-decorator]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import relaunch
+from ..relaunching import Launch, relaunch
 from .tiles import Tile
 
 jit: Any = triton.jit
@@ -54,7 +54,7 @@ def residual_kernel(
 
 def launch(
     u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None, out: Tensor, tile: Tile
-) -> None:
+) -> Launch | None:
     """Add the layer to u into `out`; all of them are contiguous and begin at multiples of 16 bytes."""
     width, inner = weight.shape
     rows = u.numel() // width
@@ -62,5 +62,6 @@ def launch(
     tensors = (u, h, weight, weight if bias is None else bias, weight if branch is None else branch, out)
     constants = (tile.rows, tile.columns, tile.inner, bias is not None, branch is not None)
     kind = (h.dtype, None if bias is None else bias.dtype, inner, width, tile, *constants[3:])
-    given = (*tensors, rows, inner, width, *constants)
-    relaunch(residual_kernel, programs, u, kind, given, num_warps=tile.num_warps, num_stages=tile.num_stages)
+    numbers = (rows, inner, width, *constants)
+    options: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return relaunch(residual_kernel, programs, u, kind, tensors, numbers, **options)

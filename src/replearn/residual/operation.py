@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import kernels_run_on as kernels_run_on
+from ..repeating import Run, first_run, kind_of, known_run
 from ..transforms import transformed
 from .tiles import WIDTH, tile_for
 
@@ -42,21 +43,20 @@ def residual_linear(
     if has_torch_function_unary(u):  # a stand-in of torch.fx, which traces a graph anew when it is unpickled
         made = handle_torch_function(residual_linear, (u,), u, h, weight, bias, branch)
         return made
-    if not may_launch() or not fits(u, h, weight, bias, branch):
-        return usual(u, h, weight, bias, branch)
-    run = compute if is_bare(u) else torch.ops.replearn.residual_linear.default
-    made = run(u, h, weight, bias, branch)
-    return made
+    given = u, h, weight, bias, branch
+    if not may_launch():
+        return usual(*given)
+    kind = kind_of("residual_linear", given)
+    if (run := known_run(kind)) is not None:
+        return run(*given)
+    if not fits(*given):
+        return usual(*given)
+    return first_run(kind, launched, torch.ops.replearn.residual_linear.default, given)
 
 
 def may_launch() -> bool:
     """Whether nobody makes a program of this, which is to run without this package, or takes it apart."""
     return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed())
-
-
-def is_bare(x: Tensor) -> bool:
-    """Whether no dispatcher needs to hear of it, which takes as long as a launch: there are no modes and fakes."""
-    return type(x) is Tensor and not torch._C._len_torch_dispatch_stack()
 
 
 def usual(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
@@ -65,7 +65,7 @@ def usual(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Ten
 
 
 def fits(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> bool:
-    """Whether our kernel computes this, here and now. Asked at every call, so it is written to be fast."""
+    """Whether our kernel computes this, here and now."""
     if wants_gradient(u, h, weight, bias, branch) or not kernels_run_on(u.device):
         return False
     kind, (width, inner) = h.dtype, weight.shape
@@ -99,11 +99,26 @@ def can_be_cut(width: int, inner: int) -> bool:
 @torch.library.impl(_library, "residual_linear", "CUDA")
 @torch.library.impl(_library, "residual_linear", "CPU")  # in Triton's interpreter, for tests
 def compute(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
-    out = torch.empty_like(u)
-    width, inner = weight.shape
+    return launched(u, h, weight, bias, branch)[0]
+
+
+def launched(
+    u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None
+) -> tuple[Tensor, Run | None]:
+    """The result, and what computes it of other such tensors, unless some begin where the kernel can't read."""
+    given, out, (width, inner) = aligned(u, h, weight, bias, branch), torch.empty_like(u), weight.shape
     tile = tile_for(u.numel() // width, inner, width, branched=branch is not None)
-    kernels().launch(*aligned(u, h, weight, bias, branch), out, tile)
-    return out
+    launch = kernels().launch(*given, out, tile)
+    if any(mine is not theirs for mine, theirs in zip(given, (u, h, weight, bias, branch), strict=True)):
+        return out, None
+    again = launch.again()
+
+    def run(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
+        out = torch.empty_like(u)
+        again(u, h, weight, weight if bias is None else bias, weight if branch is None else branch, out)
+        return out
+
+    return out, run
 
 
 @cache

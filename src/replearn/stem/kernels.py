@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..relaunching import relaunch, starts_even
+from ..relaunching import Launch, relaunch, starts_even
 from .tiles import Tile, Walk
 
 jit: Any = triton.jit
@@ -77,9 +77,9 @@ def pack(
 
 @jit(do_not_specialize=["pixels", "numbers"])
 def frame_kernel(
-    images, framed, pixels, down, across, height, width, margin,
+    images, framed, weight, packed, pixels, down, across, height, width, margin,
     image_stride, channel_stride, y_stride, x_stride,
-    weight, packed, numbers, weight_stride, colour_stride, line_stride, column_stride,
+    numbers, weight_stride, colour_stride, line_stride, column_stride,
     CHANNELS: tl.constexpr, SIDE: tl.constexpr, RUN: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -214,7 +214,7 @@ def convolve_and_pool_kernel(
             made = tl.zeros((2 * LANES, COLUMNS), tl.float32)
 
 
-def launch_frame(images: Tensor, weight: Tensor, framed: Tensor, packed: Tensor, margin: int) -> None:
+def launch_frame(images: Tensor, weight: Tensor, framed: Tensor, packed: Tensor, margin: int) -> Launch | None:
     """Images in a frame of zeros, `margin` wide above and on the left, and the weight in the order of their lines.
 
     `framed` is (images, down, across, 4), `packed` (channels, side, run).
@@ -224,8 +224,8 @@ def launch_frame(images: Tensor, weight: Tensor, framed: Tensor, packed: Tensor,
     sizes = (*framed.shape[1:3], *images.shape[2:], margin, *images.stride())
     others = (*weight.stride(), *weight.shape[1:3], packed.shape[2], 256)
     kind = (images.dtype, weight.dtype, framed.dtype, sizes, others, starts_even(images), starts_even(weight))
-    given = (images, framed, pixels, *sizes, weight, packed, numbers, *others)
-    relaunch(frame_kernel, programs, images, kind, given, num_warps=4)
+    given = (pixels, *sizes, numbers, *others)
+    return relaunch(frame_kernel, programs, images, kind, (images, framed, weight, packed), given, num_warps=4)
 
 
 def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, tile: Tile) -> None:
@@ -235,14 +235,14 @@ def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, ti
     programs = -(-rows // tile.rows) * (channels // columns)
     others = (*framed.shape[1:3], *out.shape[1:], side, run, stride, precision_of(weight), tile.rows, columns)
     given = (framed, weight, out, rows, *others)
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    options: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     relaunch(convolve_kernel, programs, framed, (framed.dtype, tile, others), given, **options)
 
 
 def launch_convolve_and_pool(
     framed: Tensor, weight: Tensor, bias: Tensor, out: Tensor, sizes: tuple[int, int], stride: int, last: bool,
     tile: Walk,
-) -> None:  # fmt: skip
+) -> Launch | None:  # fmt: skip
     """relu(maxpool(conv) + bias) of framed images, where the pool takes 3 x 3 pixels around every other one.
 
     `sizes` are those of the convolution's result, which is nowhere stored; `out` is an image by torch's shape.
@@ -253,10 +253,10 @@ def launch_convolve_and_pool(
     programs = tile.programs(len(out), below, beside) * (channels // columns)
     cut = (*framed.shape[1:3], high, wide, below, beside, channels, walks, chunks)
     constants = (side, run, stride, last, precision_of(weight), tile.lanes, columns, tile.steps)
-    given = (framed, weight, bias, out, *cut, *constants)
+    given = (framed, weight, bias, out)
     kind = (framed.dtype, bias.dtype, tile, cut, constants, starts_even(bias))
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    relaunch(convolve_and_pool_kernel, programs, framed, kind, given, **options)
+    return relaunch(convolve_and_pool_kernel, programs, framed, kind, given, (*cut, *constants), **options)
 
 
 def launch_pool(

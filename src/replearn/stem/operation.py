@@ -9,7 +9,7 @@ kernels are for half precision, and for float32 where its convolutions are in TF
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,9 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from ..narrow.operation import INTERPRETED, computed_dtype, kernels_run_on
 from ..patches.operation import reach
 from ..precision import convolves_in_tf32, noted
-from ..residual.operation import is_bare, may_launch, wants_gradient
+from ..relaunching import Launch
+from ..repeating import Run, first_run, kind_of, known_run
+from ..residual.operation import may_launch, wants_gradient
 from ..transforms import transformed
 from .tiles import CONVOLVING, LEAST, POOLING, WALKING
 
@@ -76,14 +78,17 @@ def stem(
         if taken and can_be_traced(images):
             in_tf32 = noted.tf32 if weight.dtype is torch.float32 else True
             if in_tf32 is not None:
-                return launched(*given) if in_tf32 else usual(*given)
-    else:
-        taken = may_launch() and fits(*given, many) and in_these_numbers(weight)
-    if not taken:
+                return launched(*given)[0] if in_tf32 else usual(*given)
+        made = torch.ops.replearn.stem.default(*given) if taken else usual(*given)
+        return made
+    if not may_launch() or not in_these_numbers(weight):
         return usual(*given)
-    bare = not torch.compiler.is_compiling() and is_bare(images)
-    made = (compute if bare else torch.ops.replearn.stem.default)(*given)
-    return made
+    kind = kind_of("stem", (images, weight, bias), *sizes, last, many, computed_dtype(images))
+    if (run := known_run(kind)) is not None:
+        return run(images, weight, bias)
+    if not fits(*given, many):
+        return usual(*given)
+    return first_run(kind, launched, torch.ops.replearn.stem.default, given)
 
 
 def usual(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
@@ -179,11 +184,13 @@ def compute(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]
     if not in_these_numbers(weight):  # in code that was compiled before this was asked for
         out: Tensor = empty_result(images, weight, bias, sizes, last)
         return out.copy_(usual(images, weight, bias, sizes, last))
-    return launched(images, weight, bias, sizes, last)
+    return launched(images, weight, bias, sizes, last)[0]
 
 
-def launched(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool) -> Tensor:
-    """By our kernels, whatever the switches say."""
+def launched(
+    images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool
+) -> tuple[Tensor, Run | None]:
+    """By our kernels, whatever the switches say; and what does so with other such tensors, where they are many."""
     from .kernels import launch_convolve, launch_convolve_and_pool, launch_frame, launch_pool
 
     out: Tensor = empty_result(images, weight, bias, sizes, last)
@@ -191,14 +198,31 @@ def launched(images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...
     high, wide = (by.convolved(length, side) for length in images.shape[2:])
     framed = weight.new_empty(len(images), frame_of(high, by, side), across_of(wide, by, side), COLOURS)
     packed = weight.new_empty(len(weight), side, span(side) * COLOURS)  # in the order of a framed image's lines
-    launch_frame(images, weight, framed, packed, by.padding)
+    first = launch_frame(images, weight, framed, packed, by.padding)
     if by[2:] == (3, 2, 1) and WALKING.programs(len(images), *out.shape[2:]) >= LEAST:
-        launch_convolve_and_pool(framed, packed, bias, out, (high, wide), by.stride, last, WALKING)
-        return out
+        then = launch_convolve_and_pool(framed, packed, bias, out, (high, wide), by.stride, last, WALKING)
+        return out, None if first is None or then is None else repeated(first, then, framed, packed, out)
     convolved = weight.new_empty(len(images), high, wide, len(weight))
     launch_convolve(framed, packed, convolved, by.stride, CONVOLVING)
     launch_pool(convolved, bias, out, by.window, by.step, by.margin, last, POOLING)
-    return out
+    return out, None
+
+
+def repeated(first: Launch, then: Launch, framed: Tensor, packed: Tensor, out: Tensor) -> Run:
+    """These launches with other tensors, and with room like this."""
+    frame, convolve_and_pool = first.again(), then.again()
+    room = [
+        partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        for tensor in (framed, packed, out)
+    ]
+
+    def run(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        framed, packed, out = (make() for make in room)
+        frame(images, framed, weight, packed)
+        convolve_and_pool(framed, packed, bias, out)
+        return out
+
+    return run
 
 
 @torch.library.register_fake("replearn::stem", lib=_library)  # type: ignore[untyped-decorator]

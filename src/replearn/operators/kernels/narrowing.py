@@ -12,7 +12,7 @@ from ...relaunching import relaunch
 
 jit: Any = triton.jit
 INNER = 64  # how far along the rows a program reads at a time
-OPTIONS = {"num_warps": 4, "num_stages": 3}
+OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 3}
 
 
 @jit
