@@ -50,6 +50,8 @@ STEPS = (  # in the order of their measurement
     "bench_steps_captured_late_again.json",
     "bench_steps_captured_one_build.json",
     "bench_steps_captured_builds.json",
+    "bench_steps_all.json",
+    "bench_steps_captured_builds_again.json",
 )
 
 
@@ -206,6 +208,10 @@ INFERENCE = (  # likewise
     "inference_h200_compiled_one_op.json",
     "inference_h200_compiled_launched.json",
     "inference_h200_64.json",
+    "inference_h200_64_all.json",
+    "inference_h200_amp_repeated.json",
+    "inference_h200_amp_repeated_vit.json",
+    "inference_h200_one.json",
 )
 BACKENDS = (
     *("fp32", "channels_last", "amp", "channels_last+compile"),
