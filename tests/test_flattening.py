@@ -19,6 +19,7 @@ from replearn import ReplearnError
 from replearn.exporting import export
 from replearn.flat_graph import FlatGraph
 from replearn.flattening import call_builtins_, drop_checks_, drop_dead_, drop_idle_, flatten
+from replearn.picking import picked_token
 from replearn.verifying import other_batch
 
 TRACED = (
@@ -32,6 +33,15 @@ def ops(flat: Any) -> set[str]:
     return {node.op for node in flat.graph.nodes} - {"placeholder", "output"}
 
 
+def picks(flat: Any) -> bool:
+    """One token's products may be summed in another order than those of all tokens."""
+    return any(picked_token(node) is not None for node in flat.graph.nodes)
+
+
+def close(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    return bool((one - other).abs().max() < tolerance * one.abs().max())
+
+
 @pytest.mark.parametrize("name", TRACED)
 def test_a_flat_graph_gives_the_same_bits_at_every_batch_size(name: str) -> None:
     model, batch = ZOO[name].replaced(), ZOO[name].batch()
@@ -40,7 +50,7 @@ def test_a_flat_graph_gives_the_same_bits_at_every_batch_size(name: str) -> None
     assert isinstance(flat, FlatGraph)
     for given in (batch, batch[:1], batch.repeat(3, *[1] * (batch.dim() - 1))):
         for one, other in zip(outputs(plain, given), outputs(flat, given), strict=True):
-            assert torch.equal(one, other)
+            assert torch.equal(one, other) or (picks(flat) and close(one, other, 1e-6))
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_vit_scaled", "cifar_resnet", "torchvision_vit", "timm_beit"])
@@ -48,7 +58,8 @@ def test_under_autocast_the_bits_are_the_same_too(name: str) -> None:
     model, batch = ZOO[name].replaced(), ZOO[name].batch()
     plain: Any = replearn.deploy(model, dtype=torch.bfloat16)
     flat: Any = replearn.deploy(model, batch, flatten=True, dtype=torch.bfloat16)
-    assert all(map(torch.equal, outputs(plain, batch), outputs(flat, batch)))
+    for one, other in zip(outputs(plain, batch), outputs(flat, batch), strict=True):
+        assert torch.equal(one, other) or (picks(flat.model) and close(one, other, 0.02))
     if name != "torchvision_vit":  # whose attention is one of torch's layers, and stays a module
         weights = [p for key, p in flat.model.named_parameters() if key.endswith(("qkv_weight", "conv1_weight"))]
         assert {p.dtype for p in weights} <= {torch.bfloat16}
@@ -57,7 +68,8 @@ def test_under_autocast_the_bits_are_the_same_too(name: str) -> None:
 def test_a_model_without_operators_is_flattened_alike() -> None:
     model, x = ZOO["timm_vit"].fresh(), ZOO["timm_vit"].batch()
     flat = replearn.streamline(model, x, flatten=True)
-    assert torch.equal(flat(x), model(x))
+    assert picks(flat)
+    assert (flat(x) - model(x)).abs().max() < 1e-6
     assert ops(flat) == {"call_function", "call_method", "get_attr"}
     last = replearn.streamline(
         ZOO["timm_resnet"].fresh(), torch.randn(2, 3, 16, 16), flatten=True, channels_last=True

@@ -1,4 +1,4 @@
-"""A transformer's first layer in one kernel, and its last norm on one token, against torch's own operations."""
+"""A transformer's first layer in one kernel, against torch's own operations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from replearn.bench.inference_counts import count
 from replearn.embedding import embed_patches_
 from replearn.flattening import flatten, note_values_
 from replearn.patches import embed, operation
-from replearn.picking import pick_first_
-from replearn.rounding import round_norms_
 
 pytest.importorskip("timm")
 from timm.models.vision_transformer import VisionTransformer
@@ -195,67 +193,6 @@ def test_only_patches_side_by_side_are_joined(how: str, joined: int) -> None:
     note_values_(flat, x, torch.float16)
     embed_patches_(flat)
     assert calls(flat, embed) == joined
-    assert distance(flat(x).detach(), model(x).detach()) < 1e-6
-
-
-def test_the_last_norm_sees_one_token() -> None:
-    model, x = small_vit(), torch.randn(2, 3, 16, 16, device=HERE)
-    flat = flatten(model, x)
-    before = flat(x)
-    note_values_(flat, x, None)
-    pick_first_(flat)
-    picked = next(node for node in flat.graph.nodes if "getitem" in node.name and node.args[1] == (slice(None), 0))
-    assert next(iter(picked.users)).target is torch.layer_norm
-    noted = [node.meta["value"].shape for node in flat.graph.nodes if "value" in node.meta]
-    note_values_(flat, x, None)
-    assert [node.meta["value"].shape for node in flat.graph.nodes if "value" in node.meta] == noted
-    assert distance(flat(x).detach(), before.detach()) < 1e-6
-    assert distance(flat(x[:1]).detach(), before[:1].detach()) < 1e-6
-
-
-@pytest.mark.parametrize("how", ["all tokens", "used twice", "a number", "two dimensions"])
-def test_a_norm_that_is_needed_whole_stays(how: str) -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm((5, 8) if how == "two dimensions" else 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.norm(x[:, 0] if how == "a number" else x)
-            if how == "all tokens":
-                return y[:, 1:]
-            return y[:, 0] + y.mean() if how == "used twice" else y[:, 0]
-
-    model, x = Head(), torch.randn(2, 5, 8)
-    flat = flatten(model.eval(), x)
-    code = flat.code
-    note_values_(flat, x, None)
-    pick_first_(flat)
-    assert flat.code == code
-    assert torch.equal(flat(x), model(x))
-
-
-@pytest.mark.parametrize("how", ["a shape taken off", "keywords", "few arguments", "all arguments"])
-def test_a_norm_that_is_called_in_another_way(how: str) -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.layer = nn.Parameter(torch.randn(64)), nn.Linear(64, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = {
-                "a shape taken off": lambda: F.layer_norm(x, x.shape[-1:]),
-                "keywords": lambda: torch.layer_norm(x, normalized_shape=[64], weight=self.weight, eps=0.1),
-                "few arguments": lambda: torch.layer_norm(x, [64]),
-                "all arguments": lambda: torch.layer_norm(x, [64], self.weight, None, 0.1, False),
-            }[how]()
-            return self.layer(y[:, 0]) + self.layer(torch.layer_norm(x, [64])).mean(1)
-
-    model, x = Head().to(HERE).eval(), torch.randn(2, 5, 64, device=HERE)
-    flat = flatten(model, x)
-    note_values_(flat, x, torch.float16)
-    pick_first_(flat)
-    round_norms_(flat, few=True)
     assert distance(flat(x).detach(), model(x).detach()) < 1e-6
 
 
