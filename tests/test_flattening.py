@@ -1,4 +1,7 @@
-"""Flat graphs: the same outputs bit for bit at every batch size, nothing idle left in them, or a clear refusal."""
+"""Flat graphs: the same outputs at every batch size, nothing idle left in them, or a clear refusal.
+
+Bit for bit the same, but for those that compute one token instead of all.
+"""
 
 from __future__ import annotations
 

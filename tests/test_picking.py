@@ -63,7 +63,7 @@ def test_after_the_last_attention_one_token_is_left(changes: dict[str, Any]) -> 
     assert {node.meta["value"].dim() for node in behind} == {2}
 
 
-def test_torchvision_has_the_same_saving() -> None:
+def test_torchvision_computes_one_token_after_its_attention() -> None:
     from torchvision.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(0)
@@ -73,12 +73,16 @@ def test_torchvision_has_the_same_saving() -> None:
     flat = picked(model, x)
     same(model, flat, x)
     layer = 2 * 2 * 4 * 64 * 64  # of two images and the other four tokens
-    assert flops(model, x) - flops(flat, x) == 2 * layer + (layer if flops_of_projection(flat) else 0)
+    # two layers, and not the one that is inside of torch's own attention
+    assert flops(model, x) - flops(flat, x) == 2 * layer
 
 
-def flops_of_projection(flat: FlatGraph) -> bool:
-    """Whether attention's last layer sees one token: torchvision's is inside of torch's own attention."""
-    return sum(node.target is F.linear and node.meta["value"].dim() == 2 for node in flat.graph.nodes) > 3
+def test_gradients_are_the_same() -> None:
+    model, x = small_vit(), torch.randn(2, 3, 16, 16, device=HERE)
+    flat = picked(model, x)
+    weights = list(model.parameters())  # which the flat graph shares
+    ours, theirs = (torch.autograd.grad(form(x).square().sum(), weights) for form in (flat, model))
+    assert all(distance(mine, other) < 1e-5 for mine, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("how", ["deploy", "streamline"])
@@ -128,8 +132,19 @@ class Head(nn.Module):
             first = y[:, 0]
             first.add_(1)
             return self.head(first + y[:, 0])
+        elif self.how == "changed in shape":
+            first = y[:, 0]
+            first.unsqueeze_(1)
+            return self.head(first.sum(1) + y[:, 0])
         elif self.how == "two tokens":
             return self.head(y[:, 0] + y[:, 1])
+        elif self.how == "layers of two tokens":
+            return self.head(F.silu(self.layer(y))[:, 0] + torch.add(self.norm(y), y, alpha=3)[:, -1])
+        elif self.how == "keywords":
+            y = torch.layer_norm(F.linear(input=x, weight=self.layer.weight), (8,), eps=0.1)
+            return self.head(torch.sub(input=y, other=2.5)[:, 2])
+        elif self.how == "a bias for each token":
+            return self.head(F.linear(x, self.layer.weight, self.table)[:, 1])
         elif self.how == "one token twice":
             return self.head(y[:, 0] * self.norm(y)[:, 0])
         elif self.how == "the last token":
@@ -152,7 +167,11 @@ class Head(nn.Module):
         ("rows", []),
         ("the last token", []),
         ("one token twice", []),
-        ("written after", []),
+        ("keywords", []),
+        ("written after", ["linear"]),
+        ("changed in shape", ["linear", "unsqueeze_"]),
+        ("layers of two tokens", ["linear"]),
+        ("a bias for each token", ["linear"]),
         ("norm over two dimensions", ["linear", "layer_norm"]),
         ("one row in three dimensions", ["linear", "add"]),
         ("a table", ["linear", "add"]),
@@ -171,6 +190,7 @@ def test_what_is_computed_for_all_tokens(how: str, kept: list[str]) -> None:
     flat = picked(model, x)
     same(model, flat, x)
     assert whole(flat) == kept
+    same(model, picked(model, x[:1]), x)
 
 
 @pytest.mark.parametrize("how", ["all tokens", "used twice", "a number", "two dimensions"])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, INTERPRETED, interpret, runs_kernels
 from test_narrow_convolutions import distance
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -176,6 +176,37 @@ def test_modes_gradients_and_another_precision_are_noticed(name: str, monkeypatc
 
 @runs_kernels
 @pytest.mark.parametrize("name", CASES)
+def test_that_no_kernel_takes_it_is_remembered_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    asked = watched(case, monkeypatch)
+    for _ in range(3):
+        given = case.make()
+        wide = other_weight(given) if name in ("residual_linear", "embed_patches") else strided(given)
+        if name == "stem":
+            wide = [given[0], given[1], given[2].expand(16, 2, 1)[:, :1]]
+        check(case, wide)
+    assert len(asked) == 1
+
+
+@pytest.mark.skipif(HERE == "cuda" or INTERPRETED, reason="where no kernel runs")
+def test_tensors_without_strides_are_left_to_torch() -> None:
+    u, h, weight = torch.randn(4, 64), torch.randn(4, 64), torch.randn(64, 64)
+    with torch.autocast(HERE, enabled=False):
+        exact = residual.usual(u, h, weight, None, None)
+        assert distance(residual.residual_linear(u, h, weight.to_sparse_csr()), exact) < 1e-6
+    assert not repeating._runs
+
+
+@runs_kernels
+def test_numbers_of_the_other_sign_are_told() -> None:
+    images, weight, table = CASES["embed_patches"].make()
+    turned = torch.complex(images, images).conj().imag
+    assert turned.is_neg()
+    assert distance(patches.embed(turned, weight, table, 1), patches.usual(-images, weight, table, 1)) < 2e-3
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", CASES)
 def test_no_tensor_is_kept(name: str) -> None:
     case = CASES[name]
     given: Any = case.make()
@@ -235,4 +266,4 @@ def test_a_launch_is_made_again_on_its_gpu_with_other_addresses(
 
 
 def test_in_the_interpreter() -> None:
-    interpret(__file__, "not interpreter")
+    interpret(__file__, "not interpreter and not without_strides")

@@ -202,8 +202,8 @@ def test_a_deployed_transformer_has_one_operation_where_a_block_ends() -> None:
     base = small_vit().eval()
     plain: Any = replearn.streamline(base, x, flatten=True, dtype=torch.float16)
     form: Any = replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16)
-    assert len(sums_in(plain)) == 2 * 5
-    assert len(sums_in(form)) == 2 * 4
+    assert len(sums_in(plain)) == 2 * 5 - 1  # not that of a token that is picked, whose rows lie apart
+    assert len(sums_in(form)) == 2 * 4 - 1
     assert [len(node.args) for node in sums_in(form)].count(5) == len(form.model.meta[ABSORBED]) == 1
     for owner, made in ((base, plain), (model, form)):
         with torch.no_grad():

@@ -16,8 +16,8 @@ from torch import fx
 from .flat_graph import FlatGraph
 from .flattening import argument, writes_in_place
 
-# Of these each number comes from the one in the same place; what else they take are numbers.
-ONE_BY_ONE = (F.gelu, F.silu, F.relu, F.leaky_relu, F.hardswish, torch.relu, torch.tanh, torch.sigmoid)
+# Of these each number comes from the one in the same place.
+ONE_BY_ONE = (F.gelu, F.silu, F.leaky_relu, F.hardswish, torch.relu, torch.tanh, torch.sigmoid)
 TWO_BY_TWO = {
     "call_function": (operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.mul),
     "call_method": ("add", "sub", "mul"),
@@ -33,7 +33,9 @@ def pick_first_(flat: FlatGraph) -> None:
 
 
 def picked_token(node: fx.Node) -> int | None:
-    """t of x[:, t], if this is one, of x that is (batch, tokens, width)."""
+    """t of x[:, t], if this is one that nobody writes to, of x that is (batch, tokens, width)."""
+    if any(writes_in_place(user) for user in node.users):
+        return None
     if node.op != "call_function" or node.target is not operator.getitem or not is_whole(node.args[0]):
         return None
     index = node.args[1]
@@ -43,7 +45,7 @@ def picked_token(node: fx.Node) -> int | None:
 
 
 def is_whole(x: Any) -> bool:
-    """Is this a value with a dimension to pick from, and one behind it?"""
+    """Is this a value of three dimensions, the second of which can be picked from?"""
     value = x.meta.get("value") if isinstance(x, fx.Node) else None
     return value is not None and value.dim() == 3
 
@@ -66,7 +68,7 @@ def pick_early_(graph: fx.Graph, token: int) -> None:
                     early[x].meta["value"] = x.meta["value"][index]
                 node.replace_input_with(x, early[x])
     for node in seen.difference(picks):
-        node.meta["value"] = node.meta["value"][index]
+        node.meta["value"] = node.meta["value"][index].contiguous()
     for pick in picks:
         if pick.args[0] in seen:
             pick.replace_all_uses_with(pick.args[0])
@@ -81,7 +83,10 @@ def goes_by_token(node: fx.Node) -> bool:
     if node.target is torch.layer_norm:  # over the last dimension; not by a shape that is taken off a tensor
         shape = node.args[1]
         return is_whole(x) and isinstance(shape, (tuple, list)) and len(shape) == 1
-    if node.op == "call_function" and node.target in (F.linear, *ONE_BY_ONE):
+    if node.target is F.linear:
+        bias = argument(node, 2, "bias")
+        return is_whole(x) and (bias is None or meets(bias, node))
+    if node.op == "call_function" and node.target in ONE_BY_ONE:
         return is_whole(x)
     if node.target in TWO_BY_TWO.get(node.op, ()):
         return all(meets(value, node) for value in (*node.args, *node.kwargs.values()))
@@ -89,7 +94,7 @@ def goes_by_token(node: fx.Node) -> bool:
 
 
 def meets(value: Any, total: fx.Node) -> bool:
-    """Is this term of a sum or product a number, a row for all tokens, or one for each token?"""
+    """Is this term of a sum, or factor, a number, a row for all tokens, or one for each token?"""
     if not isinstance(value, fx.Node):
         return isinstance(value, (int, float))
     term = value.meta.get("value")

@@ -31,7 +31,7 @@ class Launch(NamedTuple):
     def again(self) -> Callable[..., None]:
         """What makes it with other tensors of the same kind, and asks nothing.
 
-        It gives their addresses: of a tensor Triton would ask the driver for the place that it is told.
+        It gives addresses instead of tensors, of which Triton would ask the driver where each lies.
         """
         device, numbers = self.device, self.numbers
         if self.ready is None:

@@ -12,26 +12,33 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .narrow.operation import HAS_TRITON, INTERPRETED
+
 Kind: TypeAlias = tuple[Hashable, ...]
 Run: TypeAlias = Callable[..., Tensor]  # takes an operation's tensors, and gives its result
 MOST = 4096  # kinds that are kept; more are those of a model whose inputs differ from call to call
 _runs: dict[Kind, Run] = {}
 
 
-def kind_of(operation: str, tensors: tuple[Tensor | None, ...], *others: Hashable) -> Kind | None:
-    """All that an operation of this name goes by: how its tensors look, and what else it says.
+def kind_of(operation: str, tensors: tuple[Tensor, *tuple[Tensor | None, ...]], *others: Hashable) -> Kind | None:
+    """All that an operation of this name goes by: how its tensors look, and the `others` that it names.
 
-    None where it goes by more than that: where gradients are computed, and where the first tensor is not bare.
+    None where it goes by more than that, where gradients are computed or the first tensor is not bare; and where
+    no kernel of ours runs.
     """
-    if torch.is_grad_enabled() or not is_bare(tensors[0]):
+    first = tensors[0]
+    if torch.is_grad_enabled() or not is_bare(first) or not (first.is_cuda or INTERPRETED) or not HAS_TRITON:
         return None
     looks = [x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors]
     return operation, *others, *looks
 
 
 def is_bare(x: Any) -> bool:
-    """Whether no dispatcher needs to hear of it, which takes as long as a launch: there are no modes and fakes."""
-    return type(x) is Tensor and not torch._C._len_torch_dispatch_stack()
+    """Whether no dispatcher needs to hear of it, which takes as long as a launch: there are no modes and fakes.
+
+    Nor numbers that torch keeps with the other sign.
+    """
+    return type(x) is Tensor and not torch._C._len_torch_dispatch_stack() and not x.is_neg()
 
 
 def known_run(kind: Kind | None) -> Run | None:
@@ -46,8 +53,15 @@ def first_run(
     if not is_bare(given[0]):
         return operation(*given)
     made, run = launched(*given)
-    if kind is not None and run is not None:
+    if run is not None:
+        remember(kind, run)
+    return made
+
+
+def remember(kind: Kind | None, run: Run) -> Run:
+    """Have this compute what is of this kind from now on: launches, or torch where no kernel of ours takes it."""
+    if kind is not None:
         if len(_runs) >= MOST:
             _runs.clear()
         _runs[kind] = run
-    return made
+    return run

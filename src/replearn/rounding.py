@@ -18,13 +18,13 @@ def round_norms_(flat: FlatGraph, *, few: bool) -> None:
 
     `note_values_` comes first, under the autocast which the graph will run under. Launching a kernel of ours takes
     Python longer than torch's norm does: where an example is so small that this counts, norms stay, unless `few`
-    are wanted too.
+    are wanted too. So does the norm of a token that was picked, whose rows lie apart.
     """
     for node in flat.graph.find_nodes(op="call_function", target=torch.layer_norm):
         value = node.meta.get("value")
         if value is None or value.dtype is not torch.float32 or (value.numel() <= FEW and not few):
             continue
-        if all(rounds(user, node) for user in node.users):
+        if node.args[0].meta["value"].is_contiguous() and all(rounds(user, node) for user in node.users):
             node.target = rounded_norm
     flat.recompile()
 

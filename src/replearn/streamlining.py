@@ -158,8 +158,8 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
 def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> None:
     """Compute a flat graph's outputs with less, in place.
 
-    It pools before it adds a bias and takes a ReLU, and picks a token before it normalises. In half precision a
-    GPU convolves in channels_last order. Kernels of our own compute a stem, and in half precision what else they
+    It pools before it adds a bias and takes a ReLU, and computes no token that nobody looks at. In half precision
+    a GPU convolves in channels_last order. Kernels of our own compute a stem, and in half precision what else they
     can; a compiler has others.
     """
     pool_first_(flat)

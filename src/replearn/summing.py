@@ -39,6 +39,8 @@ def fits(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:
     stream, h, made = (node.meta.get("value") for node in (u, argument(layer, 0, "input"), layer))
     if weight is None or not can_be_cut(*weight.shape) or stream is None or h is None or made is None:
         return False
+    if not (stream.is_contiguous() and h.is_contiguous()):  # as of a token that was picked
+        return False
     return stream.shape == made.shape and (stream.dtype, h.dtype, made.dtype) == (torch.float32, dtype, dtype)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import computed_dtype, kernels_run_on
-from ..repeating import Run, first_run, kind_of, known_run
+from ..repeating import Run, first_run, kind_of, known_run, remember
 from ..residual.operation import aligned, may_launch, wants_gradient
 
 WIDEST = 8192  # numbers of a row that a program can hold
@@ -45,7 +45,8 @@ def rounded_norm(
     if (run := known_run(kind)) is not None:
         return run(x, weight, bias)
     if not fits(x, shape, weight, bias):
-        return torch.layer_norm(x, shape, weight, bias, epsilon)
+        usual = remember(kind, lambda x, weight, bias: torch.layer_norm(x, shape, weight, bias, epsilon))
+        return usual(x, weight, bias)
     given = x, weight, bias, epsilon, dtype
     return first_run(kind, launched, torch.ops.replearn.rounded_norm.default, given)
 
@@ -82,7 +83,8 @@ def launched(
     """The result, and what computes it of other such tensors, unless some begin where the kernel can't read."""
     given, out = aligned(x, weight, bias), torch.empty_like(x, dtype=dtype)
     launch = kernels().launch(*given, float(epsilon), out)  # an integer would be another kernel
-    if any(mine is not theirs for mine, theirs in zip(given, (x, weight, bias), strict=True)):
+    moved = any(mine is not theirs for mine, theirs in zip(given, (x, weight, bias), strict=True))
+    if moved or launch is None:
         return out, None
     again = launch.again()
 

@@ -11,7 +11,7 @@ positions; the kernel reads pixels and writes tokens.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..narrow.operation import computed_dtype, kernels_run_on
-from ..repeating import Run, first_run, kind_of, known_run
+from ..repeating import Run, first_run, kind_of, known_run, remember
 from ..residual.operation import may_launch, wants_gradient
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -47,7 +47,7 @@ def embed(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor:
     if (run := known_run(kind)) is not None:
         return run(images, weight, table)
     if not fits(images, weight, table, first):
-        return usual(images, weight, table, first)
+        return remember(kind, partial(usual, first=first))(images, weight, table)
     return first_run(kind, launched, torch.ops.replearn.embed_patches.default, (images, weight, table, first))
 
 
@@ -94,10 +94,13 @@ def compute(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor
     return launched(images, weight, table, first)[0]
 
 
-def launched(images: Tensor, weight: Tensor, table: Tensor, first: int) -> tuple[Tensor, Run]:
+def launched(images: Tensor, weight: Tensor, table: Tensor, first: int) -> tuple[Tensor, Run | None]:
     """The result, and what computes it of other such tensors."""
     out: Tensor = empty_result(images, weight, table, first)
-    again, shape = kernels().launch(images, weight, table, first, out).again(), out.shape
+    launch, shape = kernels().launch(images, weight, table, first, out), out.shape
+    if launch is None:
+        return out, None
+    again = launch.again()
 
     def run(images: Tensor, weight: Tensor, table: Tensor) -> Tensor:
         out = table.new_empty(shape)

@@ -219,13 +219,13 @@ def launch_frame(images: Tensor, weight: Tensor, framed: Tensor, packed: Tensor,
 
     `framed` is (images, down, across, 4), `packed` (channels, side, run).
     """
-    pixels, numbers = framed.numel() // COLOURS, packed.numel()
-    programs = -(-pixels // 256) + -(-numbers // 256)
+    pixels, weights = framed.numel() // COLOURS, packed.numel()
+    programs = -(-pixels // 256) + -(-weights // 256)
     sizes = (*framed.shape[1:3], *images.shape[2:], margin, *images.stride())
     others = (*weight.stride(), *weight.shape[1:3], packed.shape[2], 256)
     kind = (images.dtype, weight.dtype, framed.dtype, sizes, others, starts_even(images), starts_even(weight))
-    given = (pixels, *sizes, numbers, *others)
-    return relaunch(frame_kernel, programs, images, kind, (images, framed, weight, packed), given, num_warps=4)
+    tensors, numbers = (images, framed, weight, packed), (pixels, *sizes, weights, *others)
+    return relaunch(frame_kernel, programs, images, kind, tensors, numbers, num_warps=4)
 
 
 def launch_convolve(framed: Tensor, weight: Tensor, out: Tensor, stride: int, tile: Tile) -> None:
@@ -253,10 +253,10 @@ def launch_convolve_and_pool(
     programs = tile.programs(len(out), below, beside) * (channels // columns)
     cut = (*framed.shape[1:3], high, wide, below, beside, channels, walks, chunks)
     constants = (side, run, stride, last, precision_of(weight), tile.lanes, columns, tile.steps)
-    given = (framed, weight, bias, out)
+    tensors, numbers = (framed, weight, bias, out), (*cut, *constants)
     kind = (framed.dtype, bias.dtype, tile, cut, constants, starts_even(bias))
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    return relaunch(convolve_and_pool_kernel, programs, framed, kind, given, (*cut, *constants), **options)
+    return relaunch(convolve_and_pool_kernel, programs, framed, kind, tensors, numbers, **options)
 
 
 def launch_pool(

@@ -21,7 +21,7 @@ from ..narrow.operation import INTERPRETED, computed_dtype, kernels_run_on
 from ..patches.operation import reach
 from ..precision import convolves_in_tf32, noted
 from ..relaunching import Launch
-from ..repeating import Run, first_run, kind_of, known_run
+from ..repeating import Run, first_run, kind_of, known_run, remember
 from ..residual.operation import may_launch, wants_gradient
 from ..transforms import transformed
 from .tiles import CONVOLVING, LEAST, POOLING, WALKING
@@ -81,13 +81,13 @@ def stem(
                 return launched(*given)[0] if in_tf32 else usual(*given)
         made = torch.ops.replearn.stem.default(*given) if taken else usual(*given)
         return made
-    if not may_launch() or not in_these_numbers(weight):
+    if are_few(images, sizes, many) or not may_launch() or not in_these_numbers(weight):
         return usual(*given)
     kind = kind_of("stem", (images, weight, bias), *sizes, last, many, computed_dtype(images))
     if (run := known_run(kind)) is not None:
         return run(images, weight, bias)
     if not fits(*given, many):
-        return usual(*given)
+        return remember(kind, partial(usual, sizes=sizes, last=last))(images, weight, bias)
     return first_run(kind, launched, torch.ops.replearn.stem.default, given)
 
 
@@ -106,9 +106,7 @@ def fits(
     images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], last: bool, many: int = MANY
 ) -> bool:
     """Whether our kernels compute this, here and now."""
-    if images.dim() != 4 or images.numel() < many * images.shape[1] * sizes[0] ** 2:  # first: it is asked often
-        return False
-    if not kernels_run_on(images.device) or wants_gradient(images, weight, bias):
+    if are_few(images, sizes, many) or not kernels_run_on(images.device) or wants_gradient(images, weight, bias):
         return False
     kind, by, side = weight.dtype, Sizes(*sizes), weight.shape[2]
     high, wide = (by.convolved(length, side) for length in images.shape[2:])
@@ -129,6 +127,11 @@ def fits(
         and bias.is_contiguous()
         and 0 not in images.stride()  # what is expanded may be larger than its memory: nothing to gain
     )
+
+
+def are_few(images: Tensor, sizes: tuple[int, ...], many: int) -> bool:
+    """Whether they make fewer than `many` pixels, or are no images. Asked first and often, so it is short."""
+    return images.dim() != 4 or images.numel() < many * images.shape[1] * sizes[0] ** 2
 
 
 def in_these_numbers(weight: Tensor) -> bool:
