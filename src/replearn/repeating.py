@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .narrow.operation import HAS_TRITON, INTERPRETED
+from .narrow.operation import kernels_run_on
 
 Kind: TypeAlias = tuple[Hashable, ...]
 Run: TypeAlias = Callable[..., Tensor]  # takes an operation's tensors, and gives its result
@@ -27,7 +27,7 @@ def kind_of(operation: str, tensors: tuple[Tensor, *tuple[Tensor | None, ...]], 
     no kernel of ours runs.
     """
     first = tensors[0]
-    if torch.is_grad_enabled() or not is_bare(first) or not (first.is_cuda or INTERPRETED) or not HAS_TRITON:
+    if torch.is_grad_enabled() or not is_bare(first) or not kernels_run_on(first.device):
         return None
     looks = [x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16) for x in tensors]
     return operation, *others, *looks

@@ -11,8 +11,7 @@ positions; the kernel reads pixels and writes tokens.
 
 from __future__ import annotations
 
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -96,11 +95,13 @@ def compute(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor
 
 def launched(images: Tensor, weight: Tensor, table: Tensor, first: int) -> tuple[Tensor, Run | None]:
     """The result, and what computes it of other such tensors."""
+    from .kernels import launch
+
     out: Tensor = empty_result(images, weight, table, first)
-    launch, shape = kernels().launch(images, weight, table, first, out), out.shape
-    if launch is None:
+    made = launch(images, weight, table, first, out)
+    if made is None:
         return out, None
-    again = launch.again()
+    again, shape = made.again(), out.shape
 
     def run(images: Tensor, weight: Tensor, table: Tensor) -> Tensor:
         out = table.new_empty(shape)
@@ -108,14 +109,6 @@ def launched(images: Tensor, weight: Tensor, table: Tensor, first: int) -> tuple
         return out
 
     return out, run
-
-
-@cache
-def kernels() -> Any:
-    """The module with the kernel; Triton need not be there where it is not used."""
-    from . import kernels as module
-
-    return module
 
 
 @torch.library.register_fake("replearn::embed_patches", lib=_library)  # type: ignore[untyped-decorator]
