@@ -1,6 +1,6 @@
 """Write the measured tables of the README and the documentation from the files in benchmarks/results.
 
-    python benchmarks/readme_tables.py          # rewrites README.md and docs/transformers.md
+    python benchmarks/readme_tables.py          # rewrites README.md and pages of docs/
     python benchmarks/readme_tables.py --check  # says whether they are up to date
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; nobody types its numbers.
@@ -24,7 +24,7 @@ from replearn.training.results import read_result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "docs/transformers.md")
+PAGES = ("README.md", "docs/deployment.md", "docs/transformers.md")
 
 
 def read(name: str) -> Any:
@@ -212,6 +212,9 @@ INFERENCE = (  # likewise
     "inference_h200_amp_repeated.json",
     "inference_h200_amp_repeated_vit.json",
     "inference_h200_one.json",
+    "inference_h200_picked.json",
+    "inference_h200_picked_one.json",
+    "inference_h200_picked_amp.json",
 )
 BACKENDS = (
     *("fp32", "channels_last", "amp", "channels_last+compile"),
@@ -233,8 +236,27 @@ def inference() -> str:
     return "\n".join(lines)
 
 
+def fused() -> str:
+    """Milliseconds of E2E and deployed RepL, and their ratio, with each convolution and its ReLU at once or not."""
+    rows = {(row["model"], row["batch"], row["backend"]): row for row in read("inference_h200_fused.json")["rows"]}
+    names = {"resnet34": "ResNet-34", "resnet101": "ResNet-101"}
+    columns = [(model, batch) for model in names for batch in (1, 64)]
+    head = ["", *(f"{names[model]}, {'one image' if batch == 1 else f'{batch} images'}" for model, batch in columns)]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for backend in dict.fromkeys(backend for _, _, backend in rows):
+        cells = [backend]
+        for model, batch in columns:
+            row = rows.get((model, batch, backend))
+            took = [row["milliseconds"][side]["median"] for side in ("E2E", "RepL deployed")] if row else ()
+            ratio = f" ({row['speedup']['RepL deployed against E2E']['median']:.2f})" if row else ""
+            cells.append(" / ".join(f"{each:.2f}" for each in took) + ratio)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "finetune": finetune,
+    "fused": fused,
     "heal": heal,
     "inference": inference,
     "kept": kept,

@@ -78,7 +78,12 @@ _turns: defaultdict[torch.cuda.Stream, Turns] = defaultdict(Turns)  # by the str
 
 def is_recording() -> bool:
     """Does this thread warm up or record, or anybody on the current stream?"""
-    return _here.recording or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return _here.recording or is_capturing()
+
+
+def is_capturing() -> bool:
+    """Is what is launched on the current stream put into a graph, and not run?"""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from .recording import record_stand_in
 from .replaying import check_graph
 from .streamlining import Folding, check_backend, check_outputs, check_ready, on_backend, rearrange_, settle_
 from .surgery import operators_of, plan_of, set_submodule
+from .trusting import check_fuse
 from .verifying import tensors_in as tensors_in
 from .verifying import verify as verify
 from .whole import own_copy, unwrapped
@@ -34,6 +35,7 @@ def deploy(
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
     graph: bool = False,
+    fuse: bool = False,
 ) -> nn.Module:
     """Return a new model whose operators are plain modules; `model`, in eval mode, is not touched.
 
@@ -56,7 +58,9 @@ def deploy(
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
     weights cast once (in a flat graph on a GPU ordered so, too, where nothing can tell), `compile` (True, or a
     mode of torch.compile) compiles it, and `graph` replays it as CUDA graphs, one for each shape of input, without
-    gradients: ways to run, not to store, a model.
+    gradients: ways to run, not to store, a model. So is `fuse`, for a flat graph on a CUDA GPU: cuDNN computes
+    each convolution with its bias, the sum and the ReLU after it in one launch, in calls under torch.no_grad or
+    inference_mode, once a trial gave what torch does, to rounding: the fastest form of a ResNet.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32()
@@ -68,6 +72,7 @@ def deploy(
     check_ready(model)
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)
+    check_fuse(model, fuse, flatten, compile)
     refuse_unfit(merge)
     if fold not in ("all", "operators"):
         raise ReplearnError(
@@ -88,9 +93,9 @@ def deploy(
     if flatten:
         flat = flat_form(plain, example)
         plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
-        rearrange_(plain, example, dtype, compile, graph)
+        rearrange_(plain, example, dtype, compile, graph, fuse)
     check_outputs(model, plain, example)
-    return on_backend(plain, dtype, compile, graph)
+    return on_backend(plain, dtype, compile, graph, fuse)
 
 
 def refuse_infinite(name: str, fused: nn.Module) -> None:

@@ -45,15 +45,16 @@ def orders_by_channel(device: torch.device) -> bool:
 
 
 @torch.no_grad()
-def order_convolutions_(flat: FlatGraph) -> None:
+def order_convolutions_(flat: FlatGraph, dtypes: tuple[torch.dtype, ...] = HALF) -> None:
     """Bring the weights of all convolutions into channels_last order, in place; or leave the graph as it is.
 
     `note_values_` comes first, under the autocast which the graph will run under. Left are graphs whose outputs or
-    other nodes may depend on the order; with groups in a convolution, for which NHWC can be slower, or with one
-    that is not of images; and with a single convolution: a transformer's patches have a kernel of their own.
+    other nodes may depend on the order; with groups in a convolution, for which NHWC can be slower, with one that
+    is not of images, or gives other `dtypes`; and with a single convolution: a transformer's patches have a kernel
+    of their own.
     """
     convolutions = flat.graph.find_nodes(op="call_function", target=torch.conv2d)
-    if len(convolutions) < 2 or has_others(flat) or not all(fits(flat, node) for node in convolutions):
+    if len(convolutions) < 2 or has_others(flat) or not all(fits(flat, node, dtypes) for node in convolutions):
         return
     if nobody_minds(flat):
         for name in {str(argument(node, 1, "weight").target) for node in convolutions}:
@@ -68,10 +69,10 @@ def has_others(flat: FlatGraph) -> bool:
     return called or any(isinstance(module, CONVOLUTIONS) for module in flat.modules())
 
 
-def fits(flat: FlatGraph, conv: fx.Node) -> bool:
-    """Is this a convolution of images in half precision, without groups, whose weight none but such read?"""
+def fits(flat: FlatGraph, conv: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Is this a convolution of images in such numbers, without groups, whose weight none but such read?"""
     made = conv.meta.get("value")
-    if not is_convolution(flat, conv) or made is None or made.dim() != 4 or made.dtype not in HALF:
+    if not is_convolution(flat, conv) or made is None or made.dim() != 4 or made.dtype not in dtypes:
         return False
     if argument(conv, 6, "groups") not in (None, 1):
         return False

@@ -16,11 +16,12 @@ from .flat_graph import FlatGraph
 from .flattening import cast_weights_, note_values_
 from .flattening import flatten as flat_form
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
+from .joining import can_be_joined, join_relus_, num_joined
 from .lasting import lasting, writable
 from .narrow import kernels_run_on
 from .opening import open_with_kernels_, opens_with_kernels
 from .operators.base import Operator
-from .ordering import order_convolutions_, orders_by_channel
+from .ordering import HALF, order_convolutions_, orders_by_channel
 from .picking import pick_first_
 from .pooling import pool_first_
 from .precision import noting_switches
@@ -29,6 +30,7 @@ from .rounding import round_norms_
 from .summing import join_sums_
 from .surgery import set_submodule
 from .tracing import trace
+from .trusting import Fused, check_fuse
 from .verifying import other_batch, verify
 from .whole import own_copy, unwrapped
 
@@ -47,6 +49,7 @@ def streamline(
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
     graph: bool = False,
+    fuse: bool = False,
 ) -> nn.Module:
     """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
 
@@ -65,6 +68,7 @@ def streamline(
     check_ready(model)
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)
+    check_fuse(model, fuse, flatten, compile)
     for name, module in model.named_modules():
         if isinstance(module, Operator):
             raise ReplearnError(
@@ -75,9 +79,9 @@ def streamline(
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
-        rearrange_(plain, example, dtype, compile, graph)
+        rearrange_(plain, example, dtype, compile, graph, fuse)
     check_outputs(model, plain, example)
-    return on_backend(plain, dtype, compile, graph)
+    return on_backend(plain, dtype, compile, graph, fuse)
 
 
 def check_ready(model: nn.Module) -> None:
@@ -155,18 +159,22 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
         return False
 
 
-def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> None:
+def rearrange_(
+    flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool, fuse: bool
+) -> None:
     """Compute a flat graph's outputs with less, in place.
 
-    It pools before it adds a bias and takes a ReLU, and computes no token that nobody looks at. In half precision
-    a GPU convolves in channels_last order. Kernels of our own compute a stem, and in half precision what else they
-    can; a compiler has others.
+    It pools before it adds a bias and takes a ReLU, and computes no token that nobody looks at. In half precision,
+    and where convolutions are fused, a GPU convolves in channels_last order. Kernels of our own compute a stem,
+    and in half precision what else they can; a compiler has others.
     """
     pool_first_(flat)
     note_values_(flat, example, dtype)
     pick_first_(flat)
-    if dtype is not None and all(orders_by_channel(parameter.device) for parameter in flat.parameters()):
-        order_convolutions_(flat)  # before the stem, whose result is in the order of its weight
+    fuse = fuse and can_be_joined(flat)
+    if (dtype or fuse) and all(orders_by_channel(parameter.device) for parameter in flat.parameters()):
+        # before the stem, whose result is in the order of its weight
+        order_convolutions_(flat, HALF if dtype else (*HALF, torch.float32))
     kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
     if kernels:
         open_with_kernels_(flat, few=graph or bool(compile))
@@ -174,13 +182,19 @@ def rearrange_(flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile
         embed_patches_(flat)
         join_sums_(flat, dtype)
         round_norms_(flat, few=graph)
+    if fuse:
+        join_relus_(flat)
 
 
-def on_backend(plain: nn.Module, dtype: torch.dtype | None, compile: bool | str, graph: bool) -> nn.Module:
-    """Wrap a model for autocast, hand it to the compiler and replay it as CUDA graphs, as asked."""
+def on_backend(
+    plain: nn.Module, dtype: torch.dtype | None, compile: bool | str, graph: bool, fuse: bool
+) -> nn.Module:
+    """Wrap a model for cuDNN and autocast, hand it to the compiler and replay it as CUDA graphs, as asked."""
+    if dtype is not None and isinstance(plain, FlatGraph):
+        cast_weights_(plain, dtype)
+    if fuse and num_joined(plain):
+        plain = Fused(plain)
     if dtype is not None:
-        if isinstance(plain, FlatGraph):
-            cast_weights_(plain, dtype)
         cast_once_(plain, dtype)
         plain = Autocast(plain, dtype)
     if compile:

@@ -20,6 +20,7 @@ from ..replaying import Replayed
 from ..streamlining import Autocast
 from ..training.compiling import many_graphs
 from ..training.results import hardware_of, versions_of
+from ..trusting import Fused
 from ..verifying import compare, exact, tensors_in
 from .inference_counts import counted
 from .inference_paper import printed
@@ -32,6 +33,7 @@ from .inference_sides import (
     OPERATORS,
     Sides,
     is_compiled,
+    is_fused,
     is_replayed,
     make_sides,
     runner,
@@ -64,7 +66,7 @@ class Setting:
             for backend in self.backends:
                 for batch in self.batches:
                     skipped = is_compiled(backend) and (model, batch) not in self.compiled
-                    if not skipped and (device.type == "cuda" or not is_replayed(backend)):
+                    if not skipped and (device.type == "cuda" or not needs_gpu(backend)):
                         yield model, batch, backend
 
 
@@ -86,7 +88,7 @@ def measure(
     if not cells:
         compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)
         raise ReplearnError(
-            f"None of {', '.join(setting.backends)} is measured here: graph needs a CUDA GPU, and this is "
+            f"None of {', '.join(setting.backends)} is measured here: graph and fuse need a CUDA GPU, and this is "
             f"{device.type}; compile takes minutes, and is for {compiled} unless you say --compile-all."
         )
     for model, batch, backend in cells:
@@ -129,7 +131,7 @@ def row_of(
     sides: Sides, model: str, batch: int, backend: str, setting: Setting, device: torch.device
 ) -> dict[str, Any]:
     """One cell: all sides in turns, their ratios, and the paper's values for the same setting."""
-    kinds = (E2E, DEPLOYED) if is_compiled(backend) else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    kinds = (E2E, DEPLOYED) if is_compiled(backend) or is_fused(backend) else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
     images = torch.randn(batch, 3, setting.size, setting.size, device=device)
     if backend.startswith("channels_last"):
         images = images.contiguous(memory_format=torch.channels_last)
@@ -162,6 +164,10 @@ def row_of(
     }
 
 
+def needs_gpu(backend: str) -> bool:
+    return is_replayed(backend) or is_fused(backend)
+
+
 def num_merged(sides: Sides, backend: str) -> int:
     """How many operators' sums went into a weight of their own on this backend."""
     return sum(merge.layer is not None for merge in find_merges(sides.replaced, dtype=sides.dtype_of(backend)))
@@ -170,7 +176,7 @@ def num_merged(sides: Sides, backend: str) -> int:
 def form_of(deployed: nn.Module) -> dict[str, Any]:
     """Is this side a flat graph, and how many operators went into the layer before them?"""
     plain: Any = deployed
-    while isinstance(plain, (Autocast, Replayed)):
+    while isinstance(plain, (Autocast, Fused, Replayed)):
         plain = plain.model
     flat = isinstance(plain, FlatGraph)
     return {"flat": flat, "absorbed": len(plain.meta.get(ABSORBED, ())) if flat else 0}
@@ -187,6 +193,7 @@ def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, bac
         return None
     deployed = built[DEPLOYED]
     with exact(), torch.inference_mode():
+        deployed(images)  # whose first call may be a trial of something else
         found = compare(tensors_in(sides.replaced(images)), tensors_in(deployed(images)), "the deployed model")
     if isinstance(deployed, Replayed):
         deployed.forget()  # recorded in full float32: what is timed has the numbers of the other sides

@@ -26,8 +26,10 @@ EAGER, REPLAYED = (
     ("graph", "amp+graph", "channels_last+graph"),
 )
 DEFAULT = (*EAGER, *REPLAYED)
-# compiling takes minutes; more of it is there to be asked for
-BACKENDS = (*DEFAULT, "channels_last+compile+graph", "amp+compile", "amp+compile+graph")
+# compiling takes minutes; more of it is there to be asked for, and so are convolutions with their ReLUs at once
+COMPILED = ("channels_last+compile+graph", "amp+compile", "amp+compile+graph")
+FUSED = ("channels_last+fuse", "amp+fuse", "channels_last+fuse+graph", "amp+fuse+graph")
+BACKENDS = (*DEFAULT, *COMPILED, *FUSED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +50,14 @@ class Sides:
         """
         last, dtype = backend.startswith("channels_last"), self.dtype_of(backend)
         form: dict[str, Any] = {"channels_last": last, "dtype": dtype, "compile": is_compiled(backend)}
-        form["graph"] = is_replayed(backend) and images.is_cuda
+        form |= {"graph": is_replayed(backend) and images.is_cuda, "fuse": is_fused(backend)}
         if flatten and self.traceable(images):
             form |= {"example": images, "flatten": True}
+        elif is_fused(backend):
+            raise ReplearnError(
+                f"{backend} is for flat graphs: leave --no-flatten out, and backends with fuse for a model that "
+                "can't be traced."
+            )
         makers: dict[str, Callable[[], nn.Module]] = {
             E2E: lambda: streamline(self.end_to_end, **form),
             DYNAMIC: lambda: in_layout(copy.deepcopy(self.replaced), last),
@@ -95,6 +102,10 @@ def is_compiled(backend: str) -> bool:
 
 def is_replayed(backend: str) -> bool:
     return "graph" in backend.split("+")
+
+
+def is_fused(backend: str) -> bool:
+    return "fuse" in backend.split("+")
 
 
 def make_sides(name: str, size: int, device: torch.device, first: int) -> Sides:

@@ -20,7 +20,8 @@ def inference(
         str | None,
         typer.Option(
             help="fp32, amp, channels_last, channels_last+compile, graph, amp+graph, channels_last+graph (these "
-            "are the default), channels_last+compile+graph."
+            "are the default), channels_last+compile+graph, amp+compile, amp+compile+graph; with convolutions "
+            "fused by cuDNN: channels_last+fuse, amp+fuse, channels_last+fuse+graph, amp+fuse+graph."
         ),
     ] = None,
     size: Annotated[int, typer.Option(min=4, help="Side length of the images.")] = 224,

@@ -16,6 +16,7 @@ from ..errors import ReplearnError
 from ..operators.base import Operator
 from ..replaying import Replayed
 from ..streamlining import Autocast, check_ready
+from ..trusting import Fused
 from ..verifying import compare
 from ..whole import own_copy, unwrapped
 from . import formats
@@ -124,6 +125,11 @@ def check_exportable(model: nn.Module) -> None:
         raise ReplearnError(
             "A model deployed with dtype= runs under autocast, which is a way to run and not to store it, and "
             "has its weights cast. Export what deploy gives without dtype."
+        )
+    if isinstance(model, Fused):
+        raise ReplearnError(
+            "A model deployed with fuse=True has cuDNN compute its convolutions, which is a way to run and not to "
+            "store it. Export what deploy gives without fuse."
         )
     check_ready(model)
     for name, module in model.named_modules():

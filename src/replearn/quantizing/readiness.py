@@ -10,6 +10,7 @@ from ..errors import ReplearnError
 from ..operators.base import Operator
 from ..replaying import Replayed
 from ..streamlining import Autocast, check_ready
+from ..trusting import Fused
 
 
 def check_quantizable(model: nn.Module) -> None:
@@ -24,6 +25,8 @@ def check_quantizable(model: nn.Module) -> None:
         raise ReplearnError("A model deployed with graph=True can't be quantized: deploy it without.")
     if isinstance(model, Autocast):
         raise ReplearnError("A model deployed with dtype= can't be quantized: deploy it without.")
+    if isinstance(model, Fused):
+        raise ReplearnError("A model deployed with fuse=True can't be quantized: deploy it without.")
     devices = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
     if devices:
         raise ReplearnError(
