@@ -237,11 +237,12 @@ def inference() -> str:
 
 
 def fused() -> str:
-    """Milliseconds of E2E and deployed RepL, and their ratio, with each convolution and its ReLU at once or not."""
+    """Milliseconds of E2E and deployed RepL, and their ratio, with convolutions and their ReLUs at once or not."""
     rows = {(row["model"], row["batch"], row["backend"]): row for row in read("inference_h200_fused.json")["rows"]}
     names = {"resnet34": "ResNet-34", "resnet101": "ResNet-101"}
-    columns = [(model, batch) for model in names for batch in (1, 64)]
-    head = ["", *(f"{names[model]}, {'one image' if batch == 1 else f'{batch} images'}" for model, batch in columns)]
+    images = {1: "one image", 64: "64 images"}
+    columns = [(model, batch) for model in names for batch in images]
+    head = ["", *(f"{names[model]}, {images[batch]}" for model, batch in columns)]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for backend in dict.fromkeys(backend for _, _, backend in rows):
         cells = [backend]
