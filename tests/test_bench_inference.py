@@ -188,7 +188,8 @@ def call(*words: str) -> Any:
 
 def test_a_backend_that_is_not_measured_here_is_told() -> None:
     for backends, told in (
-        ("graph,amp+graph", "graph needs a CUDA GPU"),
+        ("graph,amp+graph", "graph and fuse need a CUDA GPU"),
+        ("amp+fuse,channels_last+fuse", "graph and fuse need a CUDA GPU"),
         ("channels_last+compile", "--compile-all"),
     ):
         words = f"--device cpu --models vit:16:4:2:4 --size 8 --batches 1 --backends {backends}"

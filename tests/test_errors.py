@@ -644,6 +644,22 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("compile='fast': write True, False, or a mode: default, reduce-overhead",),
         ),
         (
+            lambda f: replearn.streamline(tiny.resnet().eval(), fuse="yes"),
+            ("fuse='yes': write True to have cuDNN compute", "or False"),
+        ),
+        (
+            lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), fuse=True),
+            ("fuse=True needs flatten=True",),
+        ),
+        (
+            lambda f: replearn.streamline(tiny.resnet().eval(), fuse=True, flatten=True, compile=True),
+            ("fuse=True and compile=True can't be had together", "Leave one of them out"),
+        ),
+        (
+            lambda f: replearn.streamline(tiny.resnet().eval(), fuse=True, flatten=True),
+            ("fuse=True needs a model on a CUDA GPU with cuDNN", "is on cpu", "leave fuse out"),
+        ),
+        (
             lambda f: replearn.streamline(tiny.replaced(tiny.resnet()).eval()),
             ("CifarResNet is replaced (layer1.1 is an operator)", "Use replearn.deploy(model, ...)"),
         ),
