@@ -378,6 +378,15 @@ def test_what_can_never_be_compared_is_given_up(cudnn: list[str]) -> None:
     assert not cudnn
 
 
+def test_an_empty_batch_is_torchs(cudnn: list[str]) -> None:
+    fused = replearn.deploy(resnet(), torch.randn(2, 3, 32, 32), flatten=True, fuse=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(trusting.TRIALS + 1):
+            assert fused(torch.empty(0, 3, 32, 32)).shape == (0, 10)
+    assert not cudnn
+
+
 def test_zeros_decide_nothing(cudnn: list[str]) -> None:
     model = net(lambda x, conv: torch.relu(conv(x)), nn.Conv2d(3, 4, 3, bias=False))
     fused = replearn.streamline(model, IMAGES, flatten=True, fuse=True)

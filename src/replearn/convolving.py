@@ -23,7 +23,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from .precision import convolves_in_tf32
 
 Pair = tuple[int, int]
-How = Callable[[Tensor, Tensor, Tensor, Tensor | None, Pair, Pair, Pair], Tensor]
+Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Pair, Pair, Pair]  # as `convolve_relu` takes it
+How = Callable[[*Given], Tensor]
 # Of the largest number, which two ways to compute may differ by: four roundings to half precision or TF32, which
 # torch makes two or three of, and some bits that sums in another order cost where all is in full
 ROUNDINGS, IN_FULL = 4, {torch.float32: 2.0**-14, torch.float64: 2.0**-40}
@@ -107,64 +108,35 @@ class Trial:
     def unsaid(self) -> str | None:
         return self._hindered or (None if self._seen else "all numbers were zero")
 
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        other: Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-    ) -> Tensor:
-        given = x, weight, bias, other, stride, padding, dilation
+    def __call__(self, *given: *Given) -> Tensor:
         expected = usual(*given)
         if self.failure is None and self._hindered is None and expected.numel():
             try:
-                self._compare(expected, *given)
+                self._compare(expected, given)
             except torch.OutOfMemoryError:
                 self._hindered = "there was no memory left to compare the two"
         return expected
 
-    def _compare(
-        self,
-        expected: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        other: Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-    ) -> None:
+    def _compare(self, expected: Tensor, given: Given) -> None:
+        x, _, bias, other, *_ = given
         sizes = [float(tensor.abs().max()) for tensor in (x, expected, bias, other) if tensor is not None]
         if not all(map(isfinite, sizes)):
             self._hindered = "there were inf or NaN in it"
             return
         self._seen = self._seen or sizes[1] > 0
-        largest = max(sizes[1:])  # of all that is summed up to `expected`
-        self.failure = failure_of(expected, largest, x, weight, bias, other, stride, padding, dilation)
+        self.failure = failure_of(expected, max(sizes[1:]), given)
 
 
-def failure_of(
-    expected: Tensor,
-    largest: float,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    other: Tensor | None,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-) -> str | None:
-    """What is wrong with cuDNN's result, if anything is."""
+def failure_of(expected: Tensor, largest: float, given: Given) -> str | None:
+    """What is wrong with cuDNN's result, if anything is; `largest` is so of all that is summed up to it."""
+    _, weight, bias, other, *_ = given
     if any(each is not None and each.dtype is not weight.dtype for each in (bias, other, expected)):
         return f"its weight is in {weight.dtype}, and what it is added to or gives is not"
     if other is not None and other.shape != expected.shape:
         return f"its sum spreads {list(other.shape)} to {list(expected.shape)}"
     torch.full_like(expected, torch.nan)  # its memory is free again, and most likely taken for the result
     try:
-        found = at_once(x, weight, bias, other, stride, padding, dilation)
+        found = at_once(*given)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

@@ -81,7 +81,7 @@ class Fused(nn.Module):
                 look = signature((args, kwargs), given, "takes")
             except ReplearnError:  # something that calls can't be told apart by
                 return None
-        if not given or not all(is_bare(tensor) and runs_at_once_on(tensor.device) for tensor in given):
+        if not given or not all(is_bare(x) and x.numel() and runs_at_once_on(x.device) for x in given):
             return None
         around = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         return look, around or convolves_in_tf32(), cudnn.benchmark
