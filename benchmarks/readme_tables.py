@@ -215,6 +215,10 @@ INFERENCE = (  # likewise
     "inference_h200_picked.json",
     "inference_h200_picked_one.json",
     "inference_h200_picked_amp.json",
+    "inference_h200_fused_without_zeros.json",
+    "inference_h200_picked_amp_again.json",
+    "inference_h200_fused.json",
+    "inference_h200_fused_again.json",
 )
 BACKENDS = (
     *("fp32", "channels_last", "amp", "channels_last+compile"),
