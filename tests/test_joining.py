@@ -442,8 +442,8 @@ def test_where_nothing_can_be_joined_there_is_nothing_to_try(cudnn: list[str]) -
 
 def test_images_in_float32_are_cast_as_autocast_would(cudnn: list[str]) -> None:
     x = torch.randn(2, 3, 32, 32)
-    plain = replearn.deploy(resnet(), x, flatten=True, dtype=torch.bfloat16)
-    fused = replearn.deploy(resnet(), x, flatten=True, dtype=torch.bfloat16, fuse=True)
+    plain = replearn.deploy(resnet(), x, flatten=True, graph=False, dtype=torch.bfloat16)
+    fused = replearn.deploy(resnet(), x, flatten=True, graph=False, dtype=torch.bfloat16, fuse=True)
     (inner,) = [module for module in fused.modules() if isinstance(module, Fused)]
     weights = [p for p in inner.parameters() if p.dim() == 4]
     assert all(weight.dtype is torch.bfloat16 for weight in weights)

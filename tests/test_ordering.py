@@ -87,9 +87,12 @@ def test_every_value_in_between_is_in_that_order() -> None:
 def test_both_doors_order_in_half_precision(name: str, dtype: torch.dtype) -> None:
     fresh, replaced, x = ZOO[name].fresh(), ZOO[name].replaced(), images()
     for form, plain in (
-        (replearn.streamline(fresh, x, flatten=True, dtype=dtype), replearn.streamline(fresh)),
-        (replearn.deploy(replaced, x, flatten=True, dtype=dtype), replearn.deploy(replaced)),
-        (replearn.deploy(replaced, x, flatten=True, merge=True, dtype=dtype), replearn.deploy(replaced)),
+        (replearn.streamline(fresh, x, flatten=True, graph=False, dtype=dtype), replearn.streamline(fresh)),
+        (replearn.deploy(replaced, x, flatten=True, graph=False, dtype=dtype), replearn.deploy(replaced)),
+        (
+            replearn.deploy(replaced, x, flatten=True, merge=True, graph=False, dtype=dtype),
+            replearn.deploy(replaced),
+        ),
     ):
         assert len(kernels(form)) > 2
         assert all(is_last(weight) and weight.dtype is dtype for weight in kernels(form).values())
@@ -103,7 +106,7 @@ def test_in_float32_and_on_a_cpu_nothing_changes(monkeypatch: pytest.MonkeyPatch
     model, x = ZOO["cifar_resnet"].fresh(), images()
     assert not any(map(is_last, kernels(replearn.streamline(model, x, flatten=True)).values()))
     monkeypatch.undo()
-    half = replearn.streamline(model, x, flatten=True, dtype=torch.bfloat16)
+    half = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.bfloat16)
     assert not any(map(is_last, kernels(half).values()))
     assert ordering.orders_by_channel(torch.device("cuda")) is (torch.version.hip is None)
     assert not ordering.orders_by_channel(torch.device("cpu"))
@@ -336,7 +339,7 @@ def test_the_stems_kernels_write_in_that_order(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(opening, "MANY", 1)
     torch.manual_seed(0)
     model, x = Grey(3).eval().to(HERE), torch.randn(2, 3, 20, 24, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, dtype=torch.float16)
+    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
     (node,) = form.model.graph.find_nodes(op="call_function", target=stem)
     assert node.args[4] is True
     with torch.autocast(HERE, torch.float16):
@@ -348,7 +351,7 @@ def test_the_stems_kernels_write_in_that_order(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_it_copies_pickles_and_compiles() -> None:
     model, x = ZOO["timm_resnet"].replaced(), images()
-    form: Any = replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.bfloat16)
+    form: Any = replearn.deploy(model, x, merge=True, flatten=True, graph=False, dtype=torch.bfloat16)
     expected = outputs(form, x)[0]
     for other in (copy.deepcopy(form), pickle.loads(pickle.dumps(form))):
         assert all(map(is_last, kernels(other).values()))
@@ -374,7 +377,7 @@ def test_it_is_exported(to: str, tmp_path: Any) -> None:
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_torch_exports_it_in_half_precision() -> None:
     model, x = ZOO["timm_resnet"].replaced(), images()
-    form: Any = replearn.deploy(model, x, flatten=True, dtype=torch.bfloat16)
+    form: Any = replearn.deploy(model, x, flatten=True, graph=False, dtype=torch.bfloat16)
     with torch.no_grad():
         program = torch.export.export(form, (x,))
         assert near(program.module()(x), form(x), 5e-2)

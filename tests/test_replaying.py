@@ -375,7 +375,10 @@ def replaced() -> nn.Module:
             "graph=True needs a model on a CUDA GPU, and this CifarResNet is on cpu.* model.to\\('cuda'\\)",
         ),
         (lambda: replearn.streamline(nn.Linear(3, 3).eval(), graph=True), "this Linear is on cpu"),
-        (lambda: replearn.deploy(replaced(), graph=4), "graph=4: write True to replay CUDA graphs, or False"),
+        (
+            lambda: replearn.deploy(replaced(), graph=4),
+            "graph=4: write True to replay CUDA graphs",
+        ),
         (
             lambda: replearn.deploy(replaced(), graph=True, compile="reduce-overhead"),
             "compile='reduce-overhead' replays CUDA graphs of its own.* graph=True with compile=True",

@@ -200,8 +200,8 @@ def test_the_kernel_is_not_given_what_it_would_misread(change: str) -> None:
 def test_a_deployed_transformer_has_one_operation_where_a_block_ends() -> None:
     model, x = replaced(), images()
     base = small_vit().eval()
-    plain: Any = replearn.streamline(base, x, flatten=True, dtype=torch.float16)
-    form: Any = replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16)
+    plain: Any = replearn.streamline(base, x, flatten=True, graph=False, dtype=torch.float16)
+    form: Any = replearn.deploy(model, x, merge=True, flatten=True, graph=False, dtype=torch.float16)
     assert len(sums_in(plain)) == 2 * 5 - 1  # not that of a token that is picked, whose rows lie apart
     assert len(sums_in(form)) == 2 * 4 - 1
     assert [len(node.args) for node in sums_in(form)].count(5) == len(form.model.meta[ABSORBED]) == 1
@@ -224,7 +224,7 @@ def test_a_deployed_transformer_copies_pickles_and_compiles(monkeypatch: pytest.
     base = VisionTransformer(img_size=16, patch_size=8, embed_dim=64, depth=4, num_heads=2).to(HERE)
     model = replearn.replace_(base, replearn.plan(base, first=2)).eval()
     x = torch.randn(2, 3, 16, 16, device=HERE)
-    form: Any = replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16)
+    form: Any = replearn.deploy(model, x, merge=True, flatten=True, graph=False, dtype=torch.float16)
     called = [node.target for node in form.model.graph.nodes if node.op == "call_function"]
     assert {residual_linear, embed, rounded_norm} <= set(called)
     again: Any = pickle.loads(pickle.dumps(form))
@@ -242,7 +242,7 @@ def test_a_deployed_transformer_copies_pickles_and_compiles(monkeypatch: pytest.
 def test_an_operator_of_a_width_that_the_kernel_does_not_take() -> None:
     model, x = small_vit(96), images()
     replearn.replace_(model, replearn.plan(model, first=2)).eval()
-    form: Any = replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16)
+    form: Any = replearn.deploy(model, x, merge=True, flatten=True, graph=False, dtype=torch.float16)
     assert sums_in(form) == []
     assert len(form.model.meta[ABSORBED]) == 1
     assert distance(form(x).float(), model(x)) < 5e-3
@@ -257,7 +257,7 @@ def test_an_operator_that_is_taken_up_costs_no_launch() -> None:
         for options in (replearn.operators.Removal(), replearn.operators.Projection())
     )
     one, other = (
-        count(replearn.deploy(model, x, merge=True, flatten=True, dtype=torch.float16), x)
+        count(replearn.deploy(model, x, merge=True, flatten=True, graph=False, dtype=torch.float16), x)
         for model in (removed, kept)
     )
     assert (one.launches, one.dispatches) == (other.launches, other.dispatches)
@@ -266,17 +266,21 @@ def test_an_operator_that_is_taken_up_costs_no_launch() -> None:
 
 @runs_kernels
 def test_a_compiler_is_given_torchs_own_operations() -> None:
-    form: Any = replearn.deploy(replaced(), images(), merge=True, flatten=True, dtype=torch.float16, compile=True)
+    form: Any = replearn.deploy(
+        replaced(), images(), merge=True, flatten=True, graph=False, dtype=torch.float16, compile=True
+    )
     assert sums_in(form) == []
 
 
 @runs_kernels
 def test_sums_of_anything_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     x = images()
-    narrow: Any = replearn.streamline(small_vit(96).eval(), x, flatten=True, dtype=torch.float16)
+    narrow: Any = replearn.streamline(small_vit(96).eval(), x, flatten=True, graph=False, dtype=torch.float16)
     assert sums_in(narrow) == []
     monkeypatch.setattr(streamlining, "kernels_run_on", lambda device: False)
-    assert sums_in(replearn.streamline(small_vit().eval(), x, flatten=True, dtype=torch.float16)) == []
+    assert (
+        sums_in(replearn.streamline(small_vit().eval(), x, flatten=True, graph=False, dtype=torch.float16)) == []
+    )
 
 
 class Block(nn.Module):
@@ -318,7 +322,7 @@ class Block(nn.Module):
 def test_sums_that_stay_what_they_are(how: str, sums: int, kind: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = Block(how).to(HERE).eval(), torch.randn(2, 3, 64, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, dtype=torch.float16)
+    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
     assert len(sums_in(form)) == sums
     assert form.model.get_parameter("last_weight").dtype is kind
     with torch.autocast(HERE, torch.float16):
@@ -347,7 +351,7 @@ def test_on_a_gpu_a_vit_is_what_torch_makes_of_it(batch: int, dtype: torch.dtype
     device = torch.device("cuda")
     sides = make_sides("vit_small_16", 224, device, 2)
     x = torch.randn(batch, 3, 224, 224, device=device)
-    form: Any = replearn.deploy(sides.replaced, x, merge=True, flatten=True, dtype=dtype)
+    form: Any = replearn.deploy(sides.replaced, x, merge=True, flatten=True, graph=False, dtype=dtype)
     assert [len(node.args) for node in sums_in(form)].count(5) == 3
     with torch.inference_mode():
         exact, found = sides.replaced(x), form(x)

@@ -14,6 +14,7 @@ from .flattening import flatten as flat_form
 from .lasting import lasting, writable
 from .merging import merge_, refuse_unfit
 from .recording import record_stand_in
+from .recurring import replay_for
 from .replaying import check_graph
 from .streamlining import Folding, check_backend, check_outputs, check_ready, on_backend, rearrange_, settle_
 from .surgery import operators_of, plan_of, set_submodule
@@ -34,7 +35,7 @@ def deploy(
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
-    graph: bool = False,
+    graph: bool | None = None,
     fuse: bool = False,
 ) -> nn.Module:
     """Return a new model whose operators are plain modules; `model`, in eval mode, is not touched.
@@ -58,9 +59,11 @@ def deploy(
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
     weights cast once (in a flat graph on a GPU ordered so, too, where nothing can tell), `compile` (True, or a
     mode of torch.compile) compiles it, and `graph` replays it as CUDA graphs, one for each shape of input, without
-    gradients: ways to run, not to store, a model. So is `fuse`, for a flat graph on a CUDA GPU: cuDNN computes
-    each convolution with its bias, the sum and the ReLU after it in one launch, in calls under torch.no_grad or
-    inference_mode, once a trial gave what torch does, to rounding: the fastest form of a ResNet.
+    gradients: ways to run, not to store, a model. Left out, `graph` is for a flat graph with a `dtype` on a CUDA
+    GPU alone, and for inputs of a kind that comes a third time; False is for nothing. `fuse` is a way to run, too,
+    for a flat graph on a CUDA GPU: cuDNN computes each convolution with its bias, the sum and the ReLU after it in
+    one launch, in calls under torch.no_grad or inference_mode, once a trial gave what torch does, to rounding: the
+    fastest form of a ResNet.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32()
@@ -79,7 +82,7 @@ def deploy(
             f"fold={fold!r}: write 'all' to fold the BatchNorms of the whole network, or 'operators' for those of "
             "the operators alone."
         )
-    plain = own_copy(model)
+    plain, replay = own_copy(model), replay_for(model, graph, flatten=flatten, dtype=dtype, compile=compile)
     drop_(plain)
     operators = dict(operators_of(plain))
     for name, operator in operators.items():
@@ -93,9 +96,9 @@ def deploy(
     if flatten:
         flat = flat_form(plain, example)
         plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
-        rearrange_(plain, example, dtype, compile, graph, fuse)
+        rearrange_(plain, example, dtype, compile, replayed=replay is not None, fuse=fuse)
     check_outputs(model, plain, example)
-    return on_backend(plain, dtype, compile, graph, fuse)
+    return on_backend(plain, dtype, compile, replay, fuse)
 
 
 def refuse_infinite(name: str, fused: nn.Module) -> None:

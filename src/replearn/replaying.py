@@ -46,6 +46,8 @@ class Replayed(nn.Module):
         self._begin()
         self.eval()
 
+    _own = frozenset({"_recordings", "_pool", "_turns", "_lock"})  # what a copy does not get
+
     def _begin(self) -> None:
         self._recordings: OrderedDict[Hashable, Recording] = OrderedDict()
         self._pool: Any = None
@@ -69,20 +71,20 @@ class Replayed(nn.Module):
         if is_recording():  # somebody else's graph takes up the model itself
             return self.model(*args, **kwargs)
         given: list[Tensor] = []
-        around = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        key = (signature((args, kwargs), given, "takes"), around)
+        key = (signature((args, kwargs), given, "takes"), around())
         with self._lock, torch.no_grad():
             found = self._recordings.get(key)
             if found is not None:
                 self._recordings.move_to_end(key)
-                self._turns.take(found.device)
-                made = found.run(given)
+                made = self._run(found, given)
                 # looked up while the GPU works; what it reads is held, so a replay in vain does no harm
                 if found.weights.are_those_of(self.model):
                     return made
-            found = self._record(key, args, kwargs, given)
-            self._turns.take(found.device)
-            return found.run(given)
+            return self._run(self._record(key, args, kwargs, given), given)
+
+    def _run(self, recording: Recording, given: list[Tensor]) -> Any:
+        self._turns.take(recording.device)
+        return recording.run(given)
 
     def _record(self, key: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording:
         if not all(recording.weights.are_those_of(self.model) for recording in self._recordings.values()):
@@ -110,9 +112,8 @@ class Replayed(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs, which can't be copied or stored; a copy records its own."""
-        own = ("_recordings", "_pool", "_turns", "_lock")
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {name: value for name, value in state.items() if name not in own}
+        return {name: value for name, value in state.items() if name not in self._own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -196,6 +197,11 @@ class Weights:
         )
 
 
+def around() -> Hashable:
+    """The autocast that a call is in."""
+    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+
+
 def device_of(model: nn.Module, given: list[Tensor]) -> torch.device:
     return next((t.device for t in chain(model.parameters(), model.buffers(), given)), torch.device("cpu"))
 
@@ -211,8 +217,10 @@ def innermost(model: nn.Module) -> nn.Module:
 
 def check_graph(model: nn.Module, graph: Any, compile: Any) -> None:
     """Refuse graph=True where it can't work, before anything is built."""
-    if not isinstance(graph, bool):
-        raise ReplearnError(f"graph={graph!r}: write True to replay CUDA graphs, or False.")
+    if graph is not None and not isinstance(graph, bool):
+        raise ReplearnError(
+            f"graph={graph!r}: write True to replay CUDA graphs, False for none, or leave it out (None)."
+        )
     if not graph:
         return
     if compile in WITH_GRAPHS:

@@ -25,6 +25,7 @@ from .ordering import HALF, order_convolutions_, orders_by_channel
 from .picking import pick_first_
 from .pooling import pool_first_
 from .precision import noting_switches
+from .recurring import replay_for
 from .replaying import Replayed, check_graph, device_of
 from .rounding import round_norms_
 from .summing import join_sums_
@@ -48,7 +49,7 @@ def streamline(
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
-    graph: bool = False,
+    graph: bool | None = None,
     fuse: bool = False,
 ) -> nn.Module:
     """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
@@ -75,13 +76,13 @@ def streamline(
                 f"{type(model).__name__} is replaced ({name} is an operator). Use replearn.deploy(model, ...), "
                 "which does the same and makes the operators plain."
             )
-    plain = own_copy(model)
+    plain, replay = own_copy(model), replay_for(model, graph, flatten=flatten, dtype=dtype, compile=compile)
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
-        rearrange_(plain, example, dtype, compile, graph, fuse)
+        rearrange_(plain, example, dtype, compile, replayed=replay is not None, fuse=fuse)
     check_outputs(model, plain, example)
-    return on_backend(plain, dtype, compile, graph, fuse)
+    return on_backend(plain, dtype, compile, replay, fuse)
 
 
 def check_ready(model: nn.Module) -> None:
@@ -160,7 +161,13 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
 
 
 def rearrange_(
-    flat: FlatGraph, example: Any, dtype: torch.dtype | None, compile: bool | str, graph: bool, fuse: bool
+    flat: FlatGraph,
+    example: Any,
+    dtype: torch.dtype | None,
+    compile: bool | str,
+    *,
+    replayed: bool,
+    fuse: bool,
 ) -> None:
     """Compute a flat graph's outputs with less, in place.
 
@@ -177,19 +184,23 @@ def rearrange_(
         order_convolutions_(flat, HALF if dtype else (*HALF, torch.float32))
     kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
     if kernels:
-        open_with_kernels_(flat, few=graph or bool(compile))
+        open_with_kernels_(flat, few=replayed or bool(compile))
     if dtype is not None and not compile and kernels:
         embed_patches_(flat)
         join_sums_(flat, dtype)
-        round_norms_(flat, few=graph)
+        round_norms_(flat, few=replayed)
     if fuse:
         join_relus_(flat)
 
 
 def on_backend(
-    plain: nn.Module, dtype: torch.dtype | None, compile: bool | str, graph: bool, fuse: bool
+    plain: nn.Module,
+    dtype: torch.dtype | None,
+    compile: bool | str,
+    replay: type[Replayed] | None,
+    fuse: bool,
 ) -> nn.Module:
-    """Wrap a model for cuDNN and autocast, hand it to the compiler and replay it as CUDA graphs, as asked."""
+    """Wrap a model for cuDNN and autocast, hand it to the compiler and replay it as CUDA graphs."""
     if dtype is not None and isinstance(plain, FlatGraph):
         cast_weights_(plain, dtype)
     if fuse and num_joined(plain):
@@ -199,7 +210,7 @@ def on_backend(
         plain = Autocast(plain, dtype)
     if compile:
         compile_(plain, mode=compile if isinstance(compile, str) else None)
-    return Replayed(plain) if graph else plain
+    return plain if replay is None else replay(plain)
 
 
 def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = None) -> None:

@@ -33,6 +33,7 @@ from .inference_sides import (
     OPERATORS,
     Sides,
     is_compiled,
+    is_eager,
     is_fused,
     is_replayed,
     make_sides,
@@ -88,8 +89,8 @@ def measure(
     if not cells:
         compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)
         raise ReplearnError(
-            f"None of {', '.join(setting.backends)} is measured here: graph and fuse need a CUDA GPU, and this is "
-            f"{device.type}; compile takes minutes, and is for {compiled} unless you say --compile-all."
+            f"None of {', '.join(setting.backends)} is measured here: graph, eager and fuse need a CUDA GPU, and "
+            f"this is {device.type}; compile takes minutes, and is for {compiled} unless you say --compile-all."
         )
     for model, batch, backend in cells:
         if model not in sides:
@@ -147,6 +148,7 @@ def row_of(
         "targets": f"{sides.num_targets} of {sides.num_blocks}",
         "merged": num_merged(sides, backend) if setting.merge else 0,
         **form_of(built[DEPLOYED]),
+        "replayed": isinstance(built[DEPLOYED], Replayed),
         "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
         "speedup": {
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED]))
@@ -165,7 +167,7 @@ def row_of(
 
 
 def needs_gpu(backend: str) -> bool:
-    return is_replayed(backend) or is_fused(backend)
+    return is_replayed(backend) or is_fused(backend) or is_eager(backend)  # on a CPU amp is eager anyway
 
 
 def num_merged(sides: Sides, backend: str) -> int:

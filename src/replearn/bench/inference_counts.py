@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..costs.fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
 from ..costs.operations import bytes_of, flops_of, runs_no_kernel, tensors_in
+from ..replaying import Replayed
 from ..streamlining import Autocast
 from .inference_sides import DEPLOYED, E2E, Sides
 
@@ -45,6 +46,8 @@ def counted(sides: Sides, size: int, *, merge: bool, flatten: bool) -> dict[str,
 @torch.no_grad()
 def count(model: nn.Module, images: Tensor) -> Counts:
     """Run the model's double on a fake GPU and count; its weights are not read."""
+    if isinstance(model, Replayed):
+        model = model.model
     plain: nn.Module = model.model if isinstance(model, Autocast) else model
     precision = str(model.dtype).removeprefix("torch.") if isinstance(model, Autocast) else "float32"
     with fake_gpu(precision):

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..operators.base import Operator
+from ..recurring import Recurring
 from ..replaying import Replayed
 from ..streamlining import Autocast, check_ready
 from ..trusting import Fused
@@ -116,12 +117,12 @@ def format_of(path: str | os.PathLike[str], to: str | None) -> str:
 
 def check_exportable(model: nn.Module) -> None:
     """Refuse what is not a plain model in eval mode."""
-    if isinstance(model, Replayed):
+    if isinstance(model, Replayed) and not isinstance(model, Recurring):
         raise ReplearnError(
             "A model deployed with graph=True replays CUDA graphs, which is a way to run and not to store it. "
             "Export what deploy gives without graph."
         )
-    if isinstance(model, Autocast):
+    if isinstance(model, (Autocast, Recurring)):
         raise ReplearnError(
             "A model deployed with dtype= runs under autocast, which is a way to run and not to store it, and "
             "has its weights cast. Export what deploy gives without dtype."

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..operators.base import Operator
+from ..recurring import Recurring
 from ..replaying import Replayed
 from ..streamlining import Autocast, check_ready
 from ..trusting import Fused
@@ -21,9 +22,9 @@ def check_quantizable(model: nn.Module) -> None:
             raise ReplearnError(
                 f"{type(model).__name__} still has operators ({name}). Quantize replearn.deploy(model)."
             )
-    if isinstance(model, Replayed):
+    if isinstance(model, Replayed) and not isinstance(model, Recurring):
         raise ReplearnError("A model deployed with graph=True can't be quantized: deploy it without.")
-    if isinstance(model, Autocast):
+    if isinstance(model, (Autocast, Recurring)):
         raise ReplearnError("A model deployed with dtype= can't be quantized: deploy it without.")
     if isinstance(model, Fused):
         raise ReplearnError("A model deployed with fuse=True can't be quantized: deploy it without.")

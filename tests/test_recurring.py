@@ -1,0 +1,488 @@
+"""A flat graph under autocast on a GPU replays what comes again by itself, and nobody can tell.
+
+Without a GPU a stand-in records: it runs the model again and writes into the same outputs, as a graph does.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import replearn
+from replearn import ReplearnError, recurring, replaying
+from replearn.bench import inference_sides
+from replearn.bench.inference_sides import DEPLOYED, E2E, OPERATORS, Sides, make_sides
+from replearn.bench.inference_sides import DYNAMIC as MOVING
+from replearn.exporting import export
+from replearn.quantizing import quantize_dynamic
+from replearn.recurring import SEEN, TIMES, Recurring, replay_for, settings
+from replearn.replaying import Replayed
+from replearn.streamlining import Autocast
+from replearn.verifying import tensors_in
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record on the CPU, and note the names of what was."""
+    names: list[str] = []
+
+    def stand_in(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> Any:
+        names.append(name)
+        output = body()
+
+        def launch() -> None:
+            for old, new in zip(tensors_in(output), tensors_in(body()), strict=True):
+                old.copy_(new)
+
+        return launch, output
+
+    monkeypatch.setattr(replaying, "capture", stand_in)
+    monkeypatch.setattr(recurring, "replays_on", lambda device: True)
+    return names
+
+
+class Scaled(nn.Module):
+    """A layer, and a number that it is multiplied by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, times: float = 1.0) -> Tensor:
+        made: Tensor = self.layer(x)
+        return made * times
+
+
+def called(fast: nn.Module, x: Any, count: int = TIMES, **kwargs: Any) -> None:
+    for _ in range(count):
+        with torch.no_grad():
+            fast(x, **kwargs)
+
+
+def test_what_comes_a_third_time_is_recorded_and_then_replayed(recorded: list[str]) -> None:
+    model = Scaled().eval()
+    fast = Recurring(model)
+    found = []
+    for count, batch in enumerate((4, 4, 1, 4, 4, 1, 4, 1)):
+        x = torch.randn(batch, 3)
+        with torch.no_grad():
+            found.append((fast(x), model(x)))
+        assert fast.num_graphs == (0 if count < 3 else 1 if count < 7 else 2)
+    for one, other in found:  # after all of them: nothing was overwritten
+        assert torch.equal(one, other)
+    assert recorded == ["Scaled", "Scaled"]
+    called(fast, torch.randn(4, 3), times=2.0)  # another kind of call
+    assert fast.num_graphs == 3
+
+
+def test_calls_with_gradients_and_in_train_mode_run_the_model(recorded: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0)).eval()
+    fast, x = Recurring(model), torch.randn(4, 3)
+    for _ in range(TIMES + 1):
+        fast(x).sum().backward()
+    assert model[0].weight.grad is not None
+    fast.train()
+    called(fast, x)
+    with torch.no_grad():
+        assert not fast(x).any()  # everything is dropped
+    assert not recorded
+    fast.eval()
+    called(fast, x)
+    assert fast.num_graphs == 1
+    model[1].train()
+    with torch.no_grad():
+        assert not fast(x).any()
+    assert fast.num_graphs == 0
+
+
+@contextmanager
+def everybody_hooked() -> Iterator[None]:
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+LOOKING_ON: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a dispatch mode": lambda: FlopCounterMode(display=False),
+    "a function mode": lambda: torch.device("cpu"),
+    "hooks on everything": everybody_hooked,
+}
+
+
+@pytest.mark.parametrize("who", LOOKING_ON)
+def test_who_looks_on_sees_the_model(who: str, recorded: list[str]) -> None:
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    with LOOKING_ON[who]():
+        called(fast, x, TIMES + 1)
+    assert not recorded
+    called(fast, x, TIMES + 1)
+    assert recorded == ["Linear"]
+    with LOOKING_ON[who]() as looking:
+        called(fast, x, 1)
+    if isinstance(looking, FlopCounterMode):
+        assert looking.get_total_flops() == 2 * 4 * 3 * 2
+
+
+def test_hooks_hear_of_every_call(recorded: list[str]) -> None:
+    model, heard = nn.Sequential(nn.Linear(3, 2)).eval(), []
+    fast, x = Recurring(model), torch.randn(4, 3)
+    called(fast, x)
+    assert fast.num_graphs == 1
+    handle = model[0].register_forward_hook(lambda *_: heard.append(1))
+    heard.clear()
+    called(fast, x, 4)
+    # the replay in vain of the first call is one of the stand-in's, which runs the model
+    assert (len(heard), fast.num_graphs) == (5, 0)
+    handle.remove()
+    called(fast, x)
+    assert fast.num_graphs == 1
+
+
+def test_traced_compiled_and_transformed_calls_run_the_model(recorded: list[str]) -> None:
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    called(fast, x)
+    fast.forget()
+    runs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        runs.append(1)
+        return graph
+
+    compiled = torch.compile(fast, backend=backend, fullgraph=True)
+    for _ in range(TIMES + 1):
+        with torch.no_grad():
+            assert torch.equal(compiled(x), fast.model(x))
+            torch.testing.assert_close(torch.vmap(fast)(x), fast.model(x))
+    assert runs == [1]
+    with torch.no_grad():
+        program = torch.export.export(fast, (x,))
+        assert torch.equal(program.module()(x), fast.model(x))
+        torch.jit.trace(fast, x)
+    assert recorded == ["Linear"]
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "cudnn": lambda: torch.backends.cudnn.flags(enabled=False),
+    "benchmark": lambda: torch.backends.cudnn.flags(enabled=True, benchmark=True),
+    "attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    "deterministic": deterministic,
+    "tf32": lambda: replearn.precision.float32_products(tf32=True),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_other_settings_of_torch_are_noticed(name: str, recorded: list[str]) -> None:
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    before = settings()
+    with SETTINGS[name]():
+        assert settings() != before
+    assert settings() == before
+    called(fast, x, TIMES + 1)
+    assert len(recorded) == 1
+    with SETTINGS[name]():
+        called(fast, x, 1)
+        assert fast.num_graphs == 0
+        called(fast, x, TIMES)
+        assert len(recorded) == 2
+    called(fast, x, 1)
+    assert fast.num_graphs == 0
+
+
+@pytest.mark.parametrize("change", ["to", "behind its back", "assign", "in place"])
+def test_other_weights_are_read(change: str, recorded: list[str]) -> None:
+    model, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast = Recurring(model)
+    called(fast, x)
+    other = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    if change == "to":
+        fast.double()
+    elif change == "behind its back":
+        model.double()
+    else:
+        model.load_state_dict(other, assign=change == "assign")
+    x = x.to(model.weight.dtype)
+    for _ in range(TIMES + 1):
+        with torch.no_grad():
+            assert torch.equal(fast(x), model(x))
+    assert fast.num_graphs == 1
+    assert len(recorded) == (1 if change == "in place" else 2)
+
+
+def test_only_so_many_kinds_are_recorded_and_counted(recorded: list[str]) -> None:
+    fast = Recurring(nn.Linear(3, 2).eval(), most=2)
+    for batch in (1, 2, 3):
+        called(fast, torch.randn(batch, 3), TIMES + 1)
+    assert len(recorded) == 2  # the first ones stay: others would drive each other out all the time
+    fast = Recurring(nn.Linear(3, 2).eval())
+    for batch in range(1, SEEN + 10):
+        called(fast, torch.randn(batch, 3), 1)
+    assert len(fast._seen) < SEEN
+
+
+class WritesInto(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+def test_what_writes_into_its_inputs_goes_on_doing_so(recorded: list[str]) -> None:
+    fast, x = Recurring(WritesInto().eval()), torch.ones(3)
+    with pytest.warns(UserWarning, match="WritesInto goes on without .* it writes into its inputs, and a"):
+        called(fast, x)
+    assert torch.equal(x, torch.full((3,), 8.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called(fast, x)  # nobody tries again, or says it again
+    assert torch.equal(x, torch.full((3,), 64.0))
+    assert (fast.num_graphs, len(recorded)) == (0, 1)
+
+
+@pytest.mark.parametrize("error", [ReplearnError("Linear can't: no."), torch.OutOfMemoryError("full.\nof it")])
+def test_what_cannot_be_recorded_runs_and_a_warning_says_why(
+    error: Exception, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        recorded.append("tried")
+        raise error
+
+    monkeypatch.setattr(replaying, "capture", fails)
+    model, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast = Recurring(model)
+    with pytest.warns(UserWarning, match=rf"inputs of this kind: {str(error).splitlines()[0]} With graph=False"):
+        called(fast, x)
+    with torch.no_grad():
+        assert torch.equal(fast(x), model(x))
+    assert recorded == ["tried"]
+
+
+def test_calls_that_cannot_be_told_apart_run_the_model(recorded: list[str]) -> None:
+    class Takes(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x
+
+    fast = Recurring(Takes().eval())
+    for given in (object(), torch.eye(3).to_sparse(), 3, nn.Parameter(torch.ones(1)), (torch.ones(1), object())):
+        for _ in range(TIMES + 1):
+            with torch.no_grad():
+                assert fast(given) is given
+    assert not recorded
+    called(fast, (torch.ones(2), [torch.ones(3)], 4))
+    assert fast.num_graphs == 1
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))])
+def test_copies_count_for_themselves(how: Callable[[Any], Any], recorded: list[str]) -> None:
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    called(fast, x)
+    other = how(fast)
+    assert (other.num_graphs, fast.num_graphs) == (0, 1)
+    called(other, x)
+    with torch.no_grad():
+        assert torch.equal(other(x), fast(x))
+    assert len(recorded) == 2
+    replica = fast._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    replica.model = fast.model
+    called(replica, x, TIMES + 1)
+    assert (fast.num_graphs, len(recorded)) == (1, 2)
+
+
+def test_inference_mode_and_autocast_are_the_callers(recorded: list[str]) -> None:
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    for _ in range(TIMES + 1):
+        with torch.inference_mode():
+            assert fast(x).is_inference()
+        with torch.no_grad():
+            assert not fast(x).is_inference()
+    assert len(recorded) == 1
+    try:
+        torch.set_autocast_enabled("cuda", True)
+        called(fast, x)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert len(recorded) == 2
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "expected"),
+    [
+        (None, {}, Recurring),
+        (None, {"flatten": False}, None),  # whose code may do anything
+        (None, {"dtype": None}, None),  # a plain model, to store and to export
+        (None, {"compile": True}, None),
+        (False, {}, None),
+        (True, {}, Replayed),
+        (True, {"flatten": False, "dtype": None}, Replayed),
+    ],
+)
+def test_which_models_replay_by_themselves(
+    graph: bool | None, options: dict[str, Any], expected: type | None, recorded: list[str]
+) -> None:
+    how: dict[str, Any] = {"flatten": True, "dtype": torch.float16, "compile": False} | options
+    assert replay_for(nn.Linear(3, 2), graph, **how) is expected
+
+
+@pytest.mark.usefixtures("recorded")
+def test_deploy_and_streamline_give_them(tmp_path: Any) -> None:
+    model, images = tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 3, 32, 32)
+    options: dict[str, Any] = {"flatten": True, "dtype": torch.bfloat16}
+    fast = replearn.deploy(model, images, **options)
+    base = replearn.streamline(tiny.resnet().eval(), images, **options)
+    plain = replearn.deploy(model, images, graph=False, **options)
+    assert type(fast) is type(base) is Recurring
+    assert type(plain) is type(fast.model) is Autocast
+    for _ in range(TIMES + 1):
+        with torch.inference_mode():
+            assert torch.equal(fast(images), plain(images))
+    assert fast.num_graphs == 1
+    assert not isinstance(replearn.deploy(model, images, flatten=True), Replayed)
+    with pytest.raises(ReplearnError, match="deployed with dtype= runs under autocast"):
+        export(fast, tmp_path / "x.onnx", images)
+    with pytest.raises(ReplearnError, match="deployed with dtype= can't be quantized"):
+        quantize_dynamic(fast)
+
+
+def test_on_a_cpu_nothing_is_replayed() -> None:
+    model, images = tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 3, 32, 32)
+    assert type(replearn.deploy(model, images, flatten=True, dtype=torch.bfloat16)) is Autocast
+    fast = Recurring(nn.Linear(3, 2).eval())
+    called(fast, torch.randn(4, 3), TIMES + 1)
+    assert fast.num_graphs == 0
+
+
+def test_all_sides_of_a_comparison_are_replayed_or_none(
+    recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_sides, "replays_on", lambda device: True)
+    sides: Sides = make_sides("cifar_resnet:20:4", 8, torch.device("cpu"), 2)
+    kinds, images = (E2E, MOVING, OPERATORS, DEPLOYED), torch.randn(2, 3, 8, 8)
+    for backend, kind in (("amp", Recurring), ("amp+eager", Autocast)):
+        for side in sides.built(backend, kinds, images).values():
+            assert type(side) is kind
+            called(side, images, TIMES + 1)
+            assert not isinstance(side, Recurring) or side.num_graphs == 1
+    assert all(type(side) is Autocast for side in sides.built("amp", kinds, images, flatten=False).values())
+    assert not any(isinstance(side, Replayed) for side in sides.built("fp32", kinds, images).values())
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+MODELS = ["cifar_resnet:20:16", "vit:64:4:2:4"]
+
+
+def forms(name: str, **options: Any) -> tuple[nn.Module, nn.Module]:
+    """What deploy gives by itself, and without graphs."""
+    sides = make_sides(name, 32, torch.device("cuda"), 2)
+    x = torch.randn(4, 3, 32, 32, device="cuda")
+    how: dict[str, Any] = {"flatten": True, "merge": True, "dtype": torch.float16} | options
+    plain, fast = (replearn.deploy(sides.replaced, x, graph=graph, **how) for graph in (False, None))
+    return fast, plain
+
+
+class TestOnAGPU:
+    pytestmark = cuda
+
+    @pytest.mark.parametrize("fuse", [False, True])
+    @pytest.mark.parametrize("name", MODELS)
+    def test_replays_give_what_the_model_does(self, name: str, fuse: bool) -> None:
+        fast, plain = forms(name, fuse=fuse)
+        made = []
+        for batch in (4, 4, 1, 4, 4, 1, 1, 1, 7):
+            x = torch.randn(batch, 3, 32, 32, device="cuda")
+            with torch.inference_mode():
+                made.append((fast(x), plain(x)))
+        assert fast.num_graphs == 2
+        for one, other in made:
+            assert one.dtype is other.dtype
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
+
+    def test_gradients_other_weights_and_devices(self) -> None:
+        fast, plain = forms(MODELS[0])
+        x = torch.randn(4, 3, 32, 32, device="cuda")
+        called(fast, x, TIMES + 1)
+        assert fast.num_graphs == 1
+        given = x.clone().requires_grad_()
+        fast(given).float().sum().backward()
+        assert given.grad is not None
+        with torch.no_grad():
+            for form in (fast, plain):
+                for parameter in form.parameters():
+                    parameter.data = parameter.data * 1.1
+            filling = [torch.full((1 << 18,), 7.0, device="cuda") for _ in range(8)]
+            torch.testing.assert_close(fast(x), plain(x), rtol=2e-2, atol=2e-2)
+            assert fast.num_graphs == 0
+            called(fast, x)
+            assert len(filling) == 8
+            assert fast.num_graphs == 1
+            torch.testing.assert_close(fast(x), plain(x), rtol=2e-2, atol=2e-2)
+            fast.cpu()
+            plain.cpu()
+            called(fast, x.cpu(), TIMES + 1)
+            assert fast.num_graphs == 0
+            torch.testing.assert_close(fast(x.cpu()), plain(x.cpu()), rtol=2e-2, atol=2e-2)
+
+    @pytest.mark.parametrize("name", MODELS)
+    def test_python_launches_one_graph_instead_of_kernels(self, name: str) -> None:
+        fast, plain = forms(name)
+        x = torch.randn(4, 3, 32, 32, device="cuda")
+        called(fast, x, TIMES + 1)
+        called(plain, x, TIMES + 1)
+        counts = []
+        for form in (fast, plain):
+            with torch.no_grad(), torch.profiler.profile() as profiled:
+                form(x)
+                torch.cuda.synchronize()
+            names = [event.key for event in profiled.key_averages()]
+            counts.append(any("GraphLaunch" in key for key in names))
+        assert counts == [True, False]
+
+    def test_other_threads_may_allocate_while_it_is_recorded(self) -> None:
+        import threading
+
+        fast, plain = forms(MODELS[0])
+        stop, errors = threading.Event(), []
+
+        def busy() -> None:
+            try:
+                while not stop.is_set():
+                    torch.empty(1 << 20, device="cuda").fill_(1)
+                    torch.ones(1 << 10).pin_memory()
+            except Exception as error:  # told below
+                errors.append(error)
+
+        other = threading.Thread(target=busy)
+        other.start()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                for batch in range(1, 6):
+                    called(fast, torch.randn(batch, 3, 32, 32, device="cuda"), TIMES + 1)
+        finally:
+            stop.set()
+            other.join()
+        assert not errors
+        assert fast.num_graphs == 5
+        x = torch.randn(3, 3, 32, 32, device="cuda")
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), plain(x), rtol=2e-2, atol=2e-2)
