@@ -83,7 +83,7 @@ def test_both_doors_pool_first_and_give_the_same_bits(name: str, dtype: torch.dt
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_torchvision_resnet_gives_the_same_bits(dtype: torch.dtype | None, channels_last: bool) -> None:
-    options: dict[str, Any] = {"dtype": dtype, "channels_last": channels_last}
+    options: dict[str, Any] = {"dtype": dtype, "channels_last": channels_last, "graph": False}
     model, x = torchvision(), images(2, 32)
     plain, flat = (replearn.streamline(model, x, flatten=how, **options) for how in (False, True))
     assert stem_of(flat) == ["conv2d", "pool", "relu"]
@@ -388,7 +388,7 @@ def test_on_a_gpu_the_bits_are_the_same(
     torch.manual_seed(0)
     stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)).eval().cuda()
     x = torch.randn(2, 3, 224, 224, device="cuda")
-    options: dict[str, Any] = {"dtype": dtype, "channels_last": channels_last}
+    options: dict[str, Any] = {"dtype": dtype, "channels_last": channels_last, "graph": False}
     plain, flat = (replearn.streamline(stem, x, flatten=how, **options) for how in (False, True))
     assert stem_of(flat) == ["conv2d", "pool", "add", "relu"]
     for given in (x, x[:1], torch.randn(3, 3, 64, 65, device="cuda")):
