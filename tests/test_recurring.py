@@ -1,12 +1,13 @@
 """A flat graph under autocast on a GPU replays what comes again by itself, and nobody can tell.
 
-Without a GPU a stand-in records: it runs the model again and writes into the same outputs, as a graph does.
+Without a GPU a stand-in records what torch's operations read and wrote, and does that again, as a graph does.
 """
 
 from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,19 +17,50 @@ import pytest
 import tiny
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 import replearn
-from replearn import ReplearnError, recurring, replaying
+from replearn import ReplearnError, capturing, recurring, replaying
 from replearn.bench import inference_sides
 from replearn.bench.inference_sides import DEPLOYED, E2E, OPERATORS, Sides, make_sides
 from replearn.bench.inference_sides import DYNAMIC as MOVING
 from replearn.exporting import export
+from replearn.precision import float32_products
 from replearn.quantizing import quantize_dynamic
-from replearn.recurring import SEEN, TIMES, Recurring, replay_for, settings
+from replearn.recurring import BEFORE, SEEN, Recurring, replay_for
 from replearn.replaying import Replayed
+from replearn.settings import settings
 from replearn.streamlining import Autocast
 from replearn.verifying import tensors_in
+
+THIRD = BEFORE + 1
+
+
+class Log(TorchDispatchMode):
+    """Notes operations with the memory that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        args, kwargs, held = (tree_map(as_it_is, each) for each in (args, kwargs or {}, made))
+        self.operations.append((func, args, kwargs, held))
+        return made
+
+    def launch(self) -> None:
+        for func, args, kwargs, made in self.operations:
+            for old, new in zip(tensors_in(made), tensors_in(func(*args, **kwargs)), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def as_it_is(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 @pytest.fixture
@@ -38,13 +70,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def stand_in(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> Any:
         names.append(name)
-        output = body()
-
-        def launch() -> None:
-            for old, new in zip(tensors_in(output), tensors_in(body()), strict=True):
-                old.copy_(new)
-
-        return launch, output
+        for _ in range(2):
+            body()
+        with Log() as log:
+            output = body()
+        return log.launch, output
 
     monkeypatch.setattr(replaying, "capture", stand_in)
     monkeypatch.setattr(recurring, "replays_on", lambda device: True)
@@ -63,7 +93,7 @@ class Scaled(nn.Module):
         return made * times
 
 
-def called(fast: nn.Module, x: Any, count: int = TIMES, **kwargs: Any) -> None:
+def called(fast: nn.Module, x: Any, count: int = THIRD, **kwargs: Any) -> None:
     for _ in range(count):
         with torch.no_grad():
             fast(x, **kwargs)
@@ -83,12 +113,14 @@ def test_what_comes_a_third_time_is_recorded_and_then_replayed(recorded: list[st
     assert recorded == ["Scaled", "Scaled"]
     called(fast, torch.randn(4, 3), times=2.0)  # another kind of call
     assert fast.num_graphs == 3
+    called(fast, torch.randn(3, 4).t())  # the layout may be what decides which kernel runs
+    assert fast.num_graphs == 4
 
 
 def test_calls_with_gradients_and_in_train_mode_run_the_model(recorded: list[str]) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0)).eval()
     fast, x = Recurring(model), torch.randn(4, 3)
-    for _ in range(TIMES + 1):
+    for _ in range(THIRD + 1):
         fast(x).sum().backward()
     assert model[0].weight.grad is not None
     fast.train()
@@ -125,14 +157,63 @@ LOOKING_ON: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def test_who_looks_on_sees_the_model(who: str, recorded: list[str]) -> None:
     fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
     with LOOKING_ON[who]():
-        called(fast, x, TIMES + 1)
+        called(fast, x, THIRD + 1)
     assert not recorded
-    called(fast, x, TIMES + 1)
+    called(fast, x, THIRD + 1)
     assert recorded == ["Linear"]
     with LOOKING_ON[who]() as looking:
         called(fast, x, 1)
+    # hooks are noticed while it runs; the others are asked for before
+    assert fast.num_graphs == (0 if who == "hooks on everything" else 1)
     if isinstance(looking, FlopCounterMode):
         assert looking.get_total_flops() == 2 * 4 * 3 * 2
+
+
+def test_a_function_mode_hears_of_every_operation(recorded: list[str]) -> None:
+    heard: list[Any] = []
+
+    class Hearing(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(func)
+            return func(*args, **(kwargs or {}))
+
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    called(fast, x, THIRD + 1)
+    with Hearing():
+        called(fast, x, 1)
+    assert nn.functional.linear in heard
+    assert recorded == ["Linear"]
+
+
+def test_in_another_recording_the_model_is_recorded(recorded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    called(fast, x, THIRD + 1)
+    monkeypatch.setattr(capturing._here, "recording", True)
+    with Log() as log, torch.no_grad():
+        fast(x)
+    assert any(func is torch.ops.aten.addmm.default for func, *_ in log.operations)
+    called(fast, x[:2], THIRD + 1)
+    assert recorded == ["Linear"]
+
+
+def test_threads_take_turns(recorded: list[str]) -> None:
+    model = nn.Linear(3, 2).eval()
+    fast, wrong = Recurring(model), []
+
+    def work(batch: int) -> None:
+        for _ in range(40):
+            x = torch.randn(batch, 3)
+            with torch.no_grad():
+                if not torch.equal(fast(x), model(x)):
+                    wrong.append(batch)
+
+    threads = [threading.Thread(target=work, args=(batch,)) for batch in (2, 2, 3, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert recorded == ["Linear", "Linear"]  # once a kind
 
 
 def test_hooks_hear_of_every_call(recorded: list[str]) -> None:
@@ -141,13 +222,25 @@ def test_hooks_hear_of_every_call(recorded: list[str]) -> None:
     called(fast, x)
     assert fast.num_graphs == 1
     handle = model[0].register_forward_hook(lambda *_: heard.append(1))
-    heard.clear()
     called(fast, x, 4)
-    # the replay in vain of the first call is one of the stand-in's, which runs the model
-    assert (len(heard), fast.num_graphs) == (5, 0)
+    assert (len(heard), fast.num_graphs) == (4, 0)
     handle.remove()
-    called(fast, x)
-    assert fast.num_graphs == 1
+    before = model[0].register_forward_pre_hook(lambda *_: heard.append(1))
+    called(fast, x, 6)
+    assert (len(heard), fast.num_graphs) == (10, 0)
+    before.remove()
+    forward = model[0].forward
+
+    def other(x: Tensor) -> Any:
+        heard.append(1)
+        return forward(x)
+
+    model[0].forward = other  # type: ignore[method-assign]  # as accelerate does
+    called(fast, x, 6)
+    assert (len(heard), fast.num_graphs) == (16, 0)
+    del model[0].forward
+    called(fast, x, 6)
+    assert (len(heard), fast.num_graphs) == (16, 1)
 
 
 def test_traced_compiled_and_transformed_calls_run_the_model(recorded: list[str]) -> None:
@@ -161,7 +254,7 @@ def test_traced_compiled_and_transformed_calls_run_the_model(recorded: list[str]
         return graph
 
     compiled = torch.compile(fast, backend=backend, fullgraph=True)
-    for _ in range(TIMES + 1):
+    for _ in range(THIRD + 1):
         with torch.no_grad():
             assert torch.equal(compiled(x), fast.model(x))
             torch.testing.assert_close(torch.vmap(fast)(x), fast.model(x))
@@ -174,20 +267,40 @@ def test_traced_compiled_and_transformed_calls_run_the_model(recorded: list[str]
 
 
 @contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
+def switched(switch: Callable[[Any], Any], other: Any, usual: Any) -> Iterator[None]:
+    switch(other)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        switch(usual)
+
+
+def reduces(kind: str) -> Callable[[bool], None]:
+    return lambda on: setattr(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction", on)
+
+
+ATTENTION = [torch.nn.attention.SDPBackend.FLASH_ATTENTION, torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION]
+ATTENTION += [torch.nn.attention.SDPBackend.CUDNN_ATTENTION]
 
 
 SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "cudnn": lambda: torch.backends.cudnn.flags(enabled=False),
     "benchmark": lambda: torch.backends.cudnn.flags(enabled=True, benchmark=True),
     "attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-    "deterministic": deterministic,
-    "tf32": lambda: replearn.precision.float32_products(tf32=True),
+    "deterministic": lambda: switched(torch.use_deterministic_algorithms, True, False),
+    "tf32": lambda: float32_products(tf32=True),
+    "order of attention": lambda: torch.nn.attention.sdpa_kernel(
+        [torch.nn.attention.SDPBackend.MATH, *ATTENTION], set_priority=True
+    ),
+    "default dtype": lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
+    "fast path": lambda: switched(torch.backends.mha.set_fastpath_enabled, False, True),
+    "accumulation": lambda: switched(torch._C._set_cublas_allow_fp16_accumulation, True, False),
+    "reduction in float16": lambda: switched(reduces("fp16"), False, True),
+    "reduction in bfloat16": lambda: switched(reduces("bf16"), False, True),
+    "attention in half precision": lambda: switched(
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp, True, False
+    ),
+    "blas": lambda: switched(torch.backends.cuda.preferred_blas_library, "cublaslt", "cublas"),
 }
 
 
@@ -198,20 +311,31 @@ def test_other_settings_of_torch_are_noticed(name: str, recorded: list[str]) -> 
     with SETTINGS[name]():
         assert settings() != before
     assert settings() == before
-    called(fast, x, TIMES + 1)
+    called(fast, x, THIRD + 1)
     assert len(recorded) == 1
     with SETTINGS[name]():
         called(fast, x, 1)
         assert fast.num_graphs == 0
-        called(fast, x, TIMES)
+        called(fast, x, 2 * THIRD)
         assert len(recorded) == 2
     called(fast, x, 1)
     assert fast.num_graphs == 0
 
 
-@pytest.mark.parametrize("change", ["to", "behind its back", "assign", "in place"])
+def test_what_changes_all_the_time_is_recorded_ever_more_seldom(recorded: list[str]) -> None:
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    for count in range(400):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=bool(count % 2)):
+            called(fast, x, 1)
+    assert 4 < len(recorded) < 9
+    fast.forget()
+    called(fast, x)
+    assert fast.num_graphs == 1
+
+
+@pytest.mark.parametrize("change", ["to", "behind its back", "assign", "in place", "turned", "cut"])
 def test_other_weights_are_read(change: str, recorded: list[str]) -> None:
-    model, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    model, x = nn.Linear(3, 3).eval(), torch.randn(4, 3)
     fast = Recurring(model)
     called(fast, x)
     other = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
@@ -219,10 +343,15 @@ def test_other_weights_are_read(change: str, recorded: list[str]) -> None:
         fast.double()
     elif change == "behind its back":
         model.double()
+    elif change == "turned":
+        model.weight.data = model.weight.data.t()  # the same memory
+    elif change == "cut":
+        for parameter in model.parameters():
+            parameter.data = parameter.data[:2]
     else:
         model.load_state_dict(other, assign=change == "assign")
     x = x.to(model.weight.dtype)
-    for _ in range(TIMES + 1):
+    for _ in range(2 * THIRD + 1):
         with torch.no_grad():
             assert torch.equal(fast(x), model(x))
     assert fast.num_graphs == 1
@@ -232,7 +361,7 @@ def test_other_weights_are_read(change: str, recorded: list[str]) -> None:
 def test_only_so_many_kinds_are_recorded_and_counted(recorded: list[str]) -> None:
     fast = Recurring(nn.Linear(3, 2).eval(), most=2)
     for batch in (1, 2, 3):
-        called(fast, torch.randn(batch, 3), TIMES + 1)
+        called(fast, torch.randn(batch, 3), THIRD + 1)
     assert len(recorded) == 2  # the first ones stay: others would drive each other out all the time
     fast = Recurring(nn.Linear(3, 2).eval())
     for batch in range(1, SEEN + 10):
@@ -242,24 +371,100 @@ def test_only_so_many_kinds_are_recorded_and_counted(recorded: list[str]) -> Non
 
 class WritesInto(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(2)
+        return x.mul_(2) + 1
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.count.add_(1)  # type: ignore[operator]
+        return made
+
+
+@pytest.mark.usefixtures("recorded")
+def test_what_writes_into_its_buffers_does_so_once_a_call() -> None:
+    fast, x = Recurring(Counts().eval()), torch.zeros(3)
+    for count in range(1, 9):
+        with torch.no_grad():
+            assert torch.equal(fast(x), torch.full((3,), float(count)))
+    assert fast.num_graphs == 0
+
+
+RETURNS: dict[str, Callable[[Tensor], Any]] = {
+    "its input": lambda x: x,
+    "a part of it": lambda x: x[1:],
+    "a tensor twice": lambda x: [x + 1] * 2,
+    "a tensor and a part of it": lambda x: (lambda y: (y, y[1:]))(x + 1),
+}
+
+
+class Returns(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: Tensor) -> Any:
+        return RETURNS[self.what](x)
+
+
+@pytest.mark.parametrize("what", RETURNS)
+def test_outputs_that_share_memory_go_on_doing_so(what: str, recorded: list[str]) -> None:
+    fast, x = Recurring(Returns(what).eval()), torch.zeros(3)
+    with pytest.warns(UserWarning, match="Returns goes on without .* its outputs share memory with one another"):
+        called(fast, x)
+    with torch.no_grad():
+        made = fast(x)
+    places = [each.untyped_storage().data_ptr() for each in (x, *tensors_in(made))]
+    assert len(set(places)) < len(places)
+    assert recorded == ["Returns"]
+
+
+def test_a_call_that_fails_is_no_call(recorded: list[str]) -> None:
+    class Views(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(-1, 6) + 1
+
+    fast, x = Recurring(Views().eval()), torch.randn(1, 3).expand(4, 3)
+    for _ in range(THIRD + 1):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="view"):
+            fast(x)
+    called(fast, torch.zeros(0, 6), THIRD + 1)  # and one of nothing is not worth it
+    assert not recorded
 
 
 def test_what_writes_into_its_inputs_goes_on_doing_so(recorded: list[str]) -> None:
     fast, x = Recurring(WritesInto().eval()), torch.ones(3)
-    with pytest.warns(UserWarning, match="WritesInto goes on without .* it writes into its inputs, and a"):
-        called(fast, x)
-    assert torch.equal(x, torch.full((3,), 8.0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        called(fast, x)  # nobody tries again, or says it again
+    called(fast, x, 4)
+    assert torch.equal(x, torch.full((3,), 16.0))
+    assert not recorded
+    fast = Recurring(WritesInto().eval())
+    with torch.inference_mode():
+        x = torch.ones(3)  # which keeps no count of who writes into it
+        with pytest.warns(UserWarning, match="WritesInto goes on without .* it writes into its inputs, and a"):
+            called(fast, x)
+        assert torch.equal(x, torch.full((3,), 8.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            called(fast, x)  # nobody tries again, or says it again
     assert torch.equal(x, torch.full((3,), 64.0))
     assert (fast.num_graphs, len(recorded)) == (0, 1)
 
 
-@pytest.mark.parametrize("error", [ReplearnError("Linear can't: no."), torch.OutOfMemoryError("full.\nof it")])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ReplearnError("Linear can't: no."), "Linear can't: no"),
+        (torch.OutOfMemoryError("full.\nof it"), "full"),
+        (torch.OutOfMemoryError(""), "OutOfMemoryError"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), "CUBLAS_STATUS_ALLOC_FAILED"),
+        (capturing.Unrecordable("Linear", "it waits"), "Linear can't be recorded: it waits"),
+    ],
+)
 def test_what_cannot_be_recorded_runs_and_a_warning_says_why(
-    error: Exception, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+    error: Exception, said: str, recorded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:
         recorded.append("tried")
@@ -268,21 +473,38 @@ def test_what_cannot_be_recorded_runs_and_a_warning_says_why(
     monkeypatch.setattr(replaying, "capture", fails)
     model, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
     fast = Recurring(model)
-    with pytest.warns(UserWarning, match=rf"inputs of this kind: {str(error).splitlines()[0]} With graph=False"):
-        called(fast, x)
+    called(fast, x, BEFORE)
+    with torch.no_grad(), pytest.warns(UserWarning, match=rf"of this kind: {said}\. With graph=False") as told:
+        fast(x)
+    assert [each.filename for each in told] == [__file__]
     with torch.no_grad():
         assert torch.equal(fast(x), model(x))
     assert recorded == ["tried"]
+    model.double()
+    fast._drop()  # as after a change that was noticed
+    called(fast, x.double())
+    called(fast, x.double())
+    assert recorded == ["tried", "tried"]  # another kind, once
+    model.float()
+    called(fast, x, 2 * THIRD)
+    assert len(recorded) == 2
+    fast.forget()
+    with pytest.warns(UserWarning, match="of this kind"):
+        called(fast, x)
+    assert len(recorded) == 3
+    monkeypatch.setattr(fast, "_refused", set(range(SEEN)))
+    fast._refuse("another")
+    assert fast._refused == {"another"}
 
 
 def test_calls_that_cannot_be_told_apart_run_the_model(recorded: list[str]) -> None:
     class Takes(nn.Module):
         def forward(self, x: Any) -> Any:
-            return x
+            return x[0] + 1 if isinstance(x, tuple) and len(x) == 3 else x
 
     fast = Recurring(Takes().eval())
     for given in (object(), torch.eye(3).to_sparse(), 3, nn.Parameter(torch.ones(1)), (torch.ones(1), object())):
-        for _ in range(TIMES + 1):
+        for _ in range(THIRD + 1):
             with torch.no_grad():
                 assert fast(given) is given
     assert not recorded
@@ -296,19 +518,23 @@ def test_copies_count_for_themselves(how: Callable[[Any], Any], recorded: list[s
     called(fast, x)
     other = how(fast)
     assert (other.num_graphs, fast.num_graphs) == (0, 1)
+    assert not other._seen
+    assert other._lock is not fast._lock
     called(other, x)
     with torch.no_grad():
         assert torch.equal(other(x), fast(x))
     assert len(recorded) == 2
     replica = fast._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-    replica.model = fast.model
-    called(replica, x, TIMES + 1)
+    replica.model, calls = fast.model, []
+    replica._run = lambda *_: calls.append("a replay")
+    called(replica, x, THIRD + 1)
+    assert not calls
     assert (fast.num_graphs, len(recorded)) == (1, 2)
 
 
 def test_inference_mode_and_autocast_are_the_callers(recorded: list[str]) -> None:
     fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
-    for _ in range(TIMES + 1):
+    for _ in range(THIRD + 1):
         with torch.inference_mode():
             assert fast(x).is_inference()
         with torch.no_grad():
@@ -350,7 +576,7 @@ def test_deploy_and_streamline_give_them(tmp_path: Any) -> None:
     plain = replearn.deploy(model, images, graph=False, **options)
     assert type(fast) is type(base) is Recurring
     assert type(plain) is type(fast.model) is Autocast
-    for _ in range(TIMES + 1):
+    for _ in range(THIRD + 1):
         with torch.inference_mode():
             assert torch.equal(fast(images), plain(images))
     assert fast.num_graphs == 1
@@ -365,7 +591,7 @@ def test_on_a_cpu_nothing_is_replayed() -> None:
     model, images = tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 3, 32, 32)
     assert type(replearn.deploy(model, images, flatten=True, dtype=torch.bfloat16)) is Autocast
     fast = Recurring(nn.Linear(3, 2).eval())
-    called(fast, torch.randn(4, 3), TIMES + 1)
+    called(fast, torch.randn(4, 3), THIRD + 1)
     assert fast.num_graphs == 0
 
 
@@ -378,7 +604,7 @@ def test_all_sides_of_a_comparison_are_replayed_or_none(
     for backend, kind in (("amp", Recurring), ("amp+eager", Autocast)):
         for side in sides.built(backend, kinds, images).values():
             assert type(side) is kind
-            called(side, images, TIMES + 1)
+            called(side, images, THIRD + 1)
             assert not isinstance(side, Recurring) or side.num_graphs == 1
     assert all(type(side) is Autocast for side in sides.built("amp", kinds, images, flatten=False).values())
     assert not any(isinstance(side, Replayed) for side in sides.built("fp32", kinds, images).values())
@@ -420,7 +646,7 @@ class TestOnAGPU:
     def test_gradients_other_weights_and_devices(self) -> None:
         fast, plain = forms(MODELS[0])
         x = torch.randn(4, 3, 32, 32, device="cuda")
-        called(fast, x, TIMES + 1)
+        called(fast, x, THIRD + 1)
         assert fast.num_graphs == 1
         given = x.clone().requires_grad_()
         fast(given).float().sum().backward()
@@ -432,13 +658,13 @@ class TestOnAGPU:
             filling = [torch.full((1 << 18,), 7.0, device="cuda") for _ in range(8)]
             torch.testing.assert_close(fast(x), plain(x), rtol=2e-2, atol=2e-2)
             assert fast.num_graphs == 0
-            called(fast, x)
+            called(fast, x, 2 * THIRD)
             assert len(filling) == 8
             assert fast.num_graphs == 1
             torch.testing.assert_close(fast(x), plain(x), rtol=2e-2, atol=2e-2)
             fast.cpu()
             plain.cpu()
-            called(fast, x.cpu(), TIMES + 1)
+            called(fast, x.cpu(), THIRD + 1)
             assert fast.num_graphs == 0
             torch.testing.assert_close(fast(x.cpu()), plain(x.cpu()), rtol=2e-2, atol=2e-2)
 
@@ -446,8 +672,8 @@ class TestOnAGPU:
     def test_python_launches_one_graph_instead_of_kernels(self, name: str) -> None:
         fast, plain = forms(name)
         x = torch.randn(4, 3, 32, 32, device="cuda")
-        called(fast, x, TIMES + 1)
-        called(plain, x, TIMES + 1)
+        called(fast, x, THIRD + 1)
+        called(plain, x, THIRD + 1)
         counts = []
         for form in (fast, plain):
             with torch.no_grad(), torch.profiler.profile() as profiled:
@@ -458,8 +684,6 @@ class TestOnAGPU:
         assert counts == [True, False]
 
     def test_other_threads_may_allocate_while_it_is_recorded(self) -> None:
-        import threading
-
         fast, plain = forms(MODELS[0])
         stop, errors = threading.Event(), []
 
@@ -477,7 +701,7 @@ class TestOnAGPU:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 for batch in range(1, 6):
-                    called(fast, torch.randn(batch, 3, 32, 32, device="cuda"), TIMES + 1)
+                    called(fast, torch.randn(batch, 3, 32, 32, device="cuda"), THIRD + 1)
         finally:
             stop.set()
             other.join()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +31,14 @@ _failed: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at the
 Launch = Callable[[], None]
 
 
+class Unrecordable(ReplearnError):
+    """What can't be put into a CUDA graph, with the reason alone in `why`."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(refusal(name, why))
+        self.why = f"{name} can't be recorded: {why}"
+
+
 def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
     """Run `body` a few times, record it, and return what launches it again, and the outputs that it fills.
 
@@ -50,7 +59,7 @@ def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any)
             raise
         except Exception as error:
             why = (str(error).strip() or "no message").splitlines()[0]
-            raise ReplearnError(refusal(name, f"{type(error).__name__}: {why}")) from error
+            raise Unrecordable(name, f"{type(error).__name__}: {why}") from error
 
 
 class Turns:
@@ -208,10 +217,12 @@ def refuse_waiting(name: str, body: Callable[[], Any], device: torch.device) -> 
 
     As it is written: torch.compile gives up code for good that it meets under such a mode, without a word.
     """
-    with torch.compiler.set_stance("force_eager"), Waiting(device) as waiting:
+    # without torch._dynamo nothing is compiled, and loading it takes a second
+    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with stance, Waiting(device) as waiting:
         body()
     if waiting.found is not None:
-        raise ReplearnError(refusal(name, waiting.found))
+        raise Unrecordable(name, waiting.found)
 
 
 class Waiting(TorchDispatchMode):

@@ -58,12 +58,12 @@ def deploy(
 
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
     weights cast once (in a flat graph on a GPU ordered so, too, where nothing can tell), `compile` (True, or a
-    mode of torch.compile) compiles it, and `graph` replays it as CUDA graphs, one for each shape of input, without
-    gradients: ways to run, not to store, a model. Left out, `graph` is for a flat graph with a `dtype` on a CUDA
-    GPU alone, and for inputs of a kind that comes a third time; False is for nothing. `fuse` is a way to run, too,
-    for a flat graph on a CUDA GPU: cuDNN computes each convolution with its bias, the sum and the ReLU after it in
-    one launch, in calls under torch.no_grad or inference_mode, once a trial gave what torch does, to rounding: the
-    fastest form of a ResNet.
+    mode of torch.compile) compiles it, and `graph=True` replays it as CUDA graphs, one for each shape of input,
+    without gradients: ways to run, not to store, a model. A flat graph with a `dtype` on a CUDA GPU that is not
+    compiled replays by itself, in calls under torch.no_grad or inference_mode, from the third of a kind on; with
+    `graph=False` it does not. `fuse` is a way to run, too, for a flat graph on a CUDA GPU: cuDNN computes each
+    convolution with its bias, the sum and the ReLU after it in one launch, in such calls, once a trial gave what
+    torch does, to rounding: the fastest form of a ResNet.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32()

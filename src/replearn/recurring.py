@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Hashable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from .nesting import signature
 from .repeating import is_bare
 from .replaying import Recording, Replayed, around, device_of, innermost
 from .residual.operation import may_launch
+from .settings import settings
+from .verifying import tensors_in
 
-TIMES = 3  # the call of a kind that is recorded: a pass over a set, with its odd last batch, records one kind
-SEEN = 256  # kinds that are counted
-_backends: Any = torch.backends
+BEFORE = 2  # calls of a kind that run the model: a pass over a set, with its odd last batch, records one kind
+SEEN = 256  # kinds that are counted, and that are known not to go
 
 
 class Recurring(Replayed):
@@ -32,39 +34,56 @@ class Recurring(Replayed):
 
     That is in eval mode, under torch.no_grad or inference_mode, on a GPU, and where nobody looks on: no hooks, no
     compiler, no tracing, no mode of torch's. All other calls run the model. So do those of more than `most` kinds,
-    and of kinds that can't be recorded, which a warning says. After a change of weights, hooks or torch's settings
-    kinds are counted anew.
+    and of kinds that can't be recorded, which a warning says. Where weights, hooks or torch's settings are found
+    to have changed, the model runs, and kinds are counted anew, each time twice as far. Call `forget()` after
+    other changes of what the model does, as of an attribute of one of its modules.
     """
 
-    _own = Replayed._own | {"_seen", "_settings", "_refused"}
+    _own = Replayed._own | {"_seen", "_settings", "_refused", "_before"}
 
     def _begin(self) -> None:
         super()._begin()
         self._seen: Counter[Hashable] = Counter()
         self._settings: dict[Hashable, Hashable] = {}
         self._refused: set[Hashable] = set()
+        self._before = BEFORE
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given: list[Tensor] = []
         kind = self._kind(args, kwargs, given)
-        if kind is not None:
-            with self._lock, torch.no_grad():
-                found = self._recordings.get(kind)
-                if found is not None:
-                    made = self._run(found, given)
-                    if self._holds(kind, found):  # while the GPU works, as for any replay
-                        return made
-                    self.forget()
-                elif self._comes_again(kind) and (found := self._tried(kind, args, kwargs, given)) is not None:
+        if kind is None:
+            return self.model(*args, **kwargs)
+        why = None
+        with self._lock, torch.no_grad():
+            found: Recording | str | None = self._recordings.get(kind)
+            if isinstance(found, Recording):
+                made = self._run(found, given)
+                if self._holds(kind, found):  # asked while the GPU works, as for any replay
+                    return made
+                made = found = None  # the model needs the memory
+                self._drop()
+                self._before *= 2
+            elif self._seen[kind] >= self._before and self._may_record(kind):
+                found = self._tried(kind, args, kwargs, given)
+                if isinstance(found, Recording):
                     return self._run(found, given)
-        return self.model(*args, **kwargs)
+                why = found
+        made = self._counted(kind, args, kwargs, given)
+        if why is not None:  # the model itself had no trouble
+            self._tell(why)
+        return made
 
     def forget(self) -> None:
-        """Drop every graph; kinds are counted anew."""
+        """Drop every graph; kinds are counted anew, and those that could not be recorded are tried again."""
         with self._lock:
             super().forget()
-            for known in (self._seen, self._settings, self._refused):
-                known.clear()
+            self._refused.clear()
+            self._before = BEFORE
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._seen.clear()
+        self._settings.clear()
 
     def _kind(self, args: Any, kwargs: Any, given: list[Tensor]) -> Hashable:
         """What calls have in common that may be one replay; None for a call that has to run the model."""
@@ -81,66 +100,89 @@ class Recurring(Replayed):
                 look = signature((args, kwargs), given, "takes")
             except ReplearnError:  # something that calls can't be told apart by
                 return None
-        seen = bool(given) and all(is_bare(x) and replays_on(x.device) for x in given)
-        return (look, around()) if seen else None
+        fits = bool(given) and all(is_bare(x) and x.numel() and replays_on(x.device) for x in given)
+        return (look, around()) if fits else None
 
     def _holds(self, kind: Hashable, found: Recording) -> bool:
         """Whether nothing has changed since this was recorded that the model would go by, or be seen by."""
         return (
             found.weights.are_those_of(self.model)
-            and self._settings[kind] == settings()
+            and self._settings.get(kind) == settings()
             and not is_watched(self.model)
         )
 
-    def _comes_again(self, kind: Hashable) -> bool:
+    def _counted(self, kind: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+        """Run the model; where it writes into what it is given or holds, calls of this kind are not replayed."""
         if kind in self._refused or self.num_graphs >= self.most:
-            return False
-        if is_watched(self.model) or any(module.training for module in self.modules()):
-            return False
-        if len(self._seen) >= SEEN:
-            self._seen.clear()
-        self._seen[kind] += 1
-        return self._seen[kind] >= TIMES
+            return self.model(*args, **kwargs)
+        before = self._versions(given)
+        made = self.model(*args, **kwargs)
+        with self._lock:
+            if self._versions(given) != before:
+                self._refuse(kind)
+            elif not is_watched(self.model):
+                if len(self._seen) >= SEEN:
+                    self._seen.clear()
+                self._seen[kind] += 1
+        return made
 
-    def _tried(self, kind: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording | None:
+    def _versions(self, given: list[Tensor]) -> list[int]:
+        held = chain(given, self.model.parameters(), self.model.buffers())
+        return [tensor._version for tensor in held if not tensor.is_inference()]
+
+    def _may_record(self, kind: Hashable) -> bool:
+        known = kind in self._refused or self.num_graphs >= self.most
+        return not (known or is_watched(self.model) or any(module.training for module in self.modules()))
+
+    def _tried(self, kind: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording | str:
+        """A recording, or why there is none."""
+        now = settings()
         try:
             found = self._record(kind, args, kwargs, given)
-        except (ReplearnError, torch.OutOfMemoryError) as error:
-            why = str(error).splitlines()[0]
+        except Exception as error:  # whatever it is, the model runs after it, and a warning says what it was
+            why = getattr(error, "why", None) or (str(error).strip() or type(error).__name__).splitlines()[0]
         else:
-            if all(buffer._version == 1 for buffer in found.inputs):  # copied to, once
-                self._settings[kind] = settings()
+            why = what_a_caller_would_notice(found, self.model)
+            if why is None:
+                self._settings[kind] = now
                 return found
-            why = "it writes into its inputs, and a replay would write into copies of them."
             self._recordings.pop(kind)
+        self._refuse(kind)
+        return str(why)
+
+    def _refuse(self, kind: Hashable) -> None:
         if len(self._refused) >= SEEN:
             self._refused.clear()
         self._refused.add(kind)
+
+    def _tell(self, why: str) -> None:
         warnings.warn(
-            f"{type(innermost(self)).__name__} goes on without CUDA graphs for inputs of this kind: {why} With "
-            "graph=False none is tried.",
+            f"{type(innermost(self)).__name__} goes on without CUDA graphs for inputs of this kind: "
+            f"{why.rstrip('.')}. With graph=False none is tried.",
             stacklevel=5,
         )
-        return None
+
+
+def what_a_caller_would_notice(found: Recording, model: nn.Module) -> str | None:
+    """What sets the replays of a recording apart from calls of the model, beside their time."""
+    if any(buffer._version != 1 for buffer in found.inputs):  # copied to, once
+        return "it writes into its inputs, and a replay would write into copies of them"
+    outputs = [place_of(tensor) for tensor in tensors_in(found.output)]
+    held = {place_of(tensor) for tensor in chain(found.inputs, model.parameters(), model.buffers())}
+    if len(set(outputs)) < len(outputs) or held.intersection(outputs):
+        return "its outputs share memory with one another, its inputs or its weights, and a replay's would not"
+    return None
+
+
+def place_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def is_watched(model: nn.Module) -> bool:
-    """Whether somebody's hooks are to hear of its calls."""
+    """Whether somebody's hooks are to hear of its calls, or somebody's code has taken the place of a forward."""
     return nn_module._has_any_global_hook() or any(
-        module._forward_hooks or module._forward_pre_hooks for module in model.modules()
-    )
-
-
-def settings() -> Hashable:
-    """What torch's kernels go by, beside their tensors and autocast."""
-    cudnn, matmul = _backends.cudnn, _backends.cuda.matmul
-    return (
-        *(matmul.fp32_precision, cudnn.conv.fp32_precision),
-        *(matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction),
-        matmul.allow_fp16_accumulation,
-        *(cudnn.enabled, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()),
-        *(_backends.cuda.flash_sdp_enabled(), _backends.cuda.mem_efficient_sdp_enabled()),
-        *(_backends.cuda.math_sdp_enabled(), _backends.cuda.cudnn_sdp_enabled()),
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        for module in model.modules()
     )
 
 

@@ -61,6 +61,9 @@ class Replayed(nn.Module):
 
     def forget(self) -> None:
         """Drop every graph; the next calls record anew."""
+        self._drop()
+
+    def _drop(self) -> None:
         with self._lock:
             for device in {recording.device for recording in self._recordings.values()}:
                 if device.type == "cuda":
@@ -88,7 +91,7 @@ class Replayed(nn.Module):
 
     def _record(self, key: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording:
         if not all(recording.weights.are_those_of(self.model) for recording in self._recordings.values()):
-            self.forget()
+            self._drop()
         device = device_of(self.model, given)
         if self.num_graphs >= self.most:
             if device.type == "cuda":
@@ -106,7 +109,7 @@ class Replayed(nn.Module):
         return self._recordings[key]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Replayed:
-        self.forget()  # at once, so that the memory of the old weights is free
+        self._drop()  # at once, so that the memory of the old weights is free
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -180,7 +183,7 @@ class Weights:
         self.places: list[dict[str, Any]] = [place for place in places if place]
         self.held = self.now()
         self.tensors = [held for held in self.held if isinstance(held, Tensor)]
-        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self.looks = [look_of(tensor) for tensor in self.tensors]
         self.modes = [vars(module) for module in modules]
 
     def now(self) -> list[Any]:
@@ -192,9 +195,14 @@ class Weights:
             model is self.model
             and len(now) == len(self.held)
             and all(map(is_, now, self.held))
-            and [tensor.data_ptr() for tensor in self.tensors] == self.addresses
+            and [look_of(tensor) for tensor in self.tensors] == self.looks
             and not any(mode["training"] for mode in self.modes)
         )
+
+
+def look_of(tensor: Tensor) -> Hashable:
+    """Where its numbers lie, and how: another view of the same memory is another weight."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def around() -> Hashable:

@@ -55,9 +55,10 @@ def streamline(
     """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
 
     This is the door for the baseline of a comparison: every BatchNorm that can be is folded, and the
-    same flat graph, layout, dtype, compiler and replay are one argument away. Raises ReplearnError for a model
-    in train mode, on two devices, or with operators in it; with an `example`, where the outputs differ beyond
-    rounding; with `flatten`, where there is no example or the code can't be traced.
+    same flat graph, layout, dtype, compiler and replay are one argument away, or come by themselves as they do
+    with `deploy`. Raises ReplearnError for a model in train mode, on two devices, or with operators in it; with an
+    `example`, where the outputs differ beyond rounding; with `flatten`, where there is no example or the code
+    can't be traced.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32().eval()

@@ -148,7 +148,7 @@ def row_of(
         "targets": f"{sides.num_targets} of {sides.num_blocks}",
         "merged": num_merged(sides, backend) if setting.merge else 0,
         **form_of(built[DEPLOYED]),
-        "replayed": isinstance(built[DEPLOYED], Replayed),
+        "replayed": all(isinstance(side, Replayed) and side.num_graphs > 0 for side in built.values()),
         "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
         "speedup": {
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED]))
