@@ -167,7 +167,9 @@ def test_hugging_face_outputs_keep_their_class(recorded: list[str]) -> None:
     assert fast.num_graphs == 1
 
 
-@pytest.mark.parametrize("change", ["to", "half", "assign", "data", "inner", "submodule", "buffer", "model"])
+@pytest.mark.parametrize(
+    "change", ["to", "half", "assign", "data", "turned", "inner", "submodule", "buffer", "model"]
+)
 def test_weights_elsewhere_are_recorded_anew(change: str, recorded: list[str]) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     fast, x = Replayed(model), torch.randn(4, 3)
@@ -183,6 +185,8 @@ def test_weights_elsewhere_are_recorded_anew(change: str, recorded: list[str]) -
         model.load_state_dict(state, strict=False, assign=True)
     elif change == "data":
         model[0].weight.data = torch.randn(3, 3)
+    elif change == "turned":
+        model[0].weight.data = model[0].weight.data.t()  # the same memory
     elif change == "inner":
         model[0].weight = nn.Parameter(torch.randn(3, 3))
     elif change == "submodule":
