@@ -8,9 +8,10 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from replearn.exporting import export
 from replearn.precision import float32_products
 from replearn.quantizing import quantize_dynamic
 from replearn.recurring import BEFORE, SEEN, Recurring, replay_for
-from replearn.replaying import Replayed
+from replearn.replaying import Recording, Replayed, Weights
 from replearn.settings import settings
 from replearn.streamlining import Autocast
 from replearn.verifying import tensors_in
@@ -196,7 +197,14 @@ def test_in_another_recording_the_model_is_recorded(recorded: list[str], monkeyp
     assert recorded == ["Linear"]
 
 
-def test_threads_take_turns(recorded: list[str]) -> None:
+def test_threads_take_turns(recorded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = replaying.capture
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.05)  # in which the others come
+        return stand_in(*args)
+
+    monkeypatch.setattr(replaying, "capture", slow)
     model = nn.Linear(3, 2).eval()
     fast, wrong = Recurring(model), []
 
@@ -221,6 +229,14 @@ def test_hooks_hear_of_every_call(recorded: list[str]) -> None:
     fast, x = Recurring(model), torch.randn(4, 3)
     called(fast, x)
     assert fast.num_graphs == 1
+    fast.forget()
+    called(fast, x, BEFORE)
+    handle = model[0].register_forward_hook(lambda *_: heard.append(1))
+    called(fast, x, 1)  # which would be recorded
+    assert (len(heard), len(recorded)) == (1, 1)
+    handle.remove()
+    heard.clear()
+    called(fast, x)
     handle = model[0].register_forward_hook(lambda *_: heard.append(1))
     called(fast, x, 4)
     assert (len(heard), fast.num_graphs) == (4, 0)
@@ -300,6 +316,8 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "attention in half precision": lambda: switched(
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp, True, False
     ),
+    "deterministic, or a warning": lambda: switched(torch.set_deterministic_debug_mode, "warn", "default"),
+    "search": lambda: switched(lambda limit: setattr(torch.backends.cudnn, "benchmark_limit", limit), 3, 10),
     "blas": lambda: switched(torch.backends.cuda.preferred_blas_library, "cublaslt", "cublas"),
 }
 
@@ -363,10 +381,19 @@ def test_only_so_many_kinds_are_recorded_and_counted(recorded: list[str]) -> Non
     for batch in (1, 2, 3):
         called(fast, torch.randn(batch, 3), THIRD + 1)
     assert len(recorded) == 2  # the first ones stay: others would drive each other out all the time
+    fast = Recurring(nn.Linear(3, 2).eval(), most=1)
+    for _ in range(THIRD):
+        for batch in (1, 2):  # the second is counted before the first is recorded
+            called(fast, torch.randn(batch, 3), 1)
+    assert len(recorded) == 3
     fast = Recurring(nn.Linear(3, 2).eval())
     for batch in range(1, SEEN + 10):
         called(fast, torch.randn(batch, 3), 1)
     assert len(fast._seen) < SEEN
+    for batch in range(10, SEEN + 1):
+        called(fast, torch.randn(batch, 3), 1)
+    called(fast, torch.randn(SEEN + 5, 3), 1)  # one that is known makes nobody forget
+    assert len(fast._seen) == SEEN
 
 
 class WritesInto(nn.Module):
@@ -375,39 +402,61 @@ class WritesInto(nn.Module):
 
 
 class Counts(nn.Module):
-    def __init__(self) -> None:
+    """Counts its calls, in one of the ways there are."""
+
+    def __init__(self, how: str) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros(()))
+        self.how = how
+        self.count: Tensor
+        if how == "parameter":
+            self.count = nn.Parameter(torch.zeros(()))
+        else:
+            self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = x + self.count.add_(1)  # type: ignore[operator]
-        return made
+        if self.how == "exchanged":
+            self.count = self.count + 1
+        else:
+            (self.count.data if self.how == "data" else self.count).add_(1)
+        return x + self.count
 
 
 @pytest.mark.usefixtures("recorded")
-def test_what_writes_into_its_buffers_does_so_once_a_call() -> None:
-    fast, x = Recurring(Counts().eval()), torch.zeros(3)
-    for count in range(1, 9):
-        with torch.no_grad():
+@pytest.mark.parametrize("how", ["buffer", "parameter", "exchanged", "data"])
+def test_what_writes_into_what_it_holds_does_so_once_a_call(how: str) -> None:
+    fast, x = Recurring(Counts(how).eval()), torch.zeros(3)
+    says = pytest.warns(UserWarning, match="it writes into its buffers, which") if how == "data" else nullcontext()
+    with torch.no_grad(), says:
+        for count in range(1, 9):
             assert torch.equal(fast(x), torch.full((3,), float(count)))
     assert fast.num_graphs == 0
 
 
-RETURNS: dict[str, Callable[[Tensor], Any]] = {
-    "its input": lambda x: x,
-    "a part of it": lambda x: x[1:],
-    "a tensor twice": lambda x: [x + 1] * 2,
-    "a tensor and a part of it": lambda x: (lambda y: (y, y[1:]))(x + 1),
+def test_a_call_that_writes_for_once_is_not_counted(recorded: list[str]) -> None:
+    fast, x = Recurring(nn.BatchNorm1d(3).eval()), torch.randn(4, 3)
+    called(fast.train(), x, 4)  # which writes statistics
+    called(fast.eval(), x)
+    assert recorded == ["BatchNorm1d"]
+
+
+RETURNS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "its input": lambda model, x: x,
+    "a part of it": lambda model, x: x[1:],
+    "a tensor twice": lambda model, x: [x + 1] * 2,
+    "a tensor and a part of it": lambda model, x: (lambda y: (y, y[1:]))(x + 1),
+    "a parameter": lambda model, x: (x + 1, model.weight),
+    "a buffer": lambda model, x: (x + 1, model.buffer),
 }
 
 
 class Returns(nn.Module):
     def __init__(self, what: str) -> None:
         super().__init__()
-        self.what = what
+        self.what, self.weight = what, nn.Parameter(torch.ones(2))
+        self.register_buffer("buffer", torch.ones(2))
 
     def forward(self, x: Tensor) -> Any:
-        return RETURNS[self.what](x)
+        return RETURNS[self.what](self, x)
 
 
 @pytest.mark.parametrize("what", RETURNS)
@@ -415,11 +464,62 @@ def test_outputs_that_share_memory_go_on_doing_so(what: str, recorded: list[str]
     fast, x = Recurring(Returns(what).eval()), torch.zeros(3)
     with pytest.warns(UserWarning, match="Returns goes on without .* its outputs share memory with one another"):
         called(fast, x)
+    assert (fast.num_graphs, fast._before) == (0, BEFORE)
     with torch.no_grad():
         made = fast(x)
-    places = [each.untyped_storage().data_ptr() for each in (x, *tensors_in(made))]
+    held = (x, *fast.parameters(), *fast.buffers())
+    places = [each.untyped_storage().data_ptr() for each in (*held, *tensors_in(made))]
     assert len(set(places)) < len(places)
     assert recorded == ["Returns"]
+
+
+class Looks(nn.Module):
+    def forward(self, x: Tensor, other: Any = None) -> Tensor:
+        return x * x.stride(0)
+
+
+def test_inputs_with_gaps_are_looked_at_as_they_are(recorded: list[str]) -> None:
+    fast = Recurring(Looks().eval())
+    for x in (torch.ones(4, 6)[:, :3], torch.ones(1, 3).expand(4, 3)):
+        for _ in range(THIRD + 1):
+            with torch.no_grad():
+                assert torch.equal(fast(x), x * x.stride(0))
+    x = torch.ones(4, 3)
+    for other in (nn.Parameter(x), torch.zeros(0), torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)):
+        called(fast, x, THIRD + 1, other=other)  # one of them is enough
+    assert not recorded
+    called(fast, x, THIRD + 1, other=x + 1)
+    assert recorded == ["Looks"]
+
+
+def test_what_cannot_be_looked_at_runs(recorded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no storage")
+
+    monkeypatch.setattr(recurring, "place_of", fails)  # as for weights of some subclasses
+    fast, x = Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3)
+    with pytest.warns(UserWarning, match="of this kind: no storage"):
+        called(fast, x)
+    called(fast, x, THIRD + 1)
+    assert (fast.num_graphs, recorded) == (0, ["Linear"])
+
+
+def test_a_tensor_elsewhere_is_told(recorded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(model: nn.Module, *_: Any) -> Recording:
+        return Recording(torch.device("meta"), [], None, lambda: None, Weights(model), [])
+
+    monkeypatch.setattr(replaying, "record", record)
+    with pytest.warns(UserWarning, match="a tensor of its own is not on meta"):
+        called(Recurring(nn.Linear(3, 2).eval()), torch.randn(4, 3))
+
+
+def test_changes_after_many_replays_cost_no_more(recorded: list[str]) -> None:
+    model, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast = Recurring(model)
+    for count in range(1, 4):
+        called(fast, x, 100)
+        assert len(recorded) == count
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
 
 
 def test_a_call_that_fails_is_no_call(recorded: list[str]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -26,6 +27,7 @@ from .settings import settings
 from .verifying import tensors_in
 
 BEFORE = 2  # calls of a kind that run the model: a pass over a set, with its odd last batch, records one kind
+PAYS = 10  # replays of what took a call to record: after so many for each, a change is no sign of others
 SEEN = 256  # kinds that are counted, and that are known not to go
 
 
@@ -34,19 +36,20 @@ class Recurring(Replayed):
 
     That is in eval mode, under torch.no_grad or inference_mode, on a GPU, and where nobody looks on: no hooks, no
     compiler, no tracing, no mode of torch's. All other calls run the model. So do those of more than `most` kinds,
-    and of kinds that can't be recorded, which a warning says. Where weights, hooks or torch's settings are found
-    to have changed, the model runs, and kinds are counted anew, each time twice as far. Call `forget()` after
-    other changes of what the model does, as of an attribute of one of its modules.
+    those in which it writes into what it is given or holds, and those of kinds that can't be recorded, which a
+    warning says. Where weights, hooks or torch's settings are found to have changed, the model runs, and kinds are
+    counted anew, twice as far if that happens often. Call `forget()` after other changes of what the model does,
+    as of an attribute of one of its modules.
     """
 
-    _own = Replayed._own | {"_seen", "_settings", "_refused", "_before"}
+    _own = Replayed._own | {"_seen", "_settings", "_refused", "_before", "_replays"}
 
     def _begin(self) -> None:
         super()._begin()
         self._seen: Counter[Hashable] = Counter()
         self._settings: dict[Hashable, Hashable] = {}
         self._refused: set[Hashable] = set()
-        self._before = BEFORE
+        self._before, self._replays = BEFORE, 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given: list[Tensor] = []
@@ -54,22 +57,22 @@ class Recurring(Replayed):
         if kind is None:
             return self.model(*args, **kwargs)
         why = None
-        with self._lock, torch.no_grad():
-            found: Recording | str | None = self._recordings.get(kind)
-            if isinstance(found, Recording):
+        with self._lock:
+            found = self._recordings.get(kind)
+            if found is not None:
                 made = self._run(found, given)
                 if self._holds(kind, found):  # asked while the GPU works, as for any replay
+                    self._replays += 1
                     return made
                 made = found = None  # the model needs the memory
-                self._drop()
-                self._before *= 2
+                self._lose()
             elif self._seen[kind] >= self._before and self._may_record(kind):
-                found = self._tried(kind, args, kwargs, given)
-                if isinstance(found, Recording):
-                    return self._run(found, given)
-                why = found
+                why = self._tried(kind, args, kwargs, given)
+                if why is None:
+                    return self._run(self._recordings[kind], given)
         made = self._counted(kind, args, kwargs, given)
         if why is not None:  # the model itself had no trouble
+            self._refuse(kind)
             self._tell(why)
         return made
 
@@ -81,9 +84,16 @@ class Recurring(Replayed):
             self._before = BEFORE
 
     def _drop(self) -> None:
-        super()._drop()
-        self._seen.clear()
-        self._settings.clear()
+        with self._lock:
+            super()._drop()
+            self._seen.clear()
+            self._settings.clear()
+            self._replays = 0
+
+    def _lose(self) -> None:
+        """Drop every graph after a change, and record the later the less they were of use."""
+        self._before = BEFORE if self._replays > PAYS * self._before else 2 * self._before
+        self._drop()
 
     def _kind(self, args: Any, kwargs: Any, given: list[Tensor]) -> Hashable:
         """What calls have in common that may be one replay; None for a call that has to run the model."""
@@ -100,8 +110,7 @@ class Recurring(Replayed):
                 look = signature((args, kwargs), given, "takes")
             except ReplearnError:  # something that calls can't be told apart by
                 return None
-        fits = bool(given) and all(is_bare(x) and x.numel() and replays_on(x.device) for x in given)
-        return (look, around()) if fits else None
+        return (look, around()) if given and all(map(can_be_copied, given)) else None
 
     def _holds(self, kind: Hashable, found: Recording) -> bool:
         """Whether nothing has changed since this was recorded that the model would go by, or be seen by."""
@@ -112,43 +121,40 @@ class Recurring(Replayed):
         )
 
     def _counted(self, kind: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
-        """Run the model; where it writes into what it is given or holds, calls of this kind are not replayed."""
-        if kind in self._refused or self.num_graphs >= self.most:
+        """Run the model, and count a call in which it wrote into nothing that it is given or holds."""
+        if not self._may_record(kind):
             return self.model(*args, **kwargs)
-        before = self._versions(given)
+        before = [(tensor, version_of(tensor)) for tensor in self._held(given)]
         made = self.model(*args, **kwargs)
-        with self._lock:
-            if self._versions(given) != before:
-                self._refuse(kind)
-            elif not is_watched(self.model):
-                if len(self._seen) >= SEEN:
+        pairs = zip(before, self._held(given), strict=False)
+        if all(tensor is now and version == version_of(now) for (tensor, version), now in pairs):
+            with self._lock:
+                if len(self._seen) >= SEEN and kind not in self._seen:
                     self._seen.clear()
                 self._seen[kind] += 1
         return made
 
-    def _versions(self, given: list[Tensor]) -> list[int]:
-        held = chain(given, self.model.parameters(), self.model.buffers())
-        return [tensor._version for tensor in held if not tensor.is_inference()]
+    def _held(self, given: list[Tensor]) -> Iterator[Tensor]:
+        return chain(given, self.model.parameters(), self.model.buffers())
 
     def _may_record(self, kind: Hashable) -> bool:
         known = kind in self._refused or self.num_graphs >= self.most
         return not (known or is_watched(self.model) or any(module.training for module in self.modules()))
 
-    def _tried(self, kind: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording | str:
-        """A recording, or why there is none."""
-        now = settings()
+    def _tried(self, kind: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> str | None:
+        """Record calls of this kind; why that can't be done, if it can't."""
+        now, why = settings(), None
         try:
-            found = self._record(kind, args, kwargs, given)
+            with unwritten(self.model):
+                found = self._record(kind, args, kwargs, given)
+            why = what_a_caller_would_notice(found, self.model)
         except Exception as error:  # whatever it is, the model runs after it, and a warning says what it was
             why = getattr(error, "why", None) or (str(error).strip() or type(error).__name__).splitlines()[0]
+        if why is None:
+            self._settings[kind] = now
         else:
-            why = what_a_caller_would_notice(found, self.model)
-            if why is None:
-                self._settings[kind] = now
-                return found
-            self._recordings.pop(kind)
-        self._refuse(kind)
-        return str(why)
+            self._recordings.pop(kind, None)
+        return why
 
     def _refuse(self, kind: Hashable) -> None:
         if len(self._refused) >= SEEN:
@@ -163,13 +169,43 @@ class Recurring(Replayed):
         )
 
 
+def can_be_copied(x: Tensor) -> bool:
+    """Whether a copy in dense memory is the same to all who look at it, on a device that replays."""
+    return (
+        is_bare(x)
+        and not x.is_quantized
+        and x.numel() > 0
+        and torch._debug_has_internal_overlap(x) == 0  # nor has it gaps, which a copy would not have
+        and replays_on(x.device)
+    )
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often it was written into, where torch counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def unwritten(model: nn.Module) -> Iterator[None]:
+    """Raise where a recording has written into a buffer, in a way that torch does not count, and undo it."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    yield
+    changed = [(buffer, was) for buffer, was in before if not torch.equal(buffer, was)]
+    for buffer, was in changed:
+        buffer.copy_(was)
+    if changed:
+        raise ReplearnError("it writes into its buffers, which recording it does several times.")
+
+
 def what_a_caller_would_notice(found: Recording, model: nn.Module) -> str | None:
     """What sets the replays of a recording apart from calls of the model, beside their time."""
-    if any(buffer._version != 1 for buffer in found.inputs):  # copied to, once
+    if any(buffer._version != 1 for buffer in found.inputs):  # `record` wrote into them once
         return "it writes into its inputs, and a replay would write into copies of them"
-    outputs = [place_of(tensor) for tensor in tensors_in(found.output)]
-    held = {place_of(tensor) for tensor in chain(found.inputs, model.parameters(), model.buffers())}
-    if len(set(outputs)) < len(outputs) or held.intersection(outputs):
+    held = list(chain(found.inputs, model.parameters(), model.buffers()))
+    if any(tensor.device != found.device for tensor in held):
+        return f"a tensor of its own is not on {found.device}, and a replay might not see a change of it"
+    outputs = [place_of(tensor) for tensor in tensors_in(found.output) if tensor.numel()]
+    if len(set(outputs)) < len(outputs) or set(map(place_of, held)).intersection(outputs):
         return "its outputs share memory with one another, its inputs or its weights, and a replay's would not"
     return None
 

@@ -179,8 +179,7 @@ class Weights:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, modules = model, list(model.modules())
-        places = (place for m in modules for place in (m._modules, m._parameters, m._buffers))
-        self.places: list[dict[str, Any]] = [place for place in places if place]
+        self.places: list[dict[str, Any]] = [p for m in modules for p in (m._modules, m._parameters, m._buffers)]
         self.held = self.now()
         self.tensors = [held for held in self.held if isinstance(held, Tensor)]
         self.looks = [look_of(tensor) for tensor in self.tensors]
@@ -202,7 +201,7 @@ class Weights:
 
 def look_of(tensor: Tensor) -> Hashable:
     """Where its numbers lie, and how: another view of the same memory is another weight."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def around() -> Hashable:

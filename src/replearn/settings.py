@@ -20,7 +20,9 @@ def settings() -> Hashable:
         torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
         torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
         *(matmul.allow_fp16_accumulation, _backends.cuda.preferred_blas_library()),
-        *(cudnn.enabled, cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled()),
+        *(_backends.cuda.preferred_linalg_library(), _backends.opt_einsum.enabled, _backends.opt_einsum.strategy),
+        *(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic),
+        torch.get_deterministic_debug_mode(),
         *attention(),
     )
 
