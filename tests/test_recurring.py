@@ -432,6 +432,17 @@ def test_what_writes_into_what_it_holds_does_so_once_a_call(how: str) -> None:
     assert fast.num_graphs == 0
 
 
+def test_what_a_failed_recording_wrote_is_undone(recorded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str, body: Callable[[], Any], *_: Any) -> Any:
+        body()
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(replaying, "capture", fails)
+    fast, x = Recurring(Counts("data").eval()), torch.zeros(3)
+    with torch.no_grad(), pytest.warns(UserWarning, match="no memory"):
+        assert [float(fast(x)[0]) for _ in range(4)] == [1, 2, 3, 4]
+
+
 def test_a_call_that_writes_for_once_is_not_counted(recorded: list[str]) -> None:
     fast, x = Recurring(nn.BatchNorm1d(3).eval()), torch.randn(4, 3)
     called(fast.train(), x, 4)  # which writes statistics

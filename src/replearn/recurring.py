@@ -28,6 +28,7 @@ from .verifying import tensors_in
 
 BEFORE = 2  # calls of a kind that run the model: a pass over a set, with its odd last batch, records one kind
 PAYS = 10  # replays of what took a call to record: after so many for each, a change is no sign of others
+WRITES = "it writes into its buffers, which recording it does several times"
 SEEN = 256  # kinds that are counted, and that are known not to go
 
 
@@ -145,9 +146,9 @@ class Recurring(Replayed):
         """Record calls of this kind; why that can't be done, if it can't."""
         now, why = settings(), None
         try:
-            with unwritten(self.model):
+            with undone(self.model) as written:
                 found = self._record(kind, args, kwargs, given)
-            why = what_a_caller_would_notice(found, self.model)
+            why = WRITES if written else what_a_caller_would_notice(found, self.model)
         except Exception as error:  # whatever it is, the model runs after it, and a warning says what it was
             why = getattr(error, "why", None) or (str(error).strip() or type(error).__name__).splitlines()[0]
         if why is None:
@@ -186,15 +187,17 @@ def version_of(tensor: Tensor) -> int:
 
 
 @contextmanager
-def unwritten(model: nn.Module) -> Iterator[None]:
-    """Raise where a recording has written into a buffer, in a way that torch does not count, and undo it."""
+def undone(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Undo what a recording writes into buffers, in ways that torch does not count, and list those."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    yield
-    changed = [(buffer, was) for buffer, was in before if not torch.equal(buffer, was)]
-    for buffer, was in changed:
-        buffer.copy_(was)
-    if changed:
-        raise ReplearnError("it writes into its buffers, which recording it does several times.")
+    written: list[Tensor] = []
+    try:
+        yield written
+    finally:
+        for buffer, was in before:
+            if not torch.equal(buffer, was):
+                buffer.copy_(was)
+                written.append(buffer)
 
 
 def what_a_caller_would_notice(found: Recording, model: nn.Module) -> str | None:
