@@ -571,7 +571,7 @@ def test_what_writes_into_its_inputs_goes_on_doing_so(recorded: list[str]) -> No
         (torch.OutOfMemoryError("full.\nof it"), "full"),
         (torch.OutOfMemoryError(""), "OutOfMemoryError"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), "CUBLAS_STATUS_ALLOC_FAILED"),
-        (capturing.Unrecordable("Linear", "it waits"), "Linear can't be recorded: it waits"),
+        (capturing.unrecordable("Linear", "it waits"), "Linear can't be recorded: it waits"),
     ],
 )
 def test_what_cannot_be_recorded_runs_and_a_warning_says_why(

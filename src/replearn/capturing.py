@@ -34,9 +34,7 @@ Launch = Callable[[], None]
 class Unrecordable(ReplearnError):
     """What can't be put into a CUDA graph, with the reason alone in `why`."""
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(refusal(name, why))
-        self.why = f"{name} can't be recorded: {why}"
+    why = ""
 
 
 def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
@@ -59,7 +57,7 @@ def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any)
             raise
         except Exception as error:
             why = (str(error).strip() or "no message").splitlines()[0]
-            raise Unrecordable(name, f"{type(error).__name__}: {why}") from error
+            raise unrecordable(name, f"{type(error).__name__}: {why}") from error
 
 
 class Turns:
@@ -169,12 +167,14 @@ def in_turn(graph: torch.cuda.CUDAGraph, device: torch.device) -> Launch:
     return launch
 
 
-def refusal(name: str, why: str) -> str:
-    return (
+def unrecordable(name: str, why: str) -> Unrecordable:
+    error = Unrecordable(
         f"{name} can't be recorded as a CUDA graph: {why}. A replay launches the same kernels every time, so code "
         "that looks at values, moves tensors between CPU and GPU or waits for the GPU can't be in it. Deploy it "
         "without graph=True (compile=True takes such code), or change that line of its forward."
     )
+    error.why = f"{name} can't be recorded: {why}"
+    return error
 
 
 def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
@@ -222,7 +222,7 @@ def refuse_waiting(name: str, body: Callable[[], Any], device: torch.device) -> 
     with stance, Waiting(device) as waiting:
         body()
     if waiting.found is not None:
-        raise Unrecordable(name, waiting.found)
+        raise unrecordable(name, waiting.found)
 
 
 class Waiting(TorchDispatchMode):
