@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
 from .capturing import is_recording
-from .errors import ReplearnError
-from .nesting import signature
+from .nesting import look_of_call
 from .repeating import is_bare
 from .replaying import Recording, Replayed, around, device_of, innermost
 from .residual.operation import may_launch
@@ -102,16 +101,8 @@ class Recurring(Replayed):
             return None
         if torch._C._len_torch_function_stack() or "_is_replica" in vars(self):  # nn.DataParallel's, made anew
             return None
-        look: Hashable
-        if len(args) == 1 and not kwargs and type(x := args[0]) is Tensor and x.layout is torch.strided:
-            given.append(x)
-            look = x.shape, x.stride(), x.dtype, x.device  # the same, in less time
-        else:
-            try:
-                look = signature((args, kwargs), given, "takes")
-            except ReplearnError:  # something that calls can't be told apart by
-                return None
-        return (look, around()) if given and all(map(can_be_copied, given)) else None
+        look = look_of_call(args, kwargs, given)
+        return (look, around()) if look is not None and given and all(map(can_be_copied, given)) else None
 
     def _holds(self, kind: Hashable, found: Recording) -> bool:
         """Whether nothing has changed since this was recorded that the model would go by, or be seen by."""

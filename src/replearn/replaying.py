@@ -38,6 +38,8 @@ class Replayed(nn.Module):
     0
     """
 
+    _own = frozenset({"_recordings", "_pool", "_turns", "_lock"})  # what a copy does not get
+
     def __init__(self, model: nn.Module, most: int = MOST) -> None:
         super().__init__()
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
@@ -45,8 +47,6 @@ class Replayed(nn.Module):
         self.model, self.most = model, most
         self._begin()
         self.eval()
-
-    _own = frozenset({"_recordings", "_pool", "_turns", "_lock"})  # what a copy does not get
 
     def _begin(self) -> None:
         self._recordings: OrderedDict[Hashable, Recording] = OrderedDict()

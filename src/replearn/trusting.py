@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from .capturing import is_capturing
 from .convolving import Computing, Trial, at_once, usual
 from .errors import ReplearnError
-from .nesting import signature
+from .nesting import look_of_call
 from .ordering import orders_by_channel
 from .precision import convolves_in_tf32
 from .repeating import is_bare
-from .replaying import device_of
+from .replaying import around, device_of
 from .residual.operation import may_launch
 
 MOST = 256  # kinds of input that are remembered
@@ -73,18 +73,12 @@ class Fused(nn.Module):
         if cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
             return None
         given: list[Tensor] = []
-        look: Hashable
-        if len(args) == 1 and not kwargs and type(x := args[0]) is Tensor:  # the same, in less time
-            given, look = [x], (x.shape, x.stride(), x.dtype, x.device)
-        else:
-            try:
-                look = signature((args, kwargs), given, "takes")
-            except ReplearnError:  # something that calls can't be told apart by
-                return None
-        if not given or not all(is_bare(x) and x.numel() and runs_at_once_on(x.device) for x in given):
+        look = look_of_call(args, kwargs, given)
+        if look is None or not given:
             return None
-        around = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        return look, around or convolves_in_tf32(), cudnn.benchmark
+        if not all(is_bare(x) and x.numel() and runs_at_once_on(x.device) for x in given):
+            return None
+        return look, around() or convolves_in_tf32(), cudnn.benchmark
 
     def _try(self, kind: Hashable, args: Any, kwargs: Any) -> Any:
         trial = Trial()

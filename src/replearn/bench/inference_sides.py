@@ -54,8 +54,10 @@ class Sides:
         flat = flatten and self.traceable(images)
         by_itself = flat and replays_itself(backend, images)
         replay = Replayed if is_replayed(backend) else Recurring if by_itself else None
-        form |= {"graph": None if by_itself else is_replayed(backend) and images.is_cuda}
-        form |= {"fuse": is_fused(backend)}
+        form |= {
+            "graph": None if by_itself else is_replayed(backend) and images.is_cuda,
+            "fuse": is_fused(backend),
+        }
         if flat:
             form |= {"example": images, "flatten": True}
         elif is_fused(backend):

@@ -117,7 +117,7 @@ def format_of(path: str | os.PathLike[str], to: str | None) -> str:
 
 def check_exportable(model: nn.Module) -> None:
     """Refuse what is not a plain model in eval mode."""
-    if isinstance(model, Replayed) and not isinstance(model, Recurring):
+    if type(model) is Replayed:
         raise ReplearnError(
             "A model deployed with graph=True replays CUDA graphs, which is a way to run and not to store it. "
             "Export what deploy gives without graph."

@@ -22,7 +22,7 @@ def check_quantizable(model: nn.Module) -> None:
             raise ReplearnError(
                 f"{type(model).__name__} still has operators ({name}). Quantize replearn.deploy(model)."
             )
-    if isinstance(model, Replayed) and not isinstance(model, Recurring):
+    if type(model) is Replayed:
         raise ReplearnError("A model deployed with graph=True can't be quantized: deploy it without.")
     if isinstance(model, (Autocast, Recurring)):
         raise ReplearnError("A model deployed with dtype= can't be quantized: deploy it without.")
