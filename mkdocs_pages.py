@@ -7,8 +7,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from replearn.report.site import api_page, operators_page
-from replearn.report.site_results import results_page
+from replearn.experiments.report.site import api_page, operators_page
+from replearn.experiments.report.site_results import results_page
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -18,10 +18,10 @@ import timm
 import torch
 from torch.nn.functional import cross_entropy
 
-from replearn.bench.cases import SUITE, Case, candidates
-from replearn.bench.steps import TrainingStep, precision_of
-from replearn.bench.timing import interleave, ratio
-from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.bench.cases import SUITE, Case, candidates
+from replearn.experiments.bench.steps import TrainingStep, precision_of
+from replearn.experiments.bench.timing import interleave, ratio
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 
 NAMES = {
     "resnet34": "resnet34",

@@ -19,8 +19,9 @@ import torch
 from kernel_timing import Body, host_microseconds, measured, relative, tell
 from torch import Tensor, nn
 
-from replearn.normed import fused_norms, normed
-from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
+from replearn.fast.kernels.bn_add_relu import normed
+from replearn.fast.train.bn_add_relu import fused_norms
 
 # images, channels, pixels on a side: ResNet-32's two ends, then ResNet-34's and ResNet-101's
 SHAPES = ((1024, 16, 32), (1024, 64, 8), (128, 64, 56), (128, 512, 7), (128, 256, 56), (128, 1024, 14))

@@ -28,18 +28,19 @@ from typing import Any
 import torch
 
 import replearn
-from replearn import operators, recipes
-from replearn.operators.options import Options
-from replearn.table import text_table
-from replearn.training.fit import device_named, synchronize
-from replearn.training.optimizers import make_optimizer, set_rate
-from replearn.training.processes import Processes
-from replearn.training.recipe import Recipe, Schedule, Variant
-from replearn.training.results import hardware_of, versions_of, write_atomically
-from replearn.training.run import Run, RunSpec
-from replearn.training.schedules import rate_at
-from replearn.training.tasks import Task, task_named
-from replearn.training.trained import read_trained
+from replearn import operators
+from replearn.experiments import recipes
+from replearn.experiments.training.fit import device_named, synchronize
+from replearn.experiments.training.optimizers import make_optimizer, set_rate
+from replearn.experiments.training.processes import Processes
+from replearn.experiments.training.recipe import Recipe, Schedule, Variant
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.training.run import Run, RunSpec
+from replearn.experiments.training.schedules import rate_at
+from replearn.experiments.training.tasks import Task, task_named
+from replearn.experiments.training.trained import read_trained
+from replearn.operators._base.options import Options
+from replearn.planning.table import text_table
 
 RECIPES = {"lm": ("tab_wikitext2", 6), "vit": ("t1_vit_tiny8", 40)}  # the recipe, and epochs for the base model
 PLACEMENTS = ((4, 2), (2, 2))  # a quarter of the blocks, and as many as can go: 5 of 12

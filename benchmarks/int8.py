@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 import replearn
-from replearn import recipes
-from replearn.bench.inference_int8 import quantized, time_int8
-from replearn.carrying import carried
-from replearn.training.fit import fit
-from replearn.training.recipe import Variant
-from replearn.training.results import hardware_of, versions_of, write_atomically
-from replearn.training.run import RunSpec
-from replearn.training.trained import read_trained
+from replearn.experiments import recipes
+from replearn.experiments.bench.inference_int8 import quantized, time_int8
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.recipe import Variant
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.trained import read_trained
+from replearn.surgery.plan_metadata import carried
 
 VARIANTS = (Variant(label="E2E", method="e2e"), Variant(label="RepL first=2", method="repl", first=2))
 
@@ -59,7 +59,7 @@ def measure(folder: Path, root: Path | None, num_test: int, batch: int, rounds: 
         "epochs": len(run.result.epochs),
     }
     model = run.model
-    plain = replearn.deploy(model, run.example) if carried(model) is not None else replearn.streamline(model)
+    plain = replearn.deploy(model, run.example) if carried(model) is not None else replearn.fast.streamline(model)
     pictures = run.images  # of the classes and the size that it was trained on
     num_test = min(num_test, len(pictures.test_labels))
     order = torch.randperm(len(pictures.test_labels), generator=torch.Generator().manual_seed(0))[:num_test]

@@ -33,9 +33,9 @@ from kept_subjects import trained
 
 import replearn
 from replearn import operators
-from replearn.training.fit import device_named
-from replearn.training.full_model import FullModel
-from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.training.fit import device_named
+from replearn.experiments.training.full_model import FullModel
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 
 PLACEMENTS = ((4, 4), (4, 2), (2, 2))
 BATCH = 250

@@ -9,15 +9,15 @@ from tempfile import mkdtemp
 
 import torch
 
-from replearn import recipes
-from replearn.training.data.text import TextSet, text_set
-from replearn.training.fit import fit
-from replearn.training.full_model import FullModel, read_full_model
-from replearn.training.processes import Processes
-from replearn.training.recipe import Recipe
-from replearn.training.run import Run, RunSpec
-from replearn.training.tasks.language_modelling import LanguageModelling
-from replearn.training.text_batches import DeviceText, TextBatches
+from replearn.experiments import recipes
+from replearn.experiments.training.data.text import TextSet, text_set
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.full_model import FullModel, read_full_model
+from replearn.experiments.training.processes import Processes
+from replearn.experiments.training.recipe import Recipe
+from replearn.experiments.training.run import Run, RunSpec
+from replearn.experiments.training.tasks.language_modelling import LanguageModelling
+from replearn.experiments.training.text_batches import DeviceText, TextBatches
 
 TOPICS = "python_topics"
 

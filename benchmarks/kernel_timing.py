@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from replearn.bench.timing import interleave
+from replearn.experiments.bench.timing import interleave
 
 RUNS = 10  # in a graph: a launch alone takes longer than the kernel
 Body = Callable[[], Tensor]

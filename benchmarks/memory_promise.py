@@ -125,15 +125,15 @@ def replaced(build: Any, small: bool, device: str, operator: Any) -> tuple[nn.Mo
     return model, example
 
 
-def this_machine(on_gpu: bool) -> replearn.Machine:
+def this_machine(on_gpu: bool) -> replearn.costs.Machine:
     """From the table where the GPU is in it, else measured."""
     name = torch.cuda.get_device_name() if on_gpu else "H200"
     for word in name.replace("-", " ").split():
         try:
-            return replearn.named_machine(word)
+            return replearn.costs.named_machine(word)
         except replearn.ReplearnError:
             continue
-    return replearn.probe()
+    return replearn.costs.probe()
 
 
 def main() -> None:
@@ -149,7 +149,7 @@ def main() -> None:
         for precision in PRECISIONS:
             for method, operator in METHODS.items():
                 model, example = replaced(build, given.small, device, operator)
-                cost = replearn.predict(model, example, precision=precision, machine=machine, loss=loss_of)
+                cost = replearn.costs.predict(model, example, precision=precision, machine=machine, loss=loss_of)
                 predicted = {
                     "activation_bytes": cost.total.activation_bytes,
                     "peak_bytes": cost.peak_bytes,

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from replearn.narrow.kernels import launch_convolve
-from replearn.narrow.tiles import COLORS, TILES, WEIGHT_TILES, Tile, WeightTile
-from replearn.narrow.weight_kernels import launch_sum, launch_weight
-from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
+from replearn.fast.kernels._triton.conv3x3_small import launch_convolve
+from replearn.fast.kernels._triton.conv3x3_small_tiles import COLORS, TILES, WEIGHT_TILES, Tile, WeightTile
+from replearn.fast.kernels._triton.conv3x3_small_wgrad import launch_sum, launch_weight
 
 SHAPES = ((16, 32, 1024), (32, 16, 1024), (3, 32, 1024), (64, 8, 1024), (64, 56, 256))  # channels, side, images
 PASSES = ("forward", "input", "weight")

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from replearn.bench.cases import candidates
-from replearn.bench.steps import TrainingStep, precision_of
 from replearn.cli.bench import case_of
-from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.bench.cases import candidates
+from replearn.experiments.bench.steps import TrainingStep, precision_of
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 
 STEPS = 3
 

@@ -12,10 +12,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from replearn.bench.cases import SUITE, candidates
-from replearn.bench.promised import promised
 from replearn.costs import named_machine
-from replearn.training.results import versions_of, write_atomically
+from replearn.experiments.bench.cases import SUITE, candidates
+from replearn.experiments.bench.promised import promised
+from replearn.experiments.training.results import versions_of, write_atomically
 
 
 def main() -> None:

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from replearn.bench.tables import readme_table
-from replearn.training.compare import compare
-from replearn.training.comparison_table import spread
-from replearn.training.intervals import Difference
-from replearn.training.results import read_result
+from replearn.experiments.bench.tables import readme_table
+from replearn.experiments.training.compare import compare
+from replearn.experiments.training.comparison_table import spread
+from replearn.experiments.training.intervals import Difference
+from replearn.experiments.training.results import read_result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

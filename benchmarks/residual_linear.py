@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from kernel_timing import Body, host_microseconds, measured, relative, tell
 from torch import Tensor
 
-from replearn.residual.kernels import launch
-from replearn.residual.operation import residual_linear
-from replearn.residual.tiles import Tile, tile_for
-from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
+from replearn.fast.kernels._triton.linear_residual import launch
+from replearn.fast.kernels._triton.linear_residual_tiles import Tile, tile_for
+from replearn.fast.kernels.linear_residual import residual_linear
 
 # rows, inner width, width: ViT-S at 1, 32 and 64 images, the layer after attention and that after the MLP
 SHAPES = tuple((197 * images, inner, 384) for images in (1, 32, 64) for inner in (384, 1536))

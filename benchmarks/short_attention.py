@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from replearn.short import packed_attention
-from replearn.short.kernels import launch_attend, launch_attend_back
-from replearn.short.tiles import BACKWARD, FORWARD, Tile, rows_for, tile_for
-from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
+from replearn.fast.kernels._triton.attention_short import launch_attend, launch_attend_back
+from replearn.fast.kernels._triton.attention_short_tiles import BACKWARD, FORWARD, Tile, rows_for, tile_for
+from replearn.fast.kernels.attention_short import packed_attention
 
 SHAPES = ((512, 17, 3, 64), (512, 64, 3, 64), (1024, 10, 4, 16))  # sequences, tokens, heads, width: ViT-T/8 first
 SWEEP = {  # by rows of a tile: warps, heads that a program takes, registers of a thread

@@ -21,12 +21,11 @@ import torch
 from kernel_timing import Body, host_microseconds, measured, relative, tell
 from torch import Tensor
 
-from replearn.precision import float32_products
-from replearn.stem import stem
-from replearn.stem.kernels import launch_convolve, launch_convolve_and_pool, launch_frame, launch_pool
-from replearn.stem.operation import COLOURS, Sizes, across_of, empty_result, frame_of, span, usual
-from replearn.stem.tiles import CONVOLVING, POOLING, WALKING, Tile, Walk
-from replearn.training.results import hardware_of, versions_of, write_atomically
+from replearn.costs.precision import float32_products
+from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
+from replearn.fast.kernels._triton.stem import launch_convolve, launch_convolve_and_pool, launch_frame, launch_pool
+from replearn.fast.kernels._triton.stem_tiles import CONVOLVING, POOLING, WALKING, Tile, Walk
+from replearn.fast.kernels.stem import COLOURS, Sizes, across_of, empty_result, frame_of, span, stem, usual
 
 SIZES = Sizes(stride=2, padding=3, window=3, step=2, margin=1)
 CONVOLVE = [Tile(rows=r, num_warps=w, num_stages=s) for r, w, s in

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from replearn.training import run
-from replearn.training.fit import fit
-from replearn.training.recipe import Recipe, Variant, recipe_from_dict
+from replearn.experiments.training import run
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.recipe import Recipe, Variant, recipe_from_dict
 
 
 def noting_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, **recipe: Any) -> Callable[..., str]:

@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 import replearn
 from replearn import operators
-from replearn.operators.base import Operator
+from replearn.operators._base.operator import Operator
 
 STEPS = 3
 Result = dict[str, Any]

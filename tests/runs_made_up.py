@@ -1,8 +1,8 @@
 """Results made up for tests of what happens to results."""
 
-from replearn.jsonable import encode
-from replearn.training.recipe import Optimizer, PaperRow, Recipe, Variant
-from replearn.training.results import Epoch, Result
+from replearn.experiments.training.recipe import Optimizer, PaperRow, Recipe, Variant
+from replearn.experiments.training.results import Epoch, Result
+from replearn.planning.serialization import encode
 
 RECIPE = Recipe(
     name="made_up",

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from zoo import ZOO, outputs, shake_
 
 import replearn
-from replearn import absorbed, operators
-from replearn.absorbing import ABSORBED, absorb_, match_of
-from replearn.bench.inference_counts import count
-from replearn.flattening import flatten, note_values_
+from replearn import operators
+from replearn.deployment import absorbed
+from replearn.deployment.absorb import ABSORBED, absorb_, match_of
+from replearn.experiments.bench.inference_counts import count
+from replearn.fast.inlining import flatten, note_values_
 
 TAKING = (
     *("timm_vit", "timm_vit_scaled", "timm_vit_swiglu_packed", "timm_vit_swiglu_norm", "timm_deit", "timm_beit"),

@@ -14,10 +14,11 @@ from torch import nn
 from torchvision.models import get_model
 
 import replearn
-from replearn import ReplearnError, load_backbone_
-from replearn.training.fit import fit
-from replearn.training.scene_models import detector, segmenter
-from replearn.training.starting import start_backbone_
+from replearn import ReplearnError
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.scene_models import detector, segmenter
+from replearn.experiments.training.starting import start_backbone_
+from replearn.surgery.backbones import load_backbone_
 
 narrow.register()
 

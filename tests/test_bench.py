@@ -15,16 +15,27 @@ import torch
 from typer.testing import CliRunner
 
 import replearn
-from replearn import ReplearnError, named_machine
-from replearn.bench import timing, training
-from replearn.bench.cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, SUITE, Case, candidates
-from replearn.bench.promised import machine_for, promised
-from replearn.bench.record import new_record
-from replearn.bench.steps import TrainingStep, losses, precision_of
-from replearn.bench.tables import readme_table, training_table
-from replearn.bench.timing import Timing, interleave, ratio
-from replearn.bench.training import Measured, compare_steps, joined
+from replearn import ReplearnError
 from replearn.cli.app import app
+from replearn.costs import named_machine
+from replearn.experiments.bench import timing, training
+from replearn.experiments.bench.cases import (
+    E2E,
+    FROZEN,
+    LEAVES,
+    RECOMPUTED,
+    REMOVAL,
+    REPL,
+    SUITE,
+    Case,
+    candidates,
+)
+from replearn.experiments.bench.promised import machine_for, promised
+from replearn.experiments.bench.record import new_record
+from replearn.experiments.bench.steps import TrainingStep, losses, precision_of
+from replearn.experiments.bench.tables import readme_table, training_table
+from replearn.experiments.bench.timing import Timing, interleave, ratio
+from replearn.experiments.bench.training import Measured, compare_steps, joined
 from replearn.operators import NoWeights, Removal
 
 CPU = torch.device("cpu")
@@ -139,9 +150,9 @@ def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> 
         model = TINY.build()
         example = torch.empty(2, 3, 8, 8, device="meta")
         plan = replearn.plan(model, 2, operator=options)
-        machine = replearn.named_machine("T4")
+        machine = replearn.costs.named_machine("T4")
         terms: dict[str, Any] = {"optimizer": "sgd_momentum", "precision": "tf32", "machine": machine}
-        promise = replearn.estimate(model, example, plan, **terms)
+        promise = replearn.costs.estimate(model, example, plan, **terms)
         own = said[label]
         assert own.memory == promise.after.peak_bytes
         assert own.activations == promise.after.total.activation_bytes
@@ -186,7 +197,7 @@ def test_a_prediction_that_fails_does_not_cost_the_measurement(monkeypatch: pyte
     def fail(*given: Any) -> None:
         raise ReplearnError("no shapes")
 
-    monkeypatch.setattr("replearn.bench.training.promised", fail)
+    monkeypatch.setattr("replearn.experiments.bench.training.promised", fail)
     found = compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, recompute=False)[:3], rounds=1, inner=1)
     assert found.notes == ("its costs can't be predicted: no shapes",)
     assert found.row(REPL).promised is None

@@ -13,22 +13,32 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from replearn import ReplearnError, replaying
-from replearn.bench import inference
-from replearn.bench.inference import Setting, difference_of, form_of, measure
-from replearn.bench.inference_paper import BASELINE, DYNAMIC, latencies, printed
-from replearn.bench.inference_sides import BACKENDS, DEFAULT, DEPLOYED, E2E, OPERATORS, Sides, make_sides, runner
-from replearn.bench.inference_sides import DYNAMIC as MOVING
-from replearn.bench.inference_table import line_of
-from replearn.bench.launching import launching
-from replearn.bench.timing import Timing
+from replearn import ReplearnError
 from replearn.cli.app import app
-from replearn.flat_graph import FlatGraph
-from replearn.replaying import Replayed
-from replearn.report.collecting import Other
-from replearn.report.kinds import measured_in
-from replearn.streamlining import Autocast
-from replearn.surgery import operators_of
+from replearn.experiments.bench import inference
+from replearn.experiments.bench.inference import Setting, difference_of, form_of, measure
+from replearn.experiments.bench.inference_paper import BASELINE, DYNAMIC, latencies, printed
+from replearn.experiments.bench.inference_sides import (
+    BACKENDS,
+    DEFAULT,
+    DEPLOYED,
+    E2E,
+    OPERATORS,
+    Sides,
+    make_sides,
+    runner,
+)
+from replearn.experiments.bench.inference_sides import DYNAMIC as MOVING
+from replearn.experiments.bench.inference_table import line_of
+from replearn.experiments.bench.launching import launching
+from replearn.experiments.bench.timing import Timing
+from replearn.experiments.report.collecting import Other
+from replearn.experiments.report.kinds import measured_in
+from replearn.fast.graph_module import FlatGraph
+from replearn.fast.graphs import replay as replaying
+from replearn.fast.graphs.replay import Replayed
+from replearn.fast.inference import Autocast
+from replearn.surgery.replace import operators_of
 
 CPU = torch.device("cpu")
 TINY = Setting(

@@ -12,9 +12,9 @@ from torch import nn
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.observing import Seen, observe
-from replearn.operators.fitting import Moments, fit_full, fit_rows, fit_scalars
-from replearn.operators.linearised import fit_coefficients_
+from replearn.fitting.gauss_newton import fit_coefficients_
+from replearn.fitting.observe import Seen, observe
+from replearn.operators._base.least_squares import Moments, fit_full, fit_rows, fit_scalars
 
 
 def rows(count: int, width: int, seed: int) -> torch.Tensor:

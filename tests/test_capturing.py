@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from replearn import ReplearnError, capturing, replaying
-from replearn.capturing import capture, collector_off, is_recording, on_the_side, take_workspaces
-from replearn.replaying import Recording, Replayed, Weights
-from replearn.training.step import CapturedStep
+from replearn import ReplearnError
+from replearn.experiments.training.step import CapturedStep
+from replearn.fast.graphs import capture as capturing
+from replearn.fast.graphs import replay as replaying
+from replearn.fast.graphs.capture import capture, collector_off, is_recording, on_the_side, take_workspaces
+from replearn.fast.graphs.replay import Recording, Replayed, Weights
 
 GPU = torch.device("cuda", 1)
 

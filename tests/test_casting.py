@@ -17,10 +17,12 @@ from torch.nn.utils.weight_norm import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import replearn
-from replearn import casting, operators, synthesizing
-from replearn.bench.cases import Case, candidates
-from replearn.bench.steps import TrainingStep, losses, precision_of
-from replearn.operators.mixture import HandOut, handed_out
+from replearn import operators
+from replearn.experiments.bench.cases import Case, candidates
+from replearn.experiments.bench.steps import TrainingStep, losses, precision_of
+from replearn.fast.synthesis import ahead as synthesizing
+from replearn.fast.synthesis import casting
+from replearn.operators._base.mixture import HandOut, handed_out
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,7 @@ def resnet(replaced: bool = True) -> tuple[Any, Tensor]:
 def run(model: nn.Module, x: Tensor, cast: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
     model.zero_grad()
     operators = any(synthesizing.operators_in(model))
-    with low(), replearn.synthesized(model, cast=cast) if cast or operators else low():
+    with low(), replearn.fast.synthesized(model, cast=cast) if cast or operators else low():
         made = model(x)
     made.float().square().mean().backward()
     return made.detach(), {name: p.grad for name, p in model.named_parameters()}
@@ -83,14 +85,14 @@ def test_layers_hold_cast_weights_inside_and_their_own_outside() -> None:
     own = dict(model.named_parameters())
     seen = []
     hook = model.layer1[0].conv1.register_forward_pre_hook(lambda m, args: seen.append(m.weight.dtype))
-    with low(), replearn.synthesized(model, cast=True):
+    with low(), replearn.fast.synthesized(model, cast=True):
         assert model.fc.bias.dtype is torch.bfloat16
         assert model.bn1.weight is own["bn1.weight"]
         model(x)
     hook.remove()
     assert seen == [torch.bfloat16]
     assert all(parameter is own[name] for name, parameter in model.named_parameters())
-    with pytest.raises(ZeroDivisionError), low(), replearn.synthesized(model, cast=True):
+    with pytest.raises(ZeroDivisionError), low(), replearn.fast.synthesized(model, cast=True):
         _ = 1 / 0
     assert all(parameter is own[name] for name, parameter in model.named_parameters())
 
@@ -125,7 +127,7 @@ def test_a_model_is_prepared_once_and_again_when_a_layer_moves() -> None:
 @runs_kernels
 def test_a_weight_may_change_between_the_passes_as_under_autocast() -> None:
     model, x = resnet(replaced=False)
-    with low(), replearn.synthesized(model, cast=True):
+    with low(), replearn.fast.synthesized(model, cast=True):
         loss = model(x).sum()
     with torch.no_grad():
         model.fc.weight.zero_()
@@ -142,7 +144,7 @@ def test_layers_that_are_frozen_or_not_used_and_kernels_of_one_pixel() -> None:
     model[2].requires_grad_(False)
     round_(model)
     x = torch.randn(2, 3, 4, 4, device=HERE)
-    with low(), replearn.synthesized(model, cast=True):
+    with low(), replearn.fast.synthesized(model, cast=True):
         model[:3](x).sum().backward()
     assert model[2].weight.grad is None
     assert model[4].weight.grad is None  # not zero: an optimizer would decay what took no part in the step
@@ -194,7 +196,7 @@ def test_weights_that_moved_to_the_same_memory_in_another_order_are_noticed() ->
     weight.data = weight.data.as_strided(weight.shape, (27, 1, 9, 3))
     assert not first.holds()
     weight.requires_grad_(False)
-    with low(), replearn.synthesized(model, cast=True):
+    with low(), replearn.fast.synthesized(model, cast=True):
         assert model[0].weight is weight  # frozen: left to autocast
         model(x)
 
@@ -211,7 +213,7 @@ def test_layers_may_be_recomputed_in_the_backward_pass(reentrant: bool) -> None:
     found = []
     for cast in (True, False):
         model.zero_grad()
-        with low(), replearn.synthesized(model, cast=True) if cast else low():
+        with low(), replearn.fast.synthesized(model, cast=True) if cast else low():
             made = checkpoint(inner, model[0](x), use_reentrant=reentrant)
         made.float().sum().backward()
         found.append({name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()})
@@ -221,7 +223,7 @@ def test_layers_may_be_recomputed_in_the_backward_pass(reentrant: bool) -> None:
 @runs_kernels
 def test_what_a_user_gives_a_layer_inside_stays() -> None:
     model = nn.Sequential(nn.Linear(4, 4)).to(HERE)
-    with low(), replearn.synthesized(model, cast=True), replearn.synthesized(model, cast=True):
+    with low(), replearn.fast.synthesized(model, cast=True), replearn.fast.synthesized(model, cast=True):
         model[0].weight = new = nn.Parameter(torch.ones(4, 4, device=HERE))
     assert model[0].weight is new
     assert isinstance(model[0].bias, nn.Parameter)
@@ -230,7 +232,7 @@ def test_what_a_user_gives_a_layer_inside_stays() -> None:
 @runs_kernels
 def test_two_losses_may_go_back_one_after_another() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(HERE)
-    with low(), replearn.synthesized(model, cast=True):
+    with low(), replearn.fast.synthesized(model, cast=True):
         for _ in range(2):
             model(torch.randn(2, 4, device=HERE)).float().sum().backward()
     assert model[0].weight.grad is not None
@@ -254,7 +256,7 @@ def test_only_plain_layers_are_cast() -> None:
 def test_nothing_is_cast_without_autocast_or_where_kernels_do_not_run() -> None:
     model, x = resnet()
     expected = model(x)
-    with replearn.synthesized(model, cast=True):
+    with replearn.fast.synthesized(model, cast=True):
         assert model.fc.weight.dtype is torch.float32
         torch.testing.assert_close(model(x), expected)
 
@@ -262,12 +264,12 @@ def test_nothing_is_cast_without_autocast_or_where_kernels_do_not_run() -> None:
 def test_a_model_without_operators_may_get_some_later() -> None:
     model, x = resnet(replaced=False)
     model.eval()
-    with replearn.synthesized(model, cast=True):
+    with replearn.fast.synthesized(model, cast=True):
         model(x)
-    with pytest.raises(replearn.ReplearnError, match="no operators"), replearn.synthesized(model):
+    with pytest.raises(replearn.ReplearnError, match="no operators"), replearn.fast.synthesized(model):
         pass
     replearn.replace_(model, replearn.plan(model, 2))
-    with replearn.synthesized(model):
+    with replearn.fast.synthesized(model):
         assert handed_out(synthesizing.readers_in(model)[0], torch.float32)
 
 

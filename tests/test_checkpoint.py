@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.carrying import PLAN
-from replearn.checkpoint import FORMAT
-from replearn.tensor_file import read_file, write_file
+from replearn.surgery.checkpoint import FORMAT
+from replearn.surgery.plan_metadata import PLAN
+from replearn.surgery.tensor_file import read_file, write_file
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

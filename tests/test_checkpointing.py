@@ -16,8 +16,8 @@ from zoo import ZOO
 import replearn
 from replearn import operators
 from replearn.models.cifar_resnet import BasicBlock
-from replearn.operators.options import Options, ReadingOptions
-from replearn.similarity import call
+from replearn.operators._base.options import Options, ReadingOptions
+from replearn.planning.similarity import call
 
 KINDS = {
     "basic": (lambda: BasicBlock(4, 4, 1), (2, 4, 6, 6)),

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import replearn
 from replearn import operators
-from replearn.budgets import as_budgets
-from replearn.knapsack import Item, choose, most_saved
-from replearn.scoring import fitted_errors
-from replearn.stacks import find_stacks
-from replearn.survey import Survey
+from replearn.blocks.stacks import find_stacks
+from replearn.costs.budgets import as_budgets
+from replearn.fitting.knapsack import Item, choose, most_saved
+from replearn.fitting.scores import fitted_errors
+from replearn.planning.legality import Survey
 
 # ---- the knapsack -------------------------------------------------------------------------------
 
@@ -135,10 +135,12 @@ def test_a_budget_that_cannot_be_read_is_said(wrong, words):
 
 def test_budgets_are_checked_as_data_too():
     with pytest.raises(replearn.ReplearnError, match="only of memory, activations"):
-        replearn.Budget("power", 0.5)
+        replearn.costs.Budget("power", 0.5)
     with pytest.raises(replearn.ReplearnError, match="a number above 0"):
-        replearn.Budget("memory", -1.0, share=False)
-    assert as_budgets([replearn.Budget("memory", 0.5), "memory<=50%"]) == (replearn.Budget("memory", 0.5),)
+        replearn.costs.Budget("memory", -1.0, share=False)
+    assert as_budgets([replearn.costs.Budget("memory", 0.5), "memory<=50%"]) == (
+        replearn.costs.Budget("memory", 0.5),
+    )
 
 
 # ---- scores -------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ EXAMPLE = torch.empty(16, 4, 16, 16, device="meta")
 def test_a_placement_is_the_cheapest_that_meets_its_budget(model):
     damages = {"stages.0.1": 3.0, "stages.0.2": 1.0, "stages.0.3": 2.5, "stages.0.4": 1.2}
     damages |= {"stages.1.1": 0.3, "stages.1.2": 0.2}
-    placement = replearn.place(model, "activations<=90%", EXAMPLE, score=damages)
+    placement = replearn.fitting.place(model, "activations<=90%", EXAMPLE, score=damages)
     saves = {candidate.name: candidate.saves.activation_bytes for candidate in placement.candidates}
     before = placement.promise.before.total.activation_bytes
     good = []
@@ -264,7 +266,7 @@ def test_a_placement_is_the_cheapest_that_meets_its_budget(model):
 
 
 def test_parameters_are_met_exactly_by_what_replace_makes(model):
-    placement = replearn.place(model, "parameters<=90%", EXAMPLE, score="similarity", data=batches(2))
+    placement = replearn.fitting.place(model, "parameters<=90%", EXAMPLE, score="similarity", data=batches(2))
     own = tiny.Stages(6, 4)
     replearn.replace_(own, placement.plan)
     count = sum(parameter.numel() for parameter in own.parameters())
@@ -274,16 +276,18 @@ def test_parameters_are_met_exactly_by_what_replace_makes(model):
 
 def test_fitted_errors_place_targets(model):
     options = operators.Basic(correction="full")
-    placement = replearn.place(model, "flops<=95%", EXAMPLE, score="error", data=batches(3), operator=options)
+    placement = replearn.fitting.place(
+        model, "flops<=95%", EXAMPLE, score="error", data=batches(3), operator=options
+    )
     chosen = [candidate for candidate in placement.candidates if candidate.chosen]
     assert chosen
     assert sum(candidate.damage for candidate in chosen) > 0
 
 
 def test_several_budgets_are_all_met(model):
-    machine = replearn.named_machine("T4")
+    machine = replearn.costs.named_machine("T4")
     given = torch.empty(512, 4, 16, 16, device="meta")
-    placement = replearn.place(model, "memory<=97%, time<=97%", given, machine=machine)
+    placement = replearn.fitting.place(model, "memory<=97%, time<=97%", given, machine=machine)
     assert placement.promise.ratio("memory_bytes") <= 0.97
     assert placement.promise.ratio("seconds") <= 0.97
 
@@ -305,11 +309,11 @@ def test_several_budgets_are_all_met(model):
 )
 def test_a_budget_that_cannot_be_met_is_said(model, budget, extra, words):
     with pytest.raises(replearn.ReplearnError) as caught:
-        replearn.place(model, budget, EXAMPLE, **extra)
+        replearn.fitting.place(model, budget, EXAMPLE, **extra)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_scores_that_are_no_numbers_are_said(model):
     scores = {f"stages.0.{i}": float("nan") for i in range(1, 5)} | {"stages.1.1": 1.0, "stages.1.2": 1.0}
     with pytest.raises(replearn.ReplearnError, match="damages are finite numbers"):
-        replearn.place(model, "memory<=99%", EXAMPLE, score=scores)
+        replearn.fitting.place(model, "memory<=99%", EXAMPLE, score=scores)

@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from replearn import Plan, __version__
 from replearn.cli.app import app
 from replearn.cli.progress import Bars, Lines
-from replearn.training.results import Epoch, read_result
+from replearn.experiments.training.results import Epoch, read_result
 
 TINY = """
-from replearn.training.recipe import Optimizer, Recipe, Variant
+from replearn.experiments.training.recipe import Optimizer, Recipe, Variant
 
 RECIPE = Recipe(
     name="tiny",

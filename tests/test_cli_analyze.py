@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from replearn.analysis import Analysis
 from replearn.cli.app import app
-from replearn.training.full_model import read_full_model
+from replearn.experiments.training.full_model import read_full_model
 
 TINY = """
-from replearn.training.recipe import Optimizer, Recipe, Variant
+from replearn.experiments.training.recipe import Optimizer, Recipe, Variant
 
 RECIPE = Recipe(
     name="tiny",
@@ -75,7 +75,7 @@ def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> N
 
 
 LANGUAGE = """
-from replearn.training.recipe import Optimizer, Recipe, Text, Variant
+from replearn.experiments.training.recipe import Optimizer, Recipe, Text, Variant
 
 RECIPE = Recipe(
     name="words", table="", task="language_modelling", model="lm:16:4:2:32", data=("wikitext2",),

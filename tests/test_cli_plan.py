@@ -13,7 +13,7 @@ import replearn
 from replearn import Plan
 from replearn.cli.app import app
 from replearn.cli.subjects import subject_named
-from replearn.training.full_model import read_full_model
+from replearn.experiments.training.full_model import read_full_model
 
 
 def call(*arguments, code=0, model="cifar_resnet:20:4"):
@@ -87,7 +87,7 @@ def test_hugging_face_models_are_planned_from_a_config_or_a_type(gpt2, tmp_path)
 
 
 RECIPE = """
-from replearn.training.recipe import Optimizer, Recipe, Variant
+from replearn.experiments.training.recipe import Optimizer, Recipe, Variant
 
 RECIPE = Recipe(
     name="tiny", table="", model="cifar_resnet:20:4", data=("digits",), epochs=1, batch_size=479,
@@ -115,7 +115,7 @@ def test_a_budget_takes_the_blocks_that_a_trained_run_misses_least(run, score):
     data = [images for images, _ in trained.train_batches(50, 10)]
     example = torch.empty(4, 1, 8, 8, device="meta")
     assert plan.placement == f"budget parameters<=95%, by {score}"
-    assert plan == replearn.place(trained.model, "parameters<=95%", example, score=score, data=data).plan
+    assert plan == replearn.fitting.place(trained.model, "parameters<=95%", example, score=score, data=data).plan
 
 
 @pytest.mark.parametrize(

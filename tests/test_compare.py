@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs_made_up import RECIPE, run
 
-from replearn import ReplearnError, recipes
-from replearn.training.compare import compare
-from replearn.training.comparison_table import comparison_table
-from replearn.training.intervals import paired_difference, std_of, t_quantile
-from replearn.training.results import SHARED, result_from_json
+from replearn import ReplearnError
+from replearn.experiments import recipes
+from replearn.experiments.training.compare import compare
+from replearn.experiments.training.comparison_table import comparison_table
+from replearn.experiments.training.intervals import paired_difference, std_of, t_quantile
+from replearn.experiments.training.results import SHARED, result_from_json
 
 # ---- statistics --------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ def test_a_comparison_is_plain_json(three):
 
 def test_the_picture_grows_with_the_rows(three, tmp_path):
     pytest.importorskip("matplotlib")
-    from replearn.training.picture import draw
+    from replearn.experiments.training.picture import draw
 
     def size(results, name):
         (comparison,) = compare(results)
@@ -247,7 +248,7 @@ def test_the_picture_grows_with_the_rows(three, tmp_path):
 
 
 def test_without_matplotlib_the_picture_names_what_to_install(three, tmp_path, monkeypatch):
-    from replearn.training.picture import draw
+    from replearn.experiments.training.picture import draw
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     (comparison,) = compare(three)

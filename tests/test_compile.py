@@ -23,8 +23,8 @@ from zoo import ZOO
 import replearn
 from replearn import operators
 from replearn.models.cifar_resnet import BasicBlock
-from replearn.operators.options import Options, ReadingOptions
-from replearn.similarity import call
+from replearn.operators._base.options import Options, ReadingOptions
+from replearn.planning.similarity import call
 
 # one stack of three blocks each: a target and its two sources
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -248,9 +248,9 @@ def test_what_is_deployed_compiled_is_one_graph(
     counter, real = CompileCounterWithBackend("eager"), torch.compile
     monkeypatch.setattr(torch, "compile", lambda run, **how: real(run, backend=counter))
     x = torch.randn(2, 3)
-    compiled = replearn.streamline(model.eval(), x, compile=True, **form)
+    compiled = replearn.fast.streamline(model.eval(), x, compile=True, **form)
     with torch.no_grad():
-        same(compiled(x), replearn.streamline(model, x, **form)(x))
+        same(compiled(x), replearn.fast.streamline(model, x, **form)(x))
     assert counter.frame_count == 1
     assert list(copy.deepcopy(compiled).state_dict()) == list(compiled.state_dict())
 
@@ -260,7 +260,7 @@ def test_a_mode_reaches_the_compiler(model: nn.Module, monkeypatch: pytest.Monke
     modes: list[str | None] = []
     monkeypatch.setattr(torch, "compile", lambda call, mode=None, **how: modes.append(mode) or call)
     for compile_ in (False, True, "max-autotune"):
-        replearn.streamline(model.eval(), compile=compile_)
+        replearn.fast.streamline(model.eval(), compile=compile_)
     assert list(dict.fromkeys(modes)) == [None, "max-autotune"]
 
 
@@ -269,7 +269,7 @@ def test_each_model_is_compiled_by_code_of_its_own(monkeypatch: pytest.MonkeyPat
     counter, real, x = CompileCounterWithBackend("eager"), torch.compile, torch.randn(2, 4)
     monkeypatch.setattr(torch, "compile", lambda run, **how: real(run, backend=counter))
     plain = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval() for _ in range(10)]
-    models = [replearn.streamline(model, compile=True, dtype=torch.bfloat16) for model in plain]
+    models = [replearn.fast.streamline(model, compile=True, dtype=torch.bfloat16) for model in plain]
     with torch._dynamo.config.patch(error_on_recompile=True), torch.no_grad():
         for model in models:
             model(x)

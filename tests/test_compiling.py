@@ -14,11 +14,11 @@ pytest.importorskip("sklearn")
 from torch._dynamo import config
 from torch._dynamo.utils import counters
 
-from replearn.bench.steps import precision_of
-from replearn.training.compiling import many_graphs, not_compiled
-from replearn.training.fit import fit
-from replearn.training.recipe import Recipe, Variant
-from replearn.training.run import RunSpec
+from replearn.experiments.bench.steps import precision_of
+from replearn.experiments.training.compiling import many_graphs, not_compiled
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.recipe import Recipe, Variant
+from replearn.experiments.training.run import RunSpec
 
 VARIANTS = (
     Variant(label="E2E", method="e2e"),

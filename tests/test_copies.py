@@ -15,9 +15,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from zoo import ZOO, Entry, builds, outputs
 
 import replearn
-from replearn.deployment import tensors_in
-from replearn.operators.options import Options, ReadingOptions
-from replearn.surgery import plan_of
+from replearn.deployment.deploy import tensors_in
+from replearn.operators._base.options import Options, ReadingOptions
+from replearn.surgery.replace import plan_of
 
 EVERY_BUILD = [pytest.param(entry, options, id=f"{entry.name}-{options.name}") for entry, options in builds()]
 
@@ -202,7 +202,7 @@ class Writes(nn.Module):
 def test_models_and_examples_that_are_made_in_inference_mode_may_be_written_to() -> None:
     with torch.inference_mode():
         model, example = Writes().eval(), torch.randn(2, 3)
-        plain = replearn.streamline(model, example)
+        plain = replearn.fast.streamline(model, example)
         assert float(model.calls) == 0
     assert not any(tensor.is_inference() for tensor in (*plain.parameters(), *plain.buffers()))
     plain(torch.randn(2, 3)).sum().backward()

@@ -43,7 +43,7 @@ def tokens(batch=2, length=24, d=32):
 
 def test_a_basic_block_costs_what_the_paper_says():
     model = resnet(5)
-    promise = replearn.estimate(model, images(), replearn.plan(model, targets=["stages.0.2"]))
+    promise = replearn.costs.estimate(model, images(), replearn.plan(model, targets=["stages.0.2"]))
     block, operator = promise.before.of("stages.0.2"), promise.after.of("stages.0.2")
     assert block.trainable == 2 * C**2 * Q**2 + 4 * C
     assert operator.trainable == 4 * C
@@ -59,7 +59,7 @@ def test_a_bottleneck_costs_what_the_paper_says():
     with torch.device("meta"):
         model = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [4, 1, 1, 1], num_classes=10)
     plan = replearn.plan(model, targets=["layer1.2"], operator=operators.Bottleneck())
-    promise = replearn.estimate(model, torch.empty(2, 3, 32, 32, device="meta"), plan)
+    promise = replearn.costs.estimate(model, torch.empty(2, 3, 32, 32, device="meta"), plan)
     block, operator = promise.before.of("layer1.2"), promise.after.of("layer1.2")
     assert block.trainable == 2 * wide * middle + middle**2 * Q**2 + 4 * middle + 2 * wide
     assert operator.trainable == 2 * middle + 2 * wide
@@ -70,7 +70,9 @@ def test_a_bottleneck_costs_what_the_paper_says():
 @pytest.mark.parametrize(("operator", "learned"), [(operators.Projection(), 2), (operators.HeadWise(), 2 * 4)])
 def test_a_vit_block_costs_what_the_paper_says(operator, learned):
     model, (batch, length, d) = encoder(), (2, 24, 32)
-    promise = replearn.estimate(model, tokens(), replearn.plan(model, targets=["layers.2"], operator=operator))
+    promise = replearn.costs.estimate(
+        model, tokens(), replearn.plan(model, targets=["layers.2"], operator=operator)
+    )
     block, made = promise.before.of("layers.2"), promise.after.of("layers.2")
     assert block.trainable == 12 * d**2 + 13 * d  # 4 + 8 matrices, 9 biases, two LayerNorms
     assert made.trainable == learned
@@ -83,7 +85,7 @@ def test_the_cost_of_an_interval_is_the_papers_c_of_k(interval):
     """C(K) = C0 (1 - (1 - eta) R / N), with the R that the placement really has."""
     model = encoder(depth=5)
     plan = replearn.plan(model, interval=interval)
-    promise = replearn.estimate(model, tokens(), plan)
+    promise = replearn.costs.estimate(model, tokens(), plan)
     blocks = {cost.name: cost.cost for cost in promise.before.blocks}
     full = sum(cost.forward_flops for cost in blocks.values())
     eta = 1 / (12 + 2 * 24 / 32)
@@ -130,7 +132,7 @@ def real_saved_bytes(model, given):
 
 def test_activations_are_what_autograd_really_keeps():
     model, given = Plain(), torch.randn(64, 24)
-    cost = replearn.predict(model, given).total
+    cost = replearn.costs.predict(model, given).total
     labels = allocated(64 * 8)  # the default loss makes its own
     assert cost.activation_bytes - labels == real_saved_bytes(model, given)
 
@@ -141,13 +143,15 @@ def test_flops_are_those_of_torchs_counter_in_a_real_step():
     counter = FlopCounterMode(display=False)
     with counter:
         cross_entropy(model(given), torch.tensor([1, 2])).backward()
-    cost = replearn.predict(model, given).total
+    cost = replearn.costs.predict(model, given).total
     assert cost.forward_flops + cost.backward_flops == counter.get_total_flops()
 
 
 def test_autocast_keeps_16_bit_copies_of_weights_and_inputs():
     model, rows = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False)), 32
-    cost = replearn.predict(model, torch.empty(rows, 256), precision="bfloat16", loss=lambda y: y.sum()).total
+    cost = replearn.costs.predict(
+        model, torch.empty(rows, 256), precision="bfloat16", loss=lambda y: y.sum()
+    ).total
     inputs = 2 * rows * 256 + 2 * rows * 512  # of both layers
     second = 2 * 512 * 256  # the first layer's weight is not needed: its input takes no gradient
     outputs = 2 * rows * 256 + allocated(4)  # the output, and its sum in float32
@@ -166,7 +170,7 @@ def test_attention_keeps_no_matrix_of_pairs(precision, itemsize):
 
     batch, heads, length, width = 2, 2, 512, 32
     given = torch.empty(batch, heads, length, width, device="meta")
-    cost = replearn.predict(Attend(), given, precision=precision, loss=lambda y: y.float().sum()).total
+    cost = replearn.costs.predict(Attend(), given, precision=precision, loss=lambda y: y.float().sum()).total
     one = batch * heads * length * width * itemsize
     pairs = batch * heads * length * length * itemsize
     assert cost.activation_bytes < 6 * one + batch * heads * length * 4 + 8 * one // itemsize
@@ -175,7 +179,7 @@ def test_attention_keeps_no_matrix_of_pairs(precision, itemsize):
 
 
 def test_a_step_ends_with_nothing_but_the_gradients():
-    cost = replearn.predict(Plain(), torch.randn(64, 24), optimizer="sgd")
+    cost = replearn.costs.predict(Plain(), torch.randn(64, 24), optimizer="sgd")
     total = cost.total
     assert total.parameter_bytes + total.activation_bytes < cost.peak_bytes
     assert cost.peak_bytes < total.memory_bytes + 2 * allocated(64 * 40 * 4)
@@ -191,7 +195,7 @@ def test_the_model_is_not_touched():
     model.eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
-    replearn.predict(model, torch.empty(2, 3, 16, 16), precision="float16")
+    replearn.costs.predict(model, torch.empty(2, 3, 16, 16), precision="float16")
     assert calls == []
     assert not model.training
     assert torch.is_autocast_enabled("cuda") is False
@@ -203,7 +207,7 @@ def test_the_model_is_not_touched():
 def test_a_model_larger_than_any_memory_is_priced_at_once():
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(60_000, 60_000) for _ in range(30)))  # 432 GB
-    cost = replearn.predict(model, torch.empty(8, 60_000, device="meta"))
+    cost = replearn.costs.predict(model, torch.empty(8, 60_000, device="meta"))
     assert cost.total.parameters == 30 * (60_000**2 + 60_000)
     assert cost.total.optimizer_bytes == 8 * cost.total.parameters
 
@@ -221,7 +225,7 @@ def test_shared_frozen_and_loose_tensors_are_counted_as_they_are():
         def forward(self, ids):
             return {"logits": self.head(self.frozen(self.embed(ids)) * self.table[0])}
 
-    cost = replearn.predict(Loose(), torch.zeros(2, 5, dtype=torch.long)).total
+    cost = replearn.costs.predict(Loose(), torch.zeros(2, 5, dtype=torch.long)).total
     assert (cost.trainable, cost.parameters) == (50 * 16, 50 * 16 + 16 * 16 + 16)
     assert (cost.gradient_bytes, cost.optimizer_bytes) == (4 * 50 * 16, 8 * 50 * 16)
 
@@ -232,8 +236,10 @@ def test_shared_frozen_and_loose_tensors_are_counted_as_they_are():
 def test_a_promise_keeps_the_plans_own_count_and_prints():
     model = replearn.models.CifarResNet(20, width=4)
     plan = replearn.plan(model, interval=2, first=2)
-    machine = replearn.named_machine("rtx 4090")
-    promise = replearn.estimate(model, torch.empty(8, 3, 32, 32), plan, machine=machine, optimizer="sgd_momentum")
+    machine = replearn.costs.named_machine("rtx 4090")
+    promise = replearn.costs.estimate(
+        model, torch.empty(8, 3, 32, 32), plan, machine=machine, optimizer="sgd_momentum"
+    )
     assert promise.before.total.trainable == plan.parameters_before
     assert promise.after.total.trainable == plan.parameters_after
     assert 0 < promise.ratio("activation_bytes") < 1
@@ -250,17 +256,17 @@ def test_a_promise_keeps_the_plans_own_count_and_prints():
 def test_predict_takes_a_replaced_model_as_it_is():
     model = resnet(5)
     plan = replearn.plan(model, interval=2, first=2)
-    promised = replearn.estimate(model, images(), plan).after
+    promised = replearn.costs.estimate(model, images(), plan).after
     replearn.replace_(model, plan)
-    found = replearn.predict(model, images())
+    found = replearn.costs.predict(model, images())
     assert (found.total, found.peak_bytes) == (promised.total, promised.peak_bytes)
 
 
 def test_removal_is_the_floor():
-    model, machine = resnet(4), replearn.named_machine("H200")
+    model, machine = resnet(4), replearn.costs.named_machine("H200")
     (target,) = replearn.plan(model, first=2).targets
     removal, repl, small = (
-        replearn.estimate(
+        replearn.costs.estimate(
             model,
             images(batch=size),
             replearn.plan(model, targets=[target.name], operator=operator),
@@ -276,7 +282,9 @@ def test_removal_is_the_floor():
 def test_a_recomputed_operator_keeps_less_and_computes_more():
     model = resnet(4)
     kept, again = (
-        replearn.estimate(model, images(), replearn.plan(model, first=2, operator=operators.Basic(recompute=flag)))
+        replearn.costs.estimate(
+            model, images(), replearn.plan(model, first=2, operator=operators.Basic(recompute=flag))
+        )
         for flag in (False, True)
     )
     assert again.after.total.activation_bytes < kept.after.total.activation_bytes
@@ -290,7 +298,7 @@ def test_hugging_face_models_are_priced_with_their_own_loss():
     model = transformers.GPT2LMHeadModel(config)
     ids = torch.zeros(2, 16, dtype=torch.long)
     plan = replearn.plan(model, interval=2)
-    promise = replearn.estimate(model, {"input_ids": ids, "labels": ids}, plan, precision="bfloat16")
+    promise = replearn.costs.estimate(model, {"input_ids": ids, "labels": ids}, plan, precision="bfloat16")
     assert promise.after.total.trainable == plan.parameters_after
     assert 0 < promise.ratio("activation_bytes") < 1
 
@@ -316,22 +324,25 @@ class Asking(nn.Module):
     ("call", "words"),
     [
         (
-            lambda: replearn.predict(Peeking(), torch.empty(2, 4)),
+            lambda: replearn.costs.predict(Peeking(), torch.empty(2, 4)),
             ("inner.1 (Asking)", ".item()", "without values"),
         ),
-        (lambda: replearn.predict(Plain(), torch.empty(2, 5)), ("norm (LayerNorm)", "the example does not fit")),
-        (lambda: replearn.predict(Plain(), {"y": torch.empty(2)}), ("Plain failed", "dict of keywords")),
-        (lambda: replearn.predict("resnet", torch.empty(2)), ("Expected a torch.nn.Module", "got str")),
-        (lambda: replearn.predict(Plain(), torch.empty(2, 24), precision="half"), ("'half'", "bfloat16")),
-        (lambda: replearn.predict(Plain(), torch.empty(2, 24), optimizer="shampoo"), ("'shampoo'", "adamw")),
-        (lambda: replearn.named_machine("abacus"), ("'abacus'", "H200", "probe")),
         (
-            lambda: replearn.predict(Plain().requires_grad_(False), torch.empty(2, 24)),
+            lambda: replearn.costs.predict(Plain(), torch.empty(2, 5)),
+            ("norm (LayerNorm)", "the example does not fit"),
+        ),
+        (lambda: replearn.costs.predict(Plain(), {"y": torch.empty(2)}), ("Plain failed", "dict of keywords")),
+        (lambda: replearn.costs.predict("resnet", torch.empty(2)), ("Expected a torch.nn.Module", "got str")),
+        (lambda: replearn.costs.predict(Plain(), torch.empty(2, 24), precision="half"), ("'half'", "bfloat16")),
+        (lambda: replearn.costs.predict(Plain(), torch.empty(2, 24), optimizer="shampoo"), ("'shampoo'", "adamw")),
+        (lambda: replearn.costs.named_machine("abacus"), ("'abacus'", "H200", "probe")),
+        (
+            lambda: replearn.costs.predict(Plain().requires_grad_(False), torch.empty(2, 24)),
             ("no trainable parameter", "Unfreeze"),
         ),
-        (lambda: replearn.estimate(resnet(5), images(), "a plan"), ("not str", "replearn.plan(model)")),
-        (lambda: replearn.predict(resnet(3), images()).of("layer9"), ("no block 'layer9'", "stages.0.1")),
-        (lambda: replearn.probe("meta"), ("cpu and cuda", "'meta'")),
+        (lambda: replearn.costs.estimate(resnet(5), images(), "a plan"), ("not str", "replearn.plan(model)")),
+        (lambda: replearn.costs.predict(resnet(3), images()).of("layer9"), ("no block 'layer9'", "stages.0.1")),
+        (lambda: replearn.costs.probe("meta"), ("cpu and cuda", "'meta'")),
     ],
 )
 def test_what_cannot_work_is_said(call, words):
@@ -352,16 +363,16 @@ def quick(monkeypatch, tmp_path):
 
 
 def test_a_probe_is_measured_once_and_remembered(quick, monkeypatch):
-    first = replearn.probe("cpu")
+    first = replearn.costs.probe("cpu")
     assert min(first.half_flops, first.tf32_flops, first.float32_flops, first.bandwidth, first.launch) > 0
     (file,) = quick.iterdir()
     monkeypatch.setattr(probing, "measure", None)  # a second measurement would fail
-    assert replearn.probe("cpu") == first
+    assert replearn.costs.probe("cpu") == first
     assert json.loads(file.read_text())["replearn_machine"] == probing.FORMAT
 
 
 def test_a_damaged_or_older_probe_is_measured_over(quick):
-    replearn.probe("cpu")
+    replearn.costs.probe("cpu")
     (file,) = quick.iterdir()
     good = json.loads(file.read_text())
     for text in (
@@ -371,5 +382,5 @@ def test_a_damaged_or_older_probe_is_measured_over(quick):
         json.dumps({**good, "replearn_machine": 0}),
     ):
         file.write_text(text)
-        assert replearn.probe("cpu").bandwidth > 0
+        assert replearn.costs.probe("cpu").bandwidth > 0
         assert json.loads(file.read_text())["replearn_machine"] == probing.FORMAT

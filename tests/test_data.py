@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from official_layouts import LAYOUTS, cifar10_binary, cifar10_python, pictures, python2_pickle, svhn_mat
 
 from replearn.errors import ReplearnError
-from replearn.training import data
-from replearn.training.augmentation import one_thread
-from replearn.training.data.base import ImageSet
-from replearn.training.data.inspection import inspect_source, md5_of
-from replearn.training.data.pickles import images_and_labels
-from replearn.training.data.reading import channel_statistics, load_images
-from replearn.training.data.sets import cifar10, cifar100, digits, stl10, svhn
+from replearn.experiments.training import data
+from replearn.experiments.training.augmentation import one_thread
+from replearn.experiments.training.data.base import ImageSet
+from replearn.experiments.training.data.inspection import inspect_source, md5_of
+from replearn.experiments.training.data.pickles import images_and_labels
+from replearn.experiments.training.data.reading import channel_statistics, load_images
+from replearn.experiments.training.data.sets import cifar10, cifar100, digits, stl10, svhn
 
 SMALL = ("cifar10", "cifar100", "svhn", "stl10")
 TABLE = Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
@@ -322,7 +322,7 @@ def test_the_sums_and_addresses_are_those_of_torchvision():
 def test_every_file_of_the_folder_is_a_data_set(name):
     from importlib import import_module
 
-    module = import_module(f"replearn.training.data.sets.{name}")
+    module = import_module(f"replearn.experiments.training.data.sets.{name}")
     assert module.SOURCE.name == name
     assert module.SOURCE.how.endswith(".")
     for layout in module.SOURCE.layouts:

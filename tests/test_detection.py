@@ -16,22 +16,23 @@ from scenes import write_coco
 from test_engine import interrupt_at_step
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 
-from replearn import ReplearnError, deploy, recipes
-from replearn.exporting import export
-from replearn.report.building import build_report
-from replearn.training.coco_metrics import by_pycocotools, by_replearn, coco_metrics
-from replearn.training.compare import compare
-from replearn.training.comparison_table import comparison_table
-from replearn.training.fit import Interrupted, fit
-from replearn.training.processes import Processes
-from replearn.training.recipe import Detection, Recipe
-from replearn.training.results import read_result
-from replearn.training.results_file import read_results_file
-from replearn.training.run import RunSpec
-from replearn.training.scene_models import detector
-from replearn.training.state import read_state
-from replearn.training.tasks.detection import Detection as DetectionTask
-from replearn.training.trained import read_trained
+from replearn import ReplearnError, deploy
+from replearn.deployment.exporting import export
+from replearn.experiments import recipes
+from replearn.experiments.report.building import build_report
+from replearn.experiments.training.coco_metrics import by_pycocotools, by_replearn, coco_metrics
+from replearn.experiments.training.compare import compare
+from replearn.experiments.training.comparison_table import comparison_table
+from replearn.experiments.training.fit import Interrupted, fit
+from replearn.experiments.training.processes import Processes
+from replearn.experiments.training.recipe import Detection, Recipe
+from replearn.experiments.training.results import read_result
+from replearn.experiments.training.results_file import read_results_file
+from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.scene_models import detector
+from replearn.experiments.training.state import read_state
+from replearn.experiments.training.tasks.detection import Detection as DetectionTask
+from replearn.experiments.training.trained import read_trained
 
 narrow.register()
 SMALL = Detection(min_size=(64,), max_size=96)
@@ -318,7 +319,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_detection as d
 import test_segmentation as s
-from replearn.training.fit import fit
+from replearn.experiments.training.fit import fit
 out = Path(sys.argv[1])
 fit([d.spec(out / "boxes", Path(sys.argv[2]), epochs=1)], device="cpu")
 fit([s.spec(out / "masks", Path(sys.argv[3]), epochs=1)], device="cpu")

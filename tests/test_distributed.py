@@ -105,7 +105,7 @@ def test_a_model_that_is_spread_already_is_refused_with_the_cure(
 
 def test_every_operator_that_reads_neighbours_is_among_the_cases() -> None:
     from replearn import operators
-    from replearn.operators.options import ReadingOptions
+    from replearn.operators._base.options import ReadingOptions
 
     tried = {make().name for _, make in OPERATORS.values()}
     reading = {name for name, options in operators.available().items() if issubclass(options, ReadingOptions)}

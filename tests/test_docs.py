@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import replearn
-from replearn.operators import options
+from replearn.operators._base import options
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"

@@ -19,13 +19,13 @@ import torch
 from official_layouts import cifar10_binary, svhn_mat
 
 from replearn.errors import ReplearnError
-from replearn.training import data
-from replearn.training.data import Patience
-from replearn.training.data.downloading import download_source
-from replearn.training.data.fetching import fetch
-from replearn.training.data.reading import load_images
-from replearn.training.data.sets import cifar10, svhn
-from replearn.training.data.source import Source
+from replearn.experiments.training import data
+from replearn.experiments.training.data import Patience
+from replearn.experiments.training.data.downloading import download_source
+from replearn.experiments.training.data.fetching import fetch
+from replearn.experiments.training.data.reading import load_images
+from replearn.experiments.training.data.sets import cifar10, svhn
+from replearn.experiments.training.data.source import Source
 
 BODY = bytes(range(256)) * 1000
 SUM = hashlib.md5(BODY).hexdigest()

@@ -17,14 +17,14 @@ import torch
 pytest.importorskip("sklearn")
 
 from replearn import ReplearnError, operators
-from replearn.training.fit import Interrupted, fit
-from replearn.training.keeping import resume_run
-from replearn.training.optimizers import make_optimizer, set_rate
-from replearn.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
-from replearn.training.results import read_result
-from replearn.training.run import RunSpec
-from replearn.training.schedules import rate_at
-from replearn.training.state import read_state
+from replearn.experiments.training.fit import Interrupted, fit
+from replearn.experiments.training.keeping import resume_run
+from replearn.experiments.training.optimizers import make_optimizer, set_rate
+from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
+from replearn.experiments.training.results import read_result
+from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.schedules import rate_at
+from replearn.experiments.training.state import read_state
 
 VARIANTS = {
     "e2e": Variant(label="E2E", method="e2e"),
@@ -123,7 +123,7 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
 
 
 def interrupt_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    from replearn.training.run import Run
+    from replearn.experiments.training.run import Run
 
     plain, taken = Run.step, [0]
 
@@ -146,7 +146,7 @@ def test_runs_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
 
 
 def test_runs_that_share_a_gpu_take_the_same_streams_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from replearn.training import fit as fit_module
+    from replearn.experiments.training import fit as fit_module
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
     monkeypatch.setattr(fit_module, "_stream", functools.cache(fit_module._stream.__wrapped__))
@@ -231,7 +231,7 @@ def test_nan_stops_the_run_and_names_the_last_good_state(tmp_path: Path) -> None
     with pytest.raises(Interrupted):
         fit([first], device="cpu", progress=StopAt(None, 1))
     tensors, about = read_state(tmp_path / "checkpoint.safetensors")
-    from replearn.training.state import write_state
+    from replearn.experiments.training.state import write_state
 
     tensors["model/fc.weight"].fill_(float("nan"))
     write_state(tmp_path / "checkpoint.safetensors", tensors, about)
@@ -310,8 +310,8 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_engine as t
-from replearn.training.fit import Interrupted, fit
-from replearn.training.run import Run
+from replearn.experiments.training.fit import Interrupted, fit
+from replearn.experiments.training.run import Run
 
 plain, taken = Run.step, []
 told = None
@@ -369,7 +369,7 @@ def test_two_processes_give_the_curve_of_one_and_what_they_saved_resumes_in_one(
 def test_a_captured_step_trains_as_the_plain_one(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replearn.training import run as run_module
+    from replearn.experiments.training import run as run_module
 
     changes = {"precision": precision, "epochs": 17, "model": "cifar_resnet:20:16"}
     captured = fit([spec(tmp_path / "a", **changes)], device="cuda", deterministic=True)[0]
@@ -425,9 +425,9 @@ def test_a_run_is_not_charged_with_what_those_before_it_left(tmp_path: Path) -> 
 
 
 def test_resume_run_says_when_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    from replearn.training.processes import Processes
-    from replearn.training.run import Run
-    from replearn.training.tasks.classification import Classification
+    from replearn.experiments.training.processes import Processes
+    from replearn.experiments.training.run import Run
+    from replearn.experiments.training.tasks.classification import Classification
 
     tmp_path.mkdir(exist_ok=True)
     cpu = torch.device("cpu")
@@ -437,7 +437,7 @@ def test_resume_run_says_when_there_is_nothing_to_resume(tmp_path: Path) -> None
 
 def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pillow = pytest.importorskip("PIL.Image")
-    from replearn.training import data
+    from replearn.experiments.training import data
 
     for split, count in (("train", 8), ("val", 3)):
         for number in range(2):

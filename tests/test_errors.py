@@ -26,17 +26,17 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import Plan, ReplearnError, operators
-from replearn.deployment import verify
+from replearn.deployment.deploy import verify
+from replearn.fast.kernels.attention_short import packed_attention
+from replearn.operators._base.layers import BorrowedNorm
+from replearn.operators._base.options import options_from_dict
+from replearn.operators._base.site import Site
+from replearn.operators._base.synthesis import Source
 from replearn.operators.attention_mlp import AttentionMLPOperator
 from replearn.operators.basic import BasicOperator
-from replearn.operators.layers import BorrowedNorm
-from replearn.operators.options import options_from_dict
-from replearn.operators.site import Site
-from replearn.operators.synthesis import Source
-from replearn.placement import best_apart, evenly
-from replearn.short import packed_attention
-from replearn.targets import default_operator
-from replearn.tensor_file import write_file
+from replearn.planning.positions import best_apart, evenly
+from replearn.planning.targets import default_operator
+from replearn.surgery.tensor_file import write_file
 
 SOURCE = Path(replearn.__file__).parent
 CPU = torch.device("cpu")
@@ -390,7 +390,7 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
     ],
     "synthesis": [
         (
-            lambda f: replearn.synthesized(tiny.resnet()).__enter__(),
+            lambda f: replearn.fast.synthesized(tiny.resnet()).__enter__(),
             ("no operators to synthesize for", "replace_ some of its blocks first"),
         ),
     ],
@@ -500,7 +500,7 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("layer1.1 has no coefficient for its next source",),
         ),
         (
-            lambda f: BorrowedNorm(Source.of(tiny.Own(4), replearn.Part("gain"), True), CPU),
+            lambda f: BorrowedNorm(Source.of(tiny.Own(4), replearn.blocks.Part("gain"), True), CPU),
             ("Expected a normalisation layer at gain",),
         ),
         (
@@ -628,7 +628,7 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("channels_last='no': write True or False.",),
         ),
         (
-            lambda f: replearn.streamline(tiny.resnet().eval(), flatten="no"),
+            lambda f: replearn.fast.streamline(tiny.resnet().eval(), flatten="no"),
             ("flatten='no': write True or False.",),
         ),
         (
@@ -644,7 +644,7 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("compile='fast': write True, False, or a mode: default, reduce-overhead",),
         ),
         (
-            lambda f: replearn.streamline(tiny.resnet().eval(), fuse="yes"),
+            lambda f: replearn.fast.streamline(tiny.resnet().eval(), fuse="yes"),
             ("fuse='yes': write True to have cuDNN compute", "or False"),
         ),
         (
@@ -652,19 +652,19 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("fuse=True needs flatten=True",),
         ),
         (
-            lambda f: replearn.streamline(tiny.resnet().eval(), fuse=True, flatten=True, compile=True),
+            lambda f: replearn.fast.streamline(tiny.resnet().eval(), fuse=True, flatten=True, compile=True),
             ("fuse=True and compile=True can't be had together", "Leave one of them out"),
         ),
         (
-            lambda f: replearn.streamline(tiny.resnet().eval(), fuse=True, flatten=True),
+            lambda f: replearn.fast.streamline(tiny.resnet().eval(), fuse=True, flatten=True),
             ("fuse=True needs a model on a CUDA GPU with cuDNN", "is on cpu", "leave fuse out"),
         ),
         (
-            lambda f: replearn.streamline(tiny.replaced(tiny.resnet()).eval()),
+            lambda f: replearn.fast.streamline(tiny.replaced(tiny.resnet()).eval()),
             ("CifarResNet is replaced (layer1.1 is an operator)", "Use replearn.deploy(model, ...)"),
         ),
-        (lambda f: replearn.streamline("model"), ("Expected a torch.nn.Module, got str",)),
-        (lambda f: replearn.find_folds("model"), ("Expected a torch.nn.Module, got str",)),
+        (lambda f: replearn.fast.streamline("model"), ("Expected a torch.nn.Module, got str",)),
+        (lambda f: replearn.fast.find_folds("model"), ("Expected a torch.nn.Module, got str",)),
         (
             lambda f: verify(Echo(one / 0), Echo(one), one),
             ("output 0 of the model itself is inf or NaN", "Give an example that the model can handle"),

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 import replearn
-from replearn import capturing, operators
-from replearn.operators import expansion, paying
-from replearn.operators.expansion import can_expand, normalised_expansion
-from replearn.training.architectures import architecture
+from replearn import operators
+from replearn.experiments.training.architectures import architecture
+from replearn.fast.graphs import capture as capturing
+from replearn.fast.kernels import conv1x1_bn as expansion
+from replearn.fast.kernels.conv1x1_bn import can_expand, normalised_expansion
+from replearn.fast.synthesis import launch_cost as paying
 
 NORMS = {
     "plain": lambda: nn.BatchNorm2d(12),
@@ -137,7 +139,7 @@ def test_the_warm_up_of_a_recording_runs_what_is_recorded(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("columns", [5, 16, 40])
 def test_the_kernels_compute_what_the_plain_steps_do(affine: bool, columns: int) -> None:
-    from replearn.operators.kernels import expanding
+    from replearn.fast.kernels._triton import conv1x1_bn_expand as expanding
 
     torch.manual_seed(0)
     weight, spread = torch.randn(12, columns, device=HERE), torch.randn(12, columns, device=HERE)

@@ -15,8 +15,8 @@ from zoo import ZOO
 
 import replearn
 from replearn import ReplearnError
-from replearn.exporting import export
-from replearn.tensor_file import write_file
+from replearn.deployment.exporting import export
+from replearn.surgery.tensor_file import write_file
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -115,7 +115,7 @@ def test_weights_of_a_compiled_model_have_their_own_names(tmp_path: Path) -> Non
 
 
 def test_a_file_that_differs_never_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from replearn.exporting.formats import safetensors as form
+    from replearn.deployment.exporting.formats import safetensors as form
 
     model, x = subject("cifar_resnet")
     plain = replearn.deploy(model, x)

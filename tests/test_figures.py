@@ -13,15 +13,15 @@ from torch import nn
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
-from replearn import recipes
 from replearn.errors import ReplearnError
-from replearn.report.feature_maps import cka, default_layers, maps_of, outputs_at
-from replearn.report.features import features_figure, penultimate
-from replearn.report.paper_figures import paper_figures
-from replearn.training.fit import fit
-from replearn.training.recipe import Variant
-from replearn.training.run import RunSpec
-from replearn.training.trained import read_trained
+from replearn.experiments import recipes
+from replearn.experiments.report.feature_maps import cka, default_layers, maps_of, outputs_at
+from replearn.experiments.report.features import features_figure, penultimate
+from replearn.experiments.report.paper_figures import paper_figures
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.recipe import Variant
+from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.trained import read_trained
 
 VARIANTS = (
     Variant(label="E2E", method="e2e"),

@@ -15,15 +15,15 @@ pytest.importorskip("sklearn")
 pytest.importorskip("timm")
 
 from replearn import ReplearnError, operators
-from replearn.training import data
-from replearn.training.augmentation import DeviceImages
-from replearn.training.compare import compare
-from replearn.training.comparison_table import comparison_table
-from replearn.training.equal_time import at_equal_time, with_no_more_epochs
-from replearn.training.fit import fit
-from replearn.training.pretrained import load_pretrained_
-from replearn.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
-from replearn.training.run import RunSpec
+from replearn.experiments.training import data
+from replearn.experiments.training.augmentation import DeviceImages
+from replearn.experiments.training.compare import compare
+from replearn.experiments.training.comparison_table import comparison_table
+from replearn.experiments.training.equal_time import at_equal_time, with_no_more_epochs
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.pretrained import load_pretrained_
+from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
+from replearn.experiments.training.run import RunSpec
 
 FULL = operators.Projection(correction="full")
 VARIANTS = {
@@ -91,7 +91,7 @@ def test_other_classes_get_an_output_layer_of_their_own(weights: str, tmp_path: 
 
 
 def test_weights_are_read_from_torch_files_and_folders_too(weights: str, tmp_path: Path) -> None:
-    from replearn.training.architectures import architecture
+    from replearn.experiments.training.architectures import architecture
 
     model = architecture("vit:16:4:2:2", num_classes=5, channels=1, size=8)
     load_pretrained_(model, weights)
@@ -137,7 +137,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(weights: str, tmp_p
 
 
 def test_weights_that_do_not_fit_leave_the_model_unchanged(weights: str) -> None:
-    from replearn.training.architectures import architecture
+    from replearn.experiments.training.architectures import architecture
 
     model = architecture("vit:16:4:2:2", num_classes=5, channels=1, size=16)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

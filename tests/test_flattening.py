@@ -19,11 +19,11 @@ from zoo import ZOO, outputs
 
 import replearn
 from replearn import ReplearnError
-from replearn.exporting import export
-from replearn.flat_graph import FlatGraph
-from replearn.flattening import call_builtins_, drop_checks_, drop_dead_, drop_idle_, flatten
-from replearn.picking import picked_token
-from replearn.verifying import other_batch
+from replearn.deployment.exporting import export
+from replearn.fast.graph_module import FlatGraph
+from replearn.fast.inlining import call_builtins_, drop_checks_, drop_dead_, drop_idle_, flatten
+from replearn.fast.passes.token_slice import picked_token
+from replearn.fast.verify import other_batch
 
 TRACED = (
     *("cifar_resnet", "torchvision_basic", "torchvision_vit", "timm_seresnet", "timm_vit", "timm_vit_scaled"),
@@ -70,11 +70,11 @@ def test_under_autocast_the_bits_are_the_same_too(name: str) -> None:
 
 def test_a_model_without_operators_is_flattened_alike() -> None:
     model, x = ZOO["timm_vit"].fresh(), ZOO["timm_vit"].batch()
-    flat = replearn.streamline(model, x, flatten=True)
+    flat = replearn.fast.streamline(model, x, flatten=True)
     assert picks(flat)
     assert (flat(x) - model(x)).abs().max() < 1e-6
     assert ops(flat) == {"call_function", "call_method", "get_attr"}
-    last = replearn.streamline(
+    last = replearn.fast.streamline(
         ZOO["timm_resnet"].fresh(), torch.randn(2, 3, 16, 16), flatten=True, channels_last=True
     )
     kernels = [p for p in last.parameters() if p.dim() == 4 and p.shape[-1] > 1 and p.shape[1] > 1]
@@ -151,7 +151,7 @@ def test_the_graph_takes_the_arguments_of_its_example() -> None:
     assert torch.equal(bare(x), model(x))
     with pytest.raises(TypeError, match="mask"):
         bare(x, mask=mask)
-    masked = replearn.streamline(model, {"x": x, "mask": mask}, flatten=True)
+    masked = replearn.fast.streamline(model, {"x": x, "mask": mask}, flatten=True)
     assert torch.equal(masked(x=x, mask=mask), model(x, mask))
     with pytest.raises(
         ReplearnError, match=r"can't be flattened: torch\.fx can't trace its code .*Leave flatten off"
@@ -261,7 +261,7 @@ def hooked_before() -> nn.Module:
 )
 def test_what_cannot_be_flattened_is_said(make: Callable[[], nn.Module], example: Any, says: str) -> None:
     with pytest.raises(ReplearnError, match=f"(?s){says}"):
-        replearn.streamline(make(), example, flatten=True)
+        replearn.fast.streamline(make(), example, flatten=True)
 
 
 @pytest.mark.parametrize(("size", "other"), [(1, 2), (2, 3), (3, 4), (4, 2), (64, 32)])
@@ -300,7 +300,7 @@ class Joins(nn.Module):
 
 @pytest.mark.parametrize("memory", [torch.zeros(0, 3), torch.tensor(2.0)], ids=["empty", "one number"])
 def test_an_example_may_hold_something_empty_beside_its_samples(memory: Tensor) -> None:
-    replearn.streamline(Joins().eval(), (memory, torch.randn(2, 3)))
+    replearn.fast.streamline(Joins().eval(), (memory, torch.randn(2, 3)))
     with pytest.raises(ReplearnError, match="hold no number"):
-        replearn.streamline(Joins().eval(), (memory, torch.randn(0, 3)))
+        replearn.fast.streamline(Joins().eval(), (memory, torch.randn(0, 3)))
     assert other_batch((memory, torch.zeros(0, 3)))[1].shape == (0, 3)

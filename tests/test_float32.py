@@ -10,8 +10,8 @@ import tiny
 import torch
 
 import replearn
-from replearn.precision import convolves_in_tf32, float32_products, matmul_precision, said
-from replearn.verifying import exact
+from replearn.costs.precision import convolves_in_tf32, float32_products, matmul_precision, said
+from replearn.fast.verify import exact
 
 BACKENDS: Any = torch.backends
 SWITCHES = (BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn)

@@ -14,8 +14,8 @@ from torchvision.ops import FrozenBatchNorm2d
 from zoo import shake_, torchvision_bottleneck
 
 import replearn
-from replearn.folding import fold_
-from replearn.verifying import verify
+from replearn.fast.folding import fold_
+from replearn.fast.verify import verify
 
 
 def settled(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -56,7 +56,7 @@ WHOLE: dict[str, Any] = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_norm_of_a_usual_network_is_folded(name: str) -> None:
     model = settled(WHOLE[name]())
-    folds = replearn.find_folds(model)
+    folds = replearn.fast.find_folds(model)
     assert folds
     assert [str(fold) for fold in folds if fold.conv is None] == []
     plain, x = folded(model), torch.randn(2, 3, 32, 32)
@@ -69,7 +69,7 @@ def test_every_norm_of_a_usual_network_is_folded(name: str) -> None:
 def test_finding_touches_nothing() -> None:
     model = settled(replearn.models.CifarResNet(20, width=4))
     before, modules = copy.deepcopy(model.state_dict()), list(model.modules())
-    replearn.find_folds(model)
+    replearn.fast.find_folds(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
 
@@ -302,7 +302,7 @@ UNSAFE: dict[str, tuple[Any, str]] = {
 def test_what_is_not_proven_stays_and_says_why(name: str) -> None:
     make, reason = UNSAFE[name]
     model = settled(make())
-    (fold, *_) = replearn.find_folds(model)
+    (fold, *_) = replearn.fast.find_folds(model)
     assert fold.conv is None
     assert reason in str(fold)
     x = torch.randn(2, 3, 8, 8)
@@ -312,7 +312,7 @@ def test_what_is_not_proven_stays_and_says_why(name: str) -> None:
 def test_a_norm_in_train_mode_stays() -> None:
     model = Pair().eval()
     model.bn.train()
-    assert str(replearn.find_folds(model)[0]) == "bn stays: it uses the statistics of each batch"
+    assert str(replearn.fast.find_folds(model)[0]) == "bn stays: it uses the statistics of each batch"
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -326,15 +326,15 @@ def test_a_folded_convolution_keeps_its_memory_order_and_what_is_trained(trained
 @pytest.mark.parametrize("kind", [Derived, type("BatchNorm2d", (Derived,), {})])
 def test_a_norm_of_a_class_of_ones_own_is_left_alone(kind: type[Derived]) -> None:
     model = settled(nn.Sequential(nn.Conv2d(3, 3, 1), kind(3)))
-    assert replearn.find_folds(model) == ()
+    assert replearn.fast.find_folds(model) == ()
 
 
 def test_the_baseline_gets_the_same_form() -> None:
     model, x = settled(replearn.models.CifarResNet(20, width=4)), torch.randn(2, 3, 16, 16)
-    fast = replearn.streamline(model, x, channels_last=True)
+    fast = replearn.fast.streamline(model, x, channels_last=True)
     assert fast.conv1.weight.is_contiguous(memory_format=torch.channels_last)
     assert type(fast.layer2[0].bn1) is nn.Identity
-    low = replearn.streamline(model, x, dtype=torch.bfloat16)
+    low = replearn.fast.streamline(model, x, dtype=torch.bfloat16)
     assert low(x).dtype is torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")
     torch.testing.assert_close(low(x).float(), model(x), rtol=0.1, atol=0.1)
@@ -343,11 +343,11 @@ def test_the_baseline_gets_the_same_form() -> None:
 def test_timm_layers_that_fuse_themselves_do_so_first() -> None:
     model = settled(timm_net("repvgg_a0"))
     x = torch.randn(1, 3, 32, 32)
-    fast = replearn.streamline(model, x)
+    fast = replearn.fast.streamline(model, x)
     assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in fast.modules())
     levit = pytest.importorskip("timm.models.levit")
     model = settled(nn.Sequential(levit.LinearNorm(3, 4)))
-    layer = replearn.streamline(model, torch.randn(2, 5, 3))[0]
+    layer = replearn.fast.streamline(model, torch.randn(2, 5, 3))[0]
     assert type(layer) is nn.Linear
     assert not layer.training
 
@@ -403,4 +403,4 @@ def test_what_is_deployed_of_a_compiled_model_has_no_wrappers(inside: bool) -> N
     assert type(plain) is type(model)
     assert plain.state_dict().keys() == names
     replearn.deploy(given, x, flatten=True)
-    assert type(replearn.streamline(torch.compile(plain, backend="eager"), x)) is type(model)
+    assert type(replearn.fast.streamline(torch.compile(plain, backend="eager"), x)) is type(model)

@@ -11,10 +11,12 @@ from interpreting import HERE, interpret, runs_kernels
 from torch import Tensor, nn
 
 import replearn
-from replearn import operators, synthesizing
-from replearn.operators import fused, layout
-from replearn.operators.batch import Batch
-from replearn.operators.mixture import Mixture
+from replearn import operators
+from replearn.fast.synthesis import ahead as synthesizing
+from replearn.fast.synthesis import fused, layout
+from replearn.fast.synthesis.batch import Batch
+from replearn.operators._base.mixture import Mixture
+from replearn.operators.functional import synthesize
 
 
 def mixture(
@@ -211,7 +213,7 @@ def test_a_model_is_prepared_once_and_again_when_a_parameter_moves(monkeypatch: 
 
     def step() -> None:
         model.zero_grad()
-        with replearn.synthesized(model):
+        with replearn.fast.synthesized(model):
             together = model(x)
         seen.append(synthesizing._prepared[model][True, False])
         assert seen[-1]._batch is not None
@@ -260,7 +262,7 @@ def replaced() -> tuple[nn.Module, Tensor]:
 def test_weights_made_together_are_the_operators_own(replaced: tuple[nn.Module, Tensor]) -> None:
     model, x = replaced
     model.eval()
-    with replearn.synthesized(model):
+    with replearn.fast.synthesized(model):
         together = model(x)
     together.sum().backward()
     found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -276,7 +278,7 @@ def test_weights_made_together_are_used_once_entered_and_gone_after(replaced: tu
     model, x = replaced
     model.eval()
     with torch.no_grad():
-        with replearn.synthesized(model):
+        with replearn.fast.synthesized(model):
             before = model(x)
             for operator in (m for m in model.modules() if hasattr(m, "mixtures")):
                 operator.a.add_(1)  # the weights are made already
@@ -289,15 +291,15 @@ def test_weights_made_in_another_precision_are_not_used(replaced: tuple[nn.Modul
     model.eval()
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(x)
-        with replearn.synthesized(model):
+        with replearn.fast.synthesized(model):
             assert torch.equal(model(x), expected)
-    with replearn.synthesized(model), torch.autocast("cpu", torch.bfloat16):  # made in float32
+    with replearn.fast.synthesized(model), torch.autocast("cpu", torch.bfloat16):  # made in float32
         assert torch.equal(model(x), expected)
 
 
 def test_synthesized_wants_a_replaced_model() -> None:
     with pytest.raises(replearn.ReplearnError, match="no operators to synthesize for; replace_ some"):
-        replearn.synthesized(replearn.models.resnet32()).__enter__()
+        replearn.fast.synthesized(replearn.models.resnet32()).__enter__()
 
 
 def test_a_composed_operator_gets_the_weights_of_both_halves() -> None:
@@ -306,13 +308,13 @@ def test_a_composed_operator_gets_the_weights_of_both_halves() -> None:
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
     replearn.replace_(model, replearn.plan(model, 2, operator=operators.AttentionMLP(attention="head_wise")))
     x = torch.randn(2, 5, 16)
-    with replearn.synthesized(model):
+    with replearn.fast.synthesized(model):
         together = model(x)
     assert torch.equal(together, model(x))
 
 
 def test_nothing_is_made_of_nothing() -> None:
-    assert fused.synthesize({"bias": None}, torch.float32) == {}
+    assert synthesize({"bias": None}, torch.float32) == {}
 
 
 def test_the_kernels_run_in_tritons_interpreter() -> None:
@@ -323,8 +325,8 @@ def test_the_kernels_run_in_tritons_interpreter() -> None:
 
 
 def steps_of(backend: Any) -> Tensor:
-    from replearn.bench.cases import SGD, Case, candidates
-    from replearn.bench.steps import TrainingStep, losses, precision_of
+    from replearn.experiments.bench.cases import SGD, Case, candidates
+    from replearn.experiments.bench.steps import TrainingStep, losses, precision_of
 
     slow = replace(SGD, lr=0.002)  # at a large rate on random labels, rounding alone decides where training goes
     case = Case(model="cifar_resnet:20:16", batch_size=64, interval=2, optimizer=slow)
@@ -352,10 +354,10 @@ def test_a_model_makes_all_its_weights_in_one_launch() -> None:
     replearn.replace_(model, replearn.plan(model, 4))
     model.cuda()
     x = torch.randn(4, 3, 32, 32, device="cuda")
-    with replearn.synthesized(model):
+    with replearn.fast.synthesized(model):
         model(x).sum().backward()  # compiles the kernels
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        with replearn.synthesized(model):
+        with replearn.fast.synthesized(model):
             loss = model(x).sum()
         loss.backward()
         torch.cuda.synchronize()

@@ -40,7 +40,7 @@ def test_changed_and_cut_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_a_run_s_state_is_found(tmp_path: Path) -> None:
-    from replearn.training.state import read_state
+    from replearn.experiments.training.state import read_state
 
     data = hostile.state_file(tmp_path).read_bytes()
     file = tmp_path / "flipped.safetensors"
@@ -65,7 +65,7 @@ def test_an_index_of_shards_that_points_elsewhere_is_refused(tmp_path: Path) -> 
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-    from replearn.training.shard_reading import read_index
+    from replearn.experiments.training.shard_reading import read_index
 
     info = _StorageInfo("../../secret", 0, 10)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({}, None, {MetadataIndex("x"): info})))
@@ -74,7 +74,7 @@ def test_an_index_of_shards_that_points_elsewhere_is_refused(tmp_path: Path) -> 
 
 
 def test_a_sharded_state_between_two_names_is_found_again(tmp_path: Path) -> None:
-    from replearn.training.shards import recover_shards
+    from replearn.experiments.training.shards import recover_shards
 
     (tmp_path / ".checkpoint.old").mkdir()
     (tmp_path / ".checkpoint.old" / "about.json").write_text("old")
@@ -116,7 +116,7 @@ sys.addaudithook(lambda event, args: refuse() if event.startswith("socket.") and
 import torch, replearn
 model = replearn.models.CifarResNet(20, width=4)
 plan = replearn.plan(model, interval=2, first=2)
-replearn.predict(model, torch.randn(2, 3, 8, 8), machine=replearn.named_machine("H100"))
+replearn.costs.predict(model, torch.randn(2, 3, 8, 8), machine=replearn.costs.named_machine("H100"))
 replearn.replace_(model, plan)
 replearn.save(model, "run.safetensors")
 model = replearn.load(replearn.models.CifarResNet(20, width=4), "run.safetensors").eval()

@@ -13,9 +13,9 @@ from zoo import SMALL, ZOO, shake_
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.operators.base import Operator
-from replearn.similarity import call
-from replearn.surgery import plan_of
+from replearn.operators._base.operator import Operator
+from replearn.planning.similarity import call
+from replearn.surgery.replace import plan_of
 
 DECODERS = ("hf_gpt2", "hf_llama", "hf_qwen2", "hf_mistral")
 OPERATORS = ("projection", "head_wise", "mlp", "attention_mlp", "whole_block")

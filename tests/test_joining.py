@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import replearn
-from replearn import ReplearnError, convolving, ordering, trusting
-from replearn.convolving import Computing, Trial, convolve_relu, usual
-from replearn.flattening import flatten, note_values_
-from replearn.joining import join_relus_, num_joined
-from replearn.trusting import Fused
+from replearn import ReplearnError
+from replearn.fast import conv_fusion as trusting
+from replearn.fast.conv_fusion import Fused
+from replearn.fast.inlining import flatten, note_values_
+from replearn.fast.kernels import conv_bias_add_relu as convolving
+from replearn.fast.kernels.conv_bias_add_relu import Computing, Trial, convolve_relu, usual
+from replearn.fast.passes import channels_last as ordering
+from replearn.fast.passes.conv_bias_add_relu import join_relus_, num_joined
 
 LAST = torch.channels_last
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -280,7 +283,9 @@ def test_another_thread_is_not_told_how(cudnn: list[str]) -> None:
             assert convolve_relu(x, weight, bias).dim() == 4
         assert convolve_relu(x, weight, bias).shape == ()
     assert torch.equal(made[0], convolve_relu(x, weight, bias))
-    fused = replearn.streamline(net(lambda x, c: torch.relu(c(x)), nn.Conv2d(3, 4, 3)), x, flatten=True, fuse=True)
+    fused = replearn.fast.streamline(
+        net(lambda x, c: torch.relu(c(x)), nn.Conv2d(3, 4, 3)), x, flatten=True, fuse=True
+    )
     with Computing(lambda *given: pytest.fail("what is around must not matter")):
         fused(x)
 
@@ -390,7 +395,7 @@ def test_an_empty_batch_is_torchs(cudnn: list[str]) -> None:
 
 def test_zeros_decide_nothing(cudnn: list[str]) -> None:
     model = net(lambda x, conv: torch.relu(conv(x)), nn.Conv2d(3, 4, 3, bias=False))
-    fused = replearn.streamline(model, IMAGES, flatten=True, fuse=True)
+    fused = replearn.fast.streamline(model, IMAGES, flatten=True, fuse=True)
     with torch.no_grad():
         fused(torch.zeros_like(IMAGES))
         assert fused.num_kinds == 0
@@ -406,7 +411,7 @@ def test_a_trial_holds_for_its_switches_alone(cudnn: list[str]) -> None:
         with torch.backends.cudnn.flags(enabled=True, benchmark=not torch.backends.cudnn.benchmark):
             fused(x)
         assert fused.num_kinds == 2
-        with replearn.verifying.exact():
+        with replearn.fast.verify.exact():
             fused(x)
         assert fused.num_kinds == 3
         fused(x.contiguous(memory_format=LAST))
@@ -437,7 +442,9 @@ def test_other_weights_are_tried_anew_and_a_copy_tries_itself(cudnn: list[str]) 
 
 def test_where_nothing_can_be_joined_there_is_nothing_to_try(cudnn: list[str]) -> None:
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU()).eval(), torch.randn(2, 3, 8, 8)
-    assert not any(isinstance(m, Fused) for m in replearn.streamline(model, x, flatten=True, fuse=True).modules())
+    assert not any(
+        isinstance(m, Fused) for m in replearn.fast.streamline(model, x, flatten=True, fuse=True).modules()
+    )
 
 
 def test_images_in_float32_are_cast_as_autocast_would(cudnn: list[str]) -> None:
@@ -462,8 +469,8 @@ def test_it_can_be_traced_as_a_part_of_something_else(cudnn: list[str]) -> None:
 
 @pytest.mark.parametrize("file", ["model.pt2", "model.onnx", "model.safetensors"])
 def test_it_is_a_way_to_run_and_not_to_store(file: str, cudnn: list[str], tmp_path: Any) -> None:
-    from replearn.exporting import export
-    from replearn.quantizing.readiness import check_quantizable
+    from replearn.deployment.exporting import export
+    from replearn.deployment.quantizing.readiness import check_quantizable
 
     x = torch.randn(2, 3, 32, 32)
     fused = replearn.deploy(resnet(), x, flatten=True, fuse=True)
@@ -474,7 +481,7 @@ def test_it_is_a_way_to_run_and_not_to_store(file: str, cudnn: list[str], tmp_pa
 
 
 def test_the_bench_says_that_it_needs_flat_graphs(cudnn: list[str]) -> None:
-    from replearn.bench.inference_sides import E2E, make_sides
+    from replearn.experiments.bench.inference_sides import E2E, make_sides
 
     sides = make_sides("cifar_resnet:20:16", 32, torch.device("cpu"), 2)
     with pytest.raises(ReplearnError, match="leave --no-flatten out"):
@@ -506,7 +513,7 @@ def test_inputs_of_any_kind_are_taken(cudnn: list[str]) -> None:
     model = Scaled().eval()
     for scale in (torch.full((), 3.0), 2, {1}):
         given = {"x": IMAGES} | ({} if isinstance(scale, set) else {"scale": scale})
-        fused = replearn.streamline(model, given, flatten=True, fuse=True)
+        fused = replearn.fast.streamline(model, given, flatten=True, fuse=True)
         with torch.no_grad():
             for _ in range(2):
                 assert torch.equal(fused(**given), model(**given))
@@ -537,14 +544,14 @@ def test_what_a_trial_says_of_sums_that_spread_and_other_dtypes() -> None:
 )
 @pytest.mark.parametrize("replaced", [True, False])
 def test_where_it_can_not_work_it_says_so(how: dict[str, Any], says: str, replaced: bool) -> None:
-    door = replearn.deploy if replaced else replearn.streamline
+    door = replearn.deploy if replaced else replearn.fast.streamline
     model = resnet() if replaced else replearn.models.resnet32().eval()
     with pytest.raises(ReplearnError, match=says):
         door(model, torch.randn(2, 3, 32, 32), **how)  # type: ignore[operator]
 
 
 def test_float32_is_ordered_too_where_it_is_fused(monkeypatch: pytest.MonkeyPatch, cudnn: list[str]) -> None:
-    from replearn import streamlining
+    from replearn.fast import inference as streamlining
 
     for module in (ordering, streamlining):
         monkeypatch.setattr(module, "orders_by_channel", lambda device: True)
@@ -587,7 +594,7 @@ def test_cudnn_gives_what_torch_does(name: str, graph: bool, dtype: torch.dtype 
     model.train()(torch.randn(16, 3, 96, 96, device="cuda"))
     model.eval()
     x = torch.randn(8, 3, 96, 96, device="cuda")
-    inner = trusted(partial(replearn.streamline, model, x, flatten=True), x, dtype, graph=graph)
+    inner = trusted(partial(replearn.fast.streamline, model, x, flatten=True), x, dtype, graph=graph)
     assert num_joined(inner.model) == {"resnet34": 32, "resnet50": 48}[name]
 
 
@@ -608,7 +615,7 @@ def test_in_full_float32_it_is_exact() -> None:
     weight, bias = torch.randn(64, 64, 3, 3, device="cuda") / 24, torch.randn(64, device="cuda")
     given = x, weight, bias, x, (1, 1), (1, 1), (1, 1)
     exact = usual(*(t.double() if isinstance(t, Tensor) else t for t in given))  # type: ignore[arg-type]
-    with replearn.verifying.exact(), torch.no_grad():
+    with replearn.fast.verify.exact(), torch.no_grad():
         assert float((convolving.at_once(*given) - exact).abs().max()) < 1e-4
 
 

@@ -25,21 +25,30 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import replearn
-from replearn import relaunching
-from replearn.narrow import kernels as narrow
-from replearn.narrow import tiles as narrow_tiles
-from replearn.narrow import weight_kernels
-from replearn.normed import kernels as normed
-from replearn.normed.running import Running
-from replearn.norms import kernels as norms
-from replearn.operators.kernels import closing, expanding, mixing, narrowing
-from replearn.patches import kernels as patches
-from replearn.residual import kernels as residual
-from replearn.residual.tiles import tile_for as residual_tile
-from replearn.short import kernels as short
-from replearn.short import tiles as short_tiles
-from replearn.stem import kernels as stem
-from replearn.stem.tiles import CONVOLVING, POOLING, WALKING
+from replearn.fast.graphs import launch_cache as relaunching
+from replearn.fast.kernels._triton import attention_short as short
+from replearn.fast.kernels._triton import attention_short_tiles as short_tiles
+from replearn.fast.kernels._triton import bn_add_relu as normed
+from replearn.fast.kernels._triton import (
+    conv1x1_bn_expand as expanding,
+)
+from replearn.fast.kernels._triton import (
+    conv1x1_bn_reduce as narrowing,
+)
+from replearn.fast.kernels._triton import conv3x3_small as narrow
+from replearn.fast.kernels._triton import conv3x3_small_tiles as narrow_tiles
+from replearn.fast.kernels._triton import conv3x3_small_wgrad as weight_kernels
+from replearn.fast.kernels._triton import layernorm_half as norms
+from replearn.fast.kernels._triton import linear_residual as residual
+from replearn.fast.kernels._triton import patch_embed as patches
+from replearn.fast.kernels._triton import (
+    reduced_bottleneck as closing,
+)
+from replearn.fast.kernels._triton import stem as stem
+from replearn.fast.kernels._triton.linear_residual_tiles import tile_for as residual_tile
+from replearn.fast.kernels._triton.running_statistics import Running
+from replearn.fast.kernels._triton.stem_tiles import CONVOLVING, POOLING, WALKING
+from replearn.fast.synthesis import _triton as mixing
 
 pytestmark = pytest.mark.skipif(HERE == "cuda" or INTERPRETED, reason="the kernels run for real, or interpreted")
 HALF, SINGLE = torch.float16, torch.float32

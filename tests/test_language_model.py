@@ -14,19 +14,20 @@ from texts import text_root  # noqa: F401
 from torch.nn.functional import cross_entropy
 
 import replearn
-from replearn import ReplearnError, operators, recipes
+from replearn import ReplearnError, operators
+from replearn.experiments import recipes
+from replearn.experiments.training.compare import compare
+from replearn.experiments.training.comparison_table import comparison_table
+from replearn.experiments.training.fit import Interrupted, fit
+from replearn.experiments.training.processes import Processes
+from replearn.experiments.training.recipe import Recipe, Text, Variant
+from replearn.experiments.training.results import read_result
+from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.state import read_state
+from replearn.experiments.training.tasks import task_named
+from replearn.experiments.training.trained import read_trained
 from replearn.models import TransformerLM
 from replearn.models.linear_cross_entropy import linear_cross_entropy
-from replearn.training.compare import compare
-from replearn.training.comparison_table import comparison_table
-from replearn.training.fit import Interrupted, fit
-from replearn.training.processes import Processes
-from replearn.training.recipe import Recipe, Text, Variant
-from replearn.training.results import read_result
-from replearn.training.run import RunSpec
-from replearn.training.state import read_state
-from replearn.training.tasks import task_named
-from replearn.training.trained import read_trained
 
 
 def model(**changes: object) -> TransformerLM:
@@ -265,9 +266,9 @@ def test_a_resumed_run_is_bit_equal_dropout_included(
 def test_accumulated_parts_give_the_step_of_the_whole_batch(text_root: Path, tmp_path: Path) -> None:  # noqa: F811
     def trained(name: str, accumulate: int) -> float:
         made = spec(text_root, tmp_path / name, "E2E", epochs=1, accumulate=accumulate)
-        from replearn.training.processes import Processes
-        from replearn.training.run import Run
-        from replearn.training.tasks.language_modelling import LanguageModelling
+        from replearn.experiments.training.processes import Processes
+        from replearn.experiments.training.run import Run
+        from replearn.experiments.training.tasks.language_modelling import LanguageModelling
 
         cpu = torch.device("cpu")
         run = Run(made, LanguageModelling.open(made, cpu, Processes(), {}), cpu, Processes())

@@ -13,12 +13,17 @@ from interpreting import HERE, interpret, runs_kernels
 from torch import Tensor, nn
 
 import replearn
-from replearn import beside as besides
-from replearn import capturing, late_gradients, operators, synthesizing
-from replearn.late_gradients import find_late, late_weight_gradients
-from replearn.operators import base, basic, fused
-from replearn.training.architectures import architecture
-from replearn.verifying import tensors_in
+from replearn import operators
+from replearn.experiments.training.architectures import architecture
+from replearn.fast.graphs import capture as capturing
+from replearn.fast.synthesis import ahead as synthesizing
+from replearn.fast.synthesis import fused
+from replearn.fast.train import overlapped_wgrad as late_gradients
+from replearn.fast.train import side_stream as besides
+from replearn.fast.train.overlapped_wgrad import find_late, late_weight_gradients
+from replearn.fast.verify import tensors_in
+from replearn.operators import basic
+from replearn.operators._base import operator as base
 
 LAST = torch.channels_last
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -176,7 +181,7 @@ def test_operators_and_the_neighbours_they_read_learn_the_same(
     x = torch.randn(4, 3, 32, 32)
 
     def loss(model: nn.Module) -> Tensor:
-        with replearn.synthesized(model):
+        with replearn.fast.synthesized(model):
             made: Tensor = model(x)
         return made.square().sum()
 
@@ -246,7 +251,7 @@ def slowly(work: Callable[[], Any], *read: Tensor, further: bool = False) -> Any
 def test_a_captured_step_learns_bit_for_bit_the_same(
     name: str, operator: dict[str, bool] | None, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replearn.training.step import CapturedStep
+    from replearn.experiments.training.step import CapturedStep
 
     if slow:
         for module in (late_gradients, fused):
@@ -266,9 +271,9 @@ def test_a_captured_step_learns_bit_for_bit_the_same(
 
         def body() -> None:
             optimizer.zero_grad(set_to_none=True)
-            together = nullcontext() if operator is None else replearn.synthesized(net)
+            together = nullcontext() if operator is None else replearn.fast.synthesized(net)
             beside = late_weight_gradients(net) if late else nullcontext()
-            with replearn.narrow_convolutions(net), replearn.fused_norms(net), beside:
+            with replearn.fast.narrow_convolutions(net), replearn.fast.fused_norms(net), beside:
                 with torch.autocast("cuda", torch.bfloat16, cache_enabled=False), together:
                     now = F.cross_entropy(net(x), labels)
                 now.backward()
@@ -325,7 +330,7 @@ def test_narrow_convolutions_are_late_too(alone: bool, late: list[Tensor]) -> No
 
     def loss(conv: nn.Module) -> Tensor:
         # the interpreter multiplies bfloat16 as integers
-        with replearn.narrow_convolutions(conv), torch.autocast(HERE, torch.float16):
+        with replearn.fast.narrow_convolutions(conv), torch.autocast(HERE, torch.float16):
             made = conv(x) if alone else conv(conv(x))
         return made.float().square().sum()
 
@@ -367,7 +372,7 @@ def pictures(number: int = 0) -> Tensor:
 
 
 def once(model: nn.Module) -> Tensor:
-    with replearn.synthesized(model):
+    with replearn.fast.synthesized(model):
         return model(pictures()).square().sum()  # type: ignore[no-any-return]
 
 
@@ -381,7 +386,7 @@ def one_by_one(model: nn.Module) -> Tensor:
 
 
 def two_passes(model: nn.Module) -> Tensor:
-    with replearn.synthesized(model):
+    with replearn.fast.synthesized(model):
         return model(pictures()).square().sum() + model(pictures(1)).square().sum()  # type: ignore[no-any-return]
 
 
@@ -390,7 +395,7 @@ def two_steps(model: nn.Module) -> Tensor:
 
 
 def asked_without_gradients(model: nn.Module) -> Tensor:
-    with replearn.synthesized(model):
+    with replearn.fast.synthesized(model):
         with torch.inference_mode():
             model(pictures())
         return model(pictures()).square().sum()  # type: ignore[no-any-return]
@@ -402,7 +407,7 @@ def with_decay(model: nn.Module) -> Tensor:
 
 def tokens(model: nn.Module) -> Tensor:
     words = torch.linspace(-2, 2, 2 * 5 * 16, device=HERE).cos().view(2, 5, 16)
-    with torch.autocast(HERE, torch.bfloat16, cache_enabled=False), replearn.synthesized(model):
+    with torch.autocast(HERE, torch.bfloat16, cache_enabled=False), replearn.fast.synthesized(model):
         made: Tensor = model(words)
     return made.float().square().sum()
 

@@ -25,9 +25,9 @@ from zoo import ZOO, Entry, builds, outputs, shake_
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.deployment import tensors_in
-from replearn.operators.options import Options
-from replearn.similarity import call
+from replearn.deployment.deploy import tensors_in
+from replearn.operators._base.options import Options
+from replearn.planning.similarity import call
 
 
 @dataclass
@@ -521,7 +521,7 @@ def test_an_operator_that_does_not_suit_is_refused_with_the_reason(name: str) ->
 
 
 def test_every_operator_and_every_family_is_in_the_zoo() -> None:
-    from replearn.families import families
+    from replearn.blocks.families import families
 
     assert {options.name for _, options in builds()} == set(operators.available())
     missing = set(families()) - {entry.family for entry in ZOO.values()} - {"declared"}

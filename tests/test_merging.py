@@ -16,9 +16,9 @@ from zoo import ZOO, outputs
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.merging import merge_, merged, objection
-from replearn.plain import as_module, parts_of_residual, residual
-from replearn.streamlining import Autocast, cast_once_
+from replearn.deployment.merge import merge_, merged, objection
+from replearn.fast.inference import Autocast, cast_once_
+from replearn.operators._base.plain import as_module, parts_of_residual, residual
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -136,7 +136,7 @@ def test_random_operators_are_equal_merged_and_unmerged(block: str, data: st.Dat
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
     model.eval()
-    merges = replearn.find_merges(model)
+    merges = replearn.deployment.find_merges(model)
     plain, tight = replearn.deploy(model), replearn.deploy(model, x, merge=True)
     with torch.no_grad():
         found = apart(plain(x), tight(x))
@@ -166,7 +166,7 @@ def test_random_operators_are_equal_merged_and_unmerged(block: str, data: st.Dat
 def test_operators_of_every_kind_say_whether_they_merge(name: str, options: Any, expected: str | None) -> None:
     model, batch = ZOO[name].replaced(options), ZOO[name].batch()
     before = outputs(model, batch)
-    merges = replearn.find_merges(model)
+    merges = replearn.deployment.find_merges(model)
     assert merges[0].layer == expected
     assert str(merges[0]).endswith(f" -> {expected}" if expected else "stays: " + merges[0].reason)
     plain = replearn.deploy(model, batch, merge=True)
@@ -179,7 +179,7 @@ def test_operators_of_every_kind_say_whether_they_merge(name: str, options: Any,
 @pytest.mark.parametrize("options", [operators.Removal(), operators.NoWeights(), operators.WholeBlock()])
 def test_operators_without_a_sum_have_nothing_to_merge(options: Any) -> None:
     model, x = ZOO["timm_vit"].replaced(options), ZOO["timm_vit"].batch()
-    assert replearn.find_merges(model) == ()
+    assert replearn.deployment.find_merges(model) == ()
     assert replearn.deploy(model, x, merge=True).state_dict().keys() == replearn.deploy(model).state_dict().keys()
 
 
@@ -197,19 +197,19 @@ def test_bad_input_is_told() -> None:
     with pytest.raises(ReplearnError, match="merge='yes': write True to merge each operator's sum"):
         replearn.deploy(model, merge="yes")  # type: ignore[arg-type]
     with pytest.raises(ReplearnError, match=r"was not replaced: call replearn\.replace_"):
-        replearn.find_merges(nn.Linear(2, 2))
+        replearn.deployment.find_merges(nn.Linear(2, 2))
 
 
 def test_under_autocast_a_transformer_keeps_its_stream_in_float32() -> None:
     model, x = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
-    (merge,) = replearn.find_merges(model, dtype=torch.bfloat16)
+    (merge,) = replearn.deployment.find_merges(model, dtype=torch.bfloat16)
     assert "would leave float32 for bfloat16" in str(merge)
     low: Any = replearn.deploy(model, merge=True, dtype=torch.bfloat16)
     seen: list[torch.dtype] = []
     low.model.blocks[2].register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
     low(x)
     assert seen == [torch.float32]
-    convolutions = replearn.find_merges(ZOO["cifar_resnet"].replaced(), dtype=torch.bfloat16)
+    convolutions = replearn.deployment.find_merges(ZOO["cifar_resnet"].replaced(), dtype=torch.bfloat16)
     assert all(merge.layer == "Conv2d" for merge in convolutions)
 
 

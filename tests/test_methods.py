@@ -20,15 +20,15 @@ from torch.nn.functional import cross_entropy, layer_norm, relu
 
 import replearn
 from replearn import ReplearnError, operators
+from replearn.experiments.training import methods
+from replearn.experiments.training.methods import Method, Setting, available, method_for
+from replearn.experiments.training.methods.adaptive import Adaptive, Switch, agreed
+from replearn.experiments.training.methods.checkpointing import Recomputed
+from replearn.experiments.training.methods.skip_attention import skipped_blocks
+from replearn.experiments.training.methods.stochastic_depth import Dropped, Scaled, chances_of, draw
+from replearn.experiments.training.methods.wrapping import Patch, patches
+from replearn.experiments.training.recipe import Variant
 from replearn.models.cifar_resnet import stage
-from replearn.training import methods
-from replearn.training.methods import Method, Setting, available, method_for
-from replearn.training.methods.adaptive import Adaptive, Switch, agreed
-from replearn.training.methods.checkpointing import Recomputed
-from replearn.training.methods.skip_attention import skipped_blocks
-from replearn.training.methods.stochastic_depth import Dropped, Scaled, chances_of, draw
-from replearn.training.methods.wrapping import Patch, patches
-from replearn.training.recipe import Variant
 
 COMBINED = [
     "repl+stochastic_depth",
@@ -383,7 +383,7 @@ def test_with_repl_an_operator_is_dropped_with_the_chance_of_its_place() -> None
     _, model = prepared("repl+stochastic_depth", resnet(), drop_rate=0.9)
     assert [patch.chance for patch in patches(model, Dropped)] == [p.chance for p in patches(whole, Dropped)]
     operator = model.layer2[1]
-    assert isinstance(operator, replearn.operators.base.Operator)
+    assert isinstance(operator, replearn.operators._base.operator.Operator)
     assert isinstance(vars(operator.norm)["forward"], Scaled)
     _, model = prepared("removal+stochastic_depth", resnet(), drop_rate=0.9)
     assert len(list(patches(model, Dropped))) == 7 - 3

@@ -21,9 +21,11 @@ from torch.nn.functional import conv2d as torch_conv2d
 from torch.utils.checkpoint import checkpoint
 
 import replearn
-from replearn import narrow
-from replearn.narrow import conv2d, find_narrow, narrow_convolutions, operation, tiles
-from replearn.narrow.layers import NarrowConv2d
+from replearn.fast.kernels import conv3x3_small as operation
+from replearn.fast.kernels._triton import conv3x3_small_tiles as tiles
+from replearn.fast.kernels.conv3x3_small import conv2d, kernels_run_on
+from replearn.fast.train import conv3x3_small as swapped
+from replearn.fast.train.conv3x3_small import NarrowConv2d, find_narrow, narrow_convolutions
 
 LAST = torch.channels_last
 
@@ -61,7 +63,8 @@ def quick_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What our kernels were launched for, in order."""
-    from replearn.narrow import kernels, weight_kernels
+    from replearn.fast.kernels._triton import conv3x3_small as kernels
+    from replearn.fast.kernels._triton import conv3x3_small_wgrad as weight_kernels
 
     found: list[str] = []
     for home, name in ((kernels, "launch_convolve"), (weight_kernels, "launch_weight")):
@@ -142,8 +145,8 @@ WEIGHT_TILES = [
     [(16, 32, 10), (32, 16, 9), (3, 16, 10)],  # an odd number of columns has no pairs of pixels
 )
 def test_every_way_of_cutting_the_work_gives_the_same(cin: int, cout: int, width: int) -> None:
-    from replearn.narrow.kernels import launch_convolve
-    from replearn.narrow.weight_kernels import launch_weight
+    from replearn.fast.kernels._triton.conv3x3_small import launch_convolve
+    from replearn.fast.kernels._triton.conv3x3_small_wgrad import launch_weight
 
     torch.manual_seed(0)
     x, grad, weight = drawn(2, cin, 4, width), drawn(2, cout, 4, width), drawn(cout, cin, 3, 3)
@@ -163,7 +166,7 @@ def test_every_way_of_cutting_the_work_gives_the_same(cin: int, cout: int, width
 
 @runs_kernels
 def test_every_workers_part_is_summed() -> None:
-    from replearn.narrow.weight_kernels import launch_sum
+    from replearn.fast.kernels._triton.conv3x3_small_wgrad import launch_sum
 
     partials = torch.randn(259, 4, 3, 3, 1, device=HERE)  # neither number fills its last tile
     assert distance(launch_sum(partials), partials.double().sum(0)) < 1e-6
@@ -355,7 +358,7 @@ def test_a_run_uses_them_where_its_recipe_lets_it(tmp_path: Path, monkeypatch: p
         seen.append(x.shape)
         return torch_conv2d(x, weight, padding=1)
 
-    monkeypatch.setattr(narrow.layers, "conv2d", noted)
+    monkeypatch.setattr(swapped, "conv2d", noted)
     notes = noting_runs(
         tmp_path, monkeypatch, "narrow_convolutions", model="cifar_resnet:8:16", channels_last=True
     )
@@ -422,8 +425,8 @@ def test_real_sizes_agree_and_repeat_to_the_bit(channels: int, side: int, images
 @pytest.mark.parametrize("backend", ["captured", "compiled"])
 @pytest.mark.parametrize("label", ["E2E", "RepL"])
 def test_fifty_steps_with_our_kernels_are_fifty_of_cudnn(backend: Any, label: str) -> None:
-    from replearn.bench.cases import SGD, Case, candidates
-    from replearn.bench.steps import TrainingStep, losses, precision_of
+    from replearn.experiments.bench.cases import SGD, Case, candidates
+    from replearn.experiments.bench.steps import TrainingStep, losses, precision_of
 
     slow = replace(SGD, lr=0.002)  # at a large rate on random labels, rounding alone decides where training goes
     case = Case(model="cifar_resnet:20:16", batch_size=64, interval=2, optimizer=slow)
@@ -439,8 +442,8 @@ def test_fifty_steps_with_our_kernels_are_fifty_of_cudnn(backend: Any, label: st
 def test_a_step_runs_our_kernels_and_copies_nothing_for_them() -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    from replearn.bench.cases import Case, candidates
-    from replearn.bench.steps import TrainingStep, precision_of
+    from replearn.experiments.bench.cases import Case, candidates
+    from replearn.experiments.bench.steps import TrainingStep, precision_of
 
     case = Case(model="resnet32", batch_size=64)
     with precision_of("captured"):
@@ -455,4 +458,4 @@ def test_a_step_runs_our_kernels_and_copies_nothing_for_them() -> None:
     assert counts["sum_kernel"] == convolutions
     assert counts["convolve_kernel"] == 2 * convolutions - 1  # images have no gradient
     assert copy.deepcopy(step.model).layer1[0].conv1.__class__ is nn.Conv2d
-    assert narrow.kernels_run_on(torch.device("cuda"))
+    assert kernels_run_on(torch.device("cuda"))

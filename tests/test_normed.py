@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import replearn
-from replearn import capturing
-from replearn.normed import fused_norms, normed, num_fused, operation
-from replearn.normed.known import KNOWN, says
-from replearn.normed.operation import FusedBatchNorm2d
-from replearn.operators.recomputing import recomputed
-from replearn.precision import float32_products
+from replearn.costs.precision import float32_products
+from replearn.fast.graphs import capture as capturing
+from replearn.fast.kernels import bn_add_relu as operation
+from replearn.fast.kernels.bn_add_relu import FusedBatchNorm2d, normed
+from replearn.fast.train.bn_add_relu import fused_norms, num_fused
+from replearn.fast.train.known_blocks import KNOWN, says
+from replearn.operators._base.recompute import recomputed
 
 LAST = torch.channels_last
 
@@ -34,7 +35,7 @@ LAST = torch.channels_last
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What our kernels were launched for, in order."""
     pytest.importorskip("triton")
-    from replearn.normed import kernels
+    from replearn.fast.kernels._triton import bn_add_relu as kernels
 
     found: list[str] = []
     for name in ("statistics", "apply", "slopes", "gradient"):
@@ -438,7 +439,7 @@ def test_the_kernels_run_in_tritons_interpreter() -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_captured_step_learns_as_a_plain_one() -> None:
-    from replearn.training.step import CapturedStep
+    from replearn.experiments.training.step import CapturedStep
 
     x, labels = drawn(64, 3, 32, 32), torch.arange(64, device="cuda") % 10
 

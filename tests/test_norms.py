@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import replearn
-from replearn import rounding
-from replearn.bench.inference_counts import count
-from replearn.flattening import flatten, note_values_
-from replearn.norms import operation, rounded_norm
-from replearn.rounding import round_norms_
+from replearn.experiments.bench.inference_counts import count
+from replearn.fast.inlining import flatten, note_values_
+from replearn.fast.kernels import layernorm_half as operation
+from replearn.fast.kernels.layernorm_half import rounded_norm
+from replearn.fast.passes import layernorm_half as rounding
+from replearn.fast.passes.layernorm_half import round_norms_
 
 __all__ = ["bfloat16_in_the_interpreter"]  # a fixture, for every test of this file too
 
@@ -89,17 +90,18 @@ def test_the_kernel_is_not_given_what_it_would_misread(change: str) -> None:
 def test_norms_before_linear_layers_round(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small_vit(), torch.randn(2, 3, 16, 16, device=HERE)
     assert (
-        calls(replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16), rounded_norm) == 0
+        calls(replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16), rounded_norm)
+        == 0
     )  # too few
     monkeypatch.setattr(rounding, "FEW", 0)
-    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
+    form: Any = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
     assert calls(form, rounded_norm) == 2 * 4 + 1
     with torch.no_grad():
         exact = model(x)
         assert distance(form(x).float(), exact) < 5e-3
     form(x).float().sum().backward()
-    assert calls(replearn.streamline(model, x, flatten=True), rounded_norm) == 0
-    plain = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16, compile=True)
+    assert calls(replearn.fast.streamline(model, x, flatten=True), rounded_norm) == 0
+    plain = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16, compile=True)
     assert calls(plain, rounded_norm) == 0
     # norm, qkv, attention, layer with sum; norm, layer, gelu, layer with sum; tokens; the sum of what is picked,
     # norm, head

@@ -13,8 +13,8 @@ from torch.func import functional_call
 import replearn
 from replearn import ReplearnError, operators
 from replearn.models.cifar_resnet import BasicBlock
-from replearn.operators.mixture import Mixture
-from replearn.operators.options import Options, ReadingOptions
+from replearn.operators._base.mixture import Mixture
+from replearn.operators._base.options import Options, ReadingOptions
 
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "basic": (lambda: BasicBlock(2, 2, 1), (2, 2, 4, 4)),

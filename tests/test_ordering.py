@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from zoo import ZOO, outputs
 
 import replearn
-from replearn import opening, ordering, streamlining
-from replearn.exporting import export
-from replearn.flat_graph import FlatGraph
-from replearn.flattening import cast_weights_, flatten, note_values_
-from replearn.ordering import order_convolutions_
-from replearn.pooling import pool_first_
-from replearn.stem import stem
+from replearn.deployment.exporting import export
+from replearn.fast import inference as streamlining
+from replearn.fast.graph_module import FlatGraph
+from replearn.fast.inlining import cast_weights_, flatten, note_values_
+from replearn.fast.kernels.stem import stem
+from replearn.fast.passes import channels_last as ordering
+from replearn.fast.passes import stem as opening
+from replearn.fast.passes.channels_last import order_convolutions_
+from replearn.fast.passes.maxpool_relu import pool_first_
 
 LAST = torch.channels_last
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -87,7 +89,10 @@ def test_every_value_in_between_is_in_that_order() -> None:
 def test_both_doors_order_in_half_precision(name: str, dtype: torch.dtype) -> None:
     fresh, replaced, x = ZOO[name].fresh(), ZOO[name].replaced(), images()
     for form, plain in (
-        (replearn.streamline(fresh, x, flatten=True, graph=False, dtype=dtype), replearn.streamline(fresh)),
+        (
+            replearn.fast.streamline(fresh, x, flatten=True, graph=False, dtype=dtype),
+            replearn.fast.streamline(fresh),
+        ),
         (replearn.deploy(replaced, x, flatten=True, graph=False, dtype=dtype), replearn.deploy(replaced)),
         (
             replearn.deploy(replaced, x, flatten=True, merge=True, graph=False, dtype=dtype),
@@ -104,9 +109,9 @@ def test_both_doors_order_in_half_precision(name: str, dtype: torch.dtype) -> No
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_in_float32_and_on_a_cpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = ZOO["cifar_resnet"].fresh(), images()
-    assert not any(map(is_last, kernels(replearn.streamline(model, x, flatten=True)).values()))
+    assert not any(map(is_last, kernels(replearn.fast.streamline(model, x, flatten=True)).values()))
     monkeypatch.undo()
-    half = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.bfloat16)
+    half = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.bfloat16)
     assert not any(map(is_last, kernels(half).values()))
     assert ordering.orders_by_channel(torch.device("cuda")) is (torch.version.hip is None)
     assert not ordering.orders_by_channel(torch.device("cpu"))
@@ -116,8 +121,8 @@ def test_in_float32_and_on_a_cpu_nothing_changes(monkeypatch: pytest.MonkeyPatch
 def test_what_is_in_that_order_already_stays_as_it_is() -> None:
     model, x = ZOO["timm_resnet"].fresh(), images()
     options: dict[str, Any] = {"flatten": True, "dtype": torch.bfloat16}
-    form = replearn.streamline(model, x, **options)
-    asked = replearn.streamline(model, x, channels_last=True, **options)
+    form = replearn.fast.streamline(model, x, **options)
+    asked = replearn.fast.streamline(model, x, channels_last=True, **options)
     assert {n: w.stride() for n, w in kernels(form).items()} == {n: w.stride() for n, w in kernels(asked).items()}
     assert torch.equal(outputs(form, x)[0], outputs(asked, x)[0])
 
@@ -339,7 +344,7 @@ def test_the_stems_kernels_write_in_that_order(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(opening, "MANY", 1)
     torch.manual_seed(0)
     model, x = Grey(3).eval().to(HERE), torch.randn(2, 3, 20, 24, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
+    form: Any = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
     (node,) = form.model.graph.find_nodes(op="call_function", target=stem)
     assert node.args[4] is True
     with torch.autocast(HERE, torch.float16):

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import replearn
-from replearn.bench.inference_counts import count
-from replearn.embedding import embed_patches_
-from replearn.flattening import flatten, note_values_
-from replearn.patches import embed, operation
+from replearn.experiments.bench.inference_counts import count
+from replearn.fast.inlining import flatten, note_values_
+from replearn.fast.kernels import patch_embed as operation
+from replearn.fast.kernels.patch_embed import embed
+from replearn.fast.passes.patch_embed import embed_patches_
 
 pytest.importorskip("timm")
 from timm.models.vision_transformer import VisionTransformer
@@ -114,7 +115,7 @@ def test_what_the_kernel_does_not_take_torch_computes() -> None:
 @runs_kernels
 def test_a_vision_transformer_begins_with_one_operation() -> None:
     model, x = small_vit(), torch.randn(2, 3, 16, 16, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
+    form: Any = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
     assert calls(form, embed) == 1
     assert calls(form, torch.conv2d) + calls(form, torch.cat) == 0
     with torch.no_grad():
@@ -127,7 +128,7 @@ def test_a_vision_transformer_begins_with_one_operation() -> None:
     with pytest.raises(RuntimeError):
         form(torch.randn(2, 3, 24, 24, device=HERE))
     counts = count(form, x)
-    assert counts.flops == count(replearn.streamline(model, x, flatten=True), x).flops
+    assert counts.flops == count(replearn.fast.streamline(model, x, flatten=True), x).flops
     replaced = replearn.replace_(small_vit(), replearn.plan(small_vit(), first=2)).eval()
     assert (
         calls(replearn.deploy(replaced, x, flatten=True, merge=True, graph=False, dtype=torch.float16), embed) == 1
@@ -145,7 +146,7 @@ def test_a_vision_transformer_begins_with_one_operation() -> None:
 )  # fmt: skip
 def test_another_first_layer_stays_or_is_the_same(changes: dict[str, Any]) -> None:
     model, x = small_vit(**changes), torch.randn(2, 3, 16, 16, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
+    form: Any = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
     assert calls(form, embed) == int("pre_norm" in changes)  # a norm comes after what is joined
     with torch.no_grad():
         assert distance(form(x).float(), model(x)) < 5e-3
@@ -153,9 +154,12 @@ def test_another_first_layer_stays_or_is_the_same(changes: dict[str, Any]) -> No
 
 def test_without_autocast_or_with_a_compiler_it_stays() -> None:
     model, x = small_vit(), torch.randn(2, 3, 16, 16, device=HERE)
-    assert calls(replearn.streamline(model, x, flatten=True), embed) == 0
+    assert calls(replearn.fast.streamline(model, x, flatten=True), embed) == 0
     assert (
-        calls(replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.bfloat16, compile=True), embed)
+        calls(
+            replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.bfloat16, compile=True),
+            embed,
+        )
         == 0
     )
 
@@ -215,15 +219,15 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("batch", [1, 32])
 def test_on_a_gpu_a_vit_is_what_torch_makes_of_it(batch: int) -> None:
-    from replearn.bench.inference_sides import make_sides
+    from replearn.experiments.bench.inference_sides import make_sides
 
     device = torch.device("cuda")
     sides = make_sides("vit_small_16", 224, device, 2)
     x = torch.randn(batch, 3, 224, 224, device=device)
-    form: Any = replearn.streamline(sides.end_to_end, x, flatten=True, graph=False, dtype=torch.float16)
+    form: Any = replearn.fast.streamline(sides.end_to_end, x, flatten=True, graph=False, dtype=torch.float16)
     assert calls(form, embed) == 1
     with torch.inference_mode():
         exact = sides.end_to_end(x)
-        rough = replearn.streamline(sides.end_to_end, dtype=torch.float16)(x)
+        rough = replearn.fast.streamline(sides.end_to_end, dtype=torch.float16)(x)
         for given in (x, x.contiguous(memory_format=torch.channels_last)):
             assert distance(form(given).float(), exact) < 1.5 * distance(rough.float(), exact)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import replearn
-from replearn.flat_graph import FlatGraph
-from replearn.flattening import flatten, note_values_
-from replearn.picking import pick_first_
-from replearn.rounding import round_norms_
+from replearn.fast.graph_module import FlatGraph
+from replearn.fast.inlining import flatten, note_values_
+from replearn.fast.passes.layernorm_half import round_norms_
+from replearn.fast.passes.token_slice import pick_first_
 
 pytest.importorskip("timm")
 from test_patches import small_vit
@@ -92,7 +92,7 @@ def test_it_is_part_of_what_is_deployed(how: str) -> None:
         replearn.replace_(model, replearn.plan(model, first=2))
         form = replearn.deploy(model.eval(), x, flatten=True)
     else:
-        form = replearn.streamline(model, x, flatten=True)
+        form = replearn.fast.streamline(model, x, flatten=True)
     assert distance(form(x).detach(), model(x).detach()) < 1e-5
     layer = 2 * 2 * 4 * 64 * 64
     assert flops(flatten(replearn.deploy(model) if how == "deploy" else model, x), x) - flops(form, x) >= 3 * layer

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.placement import best_apart, evenly, most_apart
-from replearn.similarity import block_similarity
+from replearn.planning.positions import best_apart, evenly, most_apart
+from replearn.planning.similarity import block_similarity
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
 

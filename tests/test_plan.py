@@ -21,7 +21,7 @@ from torch import nn
 
 import replearn
 from replearn import Plan, ReplearnError, operators
-from replearn.operators.options import Options
+from replearn.operators._base.options import Options
 
 # ---- every operator with every option -----------------------------------------------------------
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from zoo import ZOO, outputs, shake_
 
 import replearn
-from replearn import pooling, streamlining
-from replearn.bench.inference_counts import count
-from replearn.exporting import export
-from replearn.flat_graph import FlatGraph
-from replearn.flattening import flatten
-from replearn.pooling import pool_first_
-from replearn.streamlining import Autocast
+from replearn.deployment.exporting import export
+from replearn.experiments.bench.inference_counts import count
+from replearn.fast import inference as streamlining
+from replearn.fast.graph_module import FlatGraph
+from replearn.fast.inference import Autocast
+from replearn.fast.inlining import flatten
+from replearn.fast.passes import maxpool_relu as pooling
+from replearn.fast.passes.maxpool_relu import pool_first_
 
 STEMS = ("timm_resnet", "timm_resnet_d", "timm_seresnet")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -69,9 +70,9 @@ def torchvision() -> nn.Module:
 @pytest.mark.parametrize("name", STEMS)
 def test_both_doors_pool_first_and_give_the_same_bits(name: str, dtype: torch.dtype | None) -> None:
     fresh, replaced = ZOO[name].fresh(), ZOO[name].replaced()
-    plain = replearn.streamline(fresh, dtype=dtype), replearn.deploy(replaced, dtype=dtype)
+    plain = replearn.fast.streamline(fresh, dtype=dtype), replearn.deploy(replaced, dtype=dtype)
     options: dict[str, Any] = {"flatten": True, "dtype": dtype}
-    flat = replearn.streamline(fresh, images(), **options), replearn.deploy(replaced, images(), **options)
+    flat = replearn.fast.streamline(fresh, images(), **options), replearn.deploy(replaced, images(), **options)
     for one, other in zip(plain, flat, strict=True):
         assert stem_of(other)[-3:] == ["conv2d", "pool", "relu"]
         for batch in (1, 2, 5):
@@ -85,7 +86,7 @@ def test_both_doors_pool_first_and_give_the_same_bits(name: str, dtype: torch.dt
 def test_a_torchvision_resnet_gives_the_same_bits(dtype: torch.dtype | None, channels_last: bool) -> None:
     options: dict[str, Any] = {"dtype": dtype, "channels_last": channels_last, "graph": False}
     model, x = torchvision(), images(2, 32)
-    plain, flat = (replearn.streamline(model, x, flatten=how, **options) for how in (False, True))
+    plain, flat = (replearn.fast.streamline(model, x, flatten=how, **options) for how in (False, True))
     assert stem_of(flat) == ["conv2d", "pool", "relu"]
     assert torch.equal(outputs(plain, x)[0], outputs(flat, x)[0])
 
@@ -130,7 +131,7 @@ class Stem(nn.Module):
 def test_moving_the_bias_is_exact(dtype: torch.dtype | None) -> None:
     torch.manual_seed(0)
     stem = Stem().eval()
-    flat: Any = replearn.streamline(stem, images(), flatten=True, graph=False, dtype=dtype)
+    flat: Any = replearn.fast.streamline(stem, images(), flatten=True, graph=False, dtype=dtype)
     assert stem_of(flat) == ["conv2d", "pool", "add", "relu"]
     assert len(list(flat.parameters())) == 2
     for x in (images(1), images(2), images(5), images()[0]):  # the last without a batch
@@ -146,7 +147,7 @@ def test_moving_the_bias_is_exact(dtype: torch.dtype | None) -> None:
 def test_a_users_own_autocast_is_not_widened() -> None:
     torch.manual_seed(0)
     stem, x = Stem().eval(), images()
-    flat = replearn.streamline(stem, x, flatten=True)
+    flat = replearn.fast.streamline(stem, x, flatten=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert flat(x).dtype is torch.bfloat16
         assert_near(stem(x), flat(x), 2e-2)
@@ -157,7 +158,7 @@ def test_a_users_own_autocast_is_not_widened() -> None:
 def test_what_is_no_number_goes_through_alike() -> None:
     torch.manual_seed(0)
     stem, x = Stem().eval(), images()
-    flat = replearn.streamline(stem, x, flatten=True)
+    flat = replearn.fast.streamline(stem, x, flatten=True)
     x[0, 0, 3, 5], x[1, 1, 7, 7], x[1, 2, 0, 12] = float("nan"), float("inf"), -float("inf")
     expected = stem.in_steps(x)
     assert expected.isnan().any()
@@ -171,9 +172,11 @@ def test_it_learns_the_same(moved: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.manual_seed(0)
     stem, x = Stem().eval(), images()
     stem.conv.weight.requires_grad_(False)
-    assert not any(p.requires_grad for p in replearn.streamline(stem, x, flatten=True).parameters() if p.dim() > 3)
+    assert not any(
+        p.requires_grad for p in replearn.fast.streamline(stem, x, flatten=True).parameters() if p.dim() > 3
+    )
     stem.conv.weight.requires_grad_(True)
-    flat: Any = replearn.streamline(stem, x, flatten=True)
+    flat: Any = replearn.fast.streamline(stem, x, flatten=True)
     for _ in range(2):
         for model in (stem, flat):
             model.zero_grad()
@@ -197,7 +200,9 @@ def test_a_whole_model_is_trained_through_the_graph() -> None:
 def test_it_costs_as_many_launches_and_moves_fewer_bytes() -> None:
     torch.manual_seed(0)
     stem, x = Stem().eval(), images(1)
-    moved, before = (count(model, x) for model in (replearn.streamline(stem, x, flatten=True), flatten(stem, x)))
+    moved, before = (
+        count(model, x) for model in (replearn.fast.streamline(stem, x, flatten=True), flatten(stem, x))
+    )
     assert moved.launches == before.launches == 4
     assert moved.flops == before.flops
     assert moved.bytes_moved < 0.7 * before.bytes_moved
@@ -389,7 +394,7 @@ def test_on_a_gpu_the_bits_are_the_same(
     stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)).eval().cuda()
     x = torch.randn(2, 3, 224, 224, device="cuda")
     options: dict[str, Any] = {"dtype": dtype, "channels_last": channels_last, "graph": False}
-    plain, flat = (replearn.streamline(stem, x, flatten=how, **options) for how in (False, True))
+    plain, flat = (replearn.fast.streamline(stem, x, flatten=how, **options) for how in (False, True))
     assert stem_of(flat) == ["conv2d", "pool", "add", "relu"]
     for given in (x, x[:1], torch.randn(3, 3, 64, 65, device="cuda")):
         given = given.contiguous(memory_format=torch.channels_last) if channels_last else given

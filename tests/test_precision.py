@@ -17,9 +17,9 @@ from zoo import ZOO
 import replearn
 from replearn import operators
 from replearn.models.cifar_resnet import BasicBlock
-from replearn.operators.base import Operator
-from replearn.operators.options import MixingOptions, Options, ReadingOptions
-from replearn.similarity import call
+from replearn.operators._base.operator import Operator
+from replearn.operators._base.options import MixingOptions, Options, ReadingOptions
+from replearn.planning.similarity import call
 
 LOW = (torch.bfloat16, torch.float16)
 

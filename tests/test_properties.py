@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.operators.options import Options, ReadingOptions
+from replearn.operators._base.options import Options, ReadingOptions
 from torture.models import ACTIVATIONS, CONV_NORMS, Basic, Bottleneck
 
 

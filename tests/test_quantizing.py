@@ -15,8 +15,8 @@ from replearn import ReplearnError
 
 pytest.importorskip("torchao")
 
-from replearn.bench.inference_int8 import quantized, time_int8
-from replearn.quantizing import quantize_dynamic, quantize_static
+from replearn.deployment.quantizing import quantize_dynamic, quantize_static
+from replearn.experiments.bench.inference_int8 import quantized, time_int8
 
 
 def deployed(name: str) -> tuple[nn.Module, Any]:
@@ -72,7 +72,7 @@ def test_what_cannot_be_quantized_is_told() -> None:
             "is on meta, and INT8 here is for a CPU",
         ),
         (
-            lambda: quantize_dynamic(replearn.streamline(nn.Linear(3, 3).eval(), dtype=torch.bfloat16)),
+            lambda: quantize_dynamic(replearn.fast.streamline(nn.Linear(3, 3).eval(), dtype=torch.bfloat16)),
             "deployed with dtype= can't be quantized",
         ),
     ):

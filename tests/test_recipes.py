@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from replearn import ReplearnError, plan, recipes
-from replearn.training import data
-from replearn.training.compare import compare
-from replearn.training.comparison_table import spread
-from replearn.training.methods import method_for
-from replearn.training.methods.base import Setting
-from replearn.training.recipe import recipe_from_dict
-from replearn.training.results import read_result
+from replearn import ReplearnError, plan
+from replearn.experiments import recipes
+from replearn.experiments.training import data
+from replearn.experiments.training.compare import compare
+from replearn.experiments.training.comparison_table import spread
+from replearn.experiments.training.methods import method_for
+from replearn.experiments.training.methods.base import Setting
+from replearn.experiments.training.recipe import recipe_from_dict
+from replearn.experiments.training.results import read_result
 
 ROOT = Path(__file__).parent.parent
 NAMES = recipes.available()
@@ -145,8 +146,8 @@ def test_every_classification_table_of_the_paper_has_recipes():
 def model_of(name):
     pytest.importorskip("timm")
     pytest.importorskip("torchvision")
-    from replearn.training.architectures import architecture, is_language_model, language_model
-    from replearn.training.scene_models import is_detector, is_segmenter, on_meta
+    from replearn.experiments.training.architectures import architecture, is_language_model, language_model
+    from replearn.experiments.training.scene_models import is_detector, is_segmenter, on_meta
 
     if is_detector(name) or is_segmenter(name):
         if "plus" in name:

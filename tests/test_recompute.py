@@ -14,7 +14,7 @@ from torchvision.models.resnet import Bottleneck as TorchvisionBottleneck
 import replearn
 from replearn import operators
 from replearn.models.cifar_resnet import stage
-from replearn.operators.options import ReadingOptions
+from replearn.operators._base.options import ReadingOptions
 
 
 def subject(options: ReadingOptions) -> tuple[nn.Module, Tensor]:
@@ -42,7 +42,7 @@ def test_training_is_the_same_to_the_bit(options: ReadingOptions, together: bool
     again.load_state_dict(kept.state_dict())
     for model in (kept, again):
         if together:
-            with replearn.synthesized(model):
+            with replearn.fast.synthesized(model):
                 loss = model(x).square().mean()
         else:
             loss = model(x).square().mean()

@@ -24,18 +24,21 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 import replearn
-from replearn import ReplearnError, capturing, recurring, replaying
-from replearn.bench import inference_sides
-from replearn.bench.inference_sides import DEPLOYED, E2E, OPERATORS, Sides, make_sides
-from replearn.bench.inference_sides import DYNAMIC as MOVING
-from replearn.exporting import export
-from replearn.precision import float32_products
-from replearn.quantizing import quantize_dynamic
-from replearn.recurring import BEFORE, SEEN, Recurring, replay_for
-from replearn.replaying import Recording, Replayed, Weights
-from replearn.settings import settings
-from replearn.streamlining import Autocast
-from replearn.verifying import tensors_in
+from replearn import ReplearnError
+from replearn.costs.precision import float32_products
+from replearn.deployment.exporting import export
+from replearn.deployment.quantizing import quantize_dynamic
+from replearn.experiments.bench import inference_sides
+from replearn.experiments.bench.inference_sides import DEPLOYED, E2E, OPERATORS, Sides, make_sides
+from replearn.experiments.bench.inference_sides import DYNAMIC as MOVING
+from replearn.fast.graphs import capture as capturing
+from replearn.fast.graphs import recurring
+from replearn.fast.graphs import replay as replaying
+from replearn.fast.graphs.backend_flags import settings
+from replearn.fast.graphs.recurring import BEFORE, SEEN, Recurring, replay_for
+from replearn.fast.graphs.replay import Recording, Replayed, Weights
+from replearn.fast.inference import Autocast
+from replearn.fast.verify import tensors_in
 
 THIRD = BEFORE + 1
 
@@ -683,7 +686,7 @@ def test_deploy_and_streamline_give_them(tmp_path: Any) -> None:
     model, images = tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 3, 32, 32)
     options: dict[str, Any] = {"flatten": True, "dtype": torch.bfloat16}
     fast = replearn.deploy(model, images, **options)
-    base = replearn.streamline(tiny.resnet().eval(), images, **options)
+    base = replearn.fast.streamline(tiny.resnet().eval(), images, **options)
     plain = replearn.deploy(model, images, graph=False, **options)
     assert type(fast) is type(base) is Recurring
     assert type(plain) is type(fast.model) is Autocast

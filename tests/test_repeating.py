@@ -15,12 +15,12 @@ from test_narrow_convolutions import distance
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from replearn import repeating
-from replearn.norms import operation as norms
-from replearn.patches import operation as patches
-from replearn.relaunching import Launch
-from replearn.residual import operation as residual
-from replearn.stem import operation as stem
+from replearn.fast.graphs import repeating
+from replearn.fast.graphs.launch_cache import Launch
+from replearn.fast.kernels import layernorm_half as norms
+from replearn.fast.kernels import linear_residual as residual
+from replearn.fast.kernels import patch_embed as patches
+from replearn.fast.kernels import stem as stem
 
 HALF = torch.float16
 

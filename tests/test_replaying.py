@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, fx, nn
 
 import replearn
-from replearn import ReplearnError, replaying
-from replearn.capturing import Waiting, capture, refuse_waiting
-from replearn.exporting import export
-from replearn.nesting import rebuilt, signature
-from replearn.replaying import Replayed
-from replearn.streamlining import Autocast
-from replearn.verifying import tensors_in
+from replearn import ReplearnError
+from replearn.deployment.exporting import export
+from replearn.fast.graphs import replay as replaying
+from replearn.fast.graphs.capture import Waiting, capture, refuse_waiting
+from replearn.fast.graphs.replay import Replayed
+from replearn.fast.graphs.signature import rebuilt, signature
+from replearn.fast.inference import Autocast
+from replearn.fast.verify import tensors_in
 
 Pair = namedtuple("Pair", "one other")
 
@@ -378,7 +379,7 @@ def replaced() -> nn.Module:
             lambda: replearn.deploy(replaced(), graph=True),
             "graph=True needs a model on a CUDA GPU, and this CifarResNet is on cpu.* model.to\\('cuda'\\)",
         ),
-        (lambda: replearn.streamline(nn.Linear(3, 3).eval(), graph=True), "this Linear is on cpu"),
+        (lambda: replearn.fast.streamline(nn.Linear(3, 3).eval(), graph=True), "this Linear is on cpu"),
         (
             lambda: replearn.deploy(replaced(), graph=4),
             "graph=4: write True to replay CUDA graphs",
@@ -388,7 +389,7 @@ def replaced() -> nn.Module:
             "compile='reduce-overhead' replays CUDA graphs of its own.* graph=True with compile=True",
         ),
         (
-            lambda: replearn.streamline(nn.Linear(3, 3).eval(), graph=True, compile="max-autotune"),
+            lambda: replearn.fast.streamline(nn.Linear(3, 3).eval(), graph=True, compile="max-autotune"),
             "compile='max-autotune' replays CUDA graphs of its own",
         ),
         (lambda: Replayed(nn.Linear(3, 3), most=0), "most=0: write how many graphs to keep"),

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import ReplearnError
-from replearn.bench.timing import interleave, ratio
-from replearn.replaying import Replayed
-from replearn.training.architectures import architecture
+from replearn.experiments.bench.timing import interleave, ratio
+from replearn.experiments.training.architectures import architecture
+from replearn.fast.graphs.replay import Replayed
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -76,7 +76,7 @@ def test_compiled_code_is_replayed() -> None:
 
 @pytest.mark.usefixtures("exact")
 def test_weights_on_a_gpu_may_change_in_place_and_move() -> None:
-    model = replearn.streamline(tiny.resnet().eval().cuda())
+    model = replearn.fast.streamline(tiny.resnet().eval().cuda())
     fast, x = Replayed(model), torch.randn(2, 3, 32, 32, device="cuda")
     with torch.no_grad():
         fast(x)
@@ -249,7 +249,7 @@ def test_copies_record_their_own_graphs_on_a_gpu() -> None:
 
 
 def test_replaying_is_faster_at_batch_1() -> None:
-    model = replearn.streamline(replearn.models.resnet32().eval().cuda())
+    model = replearn.fast.streamline(replearn.models.resnet32().eval().cuda())
     fast, x = Replayed(model), torch.randn(1, 3, 32, 32, device="cuda")
     with torch.inference_mode():
         found = interleave({"eager": lambda: model(x), "graph": lambda: fast(x)}, torch.device("cuda"), rounds=30)

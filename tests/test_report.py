@@ -16,28 +16,28 @@ import runs_made_up
 from runs_made_up import RECIPE, run
 
 import replearn
-from replearn import recipes
 from replearn.errors import ReplearnError
-from replearn.jsonable import encode
-from replearn.report.axes import padded, spread_labels, ticks
-from replearn.report.blueprint import blocks_of
-from replearn.report.bubble import bubble_figure
-from replearn.report.building import build_report
-from replearn.report.collecting import Reader, collect
-from replearn.report.curves import MOST_POINTS, curves_figure, thinned
-from replearn.report.frontier import frontier, frontier_figure
-from replearn.report.page import page
-from replearn.report.paper_part import ours_of
-from replearn.report.reproducing import command_of
-from replearn.report.scene import PALETTE, series_roles
-from replearn.report.sections import sections_of
-from replearn.report.strip import strip_figure
-from replearn.report.svg import standalone_svg
-from replearn.training.compare import compare
-from replearn.training.metrics import Metric
-from replearn.training.paper import paper_tables
-from replearn.training.recipe import Recipe, Variant
-from replearn.training.results import Result
+from replearn.experiments import recipes
+from replearn.experiments.report.axes import padded, spread_labels, ticks
+from replearn.experiments.report.blueprint import blocks_of
+from replearn.experiments.report.bubble import bubble_figure
+from replearn.experiments.report.building import build_report
+from replearn.experiments.report.collecting import Reader, collect
+from replearn.experiments.report.curves import MOST_POINTS, curves_figure, thinned
+from replearn.experiments.report.frontier import frontier, frontier_figure
+from replearn.experiments.report.page import page
+from replearn.experiments.report.paper_part import ours_of
+from replearn.experiments.report.reproducing import command_of
+from replearn.experiments.report.scene import PALETTE, series_roles
+from replearn.experiments.report.sections import sections_of
+from replearn.experiments.report.strip import strip_figure
+from replearn.experiments.report.svg import standalone_svg
+from replearn.experiments.training.compare import compare
+from replearn.experiments.training.metrics import Metric
+from replearn.experiments.training.paper import paper_tables
+from replearn.experiments.training.recipe import Recipe, Variant
+from replearn.experiments.training.results import Result
+from replearn.planning.serialization import encode
 
 ACCURACY = Metric(name="accuracy", unit="%")
 

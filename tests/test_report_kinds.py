@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from replearn.bench.inference_paper import latencies, quantized_rows
-from replearn.report.building import build_report
-from replearn.report.collecting import Other, Reader, collect
-from replearn.report.dots import Case, Dot, dot_figure
-from replearn.report.kinds import available, measured_in
-from replearn.report.measured import command_of, made_on
-from replearn.report.page import page
-from replearn.report.paper_part import ours_of, paper_part
-from replearn.report.sections import sections_of
-from replearn.report.svg import standalone_svg
-from replearn.training.paper import paper_tables
+from replearn.experiments.bench.inference_paper import latencies, quantized_rows
+from replearn.experiments.report.building import build_report
+from replearn.experiments.report.collecting import Other, Reader, collect
+from replearn.experiments.report.dots import Case, Dot, dot_figure
+from replearn.experiments.report.kinds import available, measured_in
+from replearn.experiments.report.measured import command_of, made_on
+from replearn.experiments.report.page import page
+from replearn.experiments.report.paper_part import ours_of, paper_part
+from replearn.experiments.report.sections import sections_of
+from replearn.experiments.report.svg import standalone_svg
+from replearn.experiments.training.paper import paper_tables
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 ROW: dict[str, Any] = {

@@ -18,14 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import replearn
-from replearn import rounding, streamlining
-from replearn.absorbing import ABSORBED
-from replearn.bench.inference_counts import count
-from replearn.norms import operation as norms
-from replearn.norms import rounded_norm
-from replearn.patches import embed
-from replearn.replaying import Replayed
-from replearn.residual import can_be_cut, operation, residual_linear, tiles
+from replearn.deployment.absorb import ABSORBED
+from replearn.experiments.bench.inference_counts import count
+from replearn.fast import inference as streamlining
+from replearn.fast.graphs.replay import Replayed
+from replearn.fast.kernels import layernorm_half as norms
+from replearn.fast.kernels import linear_residual as operation
+from replearn.fast.kernels._triton import linear_residual_tiles as tiles
+from replearn.fast.kernels.layernorm_half import rounded_norm
+from replearn.fast.kernels.linear_residual import can_be_cut, residual_linear
+from replearn.fast.kernels.patch_embed import embed
+from replearn.fast.passes import layernorm_half as rounding
 
 pytest.importorskip("timm")
 from timm.models.vision_transformer import VisionTransformer
@@ -90,7 +93,7 @@ def test_values_are_those_of_an_exact_layer(rows: int, inner: int, width: int, b
 @torch.no_grad()
 @pytest.mark.parametrize("tile", [tiles.FEW, tiles.FEW_BRANCHED, tiles.TALL, tiles.WIDE])
 def test_every_tile_gives_the_same(tile: tiles.Tile) -> None:
-    from replearn.residual.kernels import launch
+    from replearn.fast.kernels._triton.linear_residual import launch
 
     given: Any = layer(131, 128, 128)
     out = torch.full_like(given["u"], float("nan"))
@@ -200,7 +203,7 @@ def test_the_kernel_is_not_given_what_it_would_misread(change: str) -> None:
 def test_a_deployed_transformer_has_one_operation_where_a_block_ends() -> None:
     model, x = replaced(), images()
     base = small_vit().eval()
-    plain: Any = replearn.streamline(base, x, flatten=True, graph=False, dtype=torch.float16)
+    plain: Any = replearn.fast.streamline(base, x, flatten=True, graph=False, dtype=torch.float16)
     form: Any = replearn.deploy(model, x, merge=True, flatten=True, graph=False, dtype=torch.float16)
     assert len(sums_in(plain)) == 2 * 5 - 1  # not that of a token that is picked, whose rows lie apart
     assert len(sums_in(form)) == 2 * 4 - 1
@@ -275,11 +278,12 @@ def test_a_compiler_is_given_torchs_own_operations() -> None:
 @runs_kernels
 def test_sums_of_anything_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     x = images()
-    narrow: Any = replearn.streamline(small_vit(96).eval(), x, flatten=True, graph=False, dtype=torch.float16)
+    narrow: Any = replearn.fast.streamline(small_vit(96).eval(), x, flatten=True, graph=False, dtype=torch.float16)
     assert sums_in(narrow) == []
     monkeypatch.setattr(streamlining, "kernels_run_on", lambda device: False)
     assert (
-        sums_in(replearn.streamline(small_vit().eval(), x, flatten=True, graph=False, dtype=torch.float16)) == []
+        sums_in(replearn.fast.streamline(small_vit().eval(), x, flatten=True, graph=False, dtype=torch.float16))
+        == []
     )
 
 
@@ -322,7 +326,7 @@ class Block(nn.Module):
 def test_sums_that_stay_what_they_are(how: str, sums: int, kind: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = Block(how).to(HERE).eval(), torch.randn(2, 3, 64, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
+    form: Any = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
     assert len(sums_in(form)) == sums
     assert form.model.get_parameter("last_weight").dtype is kind
     with torch.autocast(HERE, torch.float16):
@@ -346,7 +350,7 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize(("batch", "dtype"), [(1, torch.float16), (64, torch.float16), (32, torch.bfloat16)])
 def test_on_a_gpu_a_vit_is_what_torch_makes_of_it(batch: int, dtype: torch.dtype) -> None:
-    from replearn.bench.inference_sides import make_sides
+    from replearn.experiments.bench.inference_sides import make_sides
 
     device = torch.device("cuda")
     sides = make_sides("vit_small_16", 224, device, 2)

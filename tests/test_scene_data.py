@@ -12,13 +12,13 @@ from PIL import Image
 from scenes import edit, write_camvid, write_cityscapes, write_coco, write_mask, write_picture
 
 from replearn import ReplearnError
-from replearn.training import data
-from replearn.training.data.coco import read_part
-from replearn.training.data.defects import Defects
-from replearn.training.data.masks import read_pair, read_scene
-from replearn.training.data.scenes import DetectionSet, SegmentationSet
-from replearn.training.data.sets.cityscapes import official_numbers
-from replearn.training.picture_store import PictureStore, shares
+from replearn.experiments.training import data
+from replearn.experiments.training.data.coco import read_part
+from replearn.experiments.training.data.defects import Defects
+from replearn.experiments.training.data.masks import read_pair, read_scene
+from replearn.experiments.training.data.scenes import DetectionSet, SegmentationSet
+from replearn.experiments.training.data.sets.cityscapes import official_numbers
+from replearn.experiments.training.picture_store import PictureStore, shares
 
 CPU = torch.device("cpu")
 
@@ -162,7 +162,7 @@ def test_a_picture_of_another_size_than_its_annotation_says_is_bad(bccd: Path) -
 def test_a_stream_takes_the_next_picture_for_a_broken_one_in_training_and_leaves_it_out_in_tests(
     bccd: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr("replearn.training.picture_store.HELD_AT_MOST", 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_store.HELD_AT_MOST", 0)
     found, _ = loaded(bccd)
     (bccd / "train" / "train_003.png").write_bytes(b"nothing")
     defects = Defects("skip")

@@ -14,16 +14,17 @@ from test_engine import interrupt_at_step
 from torchvision.models.segmentation import deeplabv3_resnet50
 
 import replearn
-from replearn import ReplearnError, recipes
-from replearn.training.data.base import IGNORED
-from replearn.training.fit import Interrupted, fit
-from replearn.training.processes import Processes
-from replearn.training.recipe import Recipe, Segmentation
-from replearn.training.run import RunSpec
-from replearn.training.scene_models import logits_of, segmenter
-from replearn.training.segmentation_metrics import confusion, segmentation_metrics
-from replearn.training.state import read_state
-from replearn.training.tasks.segmentation import SemanticSegmentation
+from replearn import ReplearnError
+from replearn.experiments import recipes
+from replearn.experiments.training.data.base import IGNORED
+from replearn.experiments.training.fit import Interrupted, fit
+from replearn.experiments.training.processes import Processes
+from replearn.experiments.training.recipe import Recipe, Segmentation
+from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.scene_models import logits_of, segmenter
+from replearn.experiments.training.segmentation_metrics import confusion, segmentation_metrics
+from replearn.experiments.training.state import read_state
+from replearn.experiments.training.tasks.segmentation import SemanticSegmentation
 
 narrow.register()
 CPU = torch.device("cpu")
@@ -173,7 +174,7 @@ def test_pictures_of_one_size_and_of_several_give_the_same_batches(
 ) -> None:
     held = task_of(root).batches
     assert held.fixed
-    monkeypatch.setattr("replearn.training.picture_store.HELD_AT_MOST", 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_store.HELD_AT_MOST", 0)
     streamed = task_of(root).batches
     assert not streamed.fixed
     for batches in (held, streamed):
@@ -263,8 +264,8 @@ def test_mixed_sizes_and_bad_pictures_train_and_what_was_left_out_is_written(tmp
 
 def test_cityscapes_trains_with_the_data_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cityscapes(tmp_path / "data" / "cityscapes")
-    monkeypatch.setattr("replearn.training.picture_store.HELD_AT_MOST", 0)
-    monkeypatch.setattr("replearn.training.picture_store.default_workers", lambda: 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_store.HELD_AT_MOST", 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_store.default_workers", lambda: 0)
     made = spec(tmp_path / "out", tmp_path / "data", "E2E", "cityscapes", epochs=1, batch_size=2)
     (result,) = fit([made], device="cpu")
     assert result.finished

@@ -23,7 +23,10 @@ from torch.utils.checkpoint import checkpoint
 
 import replearn
 from replearn import operators, short
-from replearn.short import find_short, operation, packed_attention, short_attention, tiles
+from replearn.fast.kernels import attention_short as operation
+from replearn.fast.kernels._triton import attention_short_tiles as tiles
+from replearn.fast.kernels.attention_short import packed_attention
+from replearn.fast.train.attention_short import find_short, short_attention
 
 pytest.importorskip("timm")
 from timm.models.vision_transformer import Attention, VisionTransformer
@@ -34,7 +37,7 @@ __all__ = ["bfloat16_in_the_interpreter"]  # a fixture, for every test of this f
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Which of our kernels were launched, in order."""
-    from replearn.short import kernels
+    from replearn.fast.kernels._triton import attention_short as kernels
 
     found: list[str] = []
     plain = kernels.launch
@@ -105,7 +108,7 @@ def test_every_number_of_tokens_is_right() -> None:
 @runs_kernels
 @pytest.mark.parametrize("heads", [3, 4])
 def test_every_way_of_cutting_the_work_gives_the_same(heads: int) -> None:
-    from replearn.short.kernels import launch_attend, launch_attend_back
+    from replearn.fast.kernels._triton.attention_short import launch_attend, launch_attend_back
 
     torch.manual_seed(0)
     qkv, grad = drawn(2, 17, 3 * heads * 16), drawn(2, 17, heads * 16)
@@ -382,8 +385,8 @@ def test_real_sizes_agree_and_repeat_to_the_bit(tokens: int, width: int) -> None
 @pytest.mark.parametrize("backend", ["captured", "compiled"])
 @pytest.mark.parametrize("label", ["E2E", "RepL"])
 def test_fifty_steps_with_our_kernels_are_fifty_of_torchs(backend: Any, label: str) -> None:
-    from replearn.bench.cases import ADAMW, Case, candidates
-    from replearn.bench.steps import TrainingStep, losses, precision_of
+    from replearn.experiments.bench.cases import ADAMW, Case, candidates
+    from replearn.experiments.bench.steps import TrainingStep, losses, precision_of
 
     slow = replace(ADAMW, lr=1e-4)  # at a large rate on random labels, rounding alone decides where training goes
     case = Case(model="vit:64:6:4:8", batch_size=64, optimizer=slow)
@@ -400,8 +403,8 @@ def test_fifty_steps_with_our_kernels_are_fifty_of_torchs(backend: Any, label: s
 def test_a_step_runs_our_kernels_and_no_other_attention(backend: Any) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    from replearn.bench.cases import ADAMW, Case, candidates
-    from replearn.bench.steps import TrainingStep, precision_of
+    from replearn.experiments.bench.cases import ADAMW, Case, candidates
+    from replearn.experiments.bench.steps import TrainingStep, precision_of
 
     case = Case(model="vit_tiny_8", batch_size=64, optimizer=ADAMW)
     with precision_of(backend):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import replearn
-from replearn.report.site import api_page, operator_card, operators_page
-from replearn.report.site_results import results_page
+from replearn.experiments.report.site import api_page, operator_card, operators_page
+from replearn.experiments.report.site_results import results_page
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -97,7 +97,7 @@ def test_the_notebooks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_users_own_operator_has_no_card_and_breaks_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from replearn.operators import options
+    from replearn.operators._base import options
 
     removal = replearn.operators.available()["removal"]
     own = type("Own", (removal,), {"__module__": "__main__", "__doc__": "x"})

@@ -15,13 +15,17 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 import replearn
-from replearn import capturing, operators
-from replearn.operators import expansion, paying, reduced_bottleneck, squeeze
-from replearn.operators.expansion import can_narrow, narrow_gradient
-from replearn.operators.squeeze import can_squeeze, close_, let_through, squeezed
-from replearn.precision import float32_products
-from replearn.synthesizing import operators_in
-from replearn.training.architectures import architecture
+from replearn import operators
+from replearn.costs.precision import float32_products
+from replearn.experiments.training.architectures import architecture
+from replearn.fast.graphs import capture as capturing
+from replearn.fast.kernels import conv1x1_bn as expansion
+from replearn.fast.kernels import reduced_bottleneck as squeeze
+from replearn.fast.kernels.conv1x1_bn import can_narrow, narrow_gradient
+from replearn.fast.kernels.reduced_bottleneck import can_squeeze, close_, let_through, squeezed
+from replearn.fast.synthesis import launch_cost as paying
+from replearn.fast.synthesis.ahead import operators_in
+from replearn.operators.functional import load_faster
 
 LAST = torch.channels_last
 NORMS = {
@@ -141,7 +145,7 @@ def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(
     x, z = torch.randn(rows, 256, device=HERE).to(dtype), torch.randn(rows, inner, device=HERE).relu().to(dtype)
     scaled, shift = torch.randn(256, inner, device=HERE).to(dtype) / 8, torch.randn(256, device=HERE).to(dtype)
     x[0, 3] = float("nan")
-    from replearn.operators.kernels import closing
+    from replearn.fast.kernels._triton import reduced_bottleneck as closing
 
     assert closing.can_be_cut(256, inner)
     assert not closing.can_be_cut(192, 64)
@@ -217,7 +221,8 @@ def test_operators_that_squeeze_train_as_those_that_do_not(
         used.append(not can_squeeze(*given))
         return True
 
-    monkeypatch.setattr(reduced_bottleneck, "can_squeeze", anywhere)
+    monkeypatch.setattr(squeeze, "can_squeeze", anywhere)
+    load_faster()
     twin(x).square().sum().backward()
     assert used
     assert all(used)  # and on a CPU it is not taken by itself
@@ -241,15 +246,15 @@ def test_on_a_gpu_it_is_taken_where_launches_are_free_and_agrees(
     replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
     x = torch.randn(32, 3, 16, 16, device="cuda").contiguous(memory_format=LAST)
     taken = []
-    plain = reduced_bottleneck.squeezed
-    monkeypatch.setattr(reduced_bottleneck, "squeezed", lambda *given: (taken.append(1), plain(*given))[1])
+    plain = squeeze.squeezed
+    monkeypatch.setattr(squeeze, "squeezed", lambda *given: (taken.append(1), plain(*given))[1])
 
     def gradients_of(low: bool, free: bool) -> list[Tensor]:
         net = copy.deepcopy(model)
         with (
             float32_products(tf32=False),
             paying.free_launches() if free else nullcontext(),
-            replearn.fused_norms(net) if inside and free else nullcontext(),
+            replearn.fast.fused_norms(net) if inside and free else nullcontext(),
         ):
             with torch.autocast("cuda", torch.bfloat16, enabled=low):
                 out: Tensor = net(x).float()

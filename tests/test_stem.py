@@ -19,10 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import replearn
-from replearn import opening, pooling, repeating, streamlining
-from replearn.bench.inference_counts import count
-from replearn.precision import float32_products, noting_switches
-from replearn.stem import operation, stem
+from replearn.costs.precision import float32_products, noting_switches
+from replearn.experiments.bench.inference_counts import count
+from replearn.fast import inference as streamlining
+from replearn.fast.graphs import repeating
+from replearn.fast.kernels import stem as operation
+from replearn.fast.kernels.stem import stem
+from replearn.fast.passes import maxpool_relu as pooling
+from replearn.fast.passes import stem as opening
 
 SIZES = (2, 3, 3, 2, 1)
 
@@ -206,7 +210,7 @@ def test_a_network_begins_with_one_operation(
         pooling, "launches_biases", lambda device: apart
     )  # on a GPU they are launches of their own
     model, x = small(), torch.randn(2, 3, 20, 24, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=dtype, channels_last=last)
+    form: Any = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=dtype, channels_last=last)
     held = form.model if dtype is not None else form
     called = [node.target for node in held.graph.nodes if node.op.startswith("call")]
     assert called == [stem, "mean", nn.functional.linear]  # and nothing is left of what it stands for
@@ -220,7 +224,7 @@ def test_a_network_begins_with_one_operation(
     model(x).sum().backward()
     assert distance(held.conv1_weight_bias.grad.flatten().float(), model.bn1.bias.grad) < 5e-3
     assert held.conv1_weight.dtype is (dtype or torch.float32)
-    plain = replearn.streamline(model, x)  # its layers as they are
+    plain = replearn.fast.streamline(model, x)  # its layers as they are
     assert count(form, x).flops == count(plain, x).flops
     with torch.no_grad():
         program = torch.export.export(held, (x,))  # which is to run without this package
@@ -239,7 +243,7 @@ def test_a_network_begins_with_one_operation(
 )  # fmt: skip
 def test_another_stem_stays(changes: dict[str, Any]) -> None:
     model, x = small(**changes), torch.randn(2, 3, 20, 24, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
+    form: Any = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
     assert stems(form) == 0
     with torch.no_grad():
         assert distance(form(x).float(), model(x)) < 5e-3
@@ -279,7 +283,7 @@ class Written(nn.Module):
 def test_a_models_own_code_is_read_as_it_is(how: str, count: int) -> None:
     torch.manual_seed(0)
     model, x = Written(how).to(HERE).eval(), torch.randn(2, 3, 32, 32, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True)
+    form: Any = replearn.fast.streamline(model, x, flatten=True)
     assert stems(form) == count
     assert distance(form(x), model(x)) < 1e-3
 
@@ -314,7 +318,7 @@ def test_derivatives_of_compiled_code_and_traces_are_torchs() -> None:
 @torch.no_grad()
 def test_a_weight_that_changes_is_followed() -> None:
     model, x = small(), torch.randn(2, 3, 20, 24, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True)
+    form: Any = replearn.fast.streamline(model, x, flatten=True)
     before = stem(x, form.conv1_weight, form.conv1_weight_bias, SIZES, False, 1)
     form.conv1_weight.mul_(2)
     form.conv1_weight_bias.mul_(2)
@@ -432,7 +436,7 @@ def test_a_compiled_model_launches_the_kernels_itself(
     monkeypatch.setattr(opening, "FEW", 1)
     torch._dynamo.reset()
     model, x = small(), torch.randn(2, 3, 40, 44, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True, compile=True, dtype=dtype, channels_last=last)
+    form: Any = replearn.fast.streamline(model, x, flatten=True, compile=True, dtype=dtype, channels_last=last)
     kernel = "convolve_and_pool_kernel" if walked else "pool_kernel"
     with float32_products(tf32=True):
         form(x)
@@ -452,7 +456,7 @@ def test_a_compiled_model_launches_the_kernels_itself(
 @runs_kernels
 def test_compiled_code_calls_it() -> None:
     model, x = small(), torch.randn(2, 3, 20, 24, device=HERE)
-    form: Any = replearn.streamline(model, x, flatten=True)
+    form: Any = replearn.fast.streamline(model, x, flatten=True)
     called: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, example: Any) -> Any:

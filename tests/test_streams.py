@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from replearn.errors import ReplearnError
-from replearn.training import data
-from replearn.training.data import IGNORED
-from replearn.training.data.folders import FolderStream
-from replearn.training.data.shards import ShardStream
+from replearn.experiments.training import data
+from replearn.experiments.training.data import IGNORED
+from replearn.experiments.training.data.folders import FolderStream
+from replearn.experiments.training.data.shards import ShardStream
 
 CLASSES = ("n01", "n02", "n03")
 TRAIN, TEST = 14, 7

@@ -9,11 +9,11 @@ import torch
 from texts import text_root, write_text  # noqa: F401
 
 from replearn import ReplearnError
-from replearn.training import data
-from replearn.training.data.base import IGNORED
-from replearn.training.data.text import basic_english, read_lines, text_set
-from replearn.training.processes import Processes
-from replearn.training.text_batches import DeviceText, TextBatches
+from replearn.experiments.training import data
+from replearn.experiments.training.data.base import IGNORED
+from replearn.experiments.training.data.text import basic_english, read_lines, text_set
+from replearn.experiments.training.processes import Processes
+from replearn.experiments.training.text_batches import DeviceText, TextBatches
 
 CPU = torch.device("cpu")
 

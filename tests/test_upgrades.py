@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import replearn
-from replearn.surgery import plan_of
-from replearn.training.recipe import recipe_from_dict, variant_from_dict
-from replearn.training.results import read_result
+from replearn.experiments.training.recipe import recipe_from_dict, variant_from_dict
+from replearn.experiments.training.results import read_result
+from replearn.surgery.replace import plan_of
 
 RELEASES = sorted((Path(__file__).parent / "fixtures").glob("release_*"))  # written by each release's own code
 
@@ -74,8 +74,8 @@ def test_its_result_is_read_with_all_its_numbers(release: Path) -> None:
 
 def test_its_half_trained_run_goes_on_to_the_result_it_came_to_then(release: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from replearn.training.fit import fit
-    from replearn.training.run import RunSpec
+    from replearn.experiments.training.fit import fit
+    from replearn.experiments.training.run import RunSpec
 
     then = read_result(release / "run" / "result.json")
     shutil.copy(release / "run" / "checkpoint.safetensors", tmp_path)
@@ -89,10 +89,10 @@ def test_its_half_trained_run_goes_on_to_the_result_it_came_to_then(release: Pat
 
 def test_a_state_that_lacks_a_field_of_today_s_recipes_has_its_default(release: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    from replearn.training.fit import fit
-    from replearn.training.keeping import identity, identity_as_now
-    from replearn.training.run import RunSpec
-    from replearn.training.state import read_state, write_state
+    from replearn.experiments.training.fit import fit
+    from replearn.experiments.training.keeping import identity, identity_as_now
+    from replearn.experiments.training.run import RunSpec
+    from replearn.experiments.training.state import read_state, write_state
 
     then = read_result(release / "run" / "result.json")
     tensors, about = read_state(release / "run" / "checkpoint.safetensors")
@@ -107,7 +107,7 @@ def test_a_state_that_lacks_a_field_of_today_s_recipes_has_its_default(release: 
 
 
 def test_its_trained_model_is_read(release: Path) -> None:
-    from replearn.training.architectures import architecture
+    from replearn.experiments.training.architectures import architecture
 
     path = release / "run" / "model.safetensors"
     model = replearn.load(architecture("cifar_resnet:20:2", num_classes=10, channels=1, size=8), path)

@@ -14,8 +14,8 @@ import pytest
 from runs_made_up import run
 
 from replearn.errors import ReplearnError
-from replearn.report import serving
-from replearn.report.serving import Server, make_server, watch
+from replearn.experiments.report import serving
+from replearn.experiments.report.serving import Server, make_server, watch
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replearn.training.data.sets import wikitext2
+from replearn.experiments.training.data.sets import wikitext2
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "dog", "run", "far", "away"]
 

@@ -15,10 +15,10 @@ from torch import nn
 
 import replearn
 from replearn.analysis.results import Analysis
-from replearn.tensor_file import write_file
-from replearn.training.results import read_result
-from replearn.training.shard_reading import read_index
-from replearn.training.state import read_state
+from replearn.experiments.training.results import read_result
+from replearn.experiments.training.shard_reading import read_index
+from replearn.experiments.training.state import read_state
+from replearn.surgery.tensor_file import write_file
 
 Case = tuple[str, str, Callable[[], object]]
 MARK = "was_run"  # a file that hostile code would leave behind

@@ -23,9 +23,9 @@ from random import Random
 import torch
 
 from replearn import ReplearnError
-from replearn.training import fit as fitting
-from replearn.training.fit import fit
-from replearn.training.state import read_state
+from replearn.experiments.training import fit as fitting
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.state import read_state
 
 from .kills import VARIANTS, differences, reference, spec
 from .ledger import open_ledger

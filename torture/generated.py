@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.operators.options import Options
+from replearn.operators._base.options import Options
 
 from .ledger import open_ledger
 from .models import Shape, draw_shape

@@ -23,7 +23,7 @@ from torch import nn
 
 import replearn
 from replearn import ReplearnError
-from replearn.training.state import read_state, write_state
+from replearn.experiments.training.state import read_state, write_state
 
 from .crafted import crafted, small_model
 from .ledger import open_ledger

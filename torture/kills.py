@@ -31,15 +31,15 @@ import torch.distributed as dist
 import torch.distributed.checkpoint  # once, before the forks
 import torch.distributed.fsdp
 
-from replearn import tensor_file
-from replearn.training import fit as fitting
-from replearn.training import keeping
-from replearn.training.batches import DeviceBatches
-from replearn.training.fit import fit
-from replearn.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
-from replearn.training.results import read_result
-from replearn.training.run import Run, RunSpec
-from replearn.training.state import read_state
+from replearn.experiments.training import fit as fitting
+from replearn.experiments.training import keeping
+from replearn.experiments.training.batches import DeviceBatches
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
+from replearn.experiments.training.results import read_result
+from replearn.experiments.training.run import Run, RunSpec
+from replearn.experiments.training.state import read_state
+from replearn.surgery import tensor_file
 
 from .ledger import open_ledger
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from replearn.training.results import hardware_of, now, versions_of, write_atomically
+from replearn.experiments.training.results import hardware_of, now, versions_of, write_atomically
 
 FORMAT = "replearn-torture-1"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"

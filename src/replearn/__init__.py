@@ -1,74 +1,73 @@
-"""Replacement Learning: train a network with every K-th block replaced by a light operator."""
+"""Make networks cheaper by replacing blocks, while they are trained or afterwards."""
 
-from . import models, operators
-from .anatomy import Anatomy, Part, anatomy
-from .backbones import LoadedBackbone, load_backbone_
-from .budgets import Budget
-from .calibration import Calibration, calibrate_
-from .checkpoint import load, save
-from .choosing import place
-from .costs import Cost, Machine, ModelCost, Promise, estimate, named_machine, predict, probe
-from .deployment import deploy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .errors import ReplearnError
-from .folding import Fold, find_folds
-from .hugging_face import from_pretrained
-from .late_gradients import late_weight_gradients
-from .merging import Merge, find_merges
-from .narrow import narrow_convolutions
-from .normed import fused_norms
-from .optimizing import param_groups
-from .placements import Placement
-from .planning import plan
-from .plans import Plan, Target
-from .short import short_attention
-from .stacks import Stack, find_stacks
-from .streamlining import streamline
-from .surgery import replace_
-from .synthesizing import synthesized
+
+if TYPE_CHECKING:
+    from . import models, operators
+    from .blocks.anatomy import anatomy
+    from .blocks.stacks import find_stacks
+    from .deployment.deploy import deploy
+    from .fitting.calibrate import calibrate_
+    from .planning.data import Plan
+    from .planning.planner import plan
+    from .surgery.checkpoint import load, save
+    from .surgery.hugging_face import from_pretrained
+    from .surgery.param_groups import param_groups
+    from .surgery.replace import replace_
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Anatomy",
-    "Budget",
-    "Calibration",
-    "Cost",
-    "Fold",
-    "LoadedBackbone",
-    "Machine",
-    "Merge",
-    "ModelCost",
-    "Part",
-    "Placement",
     "Plan",
-    "Promise",
     "ReplearnError",
-    "Stack",
-    "Target",
     "anatomy",
     "calibrate_",
     "deploy",
-    "estimate",
-    "find_folds",
-    "find_merges",
     "find_stacks",
     "from_pretrained",
-    "fused_norms",
-    "late_weight_gradients",
     "load",
-    "load_backbone_",
     "models",
-    "named_machine",
-    "narrow_convolutions",
     "operators",
     "param_groups",
-    "place",
     "plan",
-    "predict",
-    "probe",
     "replace_",
     "save",
-    "short_attention",
-    "streamline",
-    "synthesized",
 ]
+
+_HOME = {
+    "Plan": "planning.data",
+    "anatomy": "blocks.anatomy",
+    "calibrate_": "fitting.calibrate",
+    "deploy": "deployment.deploy",
+    "find_stacks": "blocks.stacks",
+    "from_pretrained": "surgery.hugging_face",
+    "load": "surgery.checkpoint",
+    "param_groups": "surgery.param_groups",
+    "plan": "planning.planner",
+    "replace_": "surgery.replace",
+    "save": "surgery.checkpoint",
+}
+_FOLDERS = frozenset(
+    [
+        *("analysis", "blocks", "costs", "deployment", "experiments", "fast", "fitting", "models", "operators"),
+        *("planning", "surgery"),
+    ]
+)
+
+
+def __getattr__(name: str) -> Any:  # loaded when first used, so that `import replearn` costs next to nothing
+    if name in _HOME:
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    elif name in _FOLDERS:
+        value = import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..calibration import calibrate_
+from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
-from ..observing import Forward
-from ..operators.options import Options
-from ..plans import Plan, Target
-from ..similarity import call, unchanged
-from ..stacks import find_stacks
-from ..surgery import check_fit, exchange_, plan_of
-from ..whole import refuse_wrapped
+from ..fitting.calibrate import calibrate_
+from ..fitting.observe import Forward
+from ..operators._base.options import Options
+from ..planning.data import Plan, Target
+from ..planning.similarity import call, unchanged
+from ..planning.validate import refuse_wrapped
+from ..surgery.replace import check_fit, exchange_, plan_of
 from .deviation import deviation, quality
 from .gradients import gradient_bias
 from .local import local_error

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..operators.linearised import differentiable_attention
-from ..operators.options import ReadingOptions
-from ..surgery import device_of, set_submodule
-from ..targets import build_operator
+from ..fitting.gauss_newton import differentiable_attention
+from ..operators._base.options import ReadingOptions
+from ..planning.targets import build_operator
+from ..surgery.replace import device_of, set_submodule
 from .results import Bias, GradientBias
 from .subject import Subject
 from .suffix import BATCH, SETTLED

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..observing import observe
-from ..plans import Target
+from ..fitting.observe import observe
+from ..planning.data import Target
 from .results import LocalError
 from .subject import Subject, exchanged, lengths
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import Part, resolve
-from ..operators.fitting import damped_solve
-from ..operators.synthesis import Source
-from ..plans import Target
+from ..blocks.anatomy import Part, resolve
+from ..operators._base.least_squares import damped_solve
+from ..operators._base.synthesis import Source
+from ..planning.data import Target
 from .results import Distance
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from ..errors import ReplearnError
-from ..jsonable import decode, encode, parse
+from ..planning.serialization import decode, encode, parse
 from .view import analysis_text
 
 FORMAT = "replearn-analysis-1"

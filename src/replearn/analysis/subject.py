@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..errors import ReplearnError
-from ..observing import HELD_OUT, Forward, run_to
-from ..plans import Plan, Target
-from ..surgery import set_submodule
+from ..fitting.observe import HELD_OUT, Forward, run_to
+from ..planning.data import Plan, Target
+from ..surgery.replace import set_submodule
 
 Loss = Callable[[Tensor, Any], Tensor]
 Score = Callable[[Tensor, Any], float]

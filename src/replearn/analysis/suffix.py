@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
-from ..observing import first, observe, repeatable, run_to
-from ..operators.linearised import differentiable_attention
-from ..plans import Target
+from ..fitting.gauss_newton import differentiable_attention
+from ..fitting.observe import first, observe, repeatable, run_to
+from ..planning.data import Target
 from .results import Suffix
 from .subject import Subject, lengths, output_of
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..calibration import calibrate_
 from ..errors import ReplearnError
-from ..operators.linearised import differentiable_attention
-from ..operators.options import Options
+from ..fitting.calibrate import calibrate_
+from ..fitting.gauss_newton import differentiable_attention
+from ..operators._base.options import Options
 from ..operators.removal import Removal
-from ..planning import plan as plan_model
-from ..plans import Plan
-from ..surgery import replace_
+from ..planning.data import Plan
+from ..planning.planner import plan as plan_model
+from ..surgery.replace import replace_
 from .deviation import differences, quality
 from .results import TradeoffPoint
 from .subject import Subject

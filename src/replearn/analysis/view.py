@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..table import shown, text_table
+from ..planning.table import shown, text_table
 
 if TYPE_CHECKING:
     from .results import Analysis, Bias, TargetAnalysis

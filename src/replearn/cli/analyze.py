@@ -9,7 +9,7 @@ import torch
 import typer
 
 from ..errors import ReplearnError
-from ..planning import plan as plan_model
+from ..planning.planner import plan as plan_model
 from .flags import DataRoot, Device, Json
 from .plan import operator_named
 
@@ -58,9 +58,9 @@ def analyze(
     """
     from ..analysis import analyze as analyze_model  # slow to import, which help need not wait for
     from ..analysis import draw
-    from ..training.fit import device_named
-    from ..training.full_model import read_full_model
-    from ..training.results import write_atomically
+    from ..experiments.training.fit import device_named
+    from ..experiments.training.full_model import read_full_model
+    from ..experiments.training.results import write_atomically
 
     if picture not in ("png", "svg", "none"):
         raise ReplearnError(f"--picture {picture}: write png, svg or none.")

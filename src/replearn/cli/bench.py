@@ -10,16 +10,16 @@ from typing import Annotated
 import torch
 import typer
 
-from ..bench.cases import ADAMW, SGD, SMALL_SUITE, SUITE, Case, candidates
-from ..bench.epochs import compare_epochs
-from ..bench.promised import machine_for
-from ..bench.record import new_record
-from ..bench.steps import ABOUT, Backend
-from ..bench.tables import LEGEND, epochs_table, training_table
-from ..bench.training import compare_steps
 from ..errors import ReplearnError
-from ..jsonable import encode
-from ..training.fit import device_named
+from ..experiments.bench.cases import ADAMW, SGD, SMALL_SUITE, SUITE, Case, candidates
+from ..experiments.bench.epochs import compare_epochs
+from ..experiments.bench.promised import machine_for
+from ..experiments.bench.record import new_record
+from ..experiments.bench.steps import ABOUT, Backend
+from ..experiments.bench.tables import LEGEND, epochs_table, training_table
+from ..experiments.bench.training import compare_steps
+from ..experiments.training.fit import device_named
+from ..planning.serialization import encode
 from . import bench_inference
 from .flags import Data, DataRoot, Device, Json, Settings
 from .plan import operator_named

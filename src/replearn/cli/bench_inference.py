@@ -59,12 +59,12 @@ def inference(
     """
     import torch
 
-    from ..bench.inference import MODELS, Setting, measure
-    from ..bench.inference_int8 import int8_rows
-    from ..bench.inference_sides import DEFAULT
-    from ..bench.inference_table import HEADER, heading, line_of, lines_of_counts
-    from ..training.fit import device_named
-    from ..training.results import hardware_of, versions_of, write_atomically
+    from ..experiments.bench.inference import MODELS, Setting, measure
+    from ..experiments.bench.inference_int8 import int8_rows
+    from ..experiments.bench.inference_sides import DEFAULT
+    from ..experiments.bench.inference_table import HEADER, heading, line_of, lines_of_counts
+    from ..experiments.training.fit import device_named
+    from ..experiments.training.results import hardware_of, versions_of, write_atomically
 
     names = tuple(models.split(",")) if models else MODELS
     try:

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ReplearnError
-from ..report.collecting import Reader
-from ..report.examples import example_sheet
-from ..training.compare import Comparison
-from ..training.compare import compare as compare_results
-from ..training.comparison_table import comparison_table
-from ..training.equal_time import at_equal_time, with_no_more_epochs
-from ..training.picture import draw
-from ..training.results import Result, write_atomically
-from ..training.run import RunSpec
-from ..training.tasks import task_named
+from ..experiments.report.collecting import Reader
+from ..experiments.report.examples import example_sheet
+from ..experiments.training.compare import Comparison
+from ..experiments.training.compare import compare as compare_results
+from ..experiments.training.comparison_table import comparison_table
+from ..experiments.training.equal_time import at_equal_time, with_no_more_epochs
+from ..experiments.training.picture import draw
+from ..experiments.training.results import Result, write_atomically
+from ..experiments.training.run import RunSpec
+from ..experiments.training.tasks import task_named
 from .flags import Data, DataRoot, Device, Epochs, Json, Out, Pretrained, Settings
 from .progress import watching
 from .runs import data_of, found, leads, resolved, results_below, seeds_named, spec_of, variants_named
@@ -104,8 +104,8 @@ def compare(
 
 def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
-    from ..training.fit import fit  # seconds to import, which help and reading need not wait for
-    from ..training.foreseeing import refuse_impossible_rows
+    from ..experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
+    from ..experiments.training.foreseeing import refuse_impossible_rows
 
     results = {index: result for index, spec in enumerate(specs) if (result := found(spec)) and result.finished}
     missing = [index for index in range(len(specs)) if index not in results]

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ..table import text_table
-from ..training import data as room
-from ..training.data import DataStatus
+from ..experiments.training import data as room
+from ..experiments.training.data import DataStatus
+from ..planning.table import text_table
 from .flags import DataRoot
 
 app = typer.Typer()

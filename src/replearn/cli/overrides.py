@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ReplearnError
-from ..training.recipe import Recipe, recipe_from_dict
+from ..experiments.training.recipe import Recipe, recipe_from_dict
 
 FIXED = ("name", "table", "data", "variants", "paper")
 SIZES = ("sequence_length", "resize", "crop", "min_size", "max_size")

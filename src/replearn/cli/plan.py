@@ -9,14 +9,14 @@ import torch
 import typer
 from torch import nn
 
-from ..choosing import SCORES, place
 from ..costs import Promise, estimate, named_machine
 from ..costs import probe as probe_machine
 from ..errors import ReplearnError
+from ..fitting.choose import SCORES, place
 from ..operators import available
-from ..operators.options import Options, options_from_dict
-from ..planning import plan as plan_model
-from ..plans import Plan
+from ..operators._base.options import Options, options_from_dict
+from ..planning.data import Plan
+from ..planning.planner import plan as plan_model
 from .flags import DataRoot, Device, Json
 from .overrides import value_of
 from .subjects import subject_named
@@ -135,8 +135,8 @@ def subject_of(
         return *subject_named(model, batch, length), None
     if run is None:
         raise ReplearnError("Name a model or a run.")
-    from ..training.fit import device_named  # slow to import, which a plan by name need not wait for
-    from ..training.full_model import read_full_model
+    from ..experiments.training.fit import device_named  # slow to import, which a plan by name need not wait for
+    from ..experiments.training.full_model import read_full_model
 
     trained = read_full_model(run, device_named(device), root)
     data = [inputs for inputs, _ in trained.train_batches(samples, max(1, min(100, samples // 5)))]

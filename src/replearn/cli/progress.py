@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..training.results import SHARED, Epoch
-from ..training.tasks import Task
-from ..training.tasks.classification import Classification
+from ..experiments.training.results import SHARED, Epoch
+from ..experiments.training.tasks import Task
+from ..experiments.training.tasks.classification import Classification
 
 EVERY = 30.0  # seconds between the plain lines of a run
 

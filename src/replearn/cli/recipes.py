@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from .. import recipes
-from ..table import text_table
-from ..training.recipe import slug
-from ..training.tasks import task_named
+from ..experiments import recipes
+from ..experiments.training.recipe import slug
+from ..experiments.training.tasks import task_named
+from ..planning.table import text_table
 from .flags import Json
 
 app = typer.Typer()

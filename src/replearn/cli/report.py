@@ -28,7 +28,7 @@ def report(
 
     * `replearn report benchmarks/results --no-png`
     """
-    from ..report.building import build_report
+    from ..experiments.report.building import build_report
 
     made = build_report(folder, out, title=title, svg=svg, png=png)
     runs, sections = len(made.collection.runs), len(made.sections)
@@ -50,6 +50,6 @@ def watch(
 
     * `replearn watch runs/`
     """
-    from ..report.serving import watch as serve
+    from ..experiments.report.serving import watch as serve
 
     serve(folder, port, every, lambda address: typer.echo(f"{address} shows {folder}; Ctrl-C ends it."))

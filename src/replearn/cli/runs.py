@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .. import recipes
 from ..errors import ReplearnError
-from ..jsonable import encode
-from ..training.comparable import differences
-from ..training.recipe import Recipe, Variant, slug
-from ..training.results import Result, read_result
-from ..training.run import RunSpec
+from ..experiments import recipes
+from ..experiments.training.comparable import differences
+from ..experiments.training.recipe import Recipe, Variant, slug
+from ..experiments.training.results import Result, read_result
+from ..experiments.training.run import RunSpec
+from ..planning.serialization import encode
 from .overrides import with_settings
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ..errors import ReplearnError
-from ..training.architectures import architecture, is_language_model, language_model
-from ..training.scene_models import is_detector, is_segmenter, on_meta
+from ..experiments.training.architectures import architecture, is_language_model, language_model
+from ..experiments.training.scene_models import is_detector, is_segmenter, on_meta
 
 SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32
 SMALL_KINDS = ("cifar_resnet:", "cifar_bottleneck:", "vit:")
@@ -102,5 +102,5 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
             return without_weights(partial(build, auto)), batch_of
     raise ReplearnError(
         f"{name}: a {kind.__name__} is neither an image classifier nor a language model; plan it in Python, with "
-        "replearn.plan(model) and replearn.estimate(model, batch, plan)."
+        "replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."
     )

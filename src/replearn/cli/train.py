@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from ..errors import ReplearnError
-from ..training.processes import Parallel
-from ..training.recipe import Recipe, Variant
-from ..training.tasks import task_named
+from ..experiments.training.processes import Parallel
+from ..experiments.training.recipe import Recipe, Variant
+from ..experiments.training.tasks import task_named
 from .flags import Data, DataRoot, Device, Epochs, Out, Pretrained, Settings
 from .progress import summary, watching
 from .runs import data_of, found, leads, resolved, spec_of, variant_named
@@ -53,7 +53,7 @@ def train(
 
     * `torchrun --nproc_per_node 4 -m replearn train t2_resnet34 --method repl-first-2`
     """
-    from ..training.fit import fit  # seconds to import, which help and errors need not wait for
+    from ..experiments.training.fit import fit  # seconds to import, which help and errors need not wait for
 
     chosen = resolved(recipe, epochs, settings or [], pretrained)
     variant = default_variant(chosen) if method is None else variant_named(chosen, method)

@@ -1,8 +1,20 @@
 """What training costs, predicted from shapes: parameters, FLOPs, memory, time."""
 
-from .costing import BlockCost, Cost, ModelCost, Promise
-from .estimating import estimate, predict
+from .budgets import Budget
+from .data import BlockCost, Cost, ModelCost, Promise
+from .estimator import estimate, predict
 from .machines import Machine, named_machine
 from .probing import probe
 
-__all__ = ["BlockCost", "Cost", "Machine", "ModelCost", "Promise", "estimate", "named_machine", "predict", "probe"]
+__all__ = [
+    "BlockCost",
+    "Budget",
+    "Cost",
+    "Machine",
+    "ModelCost",
+    "Promise",
+    "estimate",
+    "named_machine",
+    "predict",
+    "probe",
+]

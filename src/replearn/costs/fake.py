@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ..errors import ReplearnError
-from ..operators.shell import without_hooks
+from ..operators._base.shell import without_hooks
 
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}

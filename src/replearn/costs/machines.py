@@ -69,7 +69,7 @@ def named_machine(name: str) -> Machine:
             )
     raise ReplearnError(
         f"There is no GPU {name!r} in the table; there are {', '.join(DATA_SHEETS)}. On the machine itself, probe "
-        "it instead: --probe, or replearn.probe()."
+        "it instead: --probe, or replearn.costs.probe()."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..patches.operation import flops_of as patch_flops
-from ..residual.operation import flops_of as residual_flops
-from ..stem.operation import flops_of as stem_flops
-
 Phase = Literal["forward", "backward"]
 ALLOCATION = 512  # the CUDA allocator gives memory in pieces of this many bytes
 FREE = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias", "empty", "empty_like"})
-OURS: dict[Any, Callable[..., int]] = {
-    torch.ops.replearn.residual_linear: residual_flops,
-    torch.ops.replearn.embed_patches: patch_flops,
-    torch.ops.replearn.stem: stem_flops,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +54,6 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: 
     from torch.utils.flop_counter import flop_registry
 
     packet = func._overloadpacket
-    if packet in OURS:
-        return OURS[packet](*args)
     in_place = {torch.ops.aten.addmm_: torch.ops.aten.addmm, torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm}
     formula = flop_registry.get(in_place.get(packet, packet))
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=made))

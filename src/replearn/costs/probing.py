@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ReplearnError
-from ..jsonable import decode, encode, parse
-from ..precision import float32_products
+from ..planning.serialization import decode, encode, parse
 from .machines import Machine
+from .precision import float32_products
 
 FORMAT = 1
 SECONDS = 2.0  # for each of the measurements

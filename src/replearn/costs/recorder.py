@@ -13,16 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .operations import (
-    Operation,
-    Phase,
-    allocated,
-    bytes_of,
-    computed_in,
-    flops_of,
-    runs_no_kernel,
-    tensors_in,
-)
+from .operations import Operation, Phase, allocated, bytes_of, computed_in, flops_of, runs_no_kernel, tensors_in
 
 
 class Recorder(TorchDispatchMode):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..table import shown, text_table
+from ..planning.table import shown, text_table
 
 if TYPE_CHECKING:
-    from .costing import Cost, ModelCost, Promise
+    from .data import Cost, ModelCost, Promise
 
 
 def promise_table(promise: Promise) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import anatomy
+from ..blocks.anatomy import anatomy
 from ..errors import ReplearnError
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..anatomy import Anatomy, anatomy
+from ..blocks.anatomy import Anatomy, anatomy
 from ..errors import ReplearnError
 from .linear_cross_entropy import IGNORED, linear_cross_entropy
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-from .options import Options, registry
+from ._base.options import Options, registry
 
 if TYPE_CHECKING:  # for type checkers; at run time __getattr__ finds every operator of the folder
     from .attention_mlp import AttentionMLP as AttentionMLP

@@ -16,14 +16,14 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy
+from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
-from .base import Operator
+from ._base.operator import Operator
+from ._base.options import MixingOptions, Need
+from ._base.site import Site
 from .head_wise import HeadWise
 from .mlp import MLP
-from .options import MixingOptions, Need
 from .projection import Projection
-from .site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

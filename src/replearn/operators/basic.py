@@ -18,16 +18,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy
-from ..normed import normed
-from ..plain import residual
-from .base import MixingOperator, Operator
-from .fitting import Moments, fit_rows
-from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
-from .mixture import Mixtures
-from .options import MixingOptions, Need
-from .site import Site
-from .synthesis import unit_rows
+from ..blocks.anatomy import Anatomy
+from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
+from ._base.least_squares import Moments, fit_rows
+from ._base.mixture import Mixtures
+from ._base.operator import MixingOperator, Operator
+from ._base.options import MixingOptions, Need
+from ._base.plain import residual
+from ._base.site import Site
+from ._base.synthesis import unit_rows
+from .functional import norm_add_act
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class BasicOperator(MixingOperator):
         return {"kernel": self.weighed("kernel", "rows", normalise=True)}
 
     def compute(self, x: Tensor) -> Tensor:
-        return normed(self.conv(x, self.synthesized(x)["kernel"]), self.norm, self.activation, x)
+        return norm_add_act(self.conv(x, self.synthesized(x)["kernel"]), self.norm, self.activation, x)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

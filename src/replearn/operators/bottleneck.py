@@ -22,17 +22,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy
-from ..plain import as_module, residual
-from .base import MixingOperator, Operator
-from .expansion import expanded
-from .fitting import Moments, Step, damped_solve, fit_rows
-from .layers import Convolution, fresh_norm, norm_as_affine, own_activation, silence_norm
-from .mixture import Mixtures
-from .options import MixingOptions, Need
+from ..blocks.anatomy import Anatomy
+from ._base.layers import Convolution, fresh_norm, norm_as_affine, own_activation, silence_norm
+from ._base.least_squares import Moments, Step, damped_solve, fit_rows
+from ._base.mixture import Mixtures
+from ._base.operator import MixingOperator, Operator
+from ._base.options import MixingOptions, Need
+from ._base.plain import as_module, residual
+from ._base.site import Site
+from ._base.synthesis import unit_rows
+from .functional import conv_norm_add_act
 from .reduced_bottleneck import fit_expansion, fit_inner
-from .site import Site
-from .synthesis import unit_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class BottleneckOperator(MixingOperator):
         made = self.synthesized(x)
         z1 = self.activation(self.conv1(x, made["reduce"]))
         z2 = self.activation(self.conv2(z1, made["middle"]))
-        return expanded(z2, self.conv3, made["expand"], self.norm, self.activation, x)
+        return conv_norm_add_act(z2, self.conv3, made["expand"], self.norm, self.activation, x)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

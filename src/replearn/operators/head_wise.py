@@ -21,17 +21,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..anatomy import Anatomy
+from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
-from ..plain import residual
-from .base import MixingOperator, Operator
-from .fitting import Moments, fit_scalars
-from .layers import BorrowedNorm, plain_linear
-from .mixture import Mixtures
-from .options import MixingOptions, Need
+from ._base.layers import BorrowedNorm, plain_linear
+from ._base.least_squares import Moments, fit_scalars
+from ._base.mixture import Mixtures
+from ._base.operator import MixingOperator, Operator
+from ._base.options import MixingOptions, Need
+from ._base.plain import residual
+from ._base.site import Site, one_source
+from ._base.synthesis import per_head, row_norms, unit_rows
 from .projection import require_square
-from .site import Site, one_source
-from .synthesis import per_head, row_norms, unit_rows
 
 
 @dataclass(frozen=True, kw_only=True)

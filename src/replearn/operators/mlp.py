@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..anatomy import Anatomy
+from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
-from ..plain import as_module, gated_mlp, residual
-from .base import Operator, ReadingOperator
-from .fitting import Moments, fit_scalars
-from .layers import BorrowedNorm, own_activation, plain_linear
-from .mixture import Made, Mixture, Mixtures
-from .options import Need, ReadingOptions
-from .site import Site, one_source
+from ._base.layers import BorrowedNorm, own_activation, plain_linear
+from ._base.least_squares import Moments, fit_scalars
+from ._base.mixture import Made, Mixture, Mixtures
+from ._base.operator import Operator, ReadingOperator
+from ._base.options import Need, ReadingOptions
+from ._base.plain import as_module, gated_mlp, residual
+from ._base.site import Site, one_source
 
 
 @dataclass(frozen=True, kw_only=True)

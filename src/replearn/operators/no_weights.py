@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..anatomy import Anatomy
-from ..plain import affine
-from .base import Operator
-from .fitting import Moments, fit_rows
-from .layers import plain_linear
-from .options import Need, Options
-from .site import Site
+from ..blocks.anatomy import Anatomy
+from ._base.layers import plain_linear
+from ._base.least_squares import Moments, fit_rows
+from ._base.operator import Operator
+from ._base.options import Need, Options
+from ._base.plain import affine
+from ._base.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,18 +17,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy
+from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
-from ..plain import as_module, residual
-from .base import Operator, ReadingOperator
-from .correction import FullCorrection
-from .expansion import expanded
-from .fitting import Moments, Solution, Step, fit_full, fit_rows
-from .layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
-from .mixture import Mixtures
-from .options import Need, ReadingOptions
-from .site import Site
-from .squeeze import can_squeeze, squeezed
+from ._base.correction import FullCorrection
+from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
+from ._base.least_squares import Moments, Solution, Step, fit_full, fit_rows
+from ._base.mixture import Mixtures
+from ._base.operator import Operator, ReadingOperator
+from ._base.options import Need, ReadingOptions
+from ._base.plain import as_module, residual
+from ._base.site import Site
+from .functional import reduced_bottleneck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +63,8 @@ class ReducedBottleneckOperator(ReadingOperator):
 
     def compute(self, x: Tensor) -> Tensor:
         made = self.synthesized(x)
-        if can_squeeze(x, self.conv1, self.conv3, self.norm, self.activation):
-            return squeezed(x, made["reduce"], made["expand"], self.norm)
-        z = self.activation(self.conv1(x, made["reduce"]))
-        return expanded(z, self.conv3, made["expand"], self.norm, self.activation, x)
+        reduction, expansion = (self.conv1, made["reduce"]), (self.conv3, made["expand"])
+        return reduced_bottleneck(x, reduction, expansion, self.norm, self.activation)
 
     @property
     def ends_in_activation(self) -> bool:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..anatomy import Anatomy
+from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
-from .base import Operator
-from .options import Need, Options
-from .site import Site
+from ._base.operator import Operator
+from ._base.options import Need, Options
+from ._base.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..anatomy import Anatomy, holds, resolve
+from ..blocks.anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
-from .base import MixingOperator, Operator
-from .correction import LowRankCorrection, correction_of
-from .fitting import Solution, damped_solve
-from .options import MixingOptions, Need
-from .recomputing import recomputed
-from .shell import parameter_names, shell_of
-from .site import Site
-from .synthesis import full_precision, mean_of, wide
+from ._base.correction import LowRankCorrection, correction_of
+from ._base.least_squares import Solution, damped_solve
+from ._base.operator import MixingOperator, Operator
+from ._base.options import MixingOptions, Need
+from ._base.recompute import recomputed
+from ._base.shell import parameter_names, shell_of
+from ._base.site import Site
+from ._base.synthesis import full_precision, mean_of, wide
 
 
 @dataclass(frozen=True, kw_only=True)

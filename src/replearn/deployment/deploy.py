@@ -1,0 +1,112 @@
+"""Room four: turn a replaced model into an ordinary one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ReplearnError
+from ..fast.conv_fusion import check_fuse
+from ..fast.graphs.recurring import replay_for
+from ..fast.graphs.replay import check_graph
+from ..fast.inference import Folding, check_backend, check_outputs, check_ready, on_backend, rearrange_, settle_
+from ..fast.inlining import flatten as flat_form
+from ..fast.verify import tensors_in as tensors_in
+from ..fast.verify import verify as verify
+from ..planning.validate import own_copy, unwrapped
+from ..surgery.hidden_states import record_stand_in
+from ..surgery.inference_mode import lasting, writable
+from ..surgery.plan_metadata import drop_
+from ..surgery.replace import operators_of, plan_of, set_submodule
+from .absorb import absorb_
+from .merge import merge_, refuse_unfit
+
+
+@lasting()
+def deploy(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    fold: Folding = "all",
+    merge: bool = False,
+    flatten: bool = False,
+    channels_last: bool = False,
+    dtype: torch.dtype | None = None,
+    compile: bool | str = False,
+    graph: bool | None = None,
+    fuse: bool = False,
+) -> nn.Module:
+    """Return a new model whose operators are plain modules; `model`, in eval mode, is not touched.
+
+    The outputs are those of the model: synthesized weights are computed one last time, and BatchNorm and
+    scales are folded into the layers before them, in the whole network (`fold="all"`; `find_folds` says
+    where) or in the operators alone (`fold="operators"`, which is what timm's `reparameterize_model` does).
+    Give an `example` (a tensor, a tuple of arguments or a dict of keywords) to have both models run on it
+    and compared; a difference beyond rounding raises ReplearnError, as do a model that was not replaced,
+    one in train mode and one on two devices.
+
+    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I (`find_merges` says where): the
+    fastest form, equal in float32. It is not the default because x then passes through the weight: in half
+    precision or TF32 it is rounded to that, and INT8 quantizes W + I more coarsely than W.
+
+    `flatten=True` makes the whole model one flat graph, which eager mode runs faster; with `merge=True` a
+    transformer's operator is then taken up by the linear layer before it. It needs an `example`, takes the
+    arguments of the example alone, and is compared on a second batch size too; ReplearnError for a model whose
+    code can't be traced, and for one with hooks.
+
+    `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
+    weights cast once (in a flat graph on a GPU ordered so, too, where nothing can tell), `compile` (True, or a
+    mode of torch.compile) compiles it, and `graph=True` replays it as CUDA graphs, one for each shape of input,
+    without gradients: ways to run, not to store, a model. A flat graph with a `dtype` on a CUDA GPU that is not
+    compiled replays by itself, in calls under torch.no_grad or inference_mode, from the third of a kind on; with
+    `graph=False` it does not. `fuse` is a way to run, too, for a flat graph on a CUDA GPU: cuDNN computes each
+    convolution with its bias, the sum and the ReLU after it in one launch, in such calls, once a trial gave what
+    torch does, to rounding: the fastest form of a ResNet.
+
+    >>> import replearn, torch
+    >>> model = replearn.models.resnet32()
+    >>> _ = replearn.replace_(model, replearn.plan(model))
+    >>> plain = replearn.deploy(model.eval(), example=torch.randn(2, 3, 32, 32))
+    """
+    model, example = writable(unwrapped(model), example)
+    plan_of(model)
+    check_ready(model)
+    check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
+    check_graph(model, graph, compile)
+    check_fuse(model, fuse, flatten, compile)
+    refuse_unfit(merge)
+    if fold not in ("all", "operators"):
+        raise ReplearnError(
+            f"fold={fold!r}: write 'all' to fold the BatchNorms of the whole network, or 'operators' for those of "
+            "the operators alone."
+        )
+    plain, replay = own_copy(model), replay_for(model, graph, flatten=flatten, dtype=dtype, compile=compile)
+    drop_(plain)
+    operators = dict(operators_of(plain))
+    for name, operator in operators.items():
+        fused = operator.fuse()
+        refuse_infinite(name, fused)
+        if merge:
+            fused = operator.labelled(merge_(fused, dtype=dtype))
+        set_submodule(plain, name, fused)
+        record_stand_in(plain, operator, fused)
+    settle_(plain, fold=fold, channels_last=channels_last)
+    if flatten:
+        flat = flat_form(plain, example)
+        plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
+        rearrange_(plain, example, dtype, compile, replayed=replay is not None, fuse=fuse)
+    check_outputs(model, plain, example)
+    return on_backend(plain, dtype, compile, replay, fuse)
+
+
+def refuse_infinite(name: str, fused: nn.Module) -> None:
+    """Stop where a synthesized weight is no number any more: in half precision a large one becomes inf."""
+    for path, parameter in fused.named_parameters():
+        if not parameter.is_meta and not bool(parameter.isfinite().all()):
+            raise ReplearnError(
+                f"{name} can't be deployed: its {path} is inf or NaN in {parameter.dtype}. Look at its "
+                "coefficients and at its neighbours' weights; beyond 65504 float16 has none: deploy in "
+                "bfloat16 or float32."
+            )

@@ -1,0 +1,1 @@
+"""Our own users of the library: training, recipes, benchmarks, reports."""

@@ -1,0 +1,145 @@
+"""What is measured: a backbone with its batch and its placement, and the candidates that stand side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ...errors import ReplearnError
+from ...fast.synthesis.ahead import cast_together, made_for, readers_in, synthesized
+from ...fast.train.overlapped_wgrad import let_come_late
+from ...operators import ReducedBottleneck, Removal
+from ...operators._base.mixture import HandOut, Made
+from ...operators._base.options import Options, ReadingOptions
+from ...planning.planner import plan
+from ...surgery.replace import replace_
+from ..training.architectures import architecture
+from ..training.recipe import Optimizer
+
+E2E, REMOVAL, REPL = "E2E", "removal", "RepL"
+LEAVES, FROZEN, RECOMPUTED = "RepL, weights given", "RepL, weights frozen", "RepL, recomputed"
+SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+ADAMW = Optimizer(name="adamw", lr=1e-3, weight_decay=0.05)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A backbone as it is trained: its input, its optimizer, and where blocks are replaced."""
+
+    model: str
+    batch_size: int
+    size: int = 32
+    num_classes: int = 10
+    interval: int = 4
+    first: int | None = None
+    operator: Options | None = None  # the paper's for the kind of block, if not given
+    optimizer: Optimizer = SGD
+
+    def build(self) -> nn.Module:
+        return architecture(self.model, num_classes=self.num_classes, size=self.size)
+
+    @property
+    def title(self) -> str:
+        first = f", first={self.first or self.interval}"
+        operator = f", {self.operator.label()}" if self.operator else ""
+        return f"{self.model}{first}{operator}, batch {self.batch_size} of {self.size}x{self.size}"
+
+
+# The backbones of the paper's training tables. Batches are the paper's for one GPU: it trained CIFAR on one, and
+# ImageNet on four (512 and 1024 images in all).
+SUITE = (
+    Case(model="resnet32", batch_size=1024),
+    Case(model="resnet110", batch_size=1024),
+    Case(model="resnet34", batch_size=128, size=224, num_classes=1000, first=2),
+    Case(model="resnet101", batch_size=128, size=224, num_classes=1000, first=2, operator=ReducedBottleneck()),
+    Case(model="vit_small_16", batch_size=256, size=224, num_classes=1000, first=2, optimizer=ADAMW),
+    Case(model="vit_base_16", batch_size=256, size=224, num_classes=1000, first=2, optimizer=ADAMW),
+)
+SMALL_SUITE = (  # what a CPU can do in a minute
+    Case(model="cifar_resnet:20:16", batch_size=32, interval=2),
+    Case(model="vit:64:6:4:8", batch_size=32, optimizer=ADAMW),
+)
+
+Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every forward pass
+Around = Callable[[nn.Module, bool], Surroundings]  # of a model, and whether its weights are cast together
+
+
+def cast_alone(model: nn.Module, cast: bool) -> Surroundings:
+    return (lambda: cast_together(model)) if cast else nullcontext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One side of a comparison: how its model is made, and what surrounds its forward pass."""
+
+    label: str
+    build: Callable[[], nn.Module]
+    around: Around = cast_alone
+
+
+def candidates(case: Case, *, extra: tuple[Options, ...] = (), recompute: bool = True) -> list[Candidate]:
+    """E2E, removal, RepL, RepL recomputed, RepL with weights that are made no more, and further operators."""
+    operator = case.operator
+    build = partial(replaced, case, operator)
+    sides = [
+        Candidate(label=E2E, build=case.build),
+        Candidate(label=REMOVAL, build=partial(replaced, case, Removal())),
+        Candidate(label=REPL, build=build, around=made_together),
+        Candidate(label=LEAVES, build=build, around=partial(Given, learn=True)),
+        Candidate(label=FROZEN, build=build, around=partial(Given, learn=False)),
+    ]
+    if recompute:
+        sides.append(Candidate(label=RECOMPUTED, build=partial(build, recompute=True), around=made_together))
+    for options in extra:
+        again = partial(replaced, case, options)
+        sides.append(Candidate(label=f"{REPL}, {options.label()}", build=again, around=made_together))
+    return sides
+
+
+def made_together(model: nn.Module, cast: bool) -> Surroundings:
+    return lambda: synthesized(model, cast=cast)
+
+
+def replaced(case: Case, operator: Options | None, recompute: bool = False) -> nn.Module:
+    model = case.build()
+    chosen = plan(model, case.interval, case.first, operator=operator)
+    if recompute:
+        operator = chosen.targets[0].operator
+        if not isinstance(operator, ReadingOptions):
+            raise ReplearnError(f"{operator.label()} has nothing to recompute.")
+        chosen = plan(model, case.interval, case.first, operator=replace(operator, recompute=True))
+    return replace_(model, chosen)
+
+
+class Given:
+    """The operators' weights, made once and for all when first asked for, instead of anew for every step.
+
+    As constants nothing learns from them; as leaves they have a gradient, so that RepL against them is what
+    synthesis alone costs.
+    """
+
+    def __init__(self, model: nn.Module, cast: bool, *, learn: bool) -> None:
+        self._model, self._learn = model, learn
+        self._others = cast_alone(model, cast)
+        self._made: dict[int, Made] | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self._made is None:  # not before: the first forward pass knows in which precision
+            made = made_for(readers_in(self._model))
+            self._made = {
+                owner: {name: weight.detach().clone().requires_grad_(self._learn) for name, weight in own.items()}
+                for owner, own in made.items()
+            }
+        weights = [weight for own in self._made.values() for weight in own.values()]
+        for weight in weights:
+            weight.grad = None
+        if self._learn:
+            let_come_late(weights)
+        with HandOut(self._made), self._others():
+            yield

@@ -1,0 +1,108 @@
+"""Whole epochs of real training runs, in turns: data, augmentation, loss, optimizer and all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...errors import ReplearnError
+from ...fast.graphs.capture import take_workspaces
+from ..training.fit import settings, streams_for
+from ..training.processes import Processes
+from ..training.run import Run, RunSpec
+from ..training.tasks import Task, task_named
+from .timing import Ratio, Timing, interleave, ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRow:
+    """One run's epoch, or one epoch of several runs that share the device."""
+
+    label: str
+    runs: int
+    timing: Timing  # milliseconds
+    time: Ratio  # over the first row's
+    images_per_second: float  # of each run
+    images_per_second_in_all: float
+    memory: int | None
+    notes: tuple[str, ...]
+
+
+def compare_epochs(
+    specs: Sequence[RunSpec], device: torch.device, *, rounds: int = 5, together: int = 0
+) -> tuple[EpochRow, ...]:
+    """Time an epoch of every run in turns, without evaluation.
+
+    `together` adds that many seeds of the first run at once. The first epoch of each run, in which steps are
+    compiled and captured, is not counted.
+    """
+    if not specs:
+        raise ReplearnError("There is nothing to time: give at least one run.")
+    shared: dict[Any, Any] = {}
+    alone = Processes(rank=0, world=1, parallel="ddp")
+
+    def run_of(spec: RunSpec) -> Run:
+        return Run(spec, opened(spec), device, alone)
+
+    def opened(spec: RunSpec) -> Task:
+        return task_named(spec.recipe.task).open(spec, device, alone, shared)
+
+    with settings(specs[0], deterministic=False):
+        opened(specs[0])  # the data set, which no run is charged for
+        wanted = {spec.variant.label: [spec] for spec in specs}
+        if together > 1:
+            first = specs[0]
+            seeds = [replace(first, seed=first.seed + number) for number in range(together)]
+            wanted[f"{first.variant.label}, {together} seeds together"] = seeds
+        groups: dict[str, list[Run]] = {}
+        streams: dict[str, list[Any]] = {}
+        memory: dict[str, int | None] = {}
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            take_workspaces(device)
+        for label, group in wanted.items():
+            before = torch.cuda.memory_allocated(device) if on_gpu else 0
+            groups[label] = [run_of(spec) for spec in group]
+            streams[label] = streams_for(len(group), device)
+            _epoch(groups[label], streams[label])  # compiles and captures
+            memory[label] = groups[label][0].peak_memory - before if on_gpu and len(group) == 1 else None
+        bodies = {label: partial(_epoch, groups[label], streams[label]) for label in groups}
+        timings = interleave(bodies, device, rounds=rounds, warmup=0)
+    base = next(iter(timings.values()))
+    rows = []
+    for label, timing in timings.items():
+        runs = groups[label]
+        images = runs[0].steps_per_epoch * runs[0].spec.recipe.batch_size
+        speed = 1000 * images / timing.median
+        rows.append(
+            EpochRow(
+                label=label,
+                runs=len(runs),
+                timing=timing,
+                time=ratio(timing, base),
+                images_per_second=speed,
+                images_per_second_in_all=speed * len(runs),
+                memory=memory[label],
+                notes=tuple(runs[0].notes),
+            )
+        )
+    return tuple(rows)
+
+
+def _epoch(runs: Sequence[Run], streams: Sequence[Any]) -> None:
+    for run in runs:
+        run.start_epoch()
+    if streams[0] is not None:
+        torch.cuda.synchronize()
+    for _ in range(runs[0].steps_per_epoch):
+        for run, stream in zip(runs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                run.step()
+    if streams[0] is not None:
+        torch.cuda.synchronize()
+    for run in runs:
+        run.epoch, run.step_in_epoch = run.epoch + 1, 0

@@ -1,0 +1,210 @@
+"""Inference latency as in the paper's tables: every side on one backend, in turns, beside its values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...costs.precision import convolves_in_tf32, matmul_precision
+from ...deployment.absorb import ABSORBED
+from ...deployment.merge import find_merges
+from ...errors import ReplearnError
+from ...fast.conv_fusion import Fused
+from ...fast.graph_module import FlatGraph
+from ...fast.graphs.replay import Replayed
+from ...fast.inference import Autocast
+from ...fast.verify import compare, exact, tensors_in
+from ..training.compiling import many_graphs
+from ..training.results import hardware_of, versions_of
+from .inference_counts import counted
+from .inference_paper import printed
+from .inference_sides import (
+    BACKENDS,
+    DEFAULT,
+    DEPLOYED,
+    DYNAMIC,
+    E2E,
+    OPERATORS,
+    Sides,
+    is_compiled,
+    is_eager,
+    is_fused,
+    is_replayed,
+    make_sides,
+    runner,
+)
+from .launching import launching
+from .timing import Timing, interleave, ratio
+
+FORMAT = "replearn-bench-inference-1"
+MODELS = ("resnet34", "resnet101", "vit_small_16")
+BATCHES = (1, 32, 64)
+LEAD = 1  # runs before each that is timed: a model that is served has run just before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What to measure; `compiled` names the (model, batch) pairs to compile, which takes most of the time."""
+
+    models: tuple[str, ...] = MODELS
+    batches: tuple[int, ...] = BATCHES
+    backends: tuple[str, ...] = DEFAULT
+    compiled: tuple[tuple[str, int], ...] = (("resnet34", 64), ("vit_small_16", 64))
+    size: int = 224
+    first: int = 2
+    rounds: int = 20
+    merge: bool = True  # deployed RepL takes its operators' sums into their weights
+    flatten: bool = True  # E2E and deployed RepL as flat graphs, where both can be traced
+
+    def cells(self, device: torch.device) -> Iterator[tuple[str, int, str]]:
+        for model in self.models:
+            for backend in self.backends:
+                for batch in self.batches:
+                    skipped = is_compiled(backend) and (model, batch) not in self.compiled
+                    if not skipped and (device.type == "cuda" or not needs_gpu(backend)):
+                        yield model, batch, backend
+
+
+def measure(
+    setting: Setting,
+    device: torch.device,
+    told: Callable[[dict[str, Any]], None],
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
+    """Every cell of the setting; `told` hears of each row as it is measured, and `keep` gets all there is then.
+
+    What is kept says "finished": false until the last cell: a run that is stopped loses nothing.
+    """
+    check(setting)
+    begin = time.perf_counter()
+    found = record_of(setting, device)
+    sides: dict[str, Sides] = {}
+    cells = list(setting.cells(device))
+    if not cells:
+        compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)
+        raise ReplearnError(
+            f"None of {', '.join(setting.backends)} is measured here: graph, eager and fuse need a CUDA GPU, and "
+            f"this is {device.type}; compile takes minutes, and is for {compiled} unless you say --compile-all."
+        )
+    for model, batch, backend in cells:
+        if model not in sides:
+            sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
+            found["counts"][model] = counted(
+                sides[model], setting.size, merge=setting.merge, flatten=setting.flatten
+            )
+        with many_graphs() if is_compiled(backend) else nullcontext():
+            found["rows"].append(row_of(sides[model], model, batch, backend, setting, device))
+        found["seconds"] = round(time.perf_counter() - begin, 1)
+        told(found["rows"][-1])
+        keep(found)
+    found["finished"] = True
+    keep(found)
+    return found
+
+
+def record_of(setting: Setting, device: torch.device) -> dict[str, Any]:
+    """The record before anything is measured."""
+    return {
+        "format": FORMAT,
+        "finished": False,
+        "setting": asdict(setting),
+        "rows": [],
+        "counts": {},
+        "seconds": 0.0,
+        "lead": LEAD,
+        "numbers": {
+            "conv": "tf32" if convolves_in_tf32() and device.type == "cuda" else "float32",
+            "matmul": matmul_precision(),
+            "amp": "float16" if device.type == "cuda" else "bfloat16",
+        },
+        "hardware": hardware_of(device) | {"threads": torch.get_num_threads()},
+        "versions": versions_of(),
+    }
+
+
+def row_of(
+    sides: Sides, model: str, batch: int, backend: str, setting: Setting, device: torch.device
+) -> dict[str, Any]:
+    """One cell: all sides in turns, their ratios, and the paper's values for the same setting."""
+    kinds = (E2E, DEPLOYED) if is_compiled(backend) or is_fused(backend) else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    images = torch.randn(batch, 3, setting.size, setting.size, device=device)
+    if backend.startswith("channels_last"):
+        images = images.contiguous(memory_format=torch.channels_last)
+    built = sides.built(backend, kinds, images, merge=setting.merge, flatten=setting.flatten)
+    difference = difference_of(sides, built, images, backend)
+    bodies = {kind: runner(made, images) for kind, made in built.items()}
+    rounds = setting.rounds if batch > 1 else 2 * setting.rounds
+    found = interleave(bodies, device, rounds=rounds, warmup=3, lead=LEAD)
+    return {
+        "model": model,
+        "batch": batch,
+        "backend": backend,
+        "targets": f"{sides.num_targets} of {sides.num_blocks}",
+        "merged": num_merged(sides, backend) if setting.merge else 0,
+        **form_of(built[DEPLOYED]),
+        "replayed": all(isinstance(side, Replayed) and side.num_graphs > 0 for side in built.values()),
+        "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
+        "speedup": {
+            f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED]))
+            for kind in kinds
+            if kind != DEPLOYED
+        }
+        | (
+            {f"{OPERATORS} against {DYNAMIC}": asdict(ratio(found[DYNAMIC], found[OPERATORS]))}
+            if DYNAMIC in found
+            else {}
+        ),
+        **({"launching": hosts} if (hosts := launching(bodies, device)) else {}),
+        "output_difference": difference,
+        "paper": {table: asdict(row) for table, row in printed(model, batch, backend).items()},
+    }
+
+
+def needs_gpu(backend: str) -> bool:
+    return is_replayed(backend) or is_fused(backend) or is_eager(backend)  # on a CPU amp is eager anyway
+
+
+def num_merged(sides: Sides, backend: str) -> int:
+    """How many operators' sums went into a weight of their own on this backend."""
+    return sum(merge.layer is not None for merge in find_merges(sides.replaced, dtype=sides.dtype_of(backend)))
+
+
+def form_of(deployed: nn.Module) -> dict[str, Any]:
+    """Is this side a flat graph, and how many operators went into the layer before them?"""
+    plain: Any = deployed
+    while isinstance(plain, (Autocast, Fused, Replayed)):
+        plain = plain.model
+    flat = isinstance(plain, FlatGraph)
+    return {"flat": flat, "absorbed": len(plain.meta.get(ABSORBED, ())) if flat else 0}
+
+
+def spread(timing: Timing) -> dict[str, float]:
+    low, high = timing.quartiles
+    return {"median": timing.median, "low": low, "high": high}
+
+
+def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, backend: str) -> float | None:
+    """How far the deployed outputs are from the model's, in full float32; None under amp, and where compiled."""
+    if "amp" in backend.split("+") or is_compiled(backend):
+        return None
+    deployed = built[DEPLOYED]
+    with exact(), torch.inference_mode():
+        deployed(images)  # whose first call may be a trial of something else
+        found = compare(tensors_in(sides.replaced(images)), tensors_in(deployed(images)), "the deployed model")
+    if isinstance(deployed, Replayed):
+        deployed.forget()  # recorded in full float32: what is timed has the numbers of the other sides
+    return found
+
+
+def check(setting: Setting) -> None:
+    unknown: Sequence[str] = [backend for backend in setting.backends if backend not in BACKENDS]
+    if unknown:
+        raise ReplearnError(f"There is no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}.")
+    if not setting.models or not setting.batches or min(setting.batches) < 1:
+        raise ReplearnError("Give at least one model and one batch size of 1 or more.")

@@ -1,0 +1,156 @@
+"""The sides of the inference comparison, each ready to run on one backend."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...deployment.deploy import deploy
+from ...errors import ReplearnError
+from ...fast.graphs.recurring import Recurring, replays_on
+from ...fast.graphs.replay import Replayed
+from ...fast.inference import Autocast, compile_, streamline
+from ...fast.inlining import graph_of
+from ...planning.planner import plan
+from ...surgery.replace import replace_
+from ..training.architectures import architecture
+
+E2E, DYNAMIC, OPERATORS, DEPLOYED = "E2E", "RepL dynamic", "RepL deployed, operators only", "RepL deployed"
+# what the paper times; the others as CUDA graphs (graph alone is fp32), and amp, which is replayed anyway, without
+PAPER, OTHERS = (
+    ("fp32", "amp", "channels_last", "channels_last+compile"),
+    ("graph", "channels_last+graph", "amp+eager"),
+)
+DEFAULT = (*PAPER, *OTHERS)
+# compiling takes minutes; more of it is there to be asked for, and so are convolutions with their ReLUs at once
+COMPILED = ("channels_last+compile+graph", "amp+compile", "amp+compile+graph")
+FUSED = ("channels_last+fuse", "channels_last+fuse+graph", "amp+fuse", "amp+fuse+graph", "amp+fuse+eager")
+BACKENDS = (*DEFAULT, "amp+graph", *COMPILED, *FUSED)
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """A model end to end, and replaced, both with settled BatchNorm statistics."""
+
+    end_to_end: nn.Module
+    replaced: nn.Module
+    num_targets: int
+    num_blocks: int
+
+    def built(
+        self, backend: str, kinds: tuple[str, ...], images: Tensor, *, merge: bool = True, flatten: bool = True
+    ) -> dict[str, nn.Module]:
+        """The sides as this backend runs them on such images; the backend is the same for all of them.
+
+        E2E and deployed RepL are each in the fastest form that there is for them.
+        """
+        last, dtype = backend.startswith("channels_last"), self.dtype_of(backend)
+        form: dict[str, Any] = {"channels_last": last, "dtype": dtype, "compile": is_compiled(backend)}
+        flat = flatten and self.traceable(images)
+        by_itself = flat and replays_itself(backend, images)
+        replay = Replayed if is_replayed(backend) else Recurring if by_itself else None
+        form |= {
+            "graph": None if by_itself else is_replayed(backend) and images.is_cuda,
+            "fuse": is_fused(backend),
+        }
+        if flat:
+            form |= {"example": images, "flatten": True}
+        elif is_fused(backend):
+            raise ReplearnError(
+                f"{backend} is for flat graphs: leave --no-flatten out, and backends with fuse for a model that "
+                "can't be traced."
+            )
+        makers: dict[str, Callable[[], nn.Module]] = {
+            E2E: lambda: streamline(self.end_to_end, **form),
+            DYNAMIC: lambda: in_layout(copy.deepcopy(self.replaced), last),
+            OPERATORS: lambda: deploy(self.replaced, fold="operators", channels_last=last),
+            DEPLOYED: lambda: deploy(self.replaced, **form, merge=merge),
+        }
+        return {kind: on(makers[kind](), backend, dtype, replay) for kind in kinds}
+
+    def traceable(self, images: Tensor) -> bool:
+        """Can both be flattened? If not, neither is."""
+        return not any(
+            isinstance(graph_of(side, images), str) for side in (self.end_to_end, deploy(self.replaced))
+        )
+
+    def dtype_of(self, backend: str) -> torch.dtype | None:
+        """What autocast computes in on this backend."""
+        if "amp" not in backend.split("+"):
+            return None
+        device = next(self.end_to_end.parameters()).device
+        return torch.float16 if device.type == "cuda" else torch.bfloat16
+
+
+def in_layout(model: nn.Module, channels_last: bool) -> nn.Module:
+    return model.to(memory_format=torch.channels_last) if channels_last else model  # type: ignore[call-overload]
+
+
+def on(model: nn.Module, backend: str, dtype: torch.dtype | None, replay: type[Replayed] | None) -> nn.Module:
+    if backend not in BACKENDS:
+        raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
+    if isinstance(model, Replayed):
+        model = model.model  # for all sides alike it is made again below, of what was compiled
+    if dtype is not None and not isinstance(model, Autocast):
+        model = Autocast(model, dtype)
+    if is_compiled(backend):
+        compile_(model, dynamic=False)
+    return model if replay is None else replay(model)
+
+
+def is_compiled(backend: str) -> bool:
+    return "compile" in backend.split("+")
+
+
+def is_replayed(backend: str) -> bool:
+    return "graph" in backend.split("+")
+
+
+def replays_itself(backend: str, images: Tensor) -> bool:
+    """Whether it is what `deploy` replays without being asked, for which all sides then are."""
+    parts = backend.split("+")
+    return parts[0] == "amp" and not {"graph", "eager", "compile"} & set(parts) and replays_on(images.device)
+
+
+def is_eager(backend: str) -> bool:
+    return "eager" in backend.split("+")
+
+
+def is_fused(backend: str) -> bool:
+    return "fuse" in backend.split("+")
+
+
+def make_sides(name: str, size: int, device: torch.device, first: int) -> Sides:
+    """The model with random weights: speed does not depend on them."""
+    torch.manual_seed(0)
+    small = size < 64
+    base = architecture(name, num_classes=10 if small else 1000, size=size)
+    chosen = plan(base, first=first)
+    other = replace_(copy.deepcopy(base), chosen)
+    images = torch.randn(4, 3, size, size)
+    settle_(base, images)
+    settle_(other, images)
+    return Sides(base.to(device).eval(), other.to(device).eval(), len(chosen.targets), chosen.num_blocks)
+
+
+@torch.no_grad()
+def settle_(model: nn.Module, images: Tensor) -> None:
+    """One pass in train mode, so that running statistics are not those of a fresh layer."""
+    model.train()
+    model(images)
+    model.eval()
+
+
+def runner(model: nn.Module, images: Tensor) -> Callable[[], object]:
+    """What is timed: one forward pass as a user calls it, a replay with the copies of its inputs and outputs."""
+
+    def run() -> object:
+        with torch.inference_mode():
+            return model(images)
+
+    return run

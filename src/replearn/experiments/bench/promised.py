@@ -1,0 +1,85 @@
+"""What the cost model promises for a benchmark's candidates, to stand beside what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from ...costs import Machine, ModelCost, named_machine, predict, probe
+from ...costs.machines import DATA_SHEETS
+from ...fast.synthesis.launch_cost import free_launches
+from ..training.recipe import Optimizer
+from .cases import E2E, FROZEN, LEAVES, Candidate, Case
+from .steps import Backend
+
+NOT_PROMISED = (LEAVES, FROZEN)  # they are RepL with its synthesis left out, to see what that costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promised:
+    """The predicted numbers of one candidate's training step, and their ratios to E2E's."""
+
+    milliseconds: float | None  # None where no machine is known
+    time: float | None
+    memory: int  # bytes at the peak of the step
+    memory_ratio: float
+    activations: int  # bytes kept for the backward pass
+    activations_ratio: float
+    training_flops: int
+    flops_ratio: float
+
+
+def promised(
+    case: Case, sides: Iterable[Candidate], backend: Backend, machine: Machine | None
+) -> dict[str, Promised]:
+    """Predict every candidate's training step from shapes, by label; E2E is the first."""
+    layout = torch.contiguous_format if backend == "tf32" else torch.channels_last
+    shape = (case.batch_size, 3, case.size, case.size)
+    example = torch.empty(shape, device="meta", memory_format=layout)
+    precision = "tf32" if backend == "tf32" else "bfloat16"
+    states = states_of(case.optimizer)
+    costs: dict[str, ModelCost] = {}
+    for side in sides:
+        if side.label not in NOT_PROMISED:
+            model = side.build().to("meta")
+            with free_launches() if backend in ("captured", "compiled") else nullcontext():
+                costs[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)
+    base = costs[E2E]
+    return {label: against(cost, base, machine is not None) for label, cost in costs.items()}
+
+
+def against(cost: ModelCost, base: ModelCost, timed: bool) -> Promised:
+    mine, theirs = cost.total, base.total
+    return Promised(
+        milliseconds=1000 * mine.seconds if timed else None,
+        time=mine.seconds / theirs.seconds if timed else None,
+        memory=cost.peak_bytes,
+        memory_ratio=cost.peak_bytes / base.peak_bytes,
+        activations=mine.activation_bytes,
+        activations_ratio=mine.activation_bytes / theirs.activation_bytes,
+        training_flops=mine.training_flops,
+        flops_ratio=mine.training_flops / theirs.training_flops,
+    )
+
+
+def states_of(optimizer: Optimizer) -> str:
+    """The cost model's name for an optimizer."""
+    return "sgd_momentum" if optimizer.name == "sgd" and optimizer.momentum else optimizer.name
+
+
+def machine_for(device: torch.device, gpu: str | None = None, probed: bool = False) -> Machine | None:
+    """The machine to predict times for: the named GPU, this one after a probe, or this one by its own name.
+
+    None for a machine that is in no table and was not probed: then memory and FLOPs are predicted, and no time.
+    """
+    if gpu is not None:
+        return named_machine(gpu)
+    if probed:
+        return probe(device)
+    if device.type != "cuda":
+        return None
+    words = torch.cuda.get_device_name(device).replace("-", " ").split()
+    return next((named_machine(name) for name in DATA_SHEETS if name.split()[-1] in words), None)

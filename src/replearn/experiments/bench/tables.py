@@ -1,0 +1,130 @@
+"""The printed view of a benchmark, and the README's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...costs.view import flops, size
+from ...planning.table import text_table
+from .cases import E2E, REMOVAL, REPL
+from .epochs import EpochRow
+from .record import Comparison
+
+LEGEND = """\
+time and memory are ratios to E2E in the same run, medians over rounds (of all builds) with quartiles in brackets
+launched in: the milliseconds that Python takes for a step on a GPU; where they are as many, Python was measured
+eta: the operators' FLOPs over the removed blocks'
+yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)
+synthesis: RepL over RepL with its weights given (frozen: given as constants)
+said: what the cost model predicts from shapes alone; E2E's line has units, the others are ratios to it"""
+
+
+def training_table(comparison: Comparison) -> str:
+    """One case on one backend as text."""
+    launched = any(row.launching is not None for row in comparison.rows)
+    head = ("candidate", "ms a step", *["launched in"] * launched, "time", "memory", "of E2E", "parameters")
+    rows = [
+        (
+            row.label,
+            f"{row.timing.median:.2f}",
+            *["" if row.launching is None else f"{row.launching:.2f}"] * launched,
+            str(row.time),
+            "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
+            "" if row.memory_ratio is None else f"{row.memory_ratio:.3f}",
+            f"{row.parameters:,}",
+        )
+        for row in comparison.rows
+    ]
+    right = tuple(n for n, name in enumerate(head) if name not in ("candidate", "time"))
+    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=right)]
+    facts = [f"eta {comparison.eta:.3f}"]
+    if comparison.yield_ is not None:
+        facts.append(f"yield {comparison.yield_:.2f}")
+    if comparison.synthesis and comparison.frozen:
+        facts += [f"synthesis {comparison.synthesis}", f"frozen {comparison.frozen}"]
+    lines += ["", ", ".join(facts), *(f"note: {note}" for note in comparison.notes)]
+    return "\n".join([*lines, *promise_lines(comparison)])
+
+
+def promise_lines(comparison: Comparison) -> list[str]:
+    """What was predicted beside what was measured, as ratios to E2E; E2E's own line has the numbers themselves."""
+    rows = []
+    for row in comparison.rows:
+        if row.promised is None:
+            continue
+        said, first = row.promised, row.label == E2E
+        measured = f"{row.timing.median:.2f} ms" if first else f"{row.time.median:.3f}"
+        predicted = "" if said.time is None else f"{said.milliseconds:.2f} ms" if first else f"{said.time:.3f}"
+        held = "" if row.memory is None else size(row.memory) if first else share(row.memory_ratio)
+        rows.append(
+            (
+                row.label,
+                predicted,
+                measured,
+                size(said.memory) if first else f"{said.memory_ratio:.3f}",
+                held,
+                size(said.activations) if first else f"{said.activations_ratio:.3f}",
+                flops(said.training_flops) if first else f"{said.flops_ratio:.3f}",
+            )
+        )
+    if not rows:
+        return []
+    head = ("candidate", "time: said", "measured", "memory: said", "measured", "activations: said", "FLOPs: said")
+    machine = comparison.machine
+    where = f"{machine.name}: {machine.source}" if machine else "no time: name a machine with --gpu, or --probe"
+    title = f"predicted beside measured ({where})"
+    return ["", title, "", *text_table(head, rows, right=(1, 2, 3, 4, 5, 6))]
+
+
+def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:
+    """Whole epochs as text."""
+    head = ("run", "s an epoch", "time", "samples/s each", "in all", "memory")
+    cells = [
+        (
+            row.label,
+            f"{row.timing.median / 1000:.3f}",
+            str(row.time),
+            f"{row.images_per_second:,.0f}",
+            f"{row.images_per_second_in_all:,.0f}",
+            "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
+        )
+        for row in rows
+    ]
+    notes = sorted({f"note: {row.label}: {note}" for row in rows for note in row.notes})
+    return "\n".join([title, "", *text_table(head, cells, right=(1, 3, 4, 5)), "", *notes])
+
+
+def readme_table(data: Mapping[str, Any]) -> str:
+    """The README's table from a record's JSON: a line a backbone and backend."""
+    lines = [
+        "| backbone, placement | backend | removal: time | RepL: time | yield | synthesis | frozen "
+        "| removal: memory | RepL: memory |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in data["training"]:
+        rows = {row["label"]: row for row in entry["rows"]}
+        if not {E2E, REMOVAL, REPL} <= rows.keys():
+            continue
+        gone, ours = rows[REMOVAL], rows[REPL]
+        case = entry["case"]
+        name = f"{case['model']}, first={case['first'] or case['interval']}"
+        cells = [
+            name + (f", {case['operator']['name']}" if case["operator"] else ""),
+            entry["backend"],
+            f"{gone['time']['median']:.3f}",
+            f"{ours['time']['median']:.3f}",
+            "" if entry["yield_"] is None else f"{entry['yield_']:.2f}",
+            *(
+                "" if (cost := entry.get(key)) is None else f"{cost['median']:.3f}"
+                for key in ("synthesis", "frozen")
+            ),
+            share(gone["memory_ratio"]),
+            share(ours["memory_ratio"]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def share(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}"

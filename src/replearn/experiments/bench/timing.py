@@ -1,0 +1,122 @@
+"""Time several things in turns: each round runs every one of them once, in an order that rotates.
+
+A machine drifts (clocks, heat, neighbours); what is measured in the same round drifts together, so ratios are
+taken round by round and told as their median with the quartiles.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import ReplearnError
+from ...fast.graphs.capture import collector_off
+
+Body = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Milliseconds of one run of a body, a number a round."""
+
+    milliseconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.milliseconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        return quartiles(self.milliseconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """One timing over another, round by round."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def interleave(
+    bodies: Mapping[str, Body],
+    device: torch.device,
+    *,
+    rounds: int = 20,
+    inner: int = 1,
+    warmup: int = 3,
+    lead: int = 0,
+) -> dict[str, Timing]:
+    """Run every body `inner` times in each round, after a warm-up, and time it on the device's own clock.
+
+    `lead` more runs come right before these and are not timed: whoever takes a millisecond would else be charged
+    with the caches that the one before it left, and in turns that is always the same one.
+
+    >>> found = interleave({"a": lambda: sum(range(100)), "b": lambda: None}, torch.device("cpu"), rounds=5)
+    >>> len(found["a"].milliseconds)
+    5
+    """
+    if not bodies:
+        raise ReplearnError("There is nothing to time: give at least one candidate.")
+    if rounds < 1 or inner < 1 or warmup < 0 or lead < 0:
+        raise ReplearnError(
+            f"rounds={rounds}, inner={inner}, warmup={warmup}, lead={lead} can't be measured; rounds and inner "
+            "start at 1, the others at 0."
+        )
+    for body in bodies.values():
+        for _ in range(warmup):
+            body()
+    names = list(bodies)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    with collector_off():  # it would stop whoever happens to be measured
+        for number in range(rounds):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                for _ in range(lead):
+                    bodies[name]()
+                found[name].append(elapsed(bodies[name], device, inner) / inner)
+    return {name: Timing(milliseconds=tuple(values)) for name, values in found.items()}
+
+
+def elapsed(body: Body, device: torch.device, inner: int) -> float:
+    """Milliseconds that `inner` runs take together, from an idle device to an idle device."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        for _ in range(inner):
+            body()
+        return 1000 * (time.perf_counter() - begin)
+    # an idle device first: a candidate must not live on the queue that the one before it filled
+    torch.cuda.synchronize(device)
+    begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin_event.record()
+    for _ in range(inner):
+        body()
+    end_event.record()
+    end_event.synchronize()
+    return float(begin_event.elapsed_time(end_event))
+
+
+def ratio(timing: Timing, base: Timing) -> Ratio:
+    """How long one takes relative to another, in the same rounds."""
+    if len(timing.milliseconds) != len(base.milliseconds):
+        raise ReplearnError("Only timings of the same rounds can be compared.")
+    ratios = [a / b for a, b in zip(timing.milliseconds, base.milliseconds, strict=True)]
+    low, high = quartiles(ratios)
+    return Ratio(median=statistics.median(ratios), low=low, high=high)
+
+
+def quartiles(values: tuple[float, ...] | list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high

@@ -1,0 +1,156 @@
+"""Training steps side by side: build every candidate, then time them in turns.
+
+Two runs of a benchmark can differ by more than the rounds of either: what a build happens to get, as its place in
+memory, stays the same from round to round. So a careful measurement builds everything several times.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...costs import Machine
+from ...errors import ReplearnError
+from ...planning.serialization import encode
+from .cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, Candidate, Case, candidates
+from .launching import launching
+from .promised import Promised, promised
+from .record import Comparison, Row
+from .steps import Backend, TrainingStep, flops_of, precision_of
+from .timing import Timing, interleave, ratio
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One candidate's steps: how long each took, the most memory one needed, what Python took to launch one."""
+
+    timing: Timing
+    memory: int | None
+    parameters: int
+    launching: float | None
+
+
+def compare_steps(
+    case: Case,
+    backend: Backend,
+    device: torch.device,
+    *,
+    sides: Sequence[Candidate] | None = None,
+    rounds: int = 10,
+    inner: int = 3,
+    builds: int = 1,
+    machine: Machine | None = None,
+    say: Say = lambda text: None,
+) -> Comparison:
+    """Time the training steps of all candidates of a case on one backend, and compare them with E2E.
+
+    All are built `builds` times, and timed for so many `rounds` each time; what is told is of all rounds together.
+    Beside what is measured stands what the cost model promises; times only for a `machine`.
+    """
+    chosen = list(candidates(case) if sides is None else sides)
+    if chosen[0].label != E2E:
+        raise ReplearnError("The first candidate is E2E, which all others are compared with.")
+    if builds < 1:
+        raise ReplearnError(f"builds={builds}: there is nothing to time unless everything is built once or more.")
+    notes: list[str] = []
+    if backend == "compiled":  # a compiled graph makes its own weights
+        chosen = [side for side in chosen if side.label not in (LEAVES, FROZEN, RECOMPUTED)]
+    if backend == "captured" and device.type != "cuda":
+        notes.append("there is nothing to capture on a CPU: the step ran as it is written")
+    with precision_of(backend):
+        parts = []
+        for turn in range(builds):  # in another order each time, so that each comes to lie elsewhere
+            if builds > 1:
+                say(f"{case.title}, {backend}: build {turn + 1} of {builds}")
+            start = turn % len(chosen)
+            order = chosen[start:] + chosen[:start]
+            parts.append(build_and_time(case, order, backend, device, rounds=rounds, inner=inner, say=say))
+    found = {side.label: joined([part[side.label] for part in parts]) for side in chosen}
+    timings = {label: each.timing for label, each in found.items()}
+    example = torch.empty(1, 3, case.size, case.size, device="meta")
+    flops = {side.label: flops_of(side.build(), example) for side in chosen}
+    promises: dict[str, Promised] = {}
+    try:
+        promises = promised(case, chosen, backend, machine)
+    except ReplearnError as error:  # what was measured is worth keeping without it
+        notes.append(f"its costs can't be predicted: {error}")
+    base = found[E2E].memory
+    rows = tuple(
+        Row(
+            label=label,
+            timing=each.timing,
+            time=ratio(each.timing, timings[E2E]),
+            memory=each.memory,
+            memory_ratio=None if base is None else (each.memory or 0) / base,
+            parameters=each.parameters,
+            flops=flops[label],
+            promised=promises.get(label),
+            launching=each.launching,
+        )
+        for label, each in found.items()
+    )
+    removed = flops[E2E] - flops[REMOVAL]
+    eta = (flops[REPL] - flops[REMOVAL]) / removed
+    allowed = (1 - ratio(timings[REMOVAL], timings[E2E]).median) * (1 - eta)
+    reached = 1 - ratio(timings[REPL], timings[E2E]).median
+    return Comparison(
+        case=encode(case),
+        title=case.title,
+        backend=backend,
+        rows=rows,
+        eta=eta,
+        yield_=reached / allowed if allowed > 0 else None,
+        synthesis=ratio(timings[REPL], timings[LEAVES]) if LEAVES in timings else None,
+        frozen=ratio(timings[REPL], timings[FROZEN]) if FROZEN in timings else None,
+        notes=tuple(notes),
+        machine=machine,
+    )
+
+
+def build_and_time(
+    case: Case,
+    sides: Sequence[Candidate],
+    backend: Backend,
+    device: torch.device,
+    *,
+    rounds: int,
+    inner: int,
+    say: Say,
+) -> Mapping[str, Measured]:
+    """Every candidate's steps, built in this order and timed in turns, by label; nothing of them stays."""
+    steps: dict[str, TrainingStep] = {}
+    for side in sides:
+        say(f"{case.title}, {backend}: building {side.label}")
+        steps[side.label] = TrainingStep(case, side, backend, device)
+    say(f"{case.title}, {backend}: timing")
+    timings = interleave(steps, device, rounds=rounds, inner=inner)
+    hosts = launching(steps, device, runs=3)
+    found = {
+        label: Measured(
+            timing=timings[label], memory=step.memory, parameters=step.parameters, launching=hosts.get(label)
+        )
+        for label, step in steps.items()
+    }
+    del steps
+    gc.collect()  # modules are full of cycles, and what comes next wants the memory
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def joined(parts: Sequence[Measured]) -> Measured:
+    """What several builds of one candidate measured, round after round."""
+    memory = [part.memory for part in parts if part.memory is not None]
+    hosts = [part.launching for part in parts if part.launching is not None]
+    return Measured(
+        timing=Timing(milliseconds=tuple(each for part in parts for each in part.timing.milliseconds)),
+        memory=max(memory) if memory else None,
+        parameters=parts[0].parameters,
+        launching=statistics.median(hosts) if hosts else None,
+    )

@@ -1,0 +1,73 @@
+"""What the paper's recipes share: data sets, optimizers, rows to train, and how the paper calls them.
+
+Not given by the paper, and ours: momentum 0.9 with Nesterov, every weight decay, the cosine schedule and
+the warm-up, without which a learning rate of 0.8 does not train at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...operators._base.options import Options
+from ..training.paper import printed as printed
+from ..training.recipe import Augment, Optimizer, Schedule, Variant
+
+Labels = Mapping[str, str | tuple[str, ...]]
+
+SMALL_SETS = ("cifar10", "svhn", "stl10")
+SMALL_AUGMENT = {
+    "cifar10": Augment(pad=4, pad_mode="reflect", flip=True),
+    "svhn": Augment(pad=2, pad_mode="zeros"),
+    "stl10": Augment(pad=4, pad_mode="zeros", flip=True),
+}
+IMAGENET_AUGMENT = {"imagenet": Augment(resize=224, flip=True)}
+
+COSINE = Schedule(name="cosine", warmup_epochs=5)
+SMALL_SGD = Optimizer(name="sgd", lr=0.8, momentum=0.9, nesterov=True, weight_decay=1e-4)
+SMALL_ADAMW = Optimizer(name="adamw", lr=1e-3, weight_decay=0.05)
+IMAGENET_SGD = Optimizer(name="sgd", lr=0.2, momentum=0.9, nesterov=True, weight_decay=1e-4)
+IMAGENET_ADAMW = Optimizer(name="adamw", lr=7.5e-4, weight_decay=0.05)
+
+E2E = Variant(label="E2E", method="e2e")
+SKIP_ATTENTION = Variant(label="Skip-Attention", method="skip_attention")
+
+
+def removal(label: str = "removal", *, interval: int = 4, first: int | None = None) -> Variant:
+    """The targets gone, and nothing in their place."""
+    return Variant(label=label, method="removal", interval=interval, first=first)
+
+
+def repl(
+    label: str = "RepL", *, interval: int = 4, first: int | None = None, operator: Options | None = None
+) -> Variant:
+    """The targets replaced; by the paper's operator for the kind of block unless another is given."""
+    return Variant(label=label, method="repl", interval=interval, first=first, operator=operator)
+
+
+# The printed equation places the first target at K; under first=2 the paper's savings come out.
+BOTH_PLACEMENTS = (removal(), repl(), removal("removal first=2", first=2), repl("RepL first=2", first=2))
+
+
+# The paper's methods under our labels. It does not say which placement it measured, so its numbers stand
+# beside both.
+def either(label: str) -> tuple[str, str]:
+    return label, f"{label} first=2"
+
+
+def same(*labels: str) -> dict[str, str]:
+    return {label: label for label in labels}
+
+
+REPL = either("RepL")
+E2E_REPL = same("E2E", "RepL")
+EITHER: Labels = {"E2E": "E2E", "RepL": REPL}
+WITH_SKIP: Labels = {**EITHER, "Skip-Attention": "Skip-Attention"}
+PLAIN_REMOVAL = {"- 25% layers": "removal"}
+EITHER_REMOVAL: Labels = {"- 25% layers": either("removal")}
+SOURCES = {
+    "E2E": "E2E",
+    "succeeding layer": "RepL next",
+    "preceding layer": "RepL previous",
+    "both layers": "RepL both",
+}
+COMBINED = same("E2E", "RepL", "Stochastic Depth", "RepL+Stochastic Depth", "Checkpointing", "RepL+Checkpointing")

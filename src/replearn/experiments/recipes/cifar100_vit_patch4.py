@@ -1,0 +1,48 @@
+"""A ViT with 4x4 patches on CIFAR-100: 64 tokens instead of 16, so that attention has work to do. Ours.
+
+Command: replearn compare cifar100_vit_patch4 --seeds 0,1,2,3,4
+Expected: not yet measured
+Seeds: five, 0 to 4
+Hardware: one GPU
+Time: not yet measured
+Backed by: not yet measured
+
+ViT-Tiny's width and depth. Beyond the paper's operators: a learned correction, low-rank or full, and K=2, where
+more depth goes and an operator has more to do. Mixup and label smoothing hold off the overfitting of a ViT on
+50,000 images.
+"""
+
+from __future__ import annotations
+
+from ...operators.attention_mlp import AttentionMLP
+from ...operators.projection import Projection
+from ..training.recipe import Augment, Optimizer, Recipe
+from ._paper import COSINE, E2E, SKIP_ATTENTION, removal, repl
+
+RECIPE = Recipe(
+    name="cifar100_vit_patch4",
+    table="",
+    model="vit_patch4",
+    data=("cifar100",),
+    variants=(
+        E2E,
+        SKIP_ATTENTION,
+        removal(first=2),
+        repl(first=2),
+        repl("RepL attention+MLP", first=2, operator=AttentionMLP()),
+        repl("RepL low-rank", first=2, operator=Projection(correction="low-rank")),
+        repl("RepL full", first=2, operator=Projection(correction="full")),
+        removal("removal K=2", interval=2),
+        repl("RepL K=2", interval=2),
+        repl("RepL K=2 low-rank", interval=2, operator=Projection(correction="low-rank")),
+        repl("RepL K=2 full", interval=2, operator=Projection(correction="full")),
+    ),
+    epochs=200,
+    batch_size=512,
+    optimizer=Optimizer(name="adamw", lr=1e-3, weight_decay=0.05, decay_vectors=False),
+    schedule=COSINE,
+    augment={"cifar100": Augment(pad=4, pad_mode="reflect", flip=True, mixup=0.2)},
+    label_smoothing=0.1,
+    clip_norm=1.0,
+    precision="bfloat16",
+)

@@ -1,0 +1,158 @@
+"""Find what a folder holds: results, runs that have only begun, other measurements, what can't be read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import ReplearnError
+from ..training.results import FORMAT, LARGEST, Result, read_text, result_from_json
+
+# ours too, and told by the results they lie beside
+BESIDE_RUNS = ("recipe.json", "comparison.json", "predictions.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """One result file, by its path below the folder, and when it was written last."""
+
+    path: Path
+    result: Result
+    changed: float
+
+    @property
+    def group(self) -> Path:
+        """The folder whose runs belong together: METHOD/seed-N are below it, or the file lies in it."""
+        return self.path.parents[2] if self.path.parent.name.startswith("seed-") else self.path.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """A JSON file of another kind: a benchmark's measurements, say."""
+
+    path: Path
+    data: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unread:
+    """A file that is no use to the report, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """All that was found below one folder, in order of the paths."""
+
+    root: Path
+    runs: tuple[RunFile, ...] = ()
+    begun: tuple[Path, ...] = ()  # folders of runs that have no result yet
+    others: tuple[Other, ...] = ()
+    unread: tuple[Unread, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.begun or self.others)
+
+
+@dataclass
+class Reader:
+    """Reads a folder again and again; a file that did not change is not parsed twice."""
+
+    root: Path
+    _known: dict[Path, tuple[tuple[int, int], RunFile | Other | Unread]] = field(default_factory=dict)
+
+    def read(self) -> Collection:
+        """What is there now. A file that vanishes or is half written meanwhile is named, never an error."""
+        if not self.root.is_dir():
+            raise ReplearnError(f"There is no folder {self.root}; write the one that the runs were trained into.")
+        found: list[RunFile | Other | Unread] = []
+        known, begun = {}, []
+        for path in files_below(self.root):
+            if path.name == "log.jsonl" and not (path.parent / "result.json").exists():
+                begun.append(path.parent.relative_to(self.root))
+            if path.suffix != ".json" or path.name in BESIDE_RUNS:
+                continue
+            try:
+                about = path.stat()
+            except OSError:
+                continue  # gone since it was listed
+            stamp = (about.st_mtime_ns, about.st_size)
+            held = self._known.get(path)
+            entry = held[1] if held and held[0] == stamp else read_file(path, self.root, about)
+            known[path] = (stamp, entry)
+            found.append(entry)
+        self._known = known
+        return Collection(
+            root=self.root,
+            runs=tuple(entry for entry in found if isinstance(entry, RunFile)),
+            begun=tuple(begun),
+            others=tuple(entry for entry in found if isinstance(entry, Other)),
+            unread=tuple(entry for entry in found if isinstance(entry, Unread)),
+        )
+
+
+def collect(folder: str | os.PathLike[str]) -> Collection:
+    """What a folder holds; ReplearnError if that is nothing a report could show."""
+    found = Reader(Path(folder)).read()
+    if not found:
+        reasons = "".join(f" {entry.path}: {entry.reason}" for entry in found.unread[:3])
+        raise ReplearnError(
+            f"There are no results below {folder}; train some with `replearn compare RECIPE`.{reasons}"
+        )
+    return found
+
+
+def files_below(root: Path) -> Iterator[Path]:
+    """Every file, sorted; links to folders are not followed, hidden names are left out."""
+    for folder, folders, names in os.walk(root, followlinks=False):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "tensorboard")
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield Path(folder, name)
+
+
+def read_file(path: Path, root: Path, about: os.stat_result) -> RunFile | Other | Unread:
+    place = path.relative_to(root)
+    if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+        return Unread(path=place, reason="a link that leads out of the folder")
+    try:
+        text = read_text(path, LARGEST)
+    except (OSError, UnicodeDecodeError, ReplearnError) as error:
+        return Unread(path=place, reason=f"can't be read: {error}")
+    if not text.strip():
+        return Unread(path=place, reason="empty: a run may be writing it just now")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Unread(path=place, reason=f"not whole JSON ({error}): a run may be writing it just now")
+    version = data.get("format") if isinstance(data, dict) else None
+    if not (isinstance(version, str) and version.startswith("replearn-result")):
+        return Other(path=place, data=data)
+    if version != FORMAT:
+        return Unread(path=place, reason=f"a result file of another version ({version}; this one reads {FORMAT})")
+    try:
+        result = result_from_json(text, str(place))
+        check_shape(result)
+    except (ReplearnError, TypeError, KeyError, AttributeError, ValueError) as error:
+        return Unread(path=place, reason=f"a damaged result file: {error}")
+    return RunFile(path=place, result=result, changed=about.st_mtime)
+
+
+def check_shape(result: Result) -> None:
+    """The few things that everything after this relies on."""
+    for part in (result.recipe, result.variant, result.hardware, result.versions):
+        if not isinstance(part, dict):
+            raise ValueError("recipe, variant, hardware and versions must be objects")
+    for key in ("label", "method", "interval", "first"):
+        result.variant[key]
+    for key in ("model", "epochs"):
+        result.recipe[key]
+    for epoch in result.epochs:
+        for value in (epoch.epoch, epoch.measures[result.metric.key], epoch.seconds, epoch.peak_memory):
+            value + 0  # a number, or TypeError

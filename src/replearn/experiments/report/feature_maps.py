@@ -1,0 +1,153 @@
+"""Feature maps of chosen layers: where each run looks, image by image, and how alike two runs see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...blocks.stacks import find_stacks
+from ...errors import ReplearnError
+from ..training.architectures import architecture
+from ..training.trained import Trained
+
+MOST_LAYERS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likeness:
+    """Linear CKA of two runs at one layer, from 0 (unrelated) to 1 (alike up to a rotation)."""
+
+    layer: str
+    one: str
+    other: str
+    cka: float
+
+
+def default_layers(run: Trained) -> tuple[str, ...]:
+    """The last block of every stack; of a single stack, blocks a quarter apart."""
+    data = run.images.data
+    fresh = architecture(
+        run.recipe.model, num_classes=data.num_classes, channels=data.channels, size=run.images.size
+    )
+    stacks = find_stacks(fresh)
+    if len(stacks) == 1:
+        blocks = stacks[0].blocks
+        return tuple(dict.fromkeys(blocks[max(0, len(blocks) * part // 4 - 1)] for part in (1, 2, 3, 4)))
+    return tuple(stack.blocks[-1] for stack in stacks)[:MOST_LAYERS]
+
+
+@torch.no_grad()
+def outputs_at(model: nn.Module, layers: Sequence[str], images: Tensor) -> dict[str, Tensor]:
+    """The outputs of named modules for these images; ReplearnError names a module that is not there."""
+    caught: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            caught[name] = (output[0] if isinstance(output, tuple) else output).float()
+
+        return hook
+
+    handles = []
+    try:
+        for name in layers:
+            try:
+                handles.append(model.get_submodule(name).register_forward_hook(keep(name)))
+            except AttributeError as error:
+                known = ", ".join(list(dict(model.named_children()))[:12])
+                raise ReplearnError(f"The model has no layer {name!r}; its parts are {known}.") from error
+        model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if missing := [name for name in layers if name not in caught]:
+        raise ReplearnError(f"The layer {missing[0]!r} did not run, so it has no feature map.")
+    return {name: caught[name] for name in layers}
+
+
+def maps_of(output: Tensor) -> Tensor:
+    """One map an image (N, H, W): the mean size over channels, of a convolution's output or of a ViT's patches."""
+    if output.dim() == 4:
+        return output.abs().mean(1)
+    if output.dim() == 3:  # tokens: class tokens come first, the patches last
+        side = isqrt(output.shape[1])
+        patches = output[:, output.shape[1] - side * side :]
+        found: Tensor = patches.abs().mean(2).unflatten(1, (side, side))
+        return found
+    raise ReplearnError(f"A layer's output of shape {tuple(output.shape)} is no picture; choose another layer.")
+
+
+def cka(one: Tensor, other: Tensor) -> float:
+    """Linear centred kernel alignment of two sets of features, rows by image.
+
+    >>> import torch
+    >>> x = torch.randn(8, 3)
+    >>> round(cka(x, 2 * x + 1), 3)
+    1.0
+    """
+    a, b = ((x.flatten(1).double() - x.flatten(1).double().mean(0)) for x in (one, other))
+    a, b = a @ a.T, b @ b.T  # by images, which are fewer than features
+    scale = float(a.norm() * b.norm())
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
+
+
+def feature_maps(
+    runs: Sequence[Trained],
+    folder: Path,
+    layers: Sequence[str] | None = None,
+    images: int = 4,
+    compared: int = 128,
+    suffixes: Sequence[str] = (".png", ".svg"),
+) -> tuple[list[Path], list[Likeness]]:
+    """Draw the maps of every run for the same test images, and measure how alike the runs are at each layer."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ReplearnError("Feature maps need matplotlib: pip install 'replearn[report]'.") from error
+    layers = tuple(layers) if layers else default_layers(runs[0])
+    x, _ = runs[0].test(max(images, compared))
+    outputs = [outputs_at(run.model, layers, x) for run in runs]
+    shown = picture(x[:images])
+    width = 1 + len(layers) * len(runs)
+    figure = Figure(figsize=(1.3 * width, 1.3 * images + 0.5), dpi=150)
+    space = {"left": 0.01, "right": 0.99, "bottom": 0.01, "top": 1 - 0.5 / (1.3 * images + 0.5)}
+    grid = figure.subplots(images, width, squeeze=False, gridspec_kw={**space, "wspace": 0.06, "hspace": 0.06})
+    for row in range(images):
+        grid[row][0].imshow(shown[row].cpu().numpy(), cmap="gray")
+        for place, layer in enumerate(layers):
+            for number, (run, found) in enumerate(zip(runs, outputs, strict=True)):
+                cell = grid[row][1 + place * len(runs) + number]
+                cell.imshow(maps_of(found[layer][row : row + 1])[0].cpu().numpy(), cmap="viridis")
+                if row == 0:
+                    cell.set_title(f"{layer}\n{run.label}", fontsize=7)
+    grid[0][0].set_title("image", fontsize=7)
+    for cell in grid.flat:
+        cell.set_xticks([])
+        cell.set_yticks([])
+    written = [folder / f"feature_maps{suffix}" for suffix in suffixes]
+    for path in written:
+        figure.savefig(path)
+    return written, likenesses(runs, outputs, layers)
+
+
+def picture(x: Tensor) -> Tensor:
+    """Normalised images as pictures: each stretched to 0..1, channels last, one channel as grey."""
+    low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
+    stretched = ((x - low) / (high - low).clamp_min(1e-6)).permute(0, 2, 3, 1)
+    return stretched[..., 0] if stretched.shape[-1] == 1 else stretched[..., :3]
+
+
+def likenesses(
+    runs: Sequence[Trained], outputs: Sequence[dict[str, Tensor]], layers: Sequence[str]
+) -> list[Likeness]:
+    """Each further run against the first one."""
+    return [
+        Likeness(layer=layer, one=runs[0].label, other=run.label, cka=cka(outputs[0][layer], found[layer]))
+        for layer in layers
+        for run, found in zip(runs[1:], outputs[1:], strict=True)
+    ]

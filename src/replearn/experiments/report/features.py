@@ -1,0 +1,123 @@
+"""Penultimate features, E2E beside RepL: a t-SNE picture, and two numbers that a picture can't give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ReplearnError
+from ..training.trained import Trained
+from .scene import Disc, Drawing, Line, Mark, Text
+
+NEIGHBOURS = 20
+PANEL, TOP, EDGE = 390.0, 52.0, 10.0
+CLASS_ROLES = (*(f"series{number}" for number in range(8)), "repl", "e2e")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureScores:
+    """How well the classes lie apart in the features of the layer before the classifier.
+
+    `silhouette` is the mean over test images, from -1 to 1; `knn_accuracy` is the share of test images,
+    in percent, whose nearest training images vote for their class.
+    """
+
+    label: str
+    seed: int
+    test_images: int
+    train_images: int
+    silhouette: float
+    knn_accuracy: float
+    points: tuple[tuple[float, float], ...]
+    classes: tuple[int, ...]
+
+
+def feature_scores(run: Trained, test_images: int = 1000, train_images: int = 5000) -> FeatureScores:
+    """The numbers and the t-SNE points of one run. Deterministic: the same images and start every time."""
+    try:
+        from sklearn.manifold import TSNE
+        from sklearn.metrics import silhouette_score
+        from sklearn.neighbors import KNeighborsClassifier
+    except ImportError as error:
+        raise ReplearnError("These figures need scikit-learn: pip install 'replearn[report]'.") from error
+    x, y = run.test(test_images)
+    if len(y) < 10 or len(set(y.tolist())) < 2:
+        raise ReplearnError(f"{len(y)} images are too few for a t-SNE; write at least 10, of two classes.")
+    known_x, known_y = run.train(train_images)
+    features, known = (penultimate(run.model, images).cpu().numpy() for images in (x, known_x))
+    labels, known_labels = y.cpu().numpy(), known_y.cpu().numpy()
+    vote = KNeighborsClassifier(n_neighbors=min(NEIGHBOURS, len(known_labels))).fit(known, known_labels)
+    perplexity = min(30.0, (len(labels) - 1) / 3)
+    points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
+    return FeatureScores(
+        label=run.label,
+        seed=run.result.seed,
+        test_images=len(labels),
+        train_images=len(known_labels),
+        silhouette=float(silhouette_score(features, labels)),
+        knn_accuracy=100 * float(vote.score(features, labels)),
+        points=tuple((float(a), float(b)) for a, b in points),
+        classes=tuple(int(label) for label in labels),
+    )
+
+
+@torch.no_grad()
+def penultimate(model: nn.Module, images: Tensor, batch: int = 256) -> Tensor:
+    """What the classifier is given: the input of the model's last linear layer, a row an image."""
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linears:
+        raise ReplearnError(f"{type(model).__name__} has no linear layer, so it has no features before one.")
+    caught: list[Tensor] = []
+    handle = linears[-1].register_forward_pre_hook(lambda _, args: caught.append(args[0].flatten(1).float()))
+    try:
+        for part in images.split(batch):
+            model(part)
+    finally:
+        handle.remove()
+    if not caught:
+        raise ReplearnError(
+            f"{type(model).__name__} does not run its last linear layer; its features are not known."
+        )
+    found = torch.cat(caught)
+    if not torch.isfinite(found).all():
+        raise ReplearnError(f"The features of {type(model).__name__} are not finite: this run has diverged.")
+    return found
+
+
+def features_figure(scores: Sequence[FeatureScores], name: str = "features") -> Drawing:
+    """The runs side by side, a dot a test image, a colour a class; the numbers stand above."""
+    marks: list[Mark] = []
+    for number, score in enumerate(scores):
+        left = number * PANEL
+        marks.append(Text(x=left + EDGE, y=20, text=f"{score.label}, seed {score.seed}", size=13, bold=True))
+        numbers = f"silhouette {score.silhouette:.3f}, {NEIGHBOURS}-NN accuracy {score.knn_accuracy:.2f} %"
+        marks.append(Text(x=left + EDGE, y=38, text=numbers, role="muted", size=12))
+        xs, ys = zip(*score.points, strict=True)
+        inner = PANEL - 2 * EDGE
+        scale = 0.94 * inner / (max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0)
+        across, down = left + PANEL / 2, TOP + inner / 2
+        corners = ((left + EDGE, TOP), (left + EDGE + inner, TOP), (left + EDGE + inner, TOP + inner))
+        edge = (*corners, (left + EDGE, TOP + inner), corners[0])
+        marks.append(Line(points=edge, role="grid"))
+        for x, y, label in zip(xs, ys, score.classes, strict=True):
+            marks.append(
+                Disc(
+                    x=across + scale * (x - (min(xs) + max(xs)) / 2),
+                    y=down + scale * (y - (min(ys) + max(ys)) / 2),
+                    radius=2.4,
+                    role=CLASS_ROLES[label % len(CLASS_ROLES)],
+                    opacity=0.75,
+                )
+            )
+    about = f"t-SNE of {scores[0].test_images} test images; the numbers are of the whole feature space."
+    return Drawing(
+        name=name,
+        title="Features before the classifier",
+        about=about,
+        width=PANEL * len(scores),
+        height=PANEL + TOP - EDGE,
+        marks=tuple(marks),
+    )

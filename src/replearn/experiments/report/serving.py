@@ -1,0 +1,171 @@
+"""The live view: the report of a folder, made anew when its files change, for this machine's browsers alone.
+
+It answers GET and HEAD with one page and never writes. A path is never opened: there is the page at `/` and
+nothing else, so no path can lead out of the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socket import SHUT_RDWR
+from threading import Lock, Semaphore, Timer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ...errors import ReplearnError
+from .collecting import Collection, Reader
+from .page import page
+from .sections import sections_of
+
+HOST = "127.0.0.1"
+SLOW_CLIENT = 10.0  # seconds that a client may take to send its request or to read its answer
+LONGEST = 60.0  # seconds that a connection may last in all: one byte at a time is slow, too
+AT_ONCE = 32  # connections; more are turned away
+FRESH = 1.0  # seconds for which the folder is not looked at again
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
+
+
+@dataclass
+class LivePage:
+    """The page of a folder, and its fingerprint; made again only if a file changed."""
+
+    reader: Reader
+    every: int
+    _lock: Lock = field(default_factory=Lock)
+    _held: tuple[bytes, str] | None = None
+    _seen: Collection | None = None
+    _looked: float = float("-inf")
+
+    def current(self) -> tuple[bytes, str]:
+        with self._lock:
+            if self._held is None or time.monotonic() - self._looked > FRESH:
+                self._look()
+            assert self._held is not None
+            return self._held
+
+    def _look(self) -> None:
+        try:
+            collection = self.reader.read()
+        except ReplearnError:  # the folder was taken away: the page says that there is nothing
+            collection = Collection(root=self.reader.root)
+        if self._held is None or collection != self._seen:
+            text = page(collection, sections_of(collection), live=self.every).encode()
+            self._held = text, f'"{hashlib.sha256(text).hexdigest()[:32]}"'
+            self._seen = collection
+        self._looked = time.monotonic()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of `/`; everything else is refused."""
+
+    server_version, sys_version = "replearn", ""
+    protocol_version = "HTTP/1.1"
+    timeout = SLOW_CLIENT
+    server: Server
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, body: bool) -> None:
+        host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
+        if host not in (HOST, "localhost"):  # a foreign name that resolves to us: another site's script asks
+            return self.send_error(HTTPStatus.FORBIDDEN, "This page is for 127.0.0.1 alone")
+        path = unquote(urlsplit(self.path).path)
+        if path not in ("/", "/index.html"):
+            return self.send_error(HTTPStatus.NOT_FOUND, "There is one page, at /")
+        text, mark = self.server.live.current()
+        same = self.headers.get("If-None-Match") == mark
+        self.send_response(HTTPStatus.NOT_MODIFIED if same else HTTPStatus.OK)
+        for name, value in (
+            ("ETag", mark),
+            ("Cache-Control", "no-cache"),
+            ("Content-Security-Policy", POLICY),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+        ):
+            self.send_header(name, value)
+        if not same:
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        if body and not same:
+            self.wfile.write(text)
+        return None
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Stay quiet: the terminal belongs to whoever started the server."""
+
+
+class Server(ThreadingHTTPServer):
+    """A thread for each connection, and a limit on their number."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, live: LivePage, port: int) -> None:
+        self.live = live
+        self._seats = Semaphore(AT_ONCE)
+        super().__init__((HOST, port), Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._seats.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        limit = Timer(LONGEST, hang_up, (request,))
+        limit.daemon = True
+        limit.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            limit.cancel()
+            self._seats.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is nothing to tell."""
+
+
+def hang_up(request: Any) -> None:
+    """End a connection from outside; whoever reads from it sees its end."""
+    with suppress(OSError):
+        request.shutdown(SHUT_RDWR)
+
+
+def make_server(folder: str | Path, port: int = 0, every: int = 5) -> Server:
+    """A server for the folder's report, not yet serving; port 0 takes a free one.
+
+    ReplearnError if there is no such folder or the port is taken.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ReplearnError(f"There is no folder {root}; write the one that the runs are trained into.")
+    try:
+        return Server(LivePage(Reader(root), every), port)
+    except (OSError, OverflowError) as error:
+        raise ReplearnError(
+            f"Can't listen on port {port} of {HOST}: {error}. Choose another with --port."
+        ) from error
+
+
+def watch(folder: str | Path, port: int, every: int, ready: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C; `ready` gets the address."""
+    with make_server(folder, port, every) as server:
+        ready(f"http://{HOST}:{server.server_address[1]}/")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,148 @@
+"""Models by name, for recipes and the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ...errors import ReplearnError
+from ...models import CifarResNet, TransformerLM
+
+_TIMM = {  # name: (timm's name, patch size or None for timm's own)
+    "vit_tiny_8": ("vit_tiny_patch16_224", 8),
+    "vit_patch4": ("vit_tiny_patch16_224", 4),
+    "vit_tiny_16": ("vit_tiny_patch16_224", 16),
+    "vit_small_16": ("vit_small_patch16_224", 16),
+    "vit_base_16": ("vit_base_patch16_224", 16),
+}
+_TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_TRANSFORMER_LM = {"transformer_lm_12l_512d": (512, 12, 8, 2048)}  # width, depth, heads, MLP width
+_CIFAR = {"resnet20": 20, "resnet32": 32, "resnet56": 56, "resnet110": 110}
+
+
+def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
+    """Build a model: one of the recipes', `cifar_resnet:DEPTH:WIDTH`, `cifar_bottleneck:DEPTH:WIDTH`,
+    `vit:DIM:DEPTH:HEADS:PATCH`, `timm:NAME`, `torchvision:NAME`, or `hf:FOLDER` with the config.json of a
+    Hugging Face image classifier.
+
+    >>> architecture("cifar_resnet:20:8").fc.out_features
+    10
+    """
+    kind, *numbers = name.split(":")
+    try:
+        if name in _CIFAR:
+            return CifarResNet(_CIFAR[name], num_classes, channels)
+        if kind == "cifar_resnet" and len(numbers) == 2:
+            return CifarResNet(int(numbers[0]), num_classes, channels, width=int(numbers[1]))
+        if kind == "cifar_bottleneck" and len(numbers) == 2:
+            depth, width = (int(number) for number in numbers)
+            return CifarResNet(depth, num_classes, channels, width, bottleneck=True)
+        if kind == "vit" and len(numbers) == 4:
+            dim, depth, heads, patch = (int(number) for number in numbers)
+            check_patch(name, patch, size)
+            shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch}
+            return _timm(
+                "vit_tiny_patch16_224", num_classes=num_classes, in_chans=channels, img_size=size, **shape
+            )
+        if name in _TIMM:
+            base, patch = _TIMM[name]
+            check_patch(name, patch, size)
+            return _timm(base, num_classes=num_classes, in_chans=channels, img_size=size, patch_size=patch)
+        if kind == "timm" and len(numbers) == 1:
+            return _timm(numbers[0], num_classes=num_classes, in_chans=channels)
+        if name in _TORCHVISION or (kind == "torchvision" and len(numbers) == 1):
+            return _torchvision(numbers[0] if numbers else name, num_classes)
+        if kind == "hf" and numbers:
+            return _hugging_face(name.partition(":")[2], num_classes=num_classes, channels=channels, size=size)
+    except ReplearnError:
+        raise
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+        raise ReplearnError(f"The model {name!r} can't be built for {size}x{size} images: {error}.") from error
+    known = ", ".join([*_CIFAR, *_TORCHVISION, *_TIMM])
+    raise ReplearnError(
+        f"There is no model {name!r}. There are {known}; or write cifar_resnet:DEPTH:WIDTH, "
+        "cifar_bottleneck:DEPTH:WIDTH, vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME, hf:FOLDER."
+    )
+
+
+def is_language_model(name: str) -> bool:
+    return name.startswith("lm:") or name.partition(":")[0] in _TRANSFORMER_LM
+
+
+def language_model(name: str, *, num_words: int, max_length: int = 128) -> nn.Module:
+    """Build a language model: one of the recipes', or `lm:DIM:DEPTH:HEADS:MLP`; `:untied` unties its output.
+
+    >>> language_model("lm:16:4:2:32", num_words=50).head.out_features
+    50
+    """
+    base, _, rest = name.partition(":untied")
+    kind, *numbers = base.split(":")
+    try:
+        if not rest and (base in _TRANSFORMER_LM or (kind == "lm" and len(numbers) == 4)):
+            dim, depth, heads, hidden = _TRANSFORMER_LM.get(base) or (int(number) for number in numbers)
+            shape = {"dim": dim, "depth": depth, "num_heads": heads, "hidden": hidden}
+            return TransformerLM(num_words, **shape, max_length=max_length, tied=base == name)
+    except ValueError as error:
+        if isinstance(error, ReplearnError):
+            raise
+        raise ReplearnError(f"The language model {name!r} can't be built: {error}.") from error
+    raise ReplearnError(
+        f"There is no language model {name!r}. There are {', '.join(_TRANSFORMER_LM)}; or write "
+        "lm:DIM:DEPTH:HEADS:MLP, with :untied for an output layer of its own."
+    )
+
+
+def num_heads(name: str) -> int | None:
+    """The attention heads that a model's name gives; None where it gives none.
+
+    >>> num_heads("lm:16:4:2:32"), num_heads("vit_tiny_8")
+    (2, None)
+    """
+    base = name.removesuffix(":untied")
+    if base in _TRANSFORMER_LM:
+        return _TRANSFORMER_LM[base][2]
+    kind, *numbers = base.split(":")
+    return int(numbers[2]) if kind in ("lm", "vit") and len(numbers) == 4 else None
+
+
+def check_patch(name: str, patch: int, size: int) -> None:
+    if patch < 1 or size % patch:
+        raise ReplearnError(
+            f"The model {name!r} can't be built for {size}x{size} images: patches of {patch} pixels do not divide "
+            "them. Use another patch size, or resize the images (augment.DATA.resize)."
+        )
+
+
+def _timm(name: str, **settings: Any) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise ReplearnError("This model needs timm: pip install 'replearn[vision]'.") from error
+    model: nn.Module = timm.create_model(name, pretrained=False, **settings)
+    return model
+
+
+def _hugging_face(folder: str, *, num_classes: int, channels: int, size: int) -> nn.Module:
+    try:
+        from transformers import AutoConfig, AutoModelForImageClassification
+    except ImportError as error:
+        raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ReplearnError(
+            f"hf:{folder}: there is no config.json of a Hugging Face model ({str(error).splitlines()[0]})."
+        ) from error
+    config.num_labels, config.num_channels, config.image_size = num_classes, channels, size
+    model: nn.Module = AutoModelForImageClassification.from_config(config)  # type: ignore[no-untyped-call]
+    return model
+
+
+def _torchvision(name: str, num_classes: int) -> nn.Module:
+    try:
+        import torchvision
+    except ImportError as error:
+        raise ReplearnError("This model needs torchvision: pip install 'replearn[vision]'.") from error
+    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=num_classes)
+    return model

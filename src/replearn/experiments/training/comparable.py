@@ -1,0 +1,59 @@
+"""Which runs may stand in one table: trained alike, and measured on the same hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import ReplearnError
+from .results import SHARED, Result
+
+NOT_SETTINGS = ("name", "table", "data", "variants", "paper")  # what may differ between comparable runs
+
+
+def check_same_settings(name: str, results: Sequence[Result]) -> None:
+    variants: dict[str, Mapping[str, Any]] = {}
+    for result in results:
+        for field, before, after in differences(results[0].recipe, result.recipe):
+            raise ReplearnError(
+                f"These runs of {name} can't be compared: {field} is {before!r} in one and {after!r} in another. "
+                "Train them alike, or keep them in folders of their own (--out)."
+            )
+        label = str(result.variant["label"])
+        if (held := variants.setdefault(label, result.variant)) != result.variant:
+            field = next(key for key in {**held, **result.variant} if held.get(key) != result.variant.get(key))
+            raise ReplearnError(
+                f"Two runs of {name} are both called {label}, but {field} is {held.get(field)!r} in one and "
+                f"{result.variant.get(field)!r} in the other. Keep them in folders of their own (--out)."
+            )
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The settings of two recipes that differ, as (field, one's, the other's)."""
+    fields = [field for field in {**one, **other} if field not in NOT_SETTINGS]
+    return [(field, one.get(field), other.get(field)) for field in fields if one.get(field) != other.get(field)]
+
+
+def changes_of(trained: Mapping[str, Any]) -> list[str]:
+    """What differs from the recipe as it is shipped: then its paper rows are not for these numbers."""
+    from .. import recipes
+
+    if trained.get("name") not in recipes.available():
+        return []
+    shipped = recipes.recipe(str(trained["name"])).to_dict()
+    return [
+        f"not the recipe as it is shipped: {field} is {now}, not {then}"
+        for field, then, now in differences(shipped, trained)
+    ]
+
+
+def shared(result: Result) -> bool:
+    """Whether other runs trained on the device at the same time."""
+    return SHARED in result.notes
+
+
+def machine(result: Result) -> str:
+    about = result.hardware
+    processes = int(about.get("processes", 1))
+    name = str(about.get("gpu") or f"{about.get('device', '?')}, {about.get('cores', '?')} cores")
+    return name if processes == 1 else f"{processes} x {name}"

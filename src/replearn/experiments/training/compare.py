@@ -1,0 +1,219 @@
+"""Compare finished runs: mean and spread over seeds, paired differences, costs, and the paper's numbers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ReplearnError
+from ...planning.serialization import encode
+from .comparable import changes_of, check_same_settings, machine, shared
+from .intervals import Difference, mean_of, paired_difference, std_of
+from .metrics import Metric
+from .recipe import PaperRow, paper_row_from_dict
+from .results import Result
+from .tasks import task_named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method over its seeds. Scores are of the last epoch; `best` stands beside them."""
+
+    label: str
+    method: str
+    seeds: tuple[int, ...]
+    epochs: int
+    scores: tuple[float, ...]  # by seed
+    score: float
+    std: float | None
+    best: float
+    also: Mapping[str, float]  # the means of the task's other metrics, by name
+    against_e2e: Difference | None
+    against_removal: Difference | None  # against removal of the same targets
+    alone: bool  # False if a run shared its device: then time and memory say nothing
+    seconds: float  # of an epoch, without evaluation
+    memory: int  # bytes at the peak; 0 where the device can't tell
+    parameters: int
+    flops: int
+    time_ratio: float | None  # to E2E on the same hardware
+    memory_ratio: float | None
+    paper: PaperRow | None
+    paper_time_ratio: float | None
+    paper_memory_ratio: float | None
+
+    @property
+    def accuracy(self) -> float:
+        """The score of a classifier."""
+        return self.score
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """The scores of a classifier, by seed."""
+        return self.scores
+
+    @property
+    def top5(self) -> float:
+        return self.also["top5"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The rows of one recipe on one data set."""
+
+    recipe: str
+    data: str
+    model: str
+    epochs: int
+    metric: Metric
+    hardware: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = encode(self)
+        return found
+
+
+def compare(results: Iterable[Result]) -> list[Comparison]:
+    """One comparison for each recipe and data set among the results, in the order they come.
+
+    Runs that did not finish are left out and named in the notes. ReplearnError where runs can't be
+    compared: trained with different settings, or the same run twice.
+    """
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        groups[str(result.recipe.get("name", "?")), result.data].append(result)
+    if not groups:
+        raise ReplearnError("There are no results to compare: train something first (replearn compare RECIPE).")
+    return [_compare_group(name, data, group) for (name, data), group in groups.items()]
+
+
+def _compare_group(name: str, data: str, group: Sequence[Result]) -> Comparison:
+    done = [result for result in group if result.finished and result.epochs]
+    notes = [
+        f"{result.variant['label']}, seed {result.seed}, stopped after {len(result.epochs)} epochs: left out"
+        for result in group
+        if result not in done
+    ]
+    if not done:
+        raise ReplearnError(
+            f"No run of {name} on {data} is finished ({'; '.join(notes)}). Finish them with "
+            f"`replearn compare {name} --data {data}`."
+        )
+    by_label: dict[str, dict[int, Result]] = defaultdict(dict)
+    for result in done:
+        runs = by_label[str(result.variant["label"])]
+        if result.seed in runs:
+            raise ReplearnError(
+                f"There are two results of {result.variant['label']} with seed {result.seed} for {name} on "
+                f"{data}. Compare one folder of runs at a time."
+            )
+        runs[result.seed] = result
+    check_same_settings(name, done)
+    order = [str(variant["label"]) for variant in done[0].recipe.get("variants", ())]
+    labels = sorted(by_label, key=lambda label: order.index(label) if label in order else len(order))
+    rows = tuple(_row(by_label[label], by_label) for label in labels)
+    machines = sorted({machine(result) for result in done})
+    if len(machines) > 1:
+        notes.append(f"trained on different hardware: time and memory are compared within {' or '.join(machines)}")
+    if any(shared(result) for result in done):
+        notes.append("runs that shared a device have no time or memory of their own: run those with --together 1")
+    return Comparison(
+        recipe=name,
+        data=data,
+        model=str(done[0].recipe["model"]),
+        epochs=int(done[0].recipe["epochs"]),
+        metric=done[0].metric,
+        hardware=", ".join(machines),
+        rows=rows,
+        notes=(*notes, *changes_of(done[0].recipe)),
+    )
+
+
+def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]]) -> Row:
+    seeds = tuple(sorted(runs))
+    first = runs[seeds[0]]
+    e2e = _baseline(others, "e2e", None)
+    removal = _baseline(others, "removal", (*_placement(first), first.variant.get("epochs")))
+    paper, paper_e2e = _paper(first, str(first.variant["label"])), None
+    if e2e:
+        paper_e2e = _paper(first, str(next(iter(e2e.values())).variant["label"]))
+    scores = tuple(runs[seed].score for seed in seeds)
+    task = task_named(str(first.recipe.get("task", "classification")))
+    seconds, memory = _cost(runs)
+    time_ratio, memory_ratio = _ratios(runs, e2e)
+    return Row(
+        label=str(first.variant["label"]),
+        method=str(first.variant["method"]),
+        seeds=seeds,
+        epochs=len(first.epochs),
+        scores=scores,
+        score=mean_of(scores),
+        std=std_of(scores),
+        best=mean_of([run.best.measures[run.metric.key] for run in runs.values()]),
+        also={other.name: mean_of([run.last.measures[other.key] for run in runs.values()]) for other in task.also},
+        against_e2e=_against(runs, e2e),
+        against_removal=None if first.variant["method"] == "e2e" else _against(runs, removal),
+        alone=not any(shared(run) for run in runs.values()),
+        seconds=seconds,
+        memory=memory,
+        parameters=first.parameters,
+        flops=first.flops,
+        time_ratio=time_ratio,
+        memory_ratio=memory_ratio,
+        paper=paper,
+        paper_time_ratio=_ratio(paper, paper_e2e, "seconds_per_epoch"),
+        paper_memory_ratio=_ratio(paper, paper_e2e, "memory_gb"),
+    )
+
+
+def _baseline(
+    others: Mapping[str, Mapping[int, Result]], method: str, alike: tuple[int, int, int | None] | None
+) -> Mapping[int, Result] | None:
+    for runs in others.values():
+        first = next(iter(runs.values()))
+        length = first.variant.get("epochs")
+        if first.variant["method"] == method and alike in (None, (*_placement(first), length)):
+            return runs
+    return None
+
+
+def _placement(result: Result) -> tuple[int, int]:
+    interval, first = result.variant["interval"], result.variant["first"]
+    return interval, interval if first is None else first
+
+
+def _against(runs: Mapping[int, Result], baseline: Mapping[int, Result] | None) -> Difference | None:
+    if baseline is None or baseline is runs:
+        return None
+    ours, theirs = ({seed: run.score for seed, run in each.items()} for each in (runs, baseline))
+    metric = next(iter(runs.values())).metric
+    return paired_difference(ours, theirs, higher_is_better=metric.higher_is_better)
+
+
+def _cost(runs: Mapping[int, Result]) -> tuple[float, int]:
+    return mean_of([run.epoch_seconds for run in runs.values()]), max(run.peak_memory for run in runs.values())
+
+
+def _ratios(runs: Mapping[int, Result], e2e: Mapping[int, Result] | None) -> tuple[float | None, float | None]:
+    """Time and memory as shares of E2E's, where both were measured alone on the same hardware."""
+    if e2e is None or any(shared(run) for run in (*runs.values(), *e2e.values())):
+        return None, None
+    if len({machine(run) for run in (*runs.values(), *e2e.values())}) > 1:
+        return None, None
+    (seconds, memory), (full_seconds, full_memory) = _cost(runs), _cost(e2e)
+    return seconds / full_seconds if full_seconds else None, memory / full_memory if full_memory else None
+
+
+def _paper(result: Result, label: str) -> PaperRow | None:
+    for entry in result.recipe.get("paper", ()):
+        if entry["data"] == result.data and entry["label"] == label:
+            return paper_row_from_dict(entry)
+    return None
+
+
+def _ratio(row: PaperRow | None, full: PaperRow | None, field: str) -> float | None:
+    ours, whole = getattr(row, field, None), getattr(full, field, None)
+    return ours / whole if ours and whole else None

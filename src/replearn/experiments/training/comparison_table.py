@@ -1,0 +1,113 @@
+"""The printed view of a comparison: what was reached, then what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...planning.table import text_table
+from .compare import Comparison, Row
+from .intervals import Difference
+from .metrics import Metric
+
+LEGEND = """\
+{metric} is the last epoch's{unit}, mean ± std over seeds; best is the best epoch's
+differences are taken seed by seed; in brackets the 95 % interval of their mean, each row on its own
+time, memory and share (of the parameters) are ratios to E2E"""
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """A comparison as text: accuracies with differences and verdicts, then costs, then notes."""
+    rows = comparison.rows
+    lines = [
+        heading(comparison),
+        "",
+        *score_table(rows, comparison.metric),
+        "",
+        *cost_table(rows),
+        "",
+    ]
+    lines += [f"note: {note}" for note in comparison.notes]
+    return "\n".join([*lines, legend(comparison.metric)])
+
+
+def legend(metric: Metric) -> str:
+    unit = " in percent" if metric.unit == "%" else "" if metric.higher_is_better else " (lower is better)"
+    return LEGEND.format(metric=metric.name, unit=unit)
+
+
+def heading(comparison: Comparison) -> str:
+    """Which recipe, model, data and length, on what hardware: `demo: ... on digits, 12 epochs (cpu, 2 cores)`."""
+    length = f"{comparison.epochs} epoch{'s' if comparison.epochs > 1 else ''}"
+    return f"{comparison.recipe}: {comparison.model} on {comparison.data}, {length} ({comparison.hardware})"
+
+
+def score_table(rows: Sequence[Row], metric: Metric) -> list[str]:
+    columns: dict[str, list[str]] = {
+        "method": [row.label for row in rows],
+        "seeds": [str(len(row.seeds)) for row in rows],
+        "epochs": [str(row.epochs) if len({row.epochs for row in rows}) > 1 else "" for row in rows],
+        metric.name: [spread(row.score, row.std) for row in rows],
+        "best": [f"{row.best:.2f}" for row in rows],
+        **measured_beside(rows),
+        "against E2E": [difference(row.against_e2e) for row in rows],
+        "against removal": [difference(row.against_removal) for row in rows],
+        "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],
+    }
+    if any(row.paper and row.paper.top5 for row in rows):
+        columns["top-5"] = [f"{row.top5:.2f}" for row in rows]
+        columns["paper top-5"] = [
+            spread(row.paper.top5, row.paper.top5_std) if row.paper and row.paper.top5 else "" for row in rows
+        ]
+    return shown(columns, left=("method", "against E2E", "against removal"))
+
+
+def measured_beside(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Columns of the task's other metrics; a classifier's top-5 stands beside the paper's instead."""
+    names = [name for name in (rows[0].also if rows else ()) if name != "top5"]
+    return {name: [f"{row.also[name]:.2f}" for row in rows] for name in names}
+
+
+def cost_table(rows: Sequence[Row]) -> list[str]:
+    full = next((row.parameters for row in rows if row.method == "e2e"), None)
+    columns: dict[str, list[str]] = {
+        "method": [row.label for row in rows],
+        "s/epoch": [f"{row.seconds:.2f}" if row.alone else "" for row in rows],
+        "time": [ratio(row.time_ratio) for row in rows],
+        "paper time": [ratio(row.paper_time_ratio) for row in rows],
+        "GB": [f"{row.memory / 1e9:.2f}" if row.memory and row.alone else "" for row in rows],
+        "memory": [ratio(row.memory_ratio) for row in rows],
+        "paper memory": [ratio(row.paper_memory_ratio) for row in rows],
+        "parameters": [f"{row.parameters:,}" for row in rows],
+        "share": [ratio(row.parameters / full if full else None) for row in rows],
+        "MFLOPs": [f"{row.flops / 1e6:,.1f}" for row in rows],
+    }
+    return shown(columns, left=("method",))
+
+
+def shown(columns: dict[str, list[str]], left: Sequence[str]) -> list[str]:
+    """A table of the columns that have something to say."""
+    kept = {head: cells for head, cells in columns.items() if any(cells)}
+    right = [index for index, head in enumerate(kept) if head not in left]
+    return text_table(list(kept), list(zip(*kept.values(), strict=True)), right)
+
+
+def spread(mean: float, std: float | None) -> str:
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def difference(value: Difference | None) -> str:
+    """`+0.41 [+0.10, +0.72] better`; without an interval, the reason why there is none."""
+    if value is None:
+        return ""
+    if value.low is None or value.high is None:
+        why = "1 seed" if len(value.seeds) == 1 else "no spread"
+        return f"{signed(value.mean)} ({why}) {value.verdict}"
+    return f"{signed(value.mean)} [{signed(value.low)}, {signed(value.high)}] {value.verdict}"
+
+
+def signed(value: float) -> str:
+    return f"{round(value, 2) + 0.0:+.2f}"  # adding 0.0 turns -0.0 into 0.0

@@ -1,0 +1,61 @@
+"""WikiText-2 (Merity, Xiong, Bradbury, Socher 2016): good and featured articles of Wikipedia, two million words.
+
+Three text files, a paragraph a line, words apart and rare ones written <unk>; CC BY-SA. Its home is gone, so
+nothing is downloaded. The official counts are words and line ends before our own cutting: 2,088,628 for training,
+217,646 for validation and 245,569 for the test. Read as the paper does: basic English words, those seen at least
+twice, <eos> after each line. An empty line is a line.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .....errors import ReplearnError
+from ..places import cure, locate
+from ..source import Layout, OfficialFile, Source
+from ..text import TextSet, read_lines, text_set
+
+TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
+
+
+def layout(name: str, folder: str, pattern: str) -> Layout:
+    files = tuple(
+        OfficialFile(
+            name=pattern.format(split),
+            split="train" if split == "train" else "test" if split == "test" else None,
+            num_images=count if split != "valid" else 0,
+        )
+        for split, count in TOKENS.items()
+    )
+    return Layout(name=name, folders=(folder,), signs=(pattern.format("*"),), files=files)
+
+
+SOURCE = Source(
+    name="wikitext2",
+    title="WikiText-2",
+    num_train=TOKENS["train"],
+    num_test=TOKENS["test"],
+    layouts=(
+        layout("plain", "wikitext-2", "{}.txt"),
+        layout("release", "wikitext-2", "wiki.{}.tokens"),
+    ),
+    how="Put train.txt, valid.txt and test.txt (or the release's wiki.*.tokens) into ROOT/wikitext-2.",
+)
+
+
+def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True, min_count: int = 2) -> TextSet:
+    folder, found = locate(SOURCE, root)
+    lines = {}
+    for file, (split, count) in zip(found.files, TOKENS.items(), strict=True):
+        path = folder / file.name
+        try:
+            lines[split] = read_lines(path)
+        except ReplearnError as error:
+            raise ReplearnError(f"{error} {cure(SOURCE)}") from error
+        held = sum(len(line.split()) + 1 for line in lines[split])
+        if strict_counts and held != count:
+            raise ReplearnError(
+                f"{path} holds {held:,} words and line ends, and {count:,} are expected: it is cut off or "
+                f"altered. {cure(SOURCE)}"
+            )
+    return text_set(SOURCE.name, lines["train"], lines["valid"], lines["test"], min_count)

@@ -1,0 +1,230 @@
+"""Train runs, one or several at a time on one device, to their end."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from ...costs.precision import float32_products
+from ...errors import ReplearnError
+from ...planning.serialization import encode
+from .compiling import many_graphs
+from .interrupting import Interruption, interruption
+from .keeping import result_of, resume_run, save_run, tidy, write_model, write_result
+from .log import RunLog
+from .processes import Parallel, Processes, start_processes
+from .recipe import FORMAT as RECIPE
+from .results import SHARED, Epoch, Result, write_atomically
+from .run import Run, RunSpec
+from .tasks import task_named
+
+CHECKPOINT_SECONDS = 60.0
+
+
+class Progress(Protocol):
+    """Who watches: the command line shows bars or lines, a notebook nothing."""
+
+    def begin(self, runs: Sequence[str]) -> None: ...
+    def step(self, run: int, epoch: int, step: int, steps: int, images_per_second: float, memory: int) -> None: ...
+    def epoch(self, run: int, epoch: Epoch) -> None: ...
+    def note(self, run: int, text: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class Interrupted(ReplearnError):
+    """Training was interrupted (Ctrl-C); the message names the checkpoint to resume from."""
+
+
+def fit(
+    specs: Sequence[RunSpec],
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    progress: Progress | None = None,
+    deterministic: bool = False,
+    parallel: Parallel = "ddp",
+    shared: dict[Any, Any] | None = None,
+) -> list[Result]:
+    """Train every run to its end, all of them together on one device, and return their results.
+
+    Each run's folder gets `recipe.json`, `log.jsonl`, `checkpoint.safetensors` and `result.json`. With
+    `resume=True` a run goes on from its checkpoint, and a finished one is only read. Under torchrun each
+    process trains its share of every batch. Give the same dict as `shared` to one call after another, and what
+    they train on is read once and stays on the device.
+    """
+    if not specs:
+        raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")
+    where = device_named(device)
+    processes = start_processes(where, parallel)
+    gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
+    with settings(specs[0], deterministic):
+        shared = {} if shared is None else shared
+        runs = []
+        for spec in specs:
+            task = task_named(spec.recipe.task).open(spec, where, processes, shared)
+            runs.append(Run(spec, task, where, processes))
+            spec.out.mkdir(parents=True, exist_ok=True)
+            if processes.leads:
+                tidy(spec.out)
+        if not all(run.batches.one_shape for run in runs):
+            torch.backends.cudnn.benchmark = False  # each new size would be tried out anew
+        processes.agree(True, where)  # nobody looks for a state before it is tidy
+        with interruption(processes, where) as stop:
+            return _train(runs, where, processes, progress, resume, stop)
+
+
+def _train(
+    runs: list[Run],
+    device: torch.device,
+    processes: Processes,
+    progress: Progress | None,
+    resume: bool,
+    stop: Interruption,
+) -> list[Result]:
+    results: dict[int, Result] = {}
+    for run in runs:
+        if not (resume and resume_run(run)) and processes.leads:
+            write_atomically(
+                run.spec.out / "recipe.json", json.dumps({"format": RECIPE, **encode(run.spec.recipe)}, indent=1)
+            )
+    logs = [RunLog(run.spec.out) for run in runs] if processes.leads else []
+    for log, run in zip(logs, runs, strict=False):
+        log.start(run.epochs)
+    together = [run for run in runs if not run.finished]
+    for run in together if len(together) > 1 else []:
+        run.note(SHARED)
+    streams = streams_for(len(runs), device)
+    talk = progress if processes.leads else None
+    if talk:
+        talk.begin([run.title for run in runs])
+    saved = time.monotonic()
+    try:
+        while active := [run for run in runs if not run.finished]:
+            measured = _epoch(active, runs, streams, device, talk, stop)
+            last = not any(not run.finished for run in active)
+            due = time.monotonic() - saved > CHECKPOINT_SECONDS
+            save = last or processes.agree(due, device)  # clocks differ, and saving takes all processes
+            for run, (epoch, step_ms) in zip(active, measured, strict=True):
+                for log in logs[runs.index(run) : runs.index(run) + 1]:
+                    log.epoch(epoch)
+                if talk:
+                    talk.epoch(runs.index(run), epoch)
+                if run.finished:
+                    write_model(run)
+                results[runs.index(run)] = write_result(run, step_ms)
+                if save or run.finished:  # last: a state that says "finished" has its model and result beside it
+                    save_run(run)
+            if save:
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        for run in runs:
+            save_run(run)
+        places = ", ".join(str(run.checkpoint) for run in runs)
+        raise Interrupted(f"Interrupted; resume from {places}.") from None
+    finally:
+        for log in logs:
+            log.close()
+        if talk:
+            talk.end()
+    return [results.get(index) or result_of(run) for index, run in enumerate(runs)]
+
+
+def _epoch(
+    active: list[Run],
+    runs: list[Run],
+    streams: list[Any],
+    device: torch.device,
+    talk: Progress | None,
+    stop: Interruption,
+) -> list[tuple[Epoch, float]]:
+    """One epoch of every run, step by step in turn, so that small models share the device."""
+    for run in active:
+        run.start_epoch()
+    synchronize(device)
+    begin = time.perf_counter()
+    shown, taken, first = begin, 0, min(run.step_in_epoch for run in active)
+    for step in range(first, max(run.steps_per_epoch for run in active)):
+        for run in active:
+            if run.step_in_epoch <= step < run.steps_per_epoch:
+                stream = streams[runs.index(run)]
+                with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                    run.step()
+                taken += run.task.step_samples
+        stop.check()
+        if talk and (now := time.perf_counter()) - shown > 0.2:
+            shown = now
+            memory = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+            for run in active:
+                speed = taken / len(active) / (now - begin)
+                talk.step(runs.index(run), run.epoch + 1, step + 1, run.steps_per_epoch, speed, memory)
+    synchronize(device)
+    seconds = time.perf_counter() - begin
+    if talk:
+        for run in active:
+            for note in run.notes:
+                talk.note(runs.index(run), note)
+    return [(run.end_epoch(seconds), 1000 * seconds / max(1, run.steps_per_epoch - first)) for run in active]
+
+
+def device_named(name: str) -> torch.device:
+    """The device by name; `auto` takes a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ReplearnError(f"There is no device {name!r}; write cpu, cuda or cuda:0.") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ReplearnError("There is no GPU here that torch can use; write device='cpu'.")
+        count = torch.cuda.device_count()
+        index = device.index if device.index is not None else local_rank() % count
+        if index >= count:
+            raise ReplearnError(f"There is no device {name!r}: this machine has {count} GPU(s), counted from 0.")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    elif device.type != "cpu":
+        raise ReplearnError(f"Training runs on cpu or cuda, not on {name!r}.")
+    return device
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def streams_for(runs: int, device: torch.device) -> list[Any]:
+    """A stream for each of several runs that share a GPU, and the same ones for the next that do."""
+    alone = runs == 1 or device.type != "cuda"
+    return [None if alone else _stream(device, number) for number in range(runs)]
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    # cuBLAS keeps memory for every stream that it ever worked on
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def settings(spec: RunSpec, deterministic: bool) -> Iterator[None]:
+    """Precision and determinism as the recipe says, and as they were afterwards."""
+    algorithms = torch.get_deterministic_debug_mode()
+    tf32, graphs = spec.recipe.precision != "float32", many_graphs() if spec.recipe.compile else nullcontext()
+    with float32_products(tf32=tf32, benchmark=not deterministic), graphs:
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(algorithms)

@@ -1,0 +1,164 @@
+"""Keep a run on disk: its state, its result, and the trained model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ReplearnError
+from ...planning.serialization import encode
+from ...surgery.checkpoint import save
+from ...surgery.replace import operators_of
+from .recipe import recipe_from_dict, variant_from_dict
+from .results import Result, epoch_from_dict, hardware_of, versions_of, write_atomically
+from .run import Run, RunSpec
+from .shards import read_shards, recover_shards, write_shards
+from .state import collect, read_state, remove_leftovers, restore, write_state
+
+
+def save_run(run: Run) -> None:
+    """Write the state; call it in every process."""
+    sums = run.processes.total(run.sums.clone()).tolist()
+    about = {
+        "identity": identity(run.spec),
+        "epoch": run.epoch,
+        "step": run.step_in_epoch,
+        "sums": sums,
+        "seconds": run.seconds,
+        "epochs": [epoch.to_dict() for epoch in run.epochs],
+        "method": run.method.state(),
+        "notes": run.notes,
+        "started": run.started,
+    }
+    if run.sharded:
+        write_shards(run.checkpoint, run.model, run.optimizer, about)
+        (run.spec.out / "checkpoint.safetensors").unlink(missing_ok=True)  # a form that is older now
+        return
+    tensors, held = collect(run.bare, run.optimizer, run.ema)
+    if run.processes.leads:
+        write_state(run.checkpoint, tensors, {**about, "optimizer": held})
+        shutil.rmtree(run.spec.out / "checkpoint", ignore_errors=True)
+
+
+def resume_run(run: Run) -> bool:
+    """Go on from the state on disk, if there is one; it must be of this very run."""
+    found = run.found
+    if found is None:
+        return False
+    try:
+        _restore(run, found)
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        if isinstance(error, ReplearnError):
+            raise
+        raise ReplearnError(
+            f"The checkpoint {found} can't be read: it does not hold what a run needs ({type(error).__name__}: "
+            f"{str(error)[:200]}). Delete it to start anew."
+        ) from error
+    return True
+
+
+def _restore(run: Run, found: Path) -> None:
+    if found.is_dir():
+        rates = [group["lr"] for group in run.optimizer.param_groups]
+        about = read_shards(found, run.model, run.optimizer)
+        for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        check_identity(run, about)
+    else:
+        tensors, about = read_state(found)
+        check_identity(run, about)
+        restore(tensors, about["optimizer"], run.bare, run.optimizer, run.ema)
+    run.method.load_state(run.bare, about["method"])
+    if run.processes.leads:  # the sums of all processes were saved as one
+        run.sums.copy_(torch.tensor(about["sums"]))
+    run.epoch, run.step_in_epoch = about["epoch"], about["step"]
+    run.seconds, run.notes, run.started = about["seconds"], about["notes"], about["started"]
+    run.epochs = [epoch_from_dict(entry) for entry in about["epochs"]]
+
+
+def tidy(folder: Path) -> None:
+    """Put right what a killed run left: half-written files go, a state between two names gets its own."""
+    remove_leftovers(folder)
+    recover_shards(folder / "checkpoint")
+
+
+def check_identity(run: Run, about: dict[str, Any]) -> None:
+    found = identity_as_now(about["identity"])
+    changed = sorted(k for k, v in identity(run.spec).items() if found.get(k) != v)
+    if changed:
+        raise ReplearnError(
+            f"{run.found} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
+            "or delete it to start anew."
+        )
+
+
+def identity(spec: RunSpec) -> dict[str, Any]:
+    """What must agree for a state to be this run's."""
+    recipe = encode(spec.recipe)
+    for field in ("variants", "paper", "data"):
+        recipe.pop(field)
+    values = {"recipe": recipe, "variant": encode(spec.variant), "data": spec.data, "seed": spec.seed}
+    return dict(json.loads(json.dumps(values)))
+
+
+def identity_as_now(found: dict[str, Any]) -> dict[str, Any]:
+    """An identity as this version writes it: a field that an older one did not have yet has its default."""
+    try:
+        recipe = encode(recipe_from_dict({**found["recipe"], "variants": (), "data": ()}))
+        for field in ("variants", "paper", "data"):
+            recipe.pop(field)
+        values = {**found, "recipe": recipe, "variant": encode(variant_from_dict(found["variant"]))}
+    except (ReplearnError, KeyError, TypeError):  # of a newer version, or damaged: then it is compared as it is
+        return found
+    return dict(json.loads(json.dumps(values)))
+
+
+def write_model(run: Run) -> None:
+    """Write the trained model, with its plan if it has one: `replearn.load` reads it."""
+    if run.sharded:
+        return  # its weights are in the checkpoint; no process holds the whole model
+    if not run.processes.leads:
+        return
+    measured = run.bare if run.ema is None else run.ema.module  # what the result file's numbers are of
+    model = run.method.finish(copy.deepcopy(measured))
+    path = run.spec.out / "model.safetensors"
+    if any(True for _ in operators_of(model)):
+        save(model, path)
+    else:
+        recipe = run.spec.recipe
+        about = {"model": recipe.model, "outputs": [run.spec.data, list(recipe.classes)]}
+        write_state(path, model.state_dict(), about)
+    shown = run.ema or run.bare
+    with torch.no_grad():
+        run.task.keep(shown.eval(), run.autocast())
+
+
+def result_of(run: Run, step_ms: float = 0.0) -> Result:
+    return Result(
+        recipe=encode(run.spec.recipe),
+        variant=encode(run.spec.variant),
+        data=run.spec.data,
+        seed=run.spec.seed,
+        plan=None if run.method.plan is None else json.loads(run.method.plan.to_json()),
+        parameters=run.parameters,
+        flops=run.flops,
+        step_ms=step_ms,
+        epochs=tuple(run.epochs),
+        hardware=hardware_of(run.device) | {"processes": run.processes.world},
+        versions=versions_of(),
+        started=run.started,
+        finished=run.finished,
+        notes=tuple(run.notes),
+    )
+
+
+def write_result(run: Run, step_ms: float) -> Result:
+    result = result_of(run, step_ms)
+    if run.processes.leads:
+        write_atomically(run.spec.out / "result.json", result.to_json())
+    return result

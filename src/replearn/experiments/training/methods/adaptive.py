@@ -1,0 +1,203 @@
+"""Adaptive replacement (tab:adaptive_repl): which blocks are replaced is chosen anew in every epoch.
+
+    sum_i m_i = |F|,  m = the |F| legal blocks with the highest score, no two adjacent
+
+|F| is the number of targets of the fixed placement. The score is the cosine similarity of a block's output
+to its input, on one training batch, with every block in its place; it is compared over the whole
+model, as the paper's sum is. Every legal block has an operator and all blocks stay trainable, so the
+saving is in time and activations, not in parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....blocks.stacks import Stack, find_stacks
+from ....operators._base.operator import Operator
+from ....planning.data import Plan, Target
+from ....planning.legality import Survey
+from ....planning.planner import count_parameters, plan
+from ....planning.positions import best_apart
+from ....planning.similarity import block_similarity
+from ....planning.targets import build_operator, trainable
+from ....surgery.plan_metadata import carry_
+from ....surgery.replace import device_of, set_submodule
+from .base import Method, Setting
+from .wrapping import Patch, patches, unpatch_
+
+HOLDER = "replearn_operators"
+
+
+class Adaptive(Method):
+    name = "adaptive"
+    leaves_idle = True
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._fixed: Plan | None = None
+        self._stacks: tuple[Stack, ...] = ()
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Give every legal block an operator; until the first score the fixed targets are replaced."""
+        variant = self.setting.variant
+        self._fixed = plan(model, variant.interval, variant.first, operator=variant.operator)
+        self._stacks = find_stacks(model)
+        survey = Survey(model, self._stacks, variant.operator)
+        legal = [target for stack in self._stacks for target in survey.at(stack, survey.legal(stack))]
+        built = [build_operator(model, target, device_of(model, target)) for target in legal]
+        holder = Operators()
+        for operator in built:
+            if all(parameter.device.type != "meta" for parameter in operator.parameters()):
+                operator.reset_parameters()
+            block = model.get_submodule(operator.target.name)
+            holder[key_of(operator.target.name)] = operator.train(block.training)
+            Switch(block, holder, operator.target)
+        model.add_module(HOLDER, holder)
+        self._choose(model, {target.name for target in self._fixed.targets}, "as fixed")
+        return model
+
+    def start_epoch(self, model: nn.Module, epoch: int, batch: Callable[[], Tensor]) -> bool:
+        scores = agreed(self.scores(plain_model(model), batch()))
+        return self._choose(model, self.most_redundant(scores), f"by the scores of epoch {epoch}")
+
+    def scores(self, model: nn.Module, batch: Tensor) -> dict[str, float]:
+        """How much each legal block's output is like its input, with every block in its place."""
+        switches = list(patches(model, Switch))
+        inputs = {switch.target.name: switch.target.anatomy.input for switch in switches}
+        # compiled code would not call the hooks that do the scoring
+        with all_in_place(switches), torch.compiler.set_stance("force_eager"):
+            return block_similarity(model, inputs, batch)
+
+    def most_redundant(self, scores: Mapping[str, float]) -> set[str]:
+        """The highest total score, in as many blocks as the fixed placement has, no two adjacent."""
+        places: dict[int, str] = {}
+        begin = 0
+        for stack in self._stacks:
+            places |= {begin + i: name for i, name in enumerate(stack.blocks) if name in scores}
+            begin += len(stack)  # the ends of a stack are never legal, so stacks do not touch
+        count = len(self._fixed.targets) if self._fixed else 0
+        chosen = best_apart({place: scores[name] for place, name in places.items()}, count)
+        return {places[place] for place in chosen}
+
+    def follow(self, model: nn.Module, copy: nn.Module) -> None:
+        for mine, theirs in zip(patches(model, Switch), patches(copy, Switch), strict=True):
+            theirs.replaced = mine.replaced
+
+    def state(self) -> dict[str, Any]:
+        return {"replaced": [] if self.plan is None else [target.name for target in self.plan.targets]}
+
+    def load_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        self._choose(model, set(state["replaced"]), "as in the checkpoint")
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """Replace the last epoch's choice for good: an ordinary replaced model, ready for save and deploy."""
+        switches = list(patches(model, Switch))
+        unpatch_(model, Switch)
+        for switch in switches:
+            if switch.replaced:
+                set_submodule(model, switch.target.name, switch.operator)
+        if hasattr(model, HOLDER):
+            delattr(model, HOLDER)
+            if self.plan is not None:
+                carry_(model, self.plan)
+        return model
+
+    def _choose(self, model: nn.Module, names: set[str], how: str) -> bool:
+        switches = list(patches(model, Switch))
+        changed = any(switch.replaced != (switch.target.name in names) for switch in switches)
+        for switch in switches:
+            switch.replaced = switch.target.name in names
+        if self._fixed is not None:
+            chosen = tuple(switch.target for switch in switches if switch.replaced)
+            self.plan = chosen_plan(plain_model(model), self._fixed, chosen, how)
+        return changed
+
+
+class Operators(nn.ModuleDict):
+    """Holds the operators of all legal blocks; in a model that is an nn.Sequential it does nothing."""
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class Switch(Patch):
+    """Runs the block, or the operator in its place."""
+
+    def __init__(self, block: nn.Module, holder: nn.ModuleDict, target: Target) -> None:
+        super().__init__(block)
+        # through the holder, which ends the chain block - operator - neighbour - its operator - ...
+        self._holder = holder
+        self._key = key_of(target.name)
+        self.target = target
+        self.replaced = False
+
+    @property
+    def operator(self) -> Operator:
+        found = self._holder[self._key]
+        if not isinstance(found, Operator):
+            raise TypeError(f"{self.target.name}: expected an operator, found a {type(found).__name__}")
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._holder[self._key](*args, **kwargs) if self.replaced else self.run(*args, **kwargs)
+
+    def alternatives(self) -> tuple[nn.Module, ...]:
+        return (self.operator,)
+
+
+def key_of(name: str) -> str:
+    return name.replace(".", "/")  # a module's name may not contain dots
+
+
+@contextmanager
+def all_in_place(switches: list[Switch]) -> Iterator[None]:
+    before = [switch.replaced for switch in switches]
+    try:
+        for switch in switches:
+            switch.replaced = False
+        yield
+    finally:
+        for switch, replaced in zip(switches, before, strict=True):
+            switch.replaced = replaced
+
+
+def chosen_plan(model: nn.Module, fixed: Plan, targets: tuple[Target, ...], how: str) -> Plan:
+    """The plan of a replacement of these blocks for good, which is what `finish` does."""
+    holder = model.get_submodule(HOLDER)
+    operators = trainable(holder.parameters())
+    after = count_parameters(model, targets)[1] - operators
+    held = f"{fixed.parameters_before + operators:,} parameters"
+    note = f"adaptive: while training, all blocks and {len(list(holder.children()))} operators are held ({held})"
+    return replace(
+        fixed,
+        placement=f"{len(targets)} targets, {how}",
+        targets=targets,
+        skipped=(),
+        parameters_after=after,
+        notes=(*fixed.notes, note),
+    )
+
+
+def agreed(scores: dict[str, float]) -> dict[str, float]:
+    """The mean over all processes, which have a batch each and must choose the same blocks."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return scores
+    on_gpu = torch.distributed.get_backend() == "nccl"
+    total = torch.tensor(list(scores.values()), dtype=torch.float64, device="cuda" if on_gpu else "cpu")
+    torch.distributed.all_reduce(total)
+    mean = (total / torch.distributed.get_world_size()).tolist()
+    return dict(zip(scores, mean, strict=True))
+
+
+def plain_model(model: nn.Module) -> nn.Module:
+    """The model inside of torch.compile's and DDP's wrappers."""
+    while isinstance(model, (torch._dynamo.OptimizedModule, nn.parallel.DistributedDataParallel)):
+        inside = model._orig_mod if isinstance(model, torch._dynamo.OptimizedModule) else model.module
+        model = inside
+    return model

@@ -1,0 +1,65 @@
+"""What a method is: a change to a model before training, and at most a change at each epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ....planning.data import Plan
+from ..recipe import Variant
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method may know: its row, the run's seed and length, and how to fit a plan's operators."""
+
+    variant: Variant
+    seed: int
+    epochs: int
+    calibrate: Callable[[nn.Module, Plan], None] | None = None  # in place of surgery, on the run's training data
+
+
+class Method(ABC):
+    """One way of training cheaper. The folder is the list: a new method is one new file."""
+
+    name: str
+    capturable: bool = True  # False if each step may take another path through the model
+    leaves_idle: bool = False  # True if a step may leave parameters without a gradient; DDP must look for them
+
+    recomputes: bool = False  # True if blocks are run again in the backward pass
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.plan: Plan | None = None  # set by `prepare` where blocks are replaced
+
+    @abstractmethod
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Change the model, in place or not, before the optimizer is made."""
+
+    def start_epoch(self, model: nn.Module, epoch: int, batch: Callable[[], Tensor]) -> bool:
+        """Called before each epoch with a source of one training batch; True if the model changed.
+
+        Must depend on (seed, epoch) and the weights alone, so that a resumed run does the same.
+        """
+        return False
+
+    def start_step(self, model: nn.Module, epoch: int, step: int) -> None:  # noqa: B027 - may stay empty
+        """Called before each training step; must depend on (seed, epoch, step) alone."""
+
+    def follow(self, model: nn.Module, copy: nn.Module) -> None:  # noqa: B027 - may stay empty
+        """Let a copy that was made earlier, an EMA say, take the path that the model takes now."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint in the middle of an epoch must remember, as JSON can hold it."""
+        return {}
+
+    def load_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:  # noqa: B027 - may stay empty
+        """Put `state` back before the model's weights are loaded."""
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """Take off what only training needed; the outputs in eval mode stay the same."""
+        return model

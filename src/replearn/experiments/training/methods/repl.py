@@ -1,0 +1,26 @@
+"""Replacement Learning with every option of the core; without an operator, the paper's for the kind of block.
+
+With `calibrate` the operators start fitted to the blocks of a pretrained model.
+"""
+
+from torch import nn
+
+from ....planning.planner import plan
+from ....surgery.replace import replace_
+from .base import Method
+from .carried import carried_plan
+
+
+class ReplacementLearning(Method):
+    name = "repl"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        variant = self.setting.variant
+        if (carried := carried_plan(model, variant)) is not None:
+            self.plan = carried
+            return model
+        self.plan = plan(model, variant.interval, variant.first, operator=variant.operator)
+        if variant.calibrate and self.setting.calibrate is not None:
+            self.setting.calibrate(model, self.plan)
+            return model
+        return replace_(model, self.plan)

@@ -1,0 +1,174 @@
+"""Skip-Attention (Venkataramanan et al. 2024): the middle blocks of a ViT compute no attention.
+
+    A_l = [cls of A_2; f_l(patches of A_{l-1})]                  (l = 3 ... 8 of 12 blocks, counted from 0)
+    X_l = X + A_l, then the MLP branch as before
+    f   = Linear d -> 2d, GELU, depth-wise 5x5 on the token grid, GELU, Linear 2d -> d,
+          then each channel times sigmoid(conv of size 3 over the channels' means)
+
+A_2 is what block 2's attention gives. The skipped blocks' attention and first norm are deleted, so
+they save attention, and add f. For another depth n the blocks round(3n/12) ... round(9n/12) - 1 skip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....blocks.anatomy import is_a
+from ....errors import ReplearnError
+from .base import Method
+
+MODEL = "timm.models.vision_transformer.VisionTransformer"
+BLOCK = "timm.models.vision_transformer.Block"
+PARTS = ("ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")  # what every block keeps
+
+
+class SkipAttention(Method):
+    name = "skip_attention"
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        tokens = tokens_of(model)
+        blocks = model.get_submodule("blocks")
+        skipped = skipped_blocks(len(list(blocks.children())))
+        made: list[nn.Module] = []
+        for index, block in enumerate(blocks.children()):
+            if index == skipped.start - 1:
+                made.append(GivingBlock(block))
+            elif index in skipped:
+                made.append(SkippingBlock(block, tokens))
+            else:
+                made.append(block)
+        model.add_module("blocks", CarryingBlocks(*made).train(blocks.training))
+        return model
+
+
+def skipped_blocks(depth: int) -> range:
+    """The blocks that skip attention, counted from 0: the middle half, after the first quarter."""
+    return range(round(depth * 3 / 12), round(depth * 9 / 12))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a ViT's tokens are: their width, the grid of the patches, and how many stand before them."""
+
+    width: int
+    grid: tuple[int, int]
+    prefix: int
+
+
+class CarryingBlocks(nn.Sequential):
+    """The blocks of a ViT in order; carries the attention output from block to block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention: Tensor | None = None
+        for block in self:
+            if isinstance(block, (GivingBlock, SkippingBlock)):
+                x, attention = block(x, attention)
+            else:
+                x = block(x)
+        return x
+
+
+class GivingBlock(nn.Module):
+    """A timm block that also gives away its attention output; its parts keep their names."""
+
+    norm1: nn.Module
+    attn: nn.Module
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        for name in ("norm1", "attn", *PARTS):
+            self.add_module(name, block.get_submodule(name))
+        self.train(block.training)
+
+    def forward(self, x: Tensor, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        made: Tensor = self.attn(self.norm1(x))
+        return add_branches(self, x, made), made
+
+
+class SkippingBlock(nn.Module):
+    """A timm block without attention: it reuses the one before."""
+
+    def __init__(self, block: nn.Module, tokens: Tokens) -> None:
+        super().__init__()
+        weight = next(block.get_submodule("attn").parameters())
+        self.reuse = Reuse(tokens).to(device=weight.device, dtype=weight.dtype)
+        for name in PARTS:
+            self.add_module(name, block.get_submodule(name))
+        self.train(block.training)
+
+    def forward(self, x: Tensor, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if attention is None:
+            raise ReplearnError(
+                "A block that skips attention was called on its own, without the attention output of the block "
+                "before. Call the model, or model.blocks as a whole; instead of set_grad_checkpointing write the "
+                "method 'skip_attention+checkpointing'."
+            )
+        made = self.reuse(attention)
+        return add_branches(self, x, made), made
+
+
+class Reuse(nn.Module):
+    """f: one block's attention output, made from that of the block before; prefix tokens pass unchanged."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        self.grid = tokens.grid
+        self.prefix = tokens.prefix
+        width = tokens.width
+        self.up = nn.Linear(width, 2 * width)
+        self.depthwise = nn.Conv2d(2 * width, 2 * width, 5, padding=2, groups=2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.channels = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+        self.activation = nn.GELU()
+
+    def forward(self, attention: Tensor) -> Tensor:
+        kept, patches = attention[:, : self.prefix], attention[:, self.prefix :]
+        y = self.activation(self.up(patches))
+        y = y.transpose(1, 2).unflatten(2, self.grid)
+        y = self.activation(self.depthwise(y)).flatten(2).transpose(1, 2)
+        y = self.down(y)
+        y = y * self.channels(y.mean(dim=1, keepdim=True)).sigmoid()
+        return torch.cat((kept.to(y.dtype), y), dim=1)
+
+
+def add_branches(block: Any, x: Tensor, attention: Tensor) -> Tensor:
+    """The two residual branches of a timm block, the first one being given."""
+    x = x + block.drop_path1(block.ls1(attention))
+    made: Tensor = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    return made
+
+
+def tokens_of(model: Any) -> Tokens:
+    """What the model's tokens are; ReplearnError if it is no ViT that can skip attention."""
+    name = type(model).__name__
+    classes = {f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__}
+    blocks = getattr(model, "blocks", None)
+    if MODEL not in classes or not isinstance(blocks, nn.Sequential):
+        raise ReplearnError(
+            f"skip_attention: {name} is not a timm VisionTransformer. Skip-Attention reuses a ViT's attention on "
+            "its token grid; take a timm ViT (as vit_tiny_patch16_224), or another method for this model."
+        )
+    strange = [type(block).__name__ for block in blocks if not is_a(block, BLOCK)]
+    if strange:
+        raise ReplearnError(
+            f"skip_attention: this {name} has a {strange[0]} among its blocks, and only timm's plain Block can "
+            "skip its attention. Start from a fresh model with block_fn=Block."
+        )
+    skipped = skipped_blocks(len(blocks))
+    if skipped.start < 1 or not len(skipped):
+        raise ReplearnError(
+            f"skip_attention: this {name} has {len(blocks)} blocks, too few to have one before those that skip. "
+            "Take at least 3."
+        )
+    grid = getattr(model.patch_embed, "grid_size", None)
+    if grid is None or getattr(model, "dynamic_img_size", False) or not isinstance(model.patch_drop, nn.Identity):
+        raise ReplearnError(
+            f"skip_attention: the token grid of this {name} changes or has holes (dynamic_img_size, "
+            "patch_drop_rate or no img_size), and the 5x5 convolution needs a fixed one. Build it with "
+            "img_size=..., dynamic_img_size=False and patch_drop_rate=0."
+        )
+    return Tokens(int(model.embed_dim), (int(grid[0]), int(grid[1])), int(model.num_prefix_tokens))

@@ -1,0 +1,173 @@
+"""Stochastic depth (Huang et al. 2016): each training step leaves out some blocks, for the whole batch.
+
+    p_l = l / L * drop_rate                                      (linear decay, l = 1 ... L)
+    H_l = relu(x + b_l / (1 - p_l) f_l(x)),  b_l = 0 with chance p_l, else 1
+
+All blocks of all stacks count, in order. A block that changes the shape is never dropped. The branch
+of a block that is kept is scaled up while training, so that evaluation needs no scaling. In a ResNet the
+scale stands where the branch ends, before the addition; elsewhere the block's whole change of its input
+is the branch.
+
+Together with RepL an operator is a block like the one it stands for: it keeps the place's l, and is
+dropped with the same chance. Places where a block was removed count, and have nothing to drop.
+
+What is dropped follows from (seed, epoch, step) alone. A dropped block's parameters get no gradient in
+that step, and so neither weight decay nor momentum.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from torch import Tensor, nn
+
+from ....blocks.anatomy import Anatomy, resolve
+from ....blocks.stacks import Stack, class_path
+from ....errors import ReplearnError
+from ....operators._base.operator import Operator
+from .base import Setting
+from .wrapping import Patch, Wrapper, branches, is_removed, patches, unpatch_
+
+
+class StochasticDepth(Wrapper):
+    name = "stochastic_depth"
+    capturable = False
+    leaves_idle = True
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        rate = setting.variant.drop_rate
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
+            raise ReplearnError(
+                f"drop_rate={rate!r}: the last block's chance of being dropped is a number from 0 up to, but not "
+                "including, 1, as 0.1."
+            )
+
+    def wrap(self, model: nn.Module, stacks: tuple[Stack, ...]) -> nn.Module:
+        total = sum(len(stack) for stack in stacks)
+        chances = chances_of(total, self.setting.variant.drop_rate)
+        places = [(stack, i) for stack in stacks for i in range(len(stack))]
+        found = []
+        for index, (stack, i) in enumerate(places):
+            block = model.get_submodule(stack.blocks[i])
+            if not is_removed(block) and may_drop(stack, i):
+                check_block(model, block, stack, i)
+                found.append((index, block, stack.anatomies[i]))
+        if not found:
+            raise ReplearnError(
+                f"stochastic_depth: {type(model).__name__} has no block that keeps the shape of its input, so "
+                "none can be dropped. Train it with another method."
+            )
+        for index, block, anatomy in found:
+            Dropped(block, anatomy, index, chances[index], scale_ends(block, anatomy, chances[index]))
+        return model
+
+    def start_step(self, model: nn.Module, epoch: int, step: int) -> None:
+        blocks = list(patches(model, Dropped))
+        drops = draw(self.setting.seed, epoch, step, {block.index: block.chance for block in blocks})
+        for block in blocks:
+            block.dropped = drops[block.index]
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        unpatch_(model, Dropped)
+        unpatch_(model, Scaled)
+        return model
+
+
+def chances_of(total: int, rate: float) -> list[float]:
+    """p_l = l / L * rate for l = 1 ... L."""
+    return [place / total * rate for place in range(1, total + 1)]
+
+
+def draw(seed: int, epoch: int, step: int, chances: dict[int, float]) -> dict[int, bool]:
+    """Which places are dropped in this step; every place has a number of its own, whatever the others are."""
+    numbers = Random(f"stochastic depth, seed {seed}, epoch {epoch}, step {step}")
+    drawn = [numbers.random() for _ in range(max(chances, default=-1) + 1)]
+    return {index: drawn[index] < chance for index, chance in chances.items()}
+
+
+class Dropped(Patch):
+    """Hands the input through where the block is dropped, else runs it."""
+
+    def __init__(self, block: nn.Module, anatomy: Anatomy, index: int, chance: float, scaled: bool) -> None:
+        super().__init__(block)
+        self.index = index
+        self.chance = chance
+        self.dropped = False
+        self._scale = None if scaled else 1 / (1 - chance)  # None where the branch's end is scaled already
+        self._input = anatomy.input
+        self._as_tuple = anatomy.returns == "tuple"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.module.training:
+            return self.run(*args, **kwargs)
+        x = args[0] if args else kwargs[self._input]
+        if self.dropped:
+            return (x,) if self._as_tuple else x
+        made = self.run(*args, **kwargs)
+        if self._scale is None:
+            return made
+        if self._as_tuple:
+            return (stretched(x, made[0], self._scale), *made[1:])
+        return stretched(x, made, self._scale)
+
+
+class Scaled(Patch):
+    """Scales the end of a residual branch while its block trains."""
+
+    def __init__(self, end: nn.Module, block: nn.Module, scale: float) -> None:
+        super().__init__(end)
+        self._block = block
+        self._scale = scale
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made = self.run(*args, **kwargs)
+        return made * self._scale if self._block.training else made
+
+
+def stretched(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    """x + scale (y - x): what a block changes, scaled."""
+    if y.shape != x.shape:
+        raise ReplearnError(
+            f"stochastic_depth: a block turns the shape {tuple(x.shape)} into {tuple(y.shape)}, so it can't be "
+            "dropped. Tell it by the `transition` of its class's replearn_anatomy."
+        )
+    return x + scale * (y - x)
+
+
+def may_drop(stack: Stack, i: int) -> bool:
+    """Blocks that change the shape stay; of blocks that nobody knows, the first may be such a one."""
+    return not stack.anatomies[i].transition and not (stack.family == "generic" and i == 0)
+
+
+def check_block(model: nn.Module, block: nn.Module, stack: Stack, i: int) -> None:
+    if isinstance(block, Operator) or class_path(block) == stack.block_type:
+        return
+    raise ReplearnError(
+        f"stochastic_depth: {stack.blocks[i]} of this {type(model).__name__} is a {type(block).__name__} now, "
+        "which hands more than its output to the next block and can't be dropped. Write 'stochastic_depth' alone, "
+        "or combine it with 'repl' or 'removal'."
+    )
+
+
+def scale_ends(block: nn.Module, anatomy: Anatomy, chance: float) -> bool:
+    """Scale the ends of the block's residual branches; False if one can't be named."""
+    found = [(branch, end_of(branch, anatomy)) for branch in branches(block)]
+    ends = [end for _, end in found if end is not None]
+    if len(ends) < len(found):
+        return False
+    for end in ends:
+        Scaled(end, block, 1 / (1 - chance))
+    return True
+
+
+def end_of(branch: nn.Module, anatomy: Anatomy) -> nn.Module | None:
+    """The last layer before the addition in a residual block whose activation comes after it."""
+    if anatomy.kind not in ("basic", "bottleneck") or "norm" not in anatomy.parts:
+        return None
+    if isinstance(branch, Operator):
+        end = getattr(branch, "norm", None)
+    else:
+        end = getattr(branch, "se", None) or resolve(branch, anatomy.parts["norm"].path)  # timm's SE comes last
+    return end if isinstance(end, nn.Module) else None

@@ -1,0 +1,116 @@
+"""Run blocks differently without renaming anything: patches on a block's `forward`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch import nn
+
+from ....blocks.stacks import Stack, find_stacks
+from ....errors import ReplearnError
+from ....operators._base.operator import Operator
+from ....operators.removal import Removal
+from .base import Method
+
+
+class Patch(ABC):
+    """Stands in the `forward` of one module, and may run what stood there before.
+
+    The module is held in plain data and the patch in the module's own `__dict__`: no parameter
+    gets another name, and `deepcopy` and pickle give the copy a patch that runs the copy.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        found = vars(module).get("forward")
+        if found is not None and not isinstance(found, Patch):
+            raise ReplearnError(
+                f"The forward of a {type(module).__name__} was exchanged already, by something that is not "
+                "replearn. Start from a model as its library builds it."
+            )
+        self.inner: Patch | None = found
+        vars(module)["forward"] = self
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module would compute without this patch."""
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes now."""
+
+    def alternatives(self) -> tuple[nn.Module, ...]:
+        """Modules outside of this one that may be run in its place."""
+        return ()
+
+
+Kind = TypeVar("Kind", bound=Patch)
+
+
+def patches(model: nn.Module, kind: type[Kind]) -> Iterator[Kind]:
+    """Every patch of this kind in the model, in the order of its modules."""
+    for module in model.modules():
+        yield from (patch for patch in patches_on(module) if isinstance(patch, kind))
+
+
+def patches_on(module: nn.Module) -> Iterator[Patch]:
+    """The patches on one module, the outermost first."""
+    patch = vars(module).get("forward")
+    while isinstance(patch, Patch):
+        yield patch
+        patch = patch.inner
+
+
+def branches(block: nn.Module) -> list[nn.Module]:
+    """The block, and whatever a patch may run in its place."""
+    return [block, *(other for patch in patches_on(block) for other in patch.alternatives())]
+
+
+def unpatch_(model: nn.Module, kind: type[Patch]) -> None:
+    """Take every patch of this kind off; what stood below it stays."""
+    for patch in list(patches(model, kind)):
+        above = vars(patch.module)["forward"]
+        if above is not patch:
+            while above.inner is not patch:
+                above = above.inner
+            above.inner = patch.inner
+        elif patch.inner is not None:
+            vars(patch.module)["forward"] = patch.inner
+        else:
+            del vars(patch.module)["forward"]
+
+
+class Wrapper(Method):
+    """A method that keeps the blocks and only runs them differently; it comes after one that replaces them."""
+
+    @abstractmethod
+    def wrap(self, model: nn.Module, stacks: tuple[Stack, ...]) -> nn.Module:
+        """Patch blocks of these stacks, which were found before any block was replaced."""
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        return self.wrap(model, whole_stacks(model, self.name))
+
+
+def whole_stacks(model: nn.Module, name: str) -> tuple[Stack, ...]:
+    """The stacks of a model that nothing was done to yet."""
+    if any(isinstance(module, Operator) for module in model.modules()):
+        raise ReplearnError(
+            f"{name}: this {type(model).__name__} has replaced blocks already. Start from a fresh model and "
+            f"write both methods in one, as 'repl+{name}'."
+        )
+    stacks = find_stacks(model)
+    if not stacks:
+        raise ReplearnError(
+            f"{name}: {type(model).__name__} has no stack of blocks to work on. Give your block class a "
+            "`replearn_anatomy`, or put at least three equal blocks into one nn.ModuleList."
+        )
+    return stacks
+
+
+def is_removed(block: nn.Module) -> bool:
+    """Does nothing stand in this place any more?"""
+    return isinstance(block, Operator) and isinstance(block.target.operator, Removal)

@@ -1,0 +1,41 @@
+"""The optimizer of a recipe, with the coefficients' weight decay left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import ReplearnError
+from ...surgery.param_groups import param_groups
+from .recipe import Optimizer
+
+
+def make_optimizer(model: nn.Module, recipe: Optimizer, device: torch.device) -> torch.optim.Optimizer:
+    """Build the optimizer; on a GPU it is fused and its rate is a tensor, so that steps can be captured."""
+    groups = param_groups(model, recipe.weight_decay)
+    if not recipe.decay_vectors:
+        decayed, free = groups
+        vectors = [parameter for parameter in decayed["params"] if parameter.dim() <= 1]
+        kept = {id(parameter) for parameter in vectors}
+        decayed["params"] = [parameter for parameter in decayed["params"] if id(parameter) not in kept]
+        free["params"] = [*free["params"], *vectors]
+    groups = [group for group in groups if group["params"]]
+    on_gpu = device.type == "cuda"
+    rate: Any = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
+    if recipe.name == "sgd":
+        nesterov = recipe.nesterov and recipe.momentum > 0
+        return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov, fused=on_gpu)
+    if recipe.name in ("adamw", "adam"):
+        kind = torch.optim.AdamW if recipe.name == "adamw" else torch.optim.Adam
+        return kind(groups, lr=rate, betas=recipe.betas, fused=on_gpu, capturable=on_gpu)
+    raise ReplearnError(f"There is no optimizer {recipe.name!r}; write sgd, adamw or adam.")
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

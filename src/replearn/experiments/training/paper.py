@@ -1,0 +1,92 @@
+"""What the paper prints: its tables, from one data file (`paper_tables.json`), and rows of them beside ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ...errors import ReplearnError
+from .recipe import PaperRow
+
+SCORES = ("accuracy", "perplexity", "map", "iou")  # columns that recipes' rows are judged by
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperTable:
+    """A table as printed: columns by key with their titles, rows as plain dicts, a value or [mean, std]."""
+
+    label: str
+    caption: str
+    columns: Mapping[str, str]
+    better: Mapping[str, str]  # higher or lower, by column
+    rows: tuple[Mapping[str, Any], ...]
+    notes: str = ""
+
+
+@cache
+def paper_tables() -> Mapping[str, PaperTable]:
+    """Every table of the paper by its label.
+
+    >>> paper_tables()["t1"].rows[0]["accuracy"]
+    [93.17, 0.14]
+    """
+    text = files("replearn.experiments").joinpath("paper_tables.json").read_text(encoding="utf-8")
+    return {
+        label: PaperTable(label=label, **{**table, "rows": tuple(table["rows"])})
+        for label, table in json.loads(text)["tables"].items()
+    }
+
+
+def printed(
+    table: str, backbone: str, labels: Mapping[str, str | tuple[str, ...]], data: str | None = None
+) -> tuple[PaperRow, ...]:
+    """Rows of a table for one backbone, under our own labels: the paper's method to ours, or to several of ours.
+
+    ReplearnError where the table has no such row.
+
+    >>> [row.label for row in printed("t3", "ResNet-110", {"- 25% layers": "removal"})]
+    ['removal']
+    """
+    rows = [
+        row
+        for row in paper_tables()[table].rows
+        if row["backbone"] == backbone and row["method"] in labels and data in (None, row["data"])
+    ]
+    if missing := sorted(labels.keys() - {row["method"] for row in rows}):
+        raise ReplearnError(f"The paper's table {table} has no row {missing[0]!r} for {backbone}.")
+    found = []
+    for row in rows:
+        ours = labels[row["method"]]
+        found += [paper_row(row, label) for label in ((ours,) if isinstance(ours, str) else ours)]
+    return tuple(found)
+
+
+def paper_row(row: Mapping[str, Any], label: str) -> PaperRow:
+    """A printed row as recipes and comparisons hold it."""
+    score, std = pair(row[score_of(row)])
+    assert score is not None
+    top5, top5_std = pair(row.get("top5"))
+    return PaperRow(
+        data=row["data"],
+        label=label,
+        score=score,
+        std=std,
+        top5=top5,
+        top5_std=top5_std,
+        memory_gb=row.get("memory"),
+        seconds_per_epoch=row.get("time"),
+    )
+
+
+def score_of(row: Mapping[str, Any]) -> str:
+    """The column that a row is judged by."""
+    return next(key for key in SCORES if key in row)
+
+
+def pair(value: Any) -> tuple[float | None, float | None]:
+    """A printed value as mean and standard deviation; what is not printed is None."""
+    return (value[0], value[1]) if isinstance(value, list) else (value, None)

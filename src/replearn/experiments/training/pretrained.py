@@ -1,0 +1,190 @@
+"""Start from trained weights: a file of ours, of timm or of Hugging Face, or timm's hub."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ...errors import ReplearnError
+from .architectures import num_heads
+
+FOLDER_NAMES = ("model.safetensors", "pytorch_model.bin")
+
+
+def load_pretrained_(
+    model: nn.Module,
+    source: str,
+    words: int | None = None,
+    outputs: list[Any] | None = None,
+    name: str | None = None,
+) -> None:
+    """Fill a fresh model with trained weights; an output layer for other classes keeps its own start.
+
+    `source` is a file (safetensors, or a torch file of tensors alone), a folder that save_pretrained wrote, or
+    `timm:NAME` for timm's hub. `outputs` are the data set and classes that are trained on now: where a file of
+    ours says it was trained on others, as many as they may be, the output layer starts anew. `words` is the size
+    of a language model's vocabulary, whose output layer must fit. `name` is the model's in the recipe: it tells
+    the number of heads, which no tensor's shape does.
+
+    Raises ReplearnError, with the model unchanged, for weights of another configuration.
+    """
+    found = weights_of(model, source)
+    own = model.state_dict()
+    head = set() if words is not None else head_names(model)
+    missing = sorted(own.keys() - found.keys() - head)
+    unknown = sorted(found.keys() - own.keys() - head)
+    if missing or unknown:
+        parts = [f"lacks {missing[0]}"] if missing else []
+        parts += [f"holds {unknown[0]}, which the model has not"] if unknown else []
+        hint = ""
+        if (Path(source) / "config.json").is_file() and not hasattr(model, "save_pretrained"):
+            hint = f" It is a Hugging Face model: write model=hf:{source}."
+        if any(".a" in name[-2:] or "corrections." in name for name in unknown):
+            hint = " It is of a model with replaced blocks: start from one that was trained end to end (E2E)."
+        raise ReplearnError(
+            f"{source} does not fit this {type(model).__name__}: it {' and '.join(parts)} ({len(missing)} tensors "
+            f"are missing, {len(unknown)} unknown).{hint} Use weights of the same architecture, or write the "
+            "model that they are of."
+        )
+    for key, tensor in own.items():
+        if key in found and found[key].shape != tensor.shape and key not in head:
+            raise ReplearnError(
+                f"{source} is of another configuration: {reason(model, key, found[key], tensor, words)}"
+            )
+    about = told_about(Path(source))
+    check_heads(source, about.get("model"), name)
+    kept = {key: tensor for key, tensor in found.items() if key not in head or fits(own, key, tensor)}
+    before = about.get("outputs")
+    other = before is not None and outputs is not None and before != outputs
+    whole_head = head <= kept.keys() and not other
+    with torch.no_grad():
+        for key, tensor in kept.items():
+            if key not in head or whole_head:
+                own[key].copy_(tensor)
+
+
+def weights_of(model: nn.Module, source: str) -> dict[str, Tensor]:
+    if source.startswith("timm:"):
+        return timm_weights(source.removeprefix("timm:"))
+    if hasattr(model, "save_pretrained") and Path(source).is_dir():
+        return hugging_face_weights(model, source)
+    return read_weights(Path(source))
+
+
+def hugging_face_weights(model: Any, folder: str) -> dict[str, Tensor]:
+    """By the library's own loader: its files may name tensors as an older version did."""
+    try:
+        return dict(type(model).from_pretrained(folder, local_files_only=True).state_dict())
+    except (OSError, ValueError, RuntimeError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ReplearnError(f"{folder} can't be read as weights of a {type(model).__name__}: {told}") from error
+
+
+def reason(model: nn.Module, name: str, found: Tensor, own: Tensor, words: int | None) -> str:
+    shapes = f"{name} is {shape_of(found)} there and {shape_of(own)} here."
+    if words is not None and found.dim() == 2 and own.shape[0] == words and found.shape[1:] == own.shape[1:]:
+        return (
+            f"{shapes} Its vocabulary has {found.shape[0]:,} words, and this text gives {words:,}: use the text "
+            "and the text.min_count that it was trained with."
+        )
+    if "pos" in name:
+        return (
+            f"{shapes} It was trained for sequences or images of another size: set augment.DATA.resize (images) "
+            "or text.sequence_length (texts) to that size."
+        )
+    return f"{shapes} Write the model that it is of."
+
+
+def check_heads(source: str, there: Any, here: str | None) -> None:
+    """Refuse weights that were trained with another number of heads: they fit, and mean something else."""
+    before, now = (num_heads(name) if isinstance(name, str) else None for name in (there, here))
+    if before is not None and now is not None and before != now:
+        raise ReplearnError(
+            f"{source} is of another configuration: it was trained as {there}, with {before} heads, and {here} "
+            f"has {now}. Write the model that it is of."
+        )
+
+
+def told_about(path: Path) -> dict[str, Any]:
+    """What a file of ours says of its model: its name, and the data set and classes it was trained on."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return {}
+    with safe_open(path, framework="pt", device="cpu") as file:
+        about = (file.metadata() or {}).get("about", "{}")
+    try:
+        return dict(json.loads(about))
+    except (ValueError, TypeError):
+        return {}
+
+
+def shape_of(tensor: Tensor) -> str:
+    return "x".join(str(side) for side in tensor.shape) or "a number"
+
+
+def fits(own: Mapping[str, Tensor], name: str, tensor: Tensor) -> bool:
+    return name in own and own[name].shape == tensor.shape
+
+
+def head_names(model: nn.Module) -> set[str]:
+    """The tensors of the output layer: the last linear one, which is made anew for other classes."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return {f"{linear[-1]}.weight", f"{linear[-1]}.bias"} if linear else set()
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name: nothing else in it is looked at, and no code in it is run."""
+    if path.is_dir():
+        inside = [path / name for name in FOLDER_NAMES if (path / name).is_file()]
+        if not inside:
+            raise ReplearnError(
+                f"The folder {path} holds none of {', '.join(FOLDER_NAMES)}; name the file itself."
+            )
+        path = inside[0]
+    if not path.is_file():
+        raise ReplearnError(
+            f"There is no file {path} to start from. Write pretrained=FILE (safetensors or a torch file), "
+            "or pretrained=timm:NAME."
+        )
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt", device="cpu") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        told = (str(error).splitlines() or ["it is cut off"])[0]
+        if isinstance(error, pickle.UnpicklingError):  # whose own words are advice to run the code in it
+            told = "it is no file of torch.save, or holds more than tensors"
+        raise ReplearnError(
+            f"{path} can't be read as weights: {told}. Use a "
+            "safetensors file, or a torch file that holds tensors alone."
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ReplearnError(f"{path} holds no state dict; save one with torch.save(model.state_dict(), FILE).")
+    return dict(loaded)
+
+
+def timm_weights(name: str) -> dict[str, Tensor]:
+    """The weights that timm's hub holds under this name."""
+    try:
+        import timm
+    except ImportError as error:
+        raise ReplearnError("Weights of timm's hub need timm: pip install 'replearn[vision]'.") from error
+    try:
+        return dict(timm.create_model(name, pretrained=True).state_dict())
+    except (
+        Exception
+    ) as error:  # the hub's libraries raise errors of many kinds, from a missing net to a missing name
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ReplearnError(
+            f"timm:{name} could not be had from the hub: {told} Get its file by hand and write pretrained=FILE."
+        ) from error

@@ -1,0 +1,92 @@
+"""One process or many: what the engine needs to know of torchrun."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...blocks.families import describe
+from ...errors import ReplearnError
+from ...surgery.replace import operators_of
+
+Parallel = Literal["ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all: (0, 1) where torchrun did not start us."""
+
+    rank: int = 0
+    world: int = 1
+    parallel: Parallel = "ddp"
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.rank == 0
+
+    def share(self, batch: Tensor) -> Tensor:
+        """This process's equal part of a global batch."""
+        if batch.shape[0] % self.world:
+            raise ReplearnError(
+                f"A batch of {batch.shape[0]} can't be divided among {self.world} processes; "
+                f"write a batch size that is a multiple of {self.world}."
+            )
+        return batch.chunk(self.world)[self.rank]
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Sums of metrics added up over all processes."""
+        if self.world > 1:
+            dist.all_reduce(sums)
+        return sums
+
+    def agree(self, answer: bool, device: torch.device) -> bool:
+        """The first process's answer, in all of them: what a clock decides must not differ between them."""
+        if self.world == 1:
+            return answer
+        flag = torch.tensor([float(answer)], device=device)
+        dist.broadcast(flag, src=0)
+        return bool(flag.item())
+
+    def wrap(self, model: nn.Module, device: torch.device, leaves_idle: bool = False) -> nn.Module:
+        """The model made parallel; operators are shard groups of their own, as every block is."""
+        if self.world == 1:
+            return model
+        if device.type == "cuda":
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if self.parallel == "ddp":
+            return nn.parallel.DistributedDataParallel(
+                model,
+                device_ids=[device.index] if device.type == "cuda" else None,
+                find_unused_parameters=leaves_idle,
+            )
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(device.type, (self.world,))  # by default it would take a GPU that is not ours
+        for block in shard_groups(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+
+def shard_groups(model: nn.Module) -> list[nn.Module]:
+    """Every block that a family knows and every operator, each to be sharded on its own."""
+    operators = [operator for _, operator in operators_of(model)]
+    blocks = [module for module in model.modules() if describe(module) is not None]
+    return [*operators, *blocks]
+
+
+def start_processes(device: torch.device, parallel: Parallel = "ddp") -> Processes:
+    """Join the process group that torchrun set up, if it did."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return Processes()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Processes(dist.get_rank(), world, parallel)

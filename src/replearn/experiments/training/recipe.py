@@ -1,0 +1,225 @@
+"""Recipes: everything that decides how a run is trained, as frozen typed data."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from ...errors import ReplearnError
+from ...operators._base.options import Options, options_from_dict
+from ...planning.serialization import encode
+
+FORMAT = "replearn-recipe-1"
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """SGD with momentum, or AdamW; the learning rate is the peak of the schedule."""
+
+    name: Literal["sgd", "adamw", "adam"] = "sgd"
+    lr: float = 0.1
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    nesterov: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    decay_vectors: bool = True  # whether biases and norm weights decay as well; coefficients never do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How the learning rate moves, step by step, over the whole run."""
+
+    name: Literal["cosine", "constant", "poly", "step"] = "cosine"
+    warmup_epochs: float = 0.0
+    final: float = 0.0  # the last learning rate, as a share of the peak
+    power: float = 0.9  # for poly
+    milestones: tuple[float, ...] = ()  # for step: shares of the run, each divides the rate by ten
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """What happens to a training image; small sets do it in batch on the device."""
+
+    pad: int = 0
+    pad_mode: Literal["reflect", "zeros"] = "reflect"
+    flip: bool = False
+    resize: int | None = None  # side length the images are brought to
+    rand_augment: bool = False
+    mixup: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One row of a table: a method with its settings.
+
+    `method` is the name of a file in training/methods, or several joined by `+`
+    (`repl+checkpointing`). The placement is the core's: interval and first.
+    """
+
+    label: str
+    method: str
+    interval: int = 4
+    first: int | None = None
+    operator: Options | None = None
+    calibrate: int = 0  # training samples that operators are fitted on before training; 0: their own start
+    epochs: int | None = None  # of its own, instead of the recipe's: a row at equal time
+    drop_rate: float = 0.1  # stochastic depth: the last block's chance of being dropped
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperRow:
+    """What the paper prints for one variant on one data set."""
+
+    data: str
+    label: str
+    score: float  # by the task's metric: accuracy in percent, perplexity, ...
+    std: float | None = None
+    top5: float | None = None
+    top5_std: float | None = None
+    memory_gb: float | None = None
+    seconds_per_epoch: float | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """The score of a classifier."""
+        return self.score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """How a text becomes training sequences."""
+
+    sequence_length: int = 128
+    min_count: int = 2  # words seen less often are <unk>
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """How pictures are shown to a detector, and what it may say of them."""
+
+    min_size: tuple[int, ...] = (800,)  # the shorter side; of several, training draws one and tests take the last
+    max_size: int = 1333  # the longer side at most
+    keep_empty: bool = True  # whether pictures without a box are trained on
+    score_threshold: float = 0.05
+    max_detections: int = 100  # in a picture; COCO counts no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segmentation:
+    """How pictures are cut for training a segmenter, and how whole ones are tested."""
+
+    crop: int = 768  # the side of a training crop, and of a sliding window
+    scale: tuple[float, float] = (0.5, 2.0)  # a picture is enlarged by a factor from here to there first
+    auxiliary: float = 0.4  # the weight of the auxiliary head's loss; 0: no such head
+    evaluation: Literal["whole", "sliding"] = "whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A way of training one model on one of several data sets, with the rows to compare."""
+
+    name: str
+    table: str  # the paper's label of the table it belongs to, or ''
+    model: str  # a name that training.architectures knows
+    data: tuple[str, ...]  # data sets; the first is the default
+    variants: tuple[Variant, ...]
+    epochs: int
+    batch_size: int
+    task: str = "classification"  # the name of a file's task in training/tasks
+    pretrained: str | None = None  # a file of weights to start from, or timm:NAME for the hub
+    classes: tuple[int, ...] = ()  # the classes to train on, numbered anew in this order; all if empty
+    text: Text = field(default_factory=Text)
+    detection: Detection = field(default_factory=Detection)
+    segmentation: Segmentation = field(default_factory=Segmentation)
+    bad_data: Literal["refuse", "skip"] = "refuse"  # of detection and segmentation: a broken picture, a wrong box
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    augment: Mapping[str, Augment] = field(default_factory=dict)  # by data set; none if missing
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
+    ema_decay: float | None = None
+    accumulate: int = 1
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    channels_last: bool = False
+    compile: bool = False
+    narrow_convolutions: bool = True  # by our kernels: bfloat16 and channels_last, in a captured or compiled step
+    fused_norms: bool = True  # with ReLUs, by our kernels: bfloat16 and channels_last, in a captured step
+    late_weight_gradients: bool = True  # of convolutions, beside the rest: in a captured step
+    short_attention: bool = True  # by our kernels, up to 64 tokens: bfloat16, in a captured or compiled step
+    paper: tuple[PaperRow, ...] = ()
+
+    def variant(self, label: str) -> Variant:
+        """The variant with this label."""
+        for variant in self.variants:
+            if variant.label == label:
+                return variant
+        known = ", ".join(variant.label for variant in self.variants)
+        raise ReplearnError(f"The recipe {self.name} has no variant {label!r}; it has {known}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(encode(self))
+
+
+def slug(label: str) -> str:
+    """A label as a folder's name, which is also how one types it.
+
+    >>> slug("RepL first=2")
+    'repl-first-2'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+
+
+def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
+    """A recipe as written by `to_dict`; an unknown or missing field is named in the error."""
+    fields = dict(data)
+    found = fields.pop("format", FORMAT)  # the first release wrote none
+    if found != FORMAT:
+        raise ReplearnError(
+            f"This is not a recipe of this version of replearn: its format is {found!r}, not {FORMAT!r}."
+        )
+    fields["optimizer"] = _make(Optimizer, fields.get("optimizer", {}), "optimizer")
+    fields["schedule"] = _make(Schedule, fields.get("schedule", {}), "schedule")
+    fields["text"] = _make(Text, fields.get("text", {}), "text")
+    fields["detection"] = _make(Detection, fields.get("detection", {}), "detection")
+    fields["segmentation"] = _make(Segmentation, fields.get("segmentation", {}), "segmentation")
+    augment = fields.get("augment", {})
+    if not isinstance(augment, Mapping):
+        raise ReplearnError(f"augment: expected a table of data sets and their fields, got {augment!r}.")
+    fields["augment"] = {name: _make(Augment, entry, f"augment.{name}") for name, entry in augment.items()}
+    fields["variants"] = tuple(variant_from_dict(entry) for entry in fields.get("variants", ()))
+    fields["paper"] = tuple(paper_row_from_dict(entry) for entry in fields.get("paper", ()))
+    return _make(Recipe, fields, "recipe")
+
+
+def variant_from_dict(data: Mapping[str, Any]) -> Variant:
+    fields = dict(data)
+    if isinstance(fields.get("operator"), Mapping):
+        fields["operator"] = options_from_dict(fields["operator"])
+    return _make(Variant, fields, "variant")
+
+
+def paper_row_from_dict(data: Any) -> PaperRow:
+    """A printed row; files of version 0.1.0 call the score an accuracy."""
+    if isinstance(data, Mapping) and "accuracy" in data:
+        data = {"score" if name == "accuracy" else name: value for name, value in data.items()}
+    return _make(PaperRow, data, "paper")
+
+
+def _make(kind: type[Data], data: Any, where: str) -> Data:
+    if isinstance(data, kind):
+        return data
+    if not isinstance(data, Mapping):
+        raise ReplearnError(f"{where}: expected a table of fields, got {data!r}.")
+    known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(data.keys() - known.keys())
+    if unknown:
+        raise ReplearnError(f"{where}: there is no field {unknown[0]!r}; the fields are {', '.join(known)}.")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ReplearnError(f"{where}: {error}.") from error

@@ -1,0 +1,232 @@
+"""The result file of a run: what was trained, on what, and what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+import torch
+
+from ...errors import ReplearnError
+from ...planning.serialization import encode, parse
+from ...surgery.tensor_file import PART
+from .metrics import Metric
+from .recipe import Recipe, Variant
+from .tasks import task_named
+
+FORMAT = "replearn-result-1"
+LARGEST = 16 * 2**20  # bytes of a file; a result of thousands of epochs has a few
+SHARED = "shared its device with other runs"  # a note: then times and memory are not the run's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What was measured in one epoch; accuracies in percent, memory in bytes.
+
+    `measures` holds what the task measures, by names that begin with `train_` or `test_`. In files and
+    logs they stand beside the other fields: `to_dict` and `epoch_from_dict`.
+    """
+
+    epoch: int
+    measures: Mapping[str, float]
+    lr: float
+    seconds: float  # training alone, without evaluation
+    images_per_second: float  # or tokens, or whatever the task counts
+    peak_memory: int  # 0 where the device can't tell
+
+    @property
+    def train_loss(self) -> float:
+        return self.measures["train_loss"]
+
+    @property
+    def test_loss(self) -> float:
+        return self.measures["test_loss"]
+
+    @property
+    def train_accuracy(self) -> float:
+        return self.measures["train_accuracy"]
+
+    @property
+    def test_accuracy(self) -> float:
+        return self.measures["test_accuracy"]
+
+    @property
+    def test_top5(self) -> float:
+        return self.measures["test_top5"]
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in PLAIN}
+        return {"epoch": self.epoch, **self.measures, **fields}
+
+
+PLAIN = ("lr", "seconds", "images_per_second", "peak_memory")
+
+
+def epoch_from_dict(data: Mapping[str, Any]) -> Epoch:
+    """An epoch as `to_dict` writes it."""
+    measures = {name: value for name, value in data.items() if name.startswith(("train_", "test_"))}
+    rest = {name: value for name, value in data.items() if name not in measures}
+    return Epoch(measures=measures, **rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run. `last` is the number to report; `best` is kept beside it, never instead of it."""
+
+    recipe: Mapping[str, Any]
+    variant: Mapping[str, Any]
+    data: str
+    seed: int
+    plan: Mapping[str, Any] | None
+    parameters: int
+    flops: int  # multiply-adds times two, of a forward pass on one image
+    step_ms: float  # the mean over the last epoch
+    epochs: tuple[Epoch, ...]
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str]
+    started: str
+    finished: bool
+    notes: tuple[str, ...] = ()  # fallbacks and warnings: 'captured', 'not captured: ...'
+
+    @property
+    def last(self) -> Epoch:
+        return self.epochs[-1]
+
+    @property
+    def metric(self) -> Metric:
+        """What the run's task is judged by."""
+        return task_named(str(self.recipe.get("task", "classification"))).metric
+
+    @property
+    def score(self) -> float:
+        """The last epoch's value of the metric."""
+        return self.last.measures[self.metric.key]
+
+    @property
+    def best(self) -> Epoch:
+        metric = self.metric
+        return max(self.epochs, key=lambda epoch: metric.sign * epoch.measures[metric.key])
+
+    @property
+    def epoch_seconds(self) -> float:
+        """The median time of an epoch; the first one, which warms up, is left out if there are more."""
+        times = sorted(epoch.seconds for epoch in self.epochs[1:] or self.epochs)
+        return times[len(times) // 2] if times else 0.0
+
+    @property
+    def peak_memory(self) -> int:
+        return max((epoch.peak_memory for epoch in self.epochs), default=0)
+
+    def to_json(self) -> str:
+        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["epochs"] = [epoch.to_dict() for epoch in self.epochs]
+        data = {"format": FORMAT, **fields}
+        if self.epochs:
+            data |= {
+                "last": self.last.to_dict(),
+                "best": self.best.to_dict(),
+                "epoch_seconds": self.epoch_seconds,
+                "peak_memory": self.peak_memory,
+            }
+        return json.dumps(data, indent=1)
+
+
+def result_from_json(text: str, where: str = "this") -> Result:
+    """Read a result back; ReplearnError for anything that is not one."""
+    try:
+        data = parse(text, where, LARGEST)
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise ReplearnError(f"{where} is not a result file of this version of replearn ({FORMAT}).")
+        for derived in ("last", "best", "epoch_seconds", "peak_memory"):
+            data.pop(derived, None)
+        epochs = tuple(epoch_from_dict(entry) for entry in data.pop("epochs"))
+        notes = tuple(data.pop("notes", ()))
+        # settings that are younger than the file had their defaults when it was written
+        data["recipe"] = {**defaults_of(Recipe), **data["recipe"]}
+        data["variant"] = {**defaults_of(Variant), **data["variant"]}
+        return Result(epochs=epochs, notes=notes, **data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, ReplearnError):
+            raise
+        raise ReplearnError(f"{where} is not a readable result file: {error}.") from error
+
+
+def defaults_of(kind: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass that need not be given, as a file holds them."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = encode(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = encode(field.default_factory())
+    return found
+
+
+def read_result(path: str | os.PathLike[str]) -> Result:
+    try:
+        text = read_text(Path(path), LARGEST)
+    except (OSError, UnicodeDecodeError, ReplearnError) as error:
+        raise ReplearnError(f"Can't read the result file {path}: {str(error).removesuffix('.')}.") from error
+    return result_from_json(text, str(path))
+
+
+def read_text(path: Path, largest: int) -> str:
+    """A text file of bounded size; a pipe or a device, which may never end, is refused."""
+    about = path.stat()
+    if not S_ISREG(about.st_mode):
+        raise ReplearnError("it is not an ordinary file.")
+    if about.st_size > largest:
+        raise ReplearnError(f"{about.st_size / 2**20:.0f} MiB is too large.")
+    return path.read_text(encoding="utf-8")
+
+
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file whole or not at all."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ReplearnError(f"Can't write {path}: {error}. What was there before is untouched.") from error
+        raise
+
+
+def hardware_of(device: torch.device) -> dict[str, Any]:
+    about: dict[str, Any] = {"device": device.type, "cpu": platform.machine(), "cores": os.cpu_count()}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        about |= {"gpu": properties.name, "gpu_memory": properties.total_memory}
+    return about
+
+
+def versions_of() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("replearn", "torch", "torchvision", "timm", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,313 @@
+"""One run: a model, its method, its data and its optimizer, advanced step by step."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ...errors import ReplearnError
+from ...fast.kernels._triton.attention_short_tiles import MOST_TOKENS
+from ...fast.kernels.conv3x3_small import kernels_run_on
+from ...fast.synthesis.ahead import operators_in, synthesized
+from ...fast.train.attention_short import find_short, short_attention
+from ...fast.train.bn_add_relu import fused_norms, num_fused
+from ...fast.train.conv3x3_small import find_narrow, narrow_convolutions
+from ...fast.train.overlapped_wgrad import find_late, late_weight_gradients
+from ...fitting.calibrate import calibrate_
+from ...planning.data import Plan
+from .compiling import not_compiled
+from .methods import method_for
+from .methods.base import Setting
+from .optimizers import make_optimizer, set_rate
+from .processes import Processes
+from .recipe import Recipe, Variant, slug
+from .results import Epoch, now
+from .schedules import rate_at
+from .seeds import seed_at
+from .step import CapturedStep
+from .tasks import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Which run: a recipe's variant on a data set with a seed, and the folder of its files."""
+
+    recipe: Recipe
+    variant: Variant
+    data: str
+    seed: int
+    out: Path
+    data_root: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.variant.calibrate and self.recipe.pretrained is None:  # told before other rows have been trained
+            raise ReplearnError(
+                f"{self.variant.label}: operators are fitted (calibrate={self.variant.calibrate}) to a trained "
+                f"model, and {self.recipe.name} starts from random weights. Give it weights: --pretrained "
+                "FILE (pretrained=FILE in a recipe)."
+            )
+
+    @property
+    def epochs(self) -> int:
+        return self.recipe.epochs if self.variant.epochs is None else self.variant.epochs
+
+    @property
+    def pretrained(self) -> str | None:
+        """The recipe's `pretrained`, with {method} written out: each row may start from weights of its own."""
+        source = self.recipe.pretrained
+        return None if source is None else source.replace("{method}", slug(self.variant.label))
+
+
+class Run:
+    """A run in progress. `fit` drives it: start_epoch, step, step, ..., end_epoch, and again."""
+
+    def __init__(self, spec: RunSpec, task: Task, device: torch.device, processes: Processes) -> None:
+        self.spec, self.task, self.device, self.processes = spec, task, device, processes
+        recipe, self.batches = spec.recipe, task.batches
+        self.notes: list[str] = []
+        self._task_notes: list[str] = []
+        self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
+        torch.manual_seed(seed_at(spec.seed, "weights"))
+        model = task.build()
+        self._take_notes()
+        model = self.method.prepare(model).to(device)
+        if recipe.channels_last and not self.sharded:  # FSDP takes contiguous parameters alone
+            to_channels_last_(model)
+        self._has_operators = next(operators_in(model), None) is not None
+        self.flops = count_flops(model, task.example())
+        self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.bare = model
+        low = recipe.precision == "bfloat16" and kernels_run_on(device)
+        self._narrow = recipe.narrow_convolutions and low and recipe.channels_last
+        self._short = recipe.short_attention and low
+        self._fused = recipe.fused_norms and low and recipe.channels_last and not recipe.compile
+        self._late = recipe.late_weight_gradients and not recipe.compile
+        self.model = processes.wrap(model, device, self.method.leaves_idle)
+        self._compiled = recipe.compile and self.method.capturable
+        if self._compiled:
+            self.model.compile()
+            self._note_kernels()
+        elif recipe.compile:
+            self.note(f"not compiled: {self.method.name} takes another path at every step")
+        self.ema: AveragedModel | None = None
+        if recipe.ema_decay is not None and self.sharded:
+            raise ReplearnError("Averaging (ema_decay) does not work on a sharded model; train it with ddp.")
+        if recipe.ema_decay is not None:
+            average = get_ema_multi_avg_fn(recipe.ema_decay)
+            self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+        self.optimizer = make_optimizer(self.model, recipe.optimizer, device)
+        self.steps_per_epoch = self.batches.steps(recipe.batch_size)
+        self.steps = self.steps_per_epoch * spec.epochs
+        self.sums = torch.zeros(2 + len(task.counted), device=device)  # loss, ..., samples of the epoch so far
+        self.epoch, self.step_in_epoch = 0, 0
+        self.epochs: list[Epoch] = []
+        self.started = now()
+        self._captured: CapturedStep | None = None
+        self._warm = False  # whether a step was taken in this process
+        self._capture = device.type == "cuda" and processes.world == 1 and recipe.accumulate == 1
+        self.seconds = 0.0
+        self._step_times: list[float] = []
+
+    # ---- advancing -------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= self.spec.epochs
+
+    def start_epoch(self) -> None:
+        """Draw the epoch's data and let the method change the model."""
+        self.batches.start_epoch(self.spec.seed, self.epoch, self.step_in_epoch)
+        if self.step_in_epoch == 0:
+            self.sums.zero_()
+            self.seconds = 0.0
+            if self.method.start_epoch(self.bare, self.epoch, self.batches.peek):
+                self._captured = None
+            if self.ema is not None:
+                self.method.follow(self.bare, self.ema.module)
+        self.model.train()
+        self._step_times = []
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def step(self) -> None:
+        """Take one optimizer step on the next batch."""
+        recipe = self.spec.recipe
+        done = self.epoch * self.steps_per_epoch + self.step_in_epoch
+        set_rate(self.optimizer, recipe.optimizer.lr * self.rate(done))
+        torch.manual_seed(seed_at(self.spec.seed, self.epoch, self.step_in_epoch, self.processes.rank))
+        self.method.start_step(self.bare, self.epoch, self.step_in_epoch)
+        self.batches.advance(self.step_in_epoch)
+        if self._capture and self._captured is None and self.batches.fixed and self.method.capturable:
+            self._try_capture()
+        (self._captured or (self._fast_body if self._compiled else self._body))()
+        if not self._warm and self.device.type == "cuda" and self.steps_per_epoch > 1:
+            torch.cuda.reset_peak_memory_stats(self.device)  # cuDNN's trials took what they could get
+        self._warm = True
+        if self.ema is not None:
+            self.ema.update_parameters(self.bare)
+        self.step_in_epoch += 1
+
+    def rate(self, step: int) -> float:
+        return rate_at(self.spec.recipe.schedule, step, self.steps, self.steps_per_epoch)
+
+    def _body(self) -> None:
+        recipe = self.spec.recipe
+        self.optimizer.zero_grad(set_to_none=True)
+        batch = self.batches.current()
+        for part in self.task.parts(batch, recipe.accumulate) if recipe.accumulate > 1 else (batch,):
+            with self.autocast(), self._synthesized():
+                loss, sums = self.task.loss(self.model, part)
+            (loss / recipe.accumulate).backward()
+            with torch.no_grad():
+                self.sums += sums
+        if recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm)
+        self.optimizer.step()
+
+    def _fast_body(self) -> None:
+        """The step for where Python's time does not count: captured, or compiled."""
+        narrow = narrow_convolutions(self.bare) if self._narrow else nullcontext()
+        norms = fused_norms(self.bare) if self._fused else nullcontext()
+        late = late_weight_gradients(self.bare) if self._late else nullcontext()
+        with narrow, norms, late, short_attention(self.bare) if self._short else nullcontext():
+            self._body()
+
+    def _note_kernels(self) -> None:
+        if self._narrow and (convolutions := find_narrow(self.bare)):
+            self.note(f"{len(convolutions)} narrow convolutions by Triton kernels")
+        if self._fused and (norms := num_fused(self.bare)):
+            self.note(f"{norms} norms of blocks with the ReLUs after them by Triton kernels")
+        if self._late and (convolutions := find_late(self.bare)):
+            self.note(f"{len(convolutions)} convolutions with their weights' gradients beside the rest")
+        if self._short and (layers := find_short(self.bare)):
+            self.note(f"{len(layers)} attention layers by Triton kernels, up to {MOST_TOKENS} tokens")
+
+    def autocast(self) -> torch.autocast:
+        # no cache: a captured step must not keep casts from one replay to the next
+        low = self.spec.recipe.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=low, cache_enabled=False)
+
+    def _synthesized(self) -> AbstractContextManager[None]:
+        """All operators' weights in one launch; compiled, sharded and recomputed models make each its own."""
+        alone = self.spec.recipe.compile or self.sharded or self.method.recomputes
+        together = self._has_operators and not alone
+        return synthesized(self.bare) if together else nullcontext()
+
+    def _try_capture(self) -> None:
+        self._capture = False  # one attempt for a model; a method that changes the model asks again
+        try:
+            self._captured = CapturedStep(self._fast_body, self.bare, self.optimizer, [self.sums])
+            self._capture = True
+            self.note("step captured as a CUDA graph")
+            self._note_kernels()
+        except (RuntimeError, ValueError) as error:
+            torch.cuda.synchronize()
+            self.optimizer.zero_grad(set_to_none=True)
+            why = (str(error).splitlines() or ["no message"])[0]
+            self.note(f"step not captured, running it eagerly: {why}")
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _take_notes(self) -> None:
+        """The task's notes as they are now, in place of what it said before."""
+        said, self._task_notes = self._task_notes, self.task.notes()
+        self.notes = [note for note in self.notes if note not in (*said, *self._task_notes)] + self._task_notes
+
+    # ---- measuring -------------------------------------------------------------------------
+
+    def end_epoch(self, seconds: float) -> Epoch:
+        """Evaluate, record the epoch and check that training is still sane."""
+        sums = self.processes.total(self.sums.clone()).tolist()
+        measures = self.task.train_measures(sums)
+        if not measures["train_loss"] < float("inf"):  # NaN compares false too
+            raise ReplearnError(
+                f"{self.title}: the training loss is {measures['train_loss']} in epoch {self.epoch + 1}. "
+                + (f"The last good state is {self.found}; " if self.found else "")
+                + "lower the learning rate or add warm-up."
+            )
+        self.seconds += seconds
+        peak = self.peak_memory  # before the evaluation, which is not training
+        measured = Epoch(
+            epoch=self.epoch + 1,
+            measures={**measures, **self.evaluate()},
+            lr=self.spec.recipe.optimizer.lr * self.rate((self.epoch + 1) * self.steps_per_epoch - 1),
+            seconds=self.seconds,
+            images_per_second=sums[-1] / max(self.seconds, 1e-9),
+            peak_memory=peak,
+        )
+        self.epochs.append(measured)
+        self._take_notes()
+        self.epoch, self.step_in_epoch = self.epoch + 1, 0
+        return measured
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that training needed so far in this epoch; 0 where the device can't tell."""
+        if self._captured is not None:
+            return self._captured.peak_memory
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """What the task measures on the test set, of the averaged model if there is one."""
+        model = self.ema or (self.model if self.processes.parallel == "fsdp" else self.bare)
+        model.eval()
+        with not_compiled(self._compiled):
+            measures = self.task.evaluate(model, self.autocast())
+        self.model.train()
+        return measures
+
+    def calibrate(self, model: nn.Module, plan: Plan) -> None:
+        """Replace the planned blocks by operators fitted to the pretrained model on training samples."""
+        spec = self.spec
+        begin = time.perf_counter()
+        batches = self.batches.calibration(spec.seed, spec.variant.calibrate)
+        report = calibrate_(model.to(self.device), plan, batches)
+        errors = ", ".join(f"{fit.name} {fit.error:.3f} (removal {fit.removal_error:.3f})" for fit in report.fits)
+        self.note(f"fitted in {time.perf_counter() - begin:.1f} s on {report.num_samples} samples: {errors}")
+
+    @property
+    def title(self) -> str:
+        return f"{self.spec.recipe.name}, {self.spec.variant.label}, {self.spec.data}, seed {self.spec.seed}"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the state is written: a file, or a folder of shards where the model is sharded."""
+        return self.spec.out / ("checkpoint" if self.sharded else "checkpoint.safetensors")
+
+    @property
+    def found(self) -> Path | None:
+        """The state that is there, whichever form it was written in."""
+        names = ("checkpoint.safetensors", "checkpoint")
+        return next((path for name in names if (path := self.spec.out / name).exists()), None)
+
+    @property
+    def sharded(self) -> bool:
+        return self.processes.world > 1 and self.processes.parallel == "fsdp"
+
+
+def to_channels_last_(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+def count_flops(model: nn.Module, example: Any) -> int:
+    """FLOPs of a forward pass on one sample."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    mode = model.training
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        model.eval()(example)
+    model.train(mode)
+    return int(counter.get_total_flops())

@@ -1,0 +1,142 @@
+"""Detectors and segmenters by name: torchvision's, and DeepLabV3+ of segmentation-models-pytorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ReplearnError
+from .recipe import Detection
+
+DETECTORS = ("retinanet", "retinanet_v2")
+SEGMENTERS = ("deeplabv3", "deeplabv3plus")
+FAMILIES = ("resnet", "resnext", "wide_resnet")  # torchvision's names of backbones begin so
+
+
+def is_detector(name: str) -> bool:
+    return name.startswith(tuple(f"{kind}_" for kind in DETECTORS))
+
+
+def is_segmenter(name: str) -> bool:
+    return name.startswith(tuple(f"{kind}_" for kind in SEGMENTERS))
+
+
+def detector(
+    name: str, *, num_classes: int, settings: Detection | None = None, mean: Any = None, std: Any = None
+) -> nn.Module:
+    """Build a detector: retinanet_BACKBONE or retinanet_v2_BACKBONE with a ResNet of torchvision's.
+
+    >>> detector("retinanet_resnet34", num_classes=3).head.classification_head.num_classes
+    3
+    """
+    kind, backbone = known(name, DETECTORS, "detector")
+    settings = settings or Detection()
+    check_sizes(settings)
+    from .retinanet import retinanet
+
+    return retinanet(
+        backbone,
+        num_classes=num_classes,
+        second=kind == "retinanet_v2",
+        min_size=settings.min_size,
+        max_size=settings.max_size,
+        image_mean=None if mean is None else list(mean),
+        image_std=None if std is None else list(std),
+        score_thresh=settings.score_threshold,
+        detections_per_img=settings.max_detections,
+    )
+
+
+def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Module:
+    """Build a segmenter: deeplabv3_BACKBONE (torchvision) or deeplabv3plus_BACKBONE (segmentation-models-pytorch).
+
+    `auxiliary` adds a head at the third stage, which helps in training.
+    """
+    kind, backbone = known(name, SEGMENTERS, "segmenter")
+    if kind == "deeplabv3":
+        return deeplabv3(name, backbone, num_classes, auxiliary)
+    try:
+        import segmentation_models_pytorch as smp
+    except ImportError as error:
+        raise ReplearnError(
+            f"{name} needs segmentation-models-pytorch: pip install 'replearn[scenes]'. deeplabv3_resnet50 "
+            "works without."
+        ) from error
+    try:
+        if auxiliary:
+            from .deeplabv3plus import AuxiliaryDeepLabV3Plus
+
+            return AuxiliaryDeepLabV3Plus(backbone, num_classes)
+        plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
+    except KeyError as error:
+        raise ReplearnError(f"{name} can't be built: {error.args[0]}") from error
+    return plus
+
+
+def deeplabv3(name: str, backbone: str, num_classes: int, auxiliary: bool) -> nn.Module:
+    """torchvision's DeepLabV3: the last two stages dilated instead of strided."""
+    from torchvision.models import get_model
+    from torchvision.models._utils import IntermediateLayerGetter
+    from torchvision.models.segmentation.deeplabv3 import DeepLabHead, DeepLabV3
+    from torchvision.models.segmentation.fcn import FCNHead
+
+    try:
+        body = get_model(backbone, weights=None, replace_stride_with_dilation=[False, True, True])
+    except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
+        raise ReplearnError(
+            f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
+            f"deeplabv3plus_{backbone}."
+        ) from error
+    width = int(body.inplanes)
+    layers = {"layer4": "out", **({"layer3": "aux"} if auxiliary else {})}
+    head = FCNHead(width // 2, num_classes) if auxiliary else None
+    made: nn.Module = DeepLabV3(IntermediateLayerGetter(body, layers), DeepLabHead(width, num_classes), head)
+    return made
+
+
+def stride_of(name: str) -> int:
+    """What the sides of a picture must be multiples of; DeepLabV3 takes any size."""
+    return 16 if name.startswith("deeplabv3plus") else 1
+
+
+def logits_of(made: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """A segmenter's logits, and its auxiliary head's where it has one."""
+    return (made, None) if isinstance(made, Tensor) else (made["out"], made.get("aux"))
+
+
+def known(name: str, kinds: Sequence[str], what: str) -> tuple[str, str]:
+    """The kind and the backbone that a name is made of."""
+    need_torchvision()
+    from torchvision.models import list_models
+
+    backbones = [model for model in list_models() if model.startswith(FAMILIES)]
+    for kind in kinds:
+        if name.startswith(f"{kind}_") and name.removeprefix(f"{kind}_") in backbones:
+            return kind, name.removeprefix(f"{kind}_")
+    listed = " or ".join(f"{kind}_BACKBONE" for kind in kinds)
+    raise ReplearnError(f"There is no {what} {name!r}. Write {listed} with one of {', '.join(backbones)}.")
+
+
+def check_sizes(settings: Detection) -> None:
+    sizes = settings.min_size
+    if not sizes or min(sizes) < 32 or max(sizes) > settings.max_size:
+        raise ReplearnError(
+            f"detection.min_size={list(sizes)}, detection.max_size={settings.max_size}: write at least one size, "
+            "each from 32 to max_size."
+        )
+
+
+def need_torchvision() -> None:
+    try:
+        import torchvision  # noqa: F401
+    except ImportError as error:
+        raise ReplearnError("This model needs torchvision: pip install 'replearn[vision]'.") from error
+
+
+def on_meta(name: str, num_classes: int = 80) -> nn.Module:
+    """A detector or segmenter without weights, to plan on."""
+    with torch.device("meta"):
+        return (detector if is_detector(name) else segmenter)(name, num_classes=num_classes)

@@ -1,0 +1,101 @@
+"""The state of a run on disk: one safetensors file, written atomically."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ReplearnError
+from ...planning.serialization import parse
+from ...surgery.tensor_file import PART, read_file, write_file
+
+FORMAT = "replearn-run-2"
+FORMATS = (FORMAT, "replearn-run-1")  # the first had no checksum
+
+
+def collect(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Everything that training changes: tensors by name, and the optimizer's plain values.
+
+    `model` is the model itself, not what it is wrapped in, so a run saved by two processes goes on in one.
+    """
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    if ema is not None:
+        tensors |= {f"ema/{name}": tensor for name, tensor in ema.state_dict().items()}
+    values: dict[str, dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{name}/{key}"] = value
+            else:
+                values.setdefault(name, {})[key] = value
+    return tensors, values
+
+
+def restore(
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Mapping[str, Any]],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: nn.Module | None,
+) -> None:
+    """Put a collected state back into a run that was built alike."""
+    model.load_state_dict(under(tensors, "model/"))
+    if ema is not None:
+        ema.load_state_dict(under(tensors, "ema/"))
+    state: dict[str, dict[str, Any]] = {name: dict(entries) for name, entries in values.items()}
+    for path, tensor in under(tensors, "optimizer/").items():
+        name, _, key = path.rpartition("/")
+        state.setdefault(name, {})[key] = tensor
+    for name, parameter in model.named_parameters():
+        if name in state:
+            optimizer.state[parameter] = {
+                key: on_device_of(value, parameter, key) if isinstance(value, Tensor) else value
+                for key, value in state[name].items()
+            }
+
+
+def on_device_of(value: Tensor, parameter: Tensor, key: str) -> Tensor:
+    """A state tensor where the optimizer wants it; only a GPU's captured step counts steps on the device."""
+    if key == "step" and parameter.device.type == "cpu":
+        return value.clone()
+    return value.to(parameter.device, copy=True)
+
+
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def write_state(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a state whole or not at all; the one before it stays until then."""
+    try:
+        write_file(path, tensors, {"format": FORMAT, "about": json.dumps(about)})
+    except OSError as error:
+        raise ReplearnError(
+            f"Can't write the checkpoint {path}: {error}. The checkpoint before it is untouched; free some "
+            "space and resume."
+        ) from error
+
+
+def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a state back; ReplearnError for a file that is damaged or not ours."""
+    try:
+        about, tensors = read_file(path, FORMATS)
+        values = parse(about.get("about", ""), "what it says of the run")
+        if not isinstance(values, dict):
+            raise ReplearnError("what it says of the run is no object.")
+        return tensors, values
+    except (ReplearnError, OSError) as error:
+        raise ReplearnError(f"The checkpoint {path} can't be read: {error} Delete it to start anew.") from error
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half written; only for a folder that no other process writes to."""
+    for path in folder.glob(f".*{PART}"):
+        path.unlink(missing_ok=True)

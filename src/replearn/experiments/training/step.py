@@ -1,0 +1,65 @@
+"""One training step: as it is written, or captured whole as a CUDA graph."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ...fast.graphs.capture import WARM_UP, on_the_side, recorded
+
+Body = Callable[[], None]
+
+
+class CapturedStep:
+    """A training step recorded once and replayed: launching it costs microseconds.
+
+    `body` must read its inputs from fixed tensors and keep its results in fixed tensors. Warm-up
+    runs the step for real, so everything it changes is put back, random numbers too, also where
+    the step can't be recorded.
+    """
+
+    def __init__(
+        self, body: Body, model: nn.Module, optimizer: torch.optim.Optimizer, extra: list[Tensor]
+    ) -> None:
+        held = [*model.parameters(), *model.buffers(), *extra]
+        device = held[0].device
+        before = [tensor.detach().clone() for tensor in held]
+        states = {id(t): t.clone() for t in optimizer_tensors(optimizer)}
+        copies = sum(tensor.untyped_storage().nbytes() for tensor in [*before, *states.values()])
+        try:
+            with torch.random.fork_rng([device]), on_the_side(device):
+                for _ in range(WARM_UP):
+                    body()
+                optimizer.zero_grad(set_to_none=True)
+                gc.collect()  # what lies in cycles would count
+                torch.cuda.reset_peak_memory_stats(device)
+                self.launch, _ = recorded(body, device, torch.cuda.graph_pool_handle())
+                # a replay allocates nothing, so this is the only time that the step's memory can be seen; the
+                # copies made above are gone afterwards and don't count
+                self.peak_memory = torch.cuda.max_memory_allocated(device) - copies
+        finally:
+            self.put_back(held, before, optimizer, states)
+
+    @staticmethod
+    @torch.no_grad()
+    def put_back(
+        held: list[Tensor], before: list[Tensor], optimizer: torch.optim.Optimizer, states: dict[int, Tensor]
+    ) -> None:
+        for tensor, value in zip(held, before, strict=True):
+            tensor.copy_(value)
+        for tensor in optimizer_tensors(optimizer):
+            # state that did not exist before starts at zero, which is where a first step starts too
+            if id(tensor) in states:
+                tensor.copy_(states[id(tensor)])
+            else:
+                tensor.zero_()
+
+    def __call__(self) -> None:
+        self.launch()
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]

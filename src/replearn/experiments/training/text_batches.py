@@ -1,0 +1,101 @@
+"""Batches of a text that lies on the device: windows of equal length, in a new order every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...errors import ReplearnError
+from .batches import Batches
+from .data.base import IGNORED
+from .data.text import TextSet
+from .processes import Processes
+from .seeds import seed_at
+
+CALIBRATION = 32  # windows in a calibration batch
+TEST = 64  # windows in a test batch
+
+
+class DeviceText:
+    """The streams of a text on one device, shared by every run that trains on it there."""
+
+    def __init__(self, data: TextSet, device: torch.device) -> None:
+        self.data = data
+        self.train, self.test = data.train.to(device), data.test.to(device)
+
+
+class TextBatches(Batches):
+    """Windows of `length` words and, as targets, the word after each; an epoch's cuts begin at a random word."""
+
+    fixed = True
+
+    def __init__(self, text: DeviceText, processes: Processes, batch_size: int, length: int) -> None:
+        super().__init__(processes, batch_size)
+        self.text, self.length = text, length
+        self.num_words = text.data.num_classes
+        held = text.data.num_train
+        for part, count in (("training", held), ("test", text.data.num_test)):
+            if count < 2:
+                raise ReplearnError(
+                    f"The {part} text of {text.data.name} has {count} word or line end, and no word to say after "
+                    "it. Use another text."
+                )
+        if length < 1 or held < 2 * length:
+            raise ReplearnError(
+                f"Sequences of {length} words can't be cut from {text.data.name}, which has {held:,}; write a "
+                f"text.sequence_length from 1 to {held // 2}."
+            )
+        self.windows = (held - length) // length  # whole ones, wherever the first begins
+        device = text.train.device
+        self._offsets = torch.arange(length + 1, device=device)
+        self._starts = torch.zeros(self.windows, dtype=torch.int64, device=device)
+        self._slot = torch.zeros(batch_size // processes.world, dtype=torch.int64, device=device)
+
+    def steps(self, batch_size: int) -> int:
+        if self.windows < batch_size:
+            raise ReplearnError(
+                f"A batch of {batch_size} is larger than {self.text.data.name}, which has {self.windows} training "
+                f"sequences of {self.length} words. Write a smaller batch_size."
+            )
+        return self.windows // batch_size
+
+    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
+        self._starts.copy_(self.starts(seed, epoch))
+
+    def starts(self, seed: int, epoch: int) -> Tensor:
+        """Where the windows of an epoch begin, in training order."""
+        generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
+        first = torch.randint(self.length, (1,), generator=generator)
+        return first + self.length * torch.randperm(self.windows, generator=generator)
+
+    def advance(self, step: int) -> None:
+        whole = self._starts[step * self.batch_size : (step + 1) * self.batch_size]
+        self._slot.copy_(self.processes.share(whole))
+
+    def current(self) -> tuple[Tensor, Tensor]:
+        return self.cut(self._slot)
+
+    def cut(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        windows = self.text.train[starts[:, None] + self._offsets]
+        return windows[:, :-1], windows[:, 1:]
+
+    def peek(self) -> Tensor:
+        return self.cut(self._starts[: self.batch_size])[0]
+
+    def calibration(self, seed: int, samples: int) -> list[Tensor]:
+        starts = self.starts(seed, -1)[:samples].to(self._starts.device)
+        return [self.cut(part)[0] for part in starts.split(CALIBRATION)]
+
+    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
+        """The test text from its first word to its last, each predicted once; what fills up is IGNORED."""
+        stream = self.text.test
+        windows = -(-(len(stream) - 1) // self.length)
+        share = -(-windows // processes.world)  # alike in every process, so that sharded models stay in step
+        mine = processes.rank + processes.world * torch.arange(share, device=stream.device)
+        for part in (self.length * mine).split(TEST):
+            places = part[:, None] + self._offsets
+            inside = places < len(stream)
+            words = stream[places.clamp(max=len(stream) - 1)]
+            yield words[:, :-1], torch.where(inside, words, IGNORED)[:, 1:]

@@ -1,0 +1,272 @@
+"""Fold BatchNorms into the convolutions before them, where it is proven that nothing else sees the difference.
+
+    W'_c = W_c s_c,  bias'_c = bias_c s_c + t_c   with BN(y)_c = s_c y_c + t_c      (eq:deploy_bn_folding)
+
+The proof is a trace of the code that runs both: the norm is called once, on the output of that convolution,
+which is called once and whose output goes nowhere else. What can't be proven stays, with the reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ..blocks.tracing import is_sequence, left_alone, runs_nothing, trace
+from ..errors import ReplearnError
+from ..operators._base.layers import norm_as_affine
+from ..surgery.replace import set_submodule
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "FrozenBatchNorm2d")
+_NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d")  # timm's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """One BatchNorm by name: the convolution that takes it up, or the reason why it stays."""
+
+    norm: str
+    conv: str | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.norm} -> {self.conv}" if self.conv else f"{self.norm} stays: {self.reason}"
+
+
+def find_folds(model: nn.Module) -> tuple[Fold, ...]:
+    """Say for every BatchNorm of a model in eval mode whether it can be folded, and into what; touches nothing.
+
+    >>> import replearn
+    >>> folds = replearn.fast.find_folds(replearn.models.resnet32().eval())
+    >>> str(folds[0]), all(fold.conv for fold in folds)
+    ('bn1 -> conv1', True)
+    """
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    return Evidence(model).folds()
+
+
+@torch.no_grad()
+def fold_(model: nn.Module) -> tuple[Fold, ...]:
+    """Fold what `find_folds` names, in place."""
+    folds = find_folds(model)
+    for fold in folds:
+        if fold.conv is not None:
+            conv, norm = model.get_submodule(fold.conv), model.get_submodule(fold.norm)
+            set_submodule(model, fold.conv, folded(conv, norm))
+            set_submodule(model, fold.norm, remainder(norm).eval())
+    return folds
+
+
+@dataclass(frozen=True)
+class Found:
+    """The name of the convolution that takes up a norm."""
+
+    conv: str
+
+
+class Evidence:
+    """What is known of a model's calls: the trace of every module whose code could run a BatchNorm."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules())
+        # a weight or a layer that is used in two places can't be changed for one of them
+        self.links = Counter(id(child) for part in self.modules.values() for child in part._modules.values())
+        self.uses = Counter(id(p) for part in self.modules.values() for p in part._parameters.values())
+        self.norms = [name for name, module in self.modules.items() if kind_of(module)]
+        names = {owner for norm in self.norms for owner in self.owners(norm)}
+        self.graphs = {name: trace(self.modules[name]) for name in names}
+
+    def owners(self, name: str) -> list[str]:
+        """The modules above this one that run code of their own, the nearest first; the model itself last."""
+        above = []
+        while name:
+            name = name.rpartition(".")[0]
+            module = self.modules[name]
+            if not name or not (is_sequence(module) or runs_nothing(module)):
+                above.append(name)
+        return above
+
+    def folds(self) -> tuple[Fold, ...]:
+        found = {norm: self.conv_of(norm) for norm in self.norms}
+        for owner in self.graphs:
+            pairs = {
+                norm: conv.conv
+                for norm, conv in found.items()
+                if isinstance(conv, Found) and self.owners(norm)[0] == owner
+            }
+            if pairs and (trouble := self.trouble_without(owner, pairs)):
+                found |= dict.fromkeys(pairs, trouble)
+        return tuple(
+            Fold(norm=norm, conv=conv.conv) if isinstance(conv, Found) else Fold(norm=norm, reason=conv)
+            for norm, conv in found.items()
+        )
+
+    def trouble_without(self, owner: str, pairs: dict[str, str]) -> str | None:
+        """What goes wrong when the code runs with these norms gone: it may ask for more than their output."""
+        module, prefix = self.modules[owner], f"{owner}." if owner else ""
+        with left_alone(module):
+            for norm, conv in pairs.items():
+                set_submodule(module, norm.removeprefix(prefix), nn.Identity())
+                set_submodule(module, conv.removeprefix(prefix), _with_bias(self.modules[conv]))
+            again = trace(module)
+        if isinstance(again, str) or _steps(again) != _steps(self.graphs[owner]):
+            return f"the code of {owner or 'the model'} asks for more than the output of its layers"
+        return None
+
+    def conv_of(self, name: str) -> Found | str:
+        """The convolution that a norm may be folded into, or the reason against it."""
+        norm: Any = self.modules[name]
+        if norm.running_mean is None or norm.training:
+            return "it uses the statistics of each batch"
+        owner, *above = self.owners(name)
+        graph, label = self.graphs[owner], owner or "the model"
+        if isinstance(graph, str):
+            return f"the code of {label} can't be traced ({graph})"
+        prefix = f"{owner}." if owner else ""
+        calls = _calls(graph, name.removeprefix(prefix))
+        if len(calls) != 1:
+            return f"{label} calls it {len(calls)} times"
+        node = calls[0]
+        source = node.args[0] if node.args else None
+        if len(node.args) != 1 or node.kwargs or not isinstance(source, fx.Node) or source.op != "call_module":
+            return "its input is not the output of a convolution"
+        conv = prefix + str(source.target)
+        if conv not in self.modules:  # a module is listed once, under the first of its names
+            return f"{conv} is shared with another part of the model"
+        module: Any = self.modules[conv]
+        if not is_convolution(module):
+            return f"its input comes from {conv}, a {type(module).__name__}"
+        if len(source.users) != 1 or len(_calls(graph, str(source.target))) != 1:
+            return f"the output of {conv} is used elsewhere too"
+        if channels_of(module) != norm.running_mean.numel():
+            return f"{conv} has {channels_of(module)} channels, and it has {norm.running_mean.numel()}"
+        return self.objection(conv, name, owner, above) or Found(conv)
+
+    def objection(self, conv: str, norm: str, owner: str, above: list[str]) -> str | None:
+        """Why a pair that belongs together by its code must stay apart all the same."""
+        for name in (conv, norm):
+            module = self.modules[name]
+            if self.links[id(module)] > 1 or any(
+                self.uses[id(p)] > 1 for p in module._parameters.values() if p is not None
+            ):
+                return f"{name} is shared with another part of the model"
+            if module._forward_hooks or module._forward_pre_hooks:
+                return f"{name} has hooks, which would see other values"
+        weight: Any = self.modules[conv].weight
+        if weight.dtype != self.modules[norm].running_mean.dtype:
+            return f"{conv} computes in {weight.dtype}, and it in {self.modules[norm].running_mean.dtype}"
+        for place in (owner, *above):
+            graph, prefix = self.graphs[place], f"{place}." if place else ""
+            for name in (conv, norm):
+                if isinstance(graph, str):
+                    if name.rpartition(".")[2] in words_of(self.modules[place]):
+                        return f"{place or 'the model'} can't be traced ({graph}) and may use {name} as well"
+                elif reaches(graph, name.removeprefix(prefix), called=place == owner):
+                    return f"{place or 'the model'} uses {name} as well"
+        return None
+
+
+def _with_bias(conv: Any) -> nn.Module:
+    """The convolution as it will look from outside."""
+    made: nn.Module = copy.copy(conv)
+    made._parameters = {**conv._parameters, "bias": nn.Parameter(conv.weight.new_empty(channels_of(conv)))}
+    return made
+
+
+def _steps(graph: Any) -> list[tuple[str, str]]:
+    return [(node.op, str(node.target)) for node in graph.nodes]
+
+
+def _calls(graph: fx.Graph, target: str) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_module" and node.target == target]
+
+
+def reaches(graph: fx.Graph, target: str, *, called: bool) -> bool:
+    """Does the code read an attribute of this layer, or, where it is not the one to call it, call it?"""
+    return any(
+        (node.op == "get_attr" and str(node.target).startswith(f"{target}."))
+        or (node.op == "call_module" and node.target == target and not called)
+        for node in graph.nodes
+    )
+
+
+def words_of(module: nn.Module) -> set[str]:
+    """Every attribute name in the code of a module's own class, and every text in it, which may be one."""
+    words: set[str] = set()
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.nn"):
+            continue
+        for value in vars(kind).values():
+            held = getattr(value, "fget", None) or getattr(value, "func", value)  # by a property, cached or not
+            code = getattr(inspect.unwrap(held), "__code__", None)
+            words |= _words_in(code) if code and code.co_name != "__init__" else set()
+    return words
+
+
+def _words_in(code: CodeType) -> set[str]:
+    inner = (_words_in(part) for part in code.co_consts if isinstance(part, CodeType))  # of a comprehension, say
+    texts = (part for part in code.co_consts if isinstance(part, str))  # a name may be asked for by getattr
+    return set(code.co_names).union(texts, *inner)
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """'plain' or 'activated' for a BatchNorm of a known class; classes derived from them may compute anything."""
+    name, where = type(module).__name__, type(module).__module__.partition(".")[0]
+    if name in _NORMS and where in ("torch", "torchvision", "timm"):
+        return "plain"
+    if name in _NORMS_WITH_ACTIVATION and where == "timm":
+        return "activated"
+    return None
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """A convolution of torch's own, or timm's that pads as TensorFlow does."""
+    padded = type(module).__name__ == "Conv2dSame" and type(module).__module__.startswith("timm.")
+    return type(module) in CONVOLUTIONS or padded
+
+
+def channels_of(conv: Any) -> int:
+    return int(conv.out_channels)
+
+
+def folded(conv: Any, norm: Any) -> nn.Module:
+    """A copy of the convolution that does the norm's work too."""
+    made: nn.Module = copy.copy(conv)
+    made._parameters = dict(conv._parameters)
+    wide = torch.float64 if conv.weight.device.type != "mps" else torch.float32
+    scale, shift = norm_as_affine(norm, wide)
+    weight, bias = conv.weight.to(wide), conv.bias
+    if isinstance(conv, _TRANSPOSED):  # (in, out / groups, ...): the output channels of a group lie together
+        by_group = scale.view(conv.groups, 1, -1).expand(-1, weight.shape[0] // conv.groups, -1)
+        scaled = weight * by_group.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
+    else:
+        scaled = weight * scale.view(-1, *[1] * (weight.dim() - 1))
+    moved = shift if bias is None else bias.to(wide) * scale + shift
+    trained = conv.weight.requires_grad
+    made.weight = nn.Parameter(_like(scaled, conv.weight), requires_grad=trained)
+    made.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=trained)
+    return made
+
+
+def _like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """The values in the model tensor's dtype and memory order."""
+    made = torch.empty_like(model)
+    made.copy_(tensor)
+    return made
+
+
+def remainder(norm: Any) -> nn.Module:
+    """What a folded norm still has to do: nothing, or its activation."""
+    if kind_of(norm) == "plain":
+        return nn.Identity()
+    parts = [part for part in (norm.drop, norm.act) if not isinstance(part, nn.Identity)]
+    return parts[0] if len(parts) == 1 else nn.Sequential(*parts)

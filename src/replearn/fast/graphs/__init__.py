@@ -1,0 +1,1 @@
+"""CUDA graphs: capture and replay."""

@@ -1,0 +1,264 @@
+"""Record what runs on a GPU as a CUDA graph, and leave CUDA usable where that can't be done."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import ReplearnError
+from ..verify import tensors_in
+
+aten = torch.ops.aten
+# how many elements they return depends on values, so they wait for the GPU to have computed them
+SIZED_BY_VALUES = {
+    *(aten.nonzero, aten.masked_select, aten.bincount, aten.unique_dim, aten.unique_consecutive),
+    *(aten.unique_dim_consecutive, aten._unique, aten._unique2),
+}
+WARM_UP = 3  # runs: cuDNN and Triton choose their kernels in the first ones, and compilers compile
+_sides: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device, and by the stream that they are beside
+_alone = threading.RLock()  # for who records
+_failed: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at them: they must not be freed
+
+Launch = Callable[[], None]
+
+
+class Unrecordable(ReplearnError):
+    """What can't be put into a CUDA graph, with the reason alone in `why`."""
+
+    why = ""
+
+
+def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
+    """Run `body` a few times, record it, and return what launches it again, and the outputs that it fills.
+
+    Raises ReplearnError, which names the model, where the code waits for the GPU or torch can't record it.
+    """
+    if device.type != "cuda":
+        raise ReplearnError(
+            f"{name} is on {device}, and only what runs on a CUDA GPU can be replayed as a CUDA graph. Move it: "
+            ".to('cuda'); on this device run what deploy or streamline give without graph=True."
+        )
+    with on_the_side(device):
+        for _ in range(WARM_UP - 1):
+            body()
+        refuse_waiting(name, body, device)
+        try:
+            return recorded(body, device, pool)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            why = (str(error).strip() or "no message").splitlines()[0]
+            raise unrecordable(name, f"{type(error).__name__}: {why}") from error
+
+
+class Turns:
+    """For what works in the same memory: a stream that takes its turn waits for the one before it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.last: torch.cuda.Stream | None = None
+
+    def take(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            now = torch.cuda.current_stream(device)
+            if self.last is not None and now != self.last:
+                now.wait_stream(self.last)
+            self.last = now
+
+
+class _Here(threading.local):
+    recording = False
+
+
+_here = _Here()
+_turns: defaultdict[torch.cuda.Stream, Turns] = defaultdict(Turns)  # by the stream that graphs are recorded on
+
+
+def is_recording() -> bool:
+    """Does this thread warm up or record, or anybody on the current stream?"""
+    return _here.recording or is_capturing()
+
+
+def is_capturing() -> bool:
+    """Is what is launched on the current stream put into a graph, and not run?"""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def on_the_side(device: torch.device) -> Iterator[None]:
+    """On the stream for warming up and recording, after all that the current one has to do, and before it goes on.
+
+    Each stream has one beside it, for all: cuBLAS keeps 68 MB for every stream that it ever worked on, and memory
+    that was used on one stream is used again on that stream alone. So threads take turns.
+    """
+    with _alone, torch.cuda.device(device):
+        current, was = torch.cuda.current_stream(), _here.recording
+        key = torch.cuda.current_device(), current.cuda_stream
+        stream = _sides.get(key)
+        if stream is None:
+            stream = _sides[key] = torch.cuda.Stream()
+        stream.wait_stream(current)
+        _here.recording = True
+        try:
+            # torch.cuda.graph would leave this stream the current one where a recording fails
+            with _turns[stream].lock, torch.cuda.stream(stream):
+                _turns[stream].take(device)
+                yield
+        finally:
+            _here.recording = was
+            current.wait_stream(stream)
+
+
+def take_workspaces(device: torch.device) -> None:
+    """Have cuBLAS take its memory for both streams now, so that the first who multiplies is not charged for it."""
+
+    def multiply() -> None:
+        x = torch.ones(16, 16, device=device, requires_grad=True)
+        torch.addmm(x[0], x @ x, x).sum().backward()  # in its own thread, for which cuBLAS takes as much again
+
+    with torch.enable_grad():
+        multiply()
+        with on_the_side(device):
+            multiply()
+
+
+def recorded(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
+    """Record what `body` launches on the current stream, or raise its error and leave CUDA usable."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # what the warm-up used is this stream's, and of no use to others
+    graph, first = torch.cuda.CUDAGraph(), None
+    try:
+        with collector_off():
+            # other threads may go on allocating meanwhile
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                made = body()
+            except BaseException as error:
+                first = error  # the end of the recording raises another one, which says less
+                raise
+            finally:
+                graph.capture_end()
+    except Exception as error:
+        recover(graph, device, pool)
+        raise (first or error) from None
+    finally:
+        first = None  # it knows this frame, and what the body made would stay until Python finds the circle
+    return in_turn(graph, device), made
+
+
+def in_turn(graph: torch.cuda.CUDAGraph, device: torch.device) -> Launch:
+    """Launch it after the others that were recorded on this stream: cuBLAS gave all the same memory to work in."""
+    turns = _turns[torch.cuda.current_stream(device)]
+
+    def launch() -> None:
+        with turns.lock:
+            turns.take(device)
+            graph.replay()
+
+    return launch
+
+
+def unrecordable(name: str, why: str) -> Unrecordable:
+    error = Unrecordable(
+        f"{name} can't be recorded as a CUDA graph: {why}. A replay launches the same kernels every time, so code "
+        "that looks at values, moves tensors between CPU and GPU or waits for the GPU can't be in it. Deploy it "
+        "without graph=True (compile=True takes such code), or change that line of its forward."
+    )
+    error.why = f"{name} can't be recorded: {why}"
+    return error
+
+
+def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+    """Undo what a failed recording leaves behind, which torch does not.
+
+    The allocator goes on recording for the graph, by a pointer to it, so that nothing cached can be given back any
+    more, what was recorded least of all; the random generator believes itself in a recording until one ends well.
+    """
+    _failed.append(graph)
+    place = device.index if device.index is not None else torch.cuda.current_device()
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    try:
+        if end is not None:
+            end(place, pool)
+            torch._C._cuda_releasePool(place, pool)  # which a graph does where its recording ended well
+    except RuntimeError:  # it had ended: the recording failed later, or before it began
+        graph.reset()
+    torch.cuda.synchronize(device)
+    with collector_off():
+        empty, one = torch.cuda.CUDAGraph(), torch.ones(1, device=device)
+        empty.capture_begin(capture_error_mode="thread_local")
+        one.add_(1)
+        empty.capture_end()
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Without Python's garbage collector: a graph that it frees meanwhile would break a recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def refuse_waiting(name: str, body: Callable[[], Any], device: torch.device) -> None:
+    """Run the code once and stop where it waits for the GPU, before a recording breaks on it.
+
+    As it is written: torch.compile gives up code for good that it meets under such a mode, without a word.
+    """
+    # without torch._dynamo nothing is compiled, and loading it takes a second
+    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with stance, Waiting(device) as waiting:
+        body()
+    if waiting.found is not None:
+        raise unrecordable(name, waiting.found)
+
+
+class Waiting(TorchDispatchMode):
+    """Notes the first operation that makes the CPU wait for a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.found: str | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        if self.found is None:
+            given = [*tensors_in(args), *tensors_in(kwargs)]
+            if any(tensor.device.type == self.device.type for tensor in (*given, *tensors_in(made))):
+                self.found = why_it_waits(func, args, kwargs, given, made)
+        return made
+
+
+def why_it_waits(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: list[Tensor], made: Any
+) -> str | None:
+    packet = func.overloadpacket
+    if torch.Tag.data_dependent_output in func.tags:
+        return f"its forward reads a value from the GPU ({func}), as an if, .item() or .tolist() does"
+    masked = packet is aten.index and any(
+        index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1])
+    )
+    repeated = func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
+    if packet in SIZED_BY_VALUES or masked or repeated:
+        return f"the size of a tensor in its forward depends on values ({func})"
+    if packet in (aten._to_copy, aten.copy_):
+        places = {str(tensor.device) for tensor in (*given, *tensors_in(made))}
+        if len({place.split(":")[0] for place in places}) > 1:
+            return f"its forward copies a tensor between {' and '.join(sorted(places))} ({func})"
+    return None

@@ -1,0 +1,284 @@
+"""Make an ordinary model fast to run: what `deploy` does after the operators, for any model in eval mode."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..blocks.tracing import trace
+from ..costs.precision import noting_switches
+from ..errors import ReplearnError
+from ..operators._base.operator import Operator
+from ..planning.validate import own_copy, unwrapped
+from ..surgery.inference_mode import lasting, writable
+from ..surgery.replace import set_submodule
+from .conv_fusion import Fused, check_fuse
+from .folding import CONVOLUTIONS, fold_, reaches, words_of
+from .graph_module import FlatGraph
+from .graphs.recurring import replay_for
+from .graphs.replay import Replayed, check_graph, device_of
+from .inlining import cast_weights_, note_values_
+from .inlining import flatten as flat_form
+from .kernels.conv3x3_small import kernels_run_on
+from .passes.channels_last import HALF, order_convolutions_, orders_by_channel
+from .passes.conv_bias_add_relu import can_be_joined, join_relus_, num_joined
+from .passes.layernorm_half import round_norms_
+from .passes.linear_residual import join_sums_
+from .passes.maxpool_relu import pool_first_
+from .passes.patch_embed import embed_patches_
+from .passes.stem import open_with_kernels_, opens_with_kernels
+from .passes.token_slice import pick_first_
+from .verify import other_batch, verify
+
+Folding = Literal["all", "operators"]
+_compiled = count()
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@lasting()
+def streamline(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    flatten: bool = False,
+    channels_last: bool = False,
+    dtype: torch.dtype | None = None,
+    compile: bool | str = False,
+    graph: bool | None = None,
+    fuse: bool = False,
+) -> nn.Module:
+    """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
+
+    This is the door for the baseline of a comparison: every BatchNorm that can be is folded, and the
+    same flat graph, layout, dtype, compiler and replay are one argument away, or come by themselves as they do
+    with `deploy`. Raises ReplearnError for a model in train mode, on two devices, or with operators in it; with an
+    `example`, where the outputs differ beyond rounding; with `flatten`, where there is no example or the code
+    can't be traced.
+
+    >>> import replearn, torch
+    >>> model = replearn.models.resnet32().eval()
+    >>> fast = replearn.fast.streamline(model, torch.randn(2, 3, 32, 32), channels_last=True)
+    >>> [type(layer).__name__ for layer in (fast.conv1, fast.bn1)]
+    ['Conv2d', 'Identity']
+    """
+    model, example = writable(unwrapped(model), example)
+    check_ready(model)
+    check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
+    check_graph(model, graph, compile)
+    check_fuse(model, fuse, flatten, compile)
+    for name, module in model.named_modules():
+        if isinstance(module, Operator):
+            raise ReplearnError(
+                f"{type(model).__name__} is replaced ({name} is an operator). Use replearn.deploy(model, ...), "
+                "which does the same and makes the operators plain."
+            )
+    plain, replay = own_copy(model), replay_for(model, graph, flatten=flatten, dtype=dtype, compile=compile)
+    settle_(plain, fold="all", channels_last=channels_last)
+    if flatten:
+        plain = flat_form(plain, example)
+        rearrange_(plain, example, dtype, compile, replayed=replay is not None, fuse=fuse)
+    check_outputs(model, plain, example)
+    return on_backend(plain, dtype, compile, replay, fuse)
+
+
+def check_ready(model: nn.Module) -> None:
+    """Refuse what has no fixed outputs, or no one place to compute them."""
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    training = [name for name, module in model.named_modules() if module.training]
+    if training:
+        which = "it" if "" in training else f"its submodule {training[0]}"
+        raise ReplearnError(
+            f"{type(model).__name__} can't be deployed: {which} is in train mode, where BatchNorm and dropout "
+            "compute something else than at inference. Call model.eval() first."
+        )
+    places: dict[torch.device, str] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        places.setdefault(tensor.device, name)
+    if len(places) > 1:
+        found = " and ".join(f"{name} on {device}" for device, name in list(places.items())[:2])
+        raise ReplearnError(
+            f"{type(model).__name__} can't be deployed: it lies on {len(places)} devices ({found}). Move it to "
+            "one first, as with model.to('cpu')."
+        )
+
+
+def check_outputs(model: nn.Module, plain: nn.Module, example: Any) -> None:
+    """Compare the two where there is an example; a flat graph on a second batch size too, which must stay free."""
+    if example is not None:
+        verify(model, plain, example)
+        if isinstance(plain, FlatGraph):
+            verify(model, plain, other_batch(example))
+
+
+def check_backend(dtype: Any, compile: Any, **switches: Any) -> None:
+    for name, given in switches.items():
+        if not isinstance(given, bool):
+            raise ReplearnError(f"{name}={given!r}: write True or False.")
+    if dtype is not None and dtype not in (torch.bfloat16, torch.float16):
+        raise ReplearnError(
+            f"dtype={dtype!r} is no dtype to compute in under autocast. Write torch.bfloat16 or torch.float16; "
+            "for another precision of the weights convert the model first, as with model.double()."
+        )
+    if not isinstance(compile, bool) and compile not in MODES:
+        raise ReplearnError(f"compile={compile!r}: write True, False, or a mode: {', '.join(MODES)}.")
+
+
+def settle_(plain: nn.Module, *, fold: Folding, channels_last: bool) -> None:
+    """Fold norms and order memory, in place."""
+    if fold == "all":
+        fuse_timm_(plain)
+        fold_(plain)
+    if channels_last:
+        plain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@torch.no_grad()
+def fuse_timm_(model: nn.Module) -> None:
+    """Let timm's own reparameterizable layers (RepVGG, MobileOne, LeViT) take their deployed form.
+
+    They do so from their norms, so this comes before those are folded.
+    """
+    for name, module in list(model.named_modules()):
+        if not name or not type(module).__module__.startswith("timm.") or not _still_there(model, name, module):
+            continue
+        if callable(fuse := getattr(module, "fuse", None)):
+            set_submodule(model, name, fuse().eval())
+        elif callable(reparameterize := getattr(module, "reparameterize", None)):
+            reparameterize()
+
+
+def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Not inside something that was fused already."""
+    try:
+        return model.get_submodule(name) is module
+    except AttributeError:
+        return False
+
+
+def rearrange_(
+    flat: FlatGraph,
+    example: Any,
+    dtype: torch.dtype | None,
+    compile: bool | str,
+    *,
+    replayed: bool,
+    fuse: bool,
+) -> None:
+    """Compute a flat graph's outputs with less, in place.
+
+    It pools before it adds a bias and takes a ReLU, and computes no token that nobody looks at. In half precision,
+    and where convolutions are fused, a GPU convolves in channels_last order. Kernels of our own compute a stem,
+    and in half precision what else they can; a compiler has others.
+    """
+    pool_first_(flat)
+    note_values_(flat, example, dtype)
+    pick_first_(flat)
+    fuse = fuse and can_be_joined(flat)
+    if (dtype or fuse) and all(orders_by_channel(parameter.device) for parameter in flat.parameters()):
+        # before the stem, whose result is in the order of its weight
+        order_convolutions_(flat, HALF if dtype else (*HALF, torch.float32))
+    kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
+    if kernels:
+        open_with_kernels_(flat, few=replayed or bool(compile))
+    if dtype is not None and not compile and kernels:
+        embed_patches_(flat)
+        join_sums_(flat, dtype)
+        round_norms_(flat, few=replayed)
+    if fuse:
+        join_relus_(flat)
+
+
+def on_backend(
+    plain: nn.Module,
+    dtype: torch.dtype | None,
+    compile: bool | str,
+    replay: type[Replayed] | None,
+    fuse: bool,
+) -> nn.Module:
+    """Wrap a model for cuDNN and autocast, hand it to the compiler and replay it as CUDA graphs."""
+    if dtype is not None and isinstance(plain, FlatGraph):
+        cast_weights_(plain, dtype)
+    if fuse and num_joined(plain):
+        plain = Fused(plain)
+    if dtype is not None:
+        cast_once_(plain, dtype)
+        plain = Autocast(plain, dtype)
+    if compile:
+        compile_(plain, mode=compile if isinstance(compile, str) else None)
+    return plain if replay is None else replay(plain)
+
+
+def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = None) -> None:
+    """Compile a model's calls, in place.
+
+    Each through code of its own. torch keeps what it compiled by code, and all modules are called by the same: it
+    would keep 8 of them, and ask at a call of one model whether what it has of another fits. And it skips code of
+    torch.nn's own, as that of nn.Sequential is.
+    """
+    call: Any = model._call_impl
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace(co_name=f"call_{next(_compiled)}_of_{type(model).__name__}")
+    how: dict[str, Any] = {"options": unchecked()} if mode is None else {"mode": mode}
+    code: Any = torch.compile(run, dynamic=dynamic, **how)
+    model._compiled_call_impl = noting_switches(code) if opens_with_kernels(model) else code
+
+
+def unchecked() -> dict[str, bool]:
+    """The compiler's options that leave out its checks of its own code, which take Python's time at every call."""
+    from torch._inductor import config
+
+    return {name: False for name in ("size_asserts", "alignment_asserts") if hasattr(config, name)}
+
+
+@torch.no_grad()
+def cast_once_(model: nn.Module, dtype: torch.dtype) -> None:
+    """Store in `dtype` what autocast would cast at every call: the same values, two launches less a layer.
+
+    Layers whose weights may be seen by other code than their own stay: shared ones, and those whose weight is
+    read by the forward of the module around them, or, where that can't be traced, by any code of its class.
+    """
+    modules = dict(model.named_modules())
+    uses = Counter(id(p) for module in modules.values() for p in module._parameters.values() if p is not None)
+    for name, module in modules.items():
+        if type(module) is not nn.Linear and type(module) not in CONVOLUTIONS:
+            continue
+        parameters = [p for p in module._parameters.values() if p is not None]
+        around, _, key = name.rpartition(".")
+        alone = all(uses[id(p)] == 1 and p.dtype is torch.float32 for p in parameters)
+        if alone and not (name and may_read(modules[around], key)):
+            module.to(dtype)
+
+
+def may_read(around: nn.Module, key: str) -> bool:
+    """May the code of a module read the weight of its own layer, besides calling it?"""
+    if "weight" not in words_of(around):
+        return False
+    graphs = trace(around), trace(around, lambda default: default)
+    return any(isinstance(graph, str) or reaches(graph, key, called=True) for graph in graphs)
+
+
+class Autocast(nn.Module):
+    """A model that always runs under autocast, and computes with `model` in it."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype, self.device_type = model, dtype, device_of(model, []).type
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device_type, self.dtype):
+            return self.model(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Autocast:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.device_type = device_of(self.model, []).type  # it may have been moved
+        return self

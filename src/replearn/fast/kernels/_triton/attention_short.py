@@ -1,0 +1,106 @@
+"""The Triton kernels of attention over few tokens, and their launches.
+
+A program takes a head of one sequence, all of whose queries, keys and values fit on the chip at once: nothing is
+cut along the tokens, so there is no running maximum, and the backward pass needs nothing of the forward pass. It
+makes P again from q and k, and the sum that the gradient of a softmax subtracts, sum_j P_ij dP_ij, lies whole in
+its rows. Tensors are packed as a linear layer writes them, (sequence, token, q | k | v, head, number).
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...graphs.launch_cache import on_device
+from .attention_short_tiles import Tile, rows_for
+
+jit: Any = triton.jit
+
+
+@jit
+def unnormalised(q, k, tokens, scale, ROWS: tl.constexpr, CAUSAL: tl.constexpr):
+    """exp(s - max s) for a head's scores s, and the sums of its rows; zero where a query sees no key."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, ROWS)[None, :]
+    seen = column < tokens
+    if CAUSAL:
+        seen = seen & (column <= row)
+    scores = tl.where(seen, tl.dot(q, tl.trans(k)) * (scale * 1.4426950408889634), float("-inf"))
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    return weights, tl.sum(weights, 1)[:, None]
+
+
+@jit
+def attend_kernel(
+    qkv, out, tokens, heads, scale,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    kind: tl.constexpr = qkv.dtype.element_ty
+    row = tl.arange(0, ROWS)[:, None]
+    number = tl.arange(0, WIDTH)[None, :]
+    mask = row < tokens
+    token = tl.program_id(0) * tokens + row
+    part = heads * WIDTH
+    for step in tl.static_range(HEADS):
+        head = tl.program_id(1) * HEADS + step
+        at = qkv + token * (3 * part) + head * WIDTH + number
+        q = tl.load(at, mask=mask, other=0.0)
+        k = tl.load(at + part, mask=mask, other=0.0)
+        v = tl.load(at + 2 * part, mask=mask, other=0.0)
+        weights, total = unnormalised(q, k, tokens, scale, ROWS, CAUSAL)
+        made = tl.dot(weights.to(kind), v) / total
+        tl.store(out + token * part + head * WIDTH + number, made.to(kind), mask=mask)
+
+
+@jit
+def attend_back_kernel(
+    qkv, grad, out, tokens, heads, scale,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    kind: tl.constexpr = qkv.dtype.element_ty
+    row = tl.arange(0, ROWS)[:, None]
+    number = tl.arange(0, WIDTH)[None, :]
+    mask = row < tokens  # rows beyond are zero in grad, and so they are in ds: they add nothing to any product
+    token = tl.program_id(0) * tokens + row
+    part = heads * WIDTH
+    for step in tl.static_range(HEADS):
+        head = tl.program_id(1) * HEADS + step
+        place = token * (3 * part) + head * WIDTH + number
+        q = tl.load(qkv + place, mask=mask, other=0.0)
+        k = tl.load(qkv + place + part, mask=mask, other=0.0)
+        v = tl.load(qkv + place + 2 * part, mask=mask, other=0.0)
+        dy = tl.load(grad + token * part + head * WIDTH + number, mask=mask, other=0.0)
+        weights, total = unnormalised(q, k, tokens, scale, ROWS, CAUSAL)
+        p = weights / total
+        dp = tl.dot(dy, tl.trans(v))
+        dv = tl.dot(tl.trans(p.to(kind)), dy)
+        tl.store(out + place + 2 * part, dv.to(kind), mask=mask)
+        ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(kind)
+        dq = tl.dot(ds, k)
+        tl.store(out + place, dq.to(kind), mask=mask)
+        dk = tl.dot(tl.trans(ds), q)
+        tl.store(out + place + part, dk.to(kind), mask=mask)
+
+
+def launch_attend(qkv: Tensor, out: Tensor, heads: int, causal: bool, tile: Tile) -> None:
+    launch(attend_kernel, (qkv, out), heads, causal, tile)
+
+
+def launch_attend_back(qkv: Tensor, grad: Tensor, out: Tensor, heads: int, causal: bool, tile: Tile) -> None:
+    launch(attend_back_kernel, (qkv, grad, out), heads, causal, tile)
+
+
+def launch(kernel: Any, tensors: tuple[Tensor, ...], heads: int, causal: bool, tile: Tile) -> None:
+    sequences, tokens, packed = tensors[0].shape
+    width = packed // (3 * heads)
+    together = gcd(heads, tile.heads)
+    with on_device(tensors[0].device):
+        kernel[(sequences, heads // together)](
+            *tensors, tokens, heads, width**-0.5,
+            ROWS=rows_for(tokens), WIDTH=width, HEADS=together, CAUSAL=causal,
+            num_warps=tile.num_warps, maxnreg=tile.registers,
+        )  # fmt: skip

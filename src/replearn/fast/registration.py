@@ -1,0 +1,12 @@
+"""Load everything that registers a faster version of what operators compute with."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from . import kernels
+from .synthesis import fused as fused
+from .synthesis import launch_cost as launch_cost
+
+for _file in iter_modules(kernels.__path__):
+    if not _file.name.startswith("_"):
+        import_module(f"{kernels.__name__}.{_file.name}")

@@ -1,0 +1,1 @@
+"""Synthesized weights of many operators in one launch."""

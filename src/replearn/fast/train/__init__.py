@@ -1,0 +1,1 @@
+"""Faster training steps."""

@@ -1,0 +1,125 @@
+"""Do two models compute the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..costs.precision import float32_products
+from ..errors import ReplearnError
+from ..planning.similarity import call, unchanged
+from .graphs.signature import rebuilt
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+@torch.no_grad()
+def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
+    """The largest relative difference of the two models' outputs; ReplearnError if it is not rounding."""
+    with exact(), unchanged(model), unchanged(plain):
+        with run_on_example(model):
+            expected = tensors_in(call(model, example))
+        found = tensors_in(call(plain, example))
+    if expected and not any(tensor.numel() for tensor in expected):
+        raise ReplearnError(
+            "The model's outputs on the example hold no number, as for a batch without a sample, and any two "
+            "models agree on that. Give an example of a sample or more."
+        )
+    return compare(expected, found, "the deployed model")
+
+
+@contextmanager
+def run_on_example(model: nn.Module) -> Iterator[None]:
+    """Say that it is the example that does not fit, where a model can't be run on it."""
+    try:
+        yield
+    except ReplearnError:
+        raise
+    except Exception as error:
+        told = (str(error).splitlines() or [""])[0]
+        raise ReplearnError(
+            f"{type(model).__name__} can't be run on the example ({type(error).__name__}: {told}). Give one as "
+            "the model takes it: a tensor, a tuple of arguments or a dict of keywords, on the model's device."
+        ) from error
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Without TF32, which rounds to ten bits, and without a search for kernels that run only this once."""
+    with float32_products(tf32=False, benchmark=False):
+        yield
+
+
+def other_batch(example: Any) -> Any:
+    """The example with another batch size: that of its first tensor, and of all tensors as long."""
+    size = next((len(tensor) for tensor in tensors_in(example) if tensor.dim() and len(tensor)), 0)
+    count = size // 2 if size > 3 else size + 1
+
+    def change(tensor: Tensor) -> Tensor:
+        if not tensor.dim() or len(tensor) != size or not size:
+            return tensor
+        return tensor[torch.arange(count, device=tensor.device) % size]
+
+    return rebuilt(example, change)
+
+
+def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: float | None = None) -> float:
+    """The largest difference of two lists of outputs, as a share of each output's largest value.
+
+    Raises ReplearnError where it is more than `allowed`, or than rounding in the outputs' dtype.
+    """
+    what = what[0].upper() + what[1:]
+    if len(expected) != len(found):
+        raise ReplearnError(
+            f"{what} differs from the model: it returns {len(found)} tensors, not {len(expected)}. {NOTHING}"
+        )
+    if not expected:
+        raise ReplearnError(
+            f"{what} can't be compared: the model returns no tensor, alone or in tuples, lists, dicts and "
+            "dataclasses. Leave the example out, or have the model return its tensors in one of them."
+        )
+    worst = 0.0
+    for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if one.shape != other.shape:
+            raise ReplearnError(
+                f"{what} differs from the model: output {index} has the shape {tuple(other.shape)}, "
+                f"not {tuple(one.shape)}. {NOTHING}"
+            )
+        if not one.dtype.is_floating_point or not one.numel():
+            continue
+        if not bool(one.isfinite().all()):
+            raise ReplearnError(
+                f"{what} can't be compared: output {index} of the model itself is inf or NaN on this example. "
+                "Give an example that the model can handle, or look at its weights."
+            )
+        scale = float(one.double().abs().max()) or 1.0
+        difference = float((one.double() - other.double().to(one.device)).abs().max()) / scale
+        limit = TOLERANCE.get(one.dtype, 1e-5) if allowed is None else allowed
+        if not difference <= limit:
+            raise ReplearnError(
+                f"{what} differs from the model: output {index} by {difference:.2e} of its largest "
+                f"value, where {limit:.0e} is rounding. {NOTHING}"
+            )
+        worst = max(worst, difference)
+    return worst
+
+
+NOTHING = "Nothing was deployed; please report this with the plan."
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a model's output, whatever it is nested in."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return tensors_in([getattr(value, field.name, None) for field in fields(value)])
+    return []

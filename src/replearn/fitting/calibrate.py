@@ -1,0 +1,73 @@
+"""Fit operators to the blocks of a trained model, in closed form, on a few batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..errors import ReplearnError
+from ..planning.data import Plan
+from ..planning.similarity import unchanged
+from ..planning.table import text_table
+from ..planning.validate import refuse_wrapped
+from ..surgery.hidden_states import record_stand_in
+from ..surgery.inference_mode import lasting
+from ..surgery.plan_metadata import carry_
+from ..surgery.replace import check_fit, restored_on_error, set_submodule
+from .closed_form import Fit as Fit
+from .closed_form import Imitation
+from .observe import Forward as Forward
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What `calibrate_` did, target by target; `print` shows a table."""
+
+    fits: tuple[Fit, ...]
+    num_samples: int
+
+    def __str__(self) -> str:
+        rows = [(f.name, f"{f.error:.3f}", f"{f.removal_error:.3f}", f"{f.ridge:.0e}", f.note) for f in self.fits]
+        head = ("module", "error", "removal", "ridge", "note")
+        return "\n".join([f"fitted on {self.num_samples} samples", "", *text_table(head, rows, right=(1, 2, 3))])
+
+
+@lasting()
+def calibrate_(
+    model: nn.Module, plan: Plan, data: Iterable[Any], *, forward: Forward | None = None
+) -> Calibration:
+    """Replace the planned blocks of a trained model by operators fitted to imitate them; no gradient step.
+
+    `data` is a list or loader of batches that can be gone through again; each is a tensor, a tuple of arguments
+    or a dict of keywords, or whatever `forward(model, batch)` understands. Targets are fitted one after
+    another, so that later ones see earlier replacements. Every fifth batch is held out: it chooses the
+    ridge and gives the errors in the report, which are never above removal's.
+
+    Raises ReplearnError, with the model unchanged, for data that does not fit the model or gives NaN.
+    """
+    if not isinstance(plan, Plan):
+        raise ReplearnError(
+            f"calibrate_ takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model)."
+        )
+    if iter(data) is data:
+        raise ReplearnError(
+            "calibrate_ goes through the data once per target; give a list or a loader, not an iterator."
+        )
+    refuse_wrapped(model)
+    check_fit(model, plan)
+    fits, samples = [], 0
+    blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
+    with restored_on_error(model, plan), unchanged(model):
+        for target in plan.targets:
+            imitation = Imitation(model, target, data, forward)
+            fits.append(imitation.fit())
+            samples = imitation.samples
+            set_submodule(model, target.name, imitation.operator)
+            record_stand_in(model, blocks[target.name], imitation.operator)
+        carry_(model, plan)
+    for name, block in blocks.items():
+        model.get_submodule(name).train(block.training)
+    return Calibration(tuple(fits), samples)

@@ -1,0 +1,200 @@
+"""The door `place`: choose the targets that meet a budget with the least predicted damage, and say why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ..blocks.stacks import find_stacks
+from ..costs.budgets import Budget, as_budgets
+from ..costs.data import Cost, ModelCost, Promise
+from ..costs.estimator import Terms, cost_of, replaced_double
+from ..costs.machines import Machine
+from ..costs.training_step import Loss
+from ..errors import ReplearnError
+from ..operators._base.options import Options
+from ..planning.data import Plan, Target
+from ..planning.legality import Survey
+from ..planning.planner import plan as plan_targets
+from ..planning.similarity import block_similarity
+from ..planning.validate import refuse_wrapped
+from .knapsack import Item, choose, most_saved
+from .placement import Candidate, Placement
+from .scores import fitted_errors
+
+SCORES = ("count", "similarity", "error")
+ATTEMPTS = 8
+
+
+def place(
+    model: nn.Module,
+    budget: Budget | str | Sequence[Budget | str],
+    example: Any,
+    *,
+    score: str | Mapping[str, float] = "count",
+    data: Any = None,
+    operator: Options | None = None,
+    optimizer: str = "adamw",
+    precision: str = "float32",
+    machine: Machine | None = None,
+    loss: Loss | None = None,
+) -> Placement:
+    """Choose the targets that meet a budget with the least predicted damage; the model is not touched.
+
+    - `budget`: `"memory<=75%"`, `"time<=80%"`, `"parameters<=60M"`, `Budget("memory", 0.75)`, or several, which
+      must all be met. A budget of time needs a `machine`.
+    - `score`: the damage of a target: `"count"` (each the same), `"similarity"` (how much the block changes its
+      input, on the first batch of `data`), `"error"` (what its fitted operator leaves unexplained on held-out
+      batches of `data`), or your own numbers by block name.
+    - the rest is as in `estimate`.
+
+    Raises ReplearnError for a budget that can't be met, saying what can be reached, and for one that is met.
+
+    >>> import torch, replearn
+    >>> model, images = replearn.models.resnet32(), torch.empty(64, 3, 32, 32, device="meta")
+    >>> placement = replearn.fitting.place(model, "parameters<=400K", images)
+    >>> placement.plan.parameters_after <= 400_000
+    True
+    """
+    budgets = as_budgets(budget)
+    if machine is None and any(found.quantity == "time" for found in budgets):
+        raise ReplearnError(
+            "A budget of time needs to know the machine: give machine=replearn.costs.named_machine('H100'), or "
+            "machine=replearn.costs.probe() on the machine itself."
+        )
+    refuse_wrapped(model)
+    stacks = find_stacks(model)
+    survey = Survey(model, stacks, operator)
+    legal = [target for stack in stacks for target in survey.at(stack, survey.legal(stack))]
+    if not legal:
+        plan_targets(model, 2, 2, operator=operator)  # says why there are none
+        raise ReplearnError(f"{type(model).__name__} has no block that can be replaced.")
+
+    terms = Terms(optimizer, precision, machine, loss)
+    blocks = [name for stack in stacks for name in stack.blocks]
+
+    def planned(names: Sequence[str]) -> tuple[Plan, ModelCost]:
+        made = plan_targets(model, targets=names, operator=operator)
+        return made, cost_of(replaced_double(model, made), example, blocks, terms)
+
+    before = cost_of(model, example, blocks, terms)
+    saves = _savings(legal, before, planned)
+    damage = _damages(model, legal, score, data)
+    whole = before.total
+    rows = [[target for target in legal if target.stack == stack.name] for stack in stacks]
+    items = [
+        [
+            Item(target.position, damage[target.name], tuple(b.measure(saves[target.name]) for b in budgets))
+            for target in row
+        ]
+        for row in rows
+    ]
+    wanted = [found.measure(whole) - found.limit(whole) for found in budgets]
+    if all(need <= 0 for need in wanted):
+        now = "; ".join(f"{found}: it takes {found.spell(found.measure(whole))}" for found in budgets)
+        raise ReplearnError(f"{type(model).__name__} meets its budget already, so nothing has to go ({now}).")
+    most = [most_saved(items, i) for i in range(len(budgets))]
+    reachable = tuple(found.measure(whole) - saved for found, (saved, _) in zip(budgets, most, strict=True))
+    needs = list(wanted)
+    for _ in range(ATTEMPTS):
+        picked = choose(items, needs)
+        if picked is None:
+            break
+        names = [rows[stack][index].name for stack, index in picked]
+        plan, after = planned(names)
+        short = [found.measure(after.total) - found.limit(whole) for found in budgets]
+        if all(missing <= 0 for missing in short):
+            chosen = {target.name for target in plan.targets}
+            return Placement(
+                plan=replace(plan, placement=f"budget {', '.join(map(str, budgets))}, by {_name_of(score)}"),
+                promise=Promise(before, after, precision, optimizer, machine),
+                budgets=budgets,
+                score=_name_of(score),
+                candidates=tuple(
+                    Candidate(t.name, t.stack, t.position, damage[t.name], saves[t.name], t.name in chosen)
+                    for t in legal
+                ),
+                reachable=reachable,
+            )
+        # savings of single blocks don't add up to the last byte: ask for what is missing on top
+        needs = [need + max(0.0, missing) * 1.001 for need, missing in zip(needs, short, strict=True)]
+    raise ReplearnError(_unreachable(model, budgets, whole, reachable, [number for _, number in most], len(legal)))
+
+
+def _savings(
+    legal: Sequence[Target], before: ModelCost, planned: Callable[[Sequence[str]], tuple[Plan, ModelCost]]
+) -> dict[str, Cost]:
+    """What each target saves. No two neighbours go at once, so two plans see every operator."""
+    found: dict[str, Cost] = {}
+    for parity in (0, 1):
+        names = [target.name for target in legal if target.position % 2 == parity]
+        if names:
+            _, after = planned(names)
+            found |= {name: before.of(name) - after.of(name) for name in names}
+    return found
+
+
+def _damages(
+    model: nn.Module, legal: Sequence[Target], score: str | Mapping[str, float], data: Any
+) -> dict[str, float]:
+    names = [target.name for target in legal]
+    if isinstance(score, Mapping):
+        missing = [name for name in names if name not in score]
+        if missing:
+            raise ReplearnError(f"score gives no number for {', '.join(missing[:5])}; name every legal target.")
+        found = {name: float(score[name]) for name in names}
+    elif score == "count":
+        found = dict.fromkeys(names, 1.0)
+    elif score not in SCORES:
+        raise ReplearnError(f"score={score!r}: write one of {', '.join(SCORES)}, or numbers by block name.")
+    elif data is None:
+        raise ReplearnError(f"score={score!r} needs data: a list of batches, as the model takes them.")
+    elif score == "error":
+        found = {result.name: result.error for result in fitted_errors(model, legal, data)}
+    else:
+        similar = block_similarity(model, {t.name: t.anatomy.input for t in legal}, _first(data))
+        found = {name: 1 - similar[name] for name in names}
+    wrong = [name for name, number in found.items() if not abs(number) < float("inf")]
+    if wrong:
+        raise ReplearnError(f"The score of {wrong[0]} is {found[wrong[0]]}; damages are finite numbers.")
+    return found
+
+
+def _first(data: Any) -> Any:
+    """The first batch of a list or loader; a tensor or a dict is a batch itself."""
+    if isinstance(data, Mapping) or not isinstance(data, Iterable) or hasattr(data, "shape"):
+        return data
+    for batch in data:
+        return batch
+    raise ReplearnError("The calibration data is empty: give at least one batch.")
+
+
+def _name_of(score: str | Mapping[str, float]) -> str:
+    return score if isinstance(score, str) else "given scores"
+
+
+def _unreachable(
+    model: nn.Module,
+    budgets: Sequence[Budget],
+    whole: Cost,
+    reachable: Sequence[float],
+    numbers: Sequence[int],
+    legal: int,
+) -> str:
+    """What can be reached instead, for each budget alone."""
+    parts = []
+    for budget, least, number in zip(budgets, reachable, numbers, strict=True):
+        now = budget.measure(whole)
+        parts.append(
+            f"{budget} asks for {budget.spell(budget.limit(whole))} of {budget.spell(now)}, and the least that "
+            f"can be reached is {budget.spell(least)} ({least / now:.1%}, {number} of {legal} legal targets)"
+        )
+    alone = all(least <= budget.limit(whole) for budget, least in zip(budgets, reachable, strict=True))
+    together = " Each alone can be met, and not all at once." if alone and len(budgets) > 1 else ""
+    return (
+        f"No choice of targets of this {type(model).__name__} meets the budget: {'; '.join(parts)}.{together} "
+        "Ask for less, or take a lighter operator; operators.Removal() is the floor."
+    )

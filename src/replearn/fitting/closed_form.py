@@ -1,0 +1,211 @@
+"""Fit one operator to the block that it stands for: every way there is, judged on held-out rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ReplearnError
+from ..operators._base.least_squares import Moments, Step
+from ..operators._base.operator import Operator
+from ..planning.data import Target
+from ..planning.targets import build_operator
+from ..surgery.replace import device_of
+from .batchnorm_statistics import estimate_statistics_
+from .gauss_newton import fit_coefficients_
+from .observe import Forward, Seen, observe
+
+EXACT = 1e-10  # an error below which there is nothing left to fit
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well one operator imitates its block on held-out rows.
+
+    Errors are mean squares over the block's output, divided by the mean square of its residual branch: 0 is a
+    perfect imitation. Removal's own error stands beside it: 1, or less where an activation follows the sum.
+    """
+
+    name: str
+    error: float
+    removal_error: float
+    ridge: float
+    note: str = ""
+
+
+class Imitation:
+    """The fit of one target's operator to its block, in the model as it stands; the model is not changed.
+
+    `fit()` tries every way of fitting and keeps what does best on held-out rows; `operator` is then fitted.
+    """
+
+    def __init__(self, model: nn.Module, target: Target, data: Iterable[Any], forward: Forward | None) -> None:
+        self.model, self.target, self.data, self.forward = model, target, data, forward
+        self.block = model.get_submodule(target.name)
+        self.operator = build_operator(model, target, device_of(model, target)).eval()
+        self.ridge, self.samples = 0.0, 0
+        self.branch_share = 0.0  # the residual branch's power over the output's, on held-out rows
+
+    def fit(self) -> Fit:
+        operator = self.operator
+        notes: list[str] = []
+        operator.reset_parameters()
+        error, removal = self.errors()
+        start = best = copied(operator)
+        fitted = False
+        for attempt in self.attempts():
+            operator.load_state_dict(start)
+            ridge = attempt()
+            if ridge is None:
+                continue
+            fitted = True
+            found, _ = self.errors()
+            if found < error:
+                error, best, self.ridge = found, copied(operator), ridge
+        operator.load_state_dict(best)
+        if operator.bends and error > removal and operator.silence():
+            error = self.errors()[0]  # from here every step is a gain on removal
+        if operator.bends and error > EXACT:
+            fitted = True
+            notes += filter(None, [self.bend()])
+            error = self.errors()[0]
+            error = self.refine(error)
+        if not fitted:
+            notes.append("nothing of it can be fitted in closed form; it keeps its start")
+        if not error <= removal:  # NaN counts as worse
+            notes.append(self.fall_back())
+            error = self.errors()[0]
+        return Fit(self.target.name, min(error, removal), removal, self.ridge, "; ".join(notes))
+
+    def refine(self, error: float) -> float:
+        """Fit the last map once more, now that the coefficients before it have moved; the error it comes to."""
+        before = copied(self.operator)
+        if self.fit_stages(self.operator.stages(), ()) is not None:
+            found, _ = self.errors()
+            if found < error:
+                return found
+        self.operator.load_state_dict(before)
+        return error
+
+    def attempts(self) -> Iterator[Any]:
+        """Ways of fitting, each of which starts from the operator's starting values and gives its ridge."""
+        stages = self.operator.stages()
+        if len(stages) > 1:
+            yield lambda: self.fit_stages(stages, ())
+        else:
+            for way in self.operator.ways():
+                yield lambda way=way: self.fit_stages(stages, way)
+        if self.operator.bends:
+            yield lambda: self.adopt(own_statistics=False)
+            yield lambda: self.adopt(own_statistics=True)
+            yield self.estimate
+
+    def fit_stages(self, stages: tuple[Operator, ...], way: tuple[Step, ...]) -> float | None:
+        ridge = None
+        for step in way:
+            moments = self.moments(stages[0], (), step)
+            if moments is None:
+                return None
+            step.fit(*moments)
+        for index, stage in enumerate(stages):
+            moments = self.moments(stage, stages[:index], None)
+            if moments is not None:
+                ridge = stage.fit(*moments)
+        return ridge
+
+    def adopt(self, own_statistics: bool) -> float | None:
+        if not self.operator.adopt(self.block):
+            return None
+        return 0.0 if own_statistics else self.estimate()
+
+    def estimate(self) -> float | None:
+        """Give BatchNorms inside the operator the statistics of what they are given now."""
+        estimate_statistics_(self.operator, (seen.through for seen in self.observe(held_out=False)))
+        return 0.0
+
+    def bend(self) -> str:
+        """Fit coefficients by linearising; a note where the block can't be differentiated forwards."""
+        try:
+            fit_coefficients_(
+                self.operator,
+                self.operator.coefficients(),
+                lambda: self.observe(held_out=False),
+                lambda: self.observe(held_out=True),
+            )
+        except (NotImplementedError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).splitlines()[0]
+            return f"its coefficients could not be refined, because its code can't be linearised ({reason})"
+        return ""
+
+    def fall_back(self) -> str:
+        if not self.operator.silence():
+            raise ReplearnError(
+                f"{self.target.name}: {self.target.operator.label()} does worse than removal on held-out data and "
+                "can't be made to do nothing. Use another operator, or operators.Removal()."
+            )
+        return "no fit was better than removal, so its branch starts at zero"
+
+    def moments(
+        self, stage: Operator, before: tuple[Operator, ...], step: Step | None
+    ) -> tuple[Moments, Moments] | None:
+        """Moments for fitting and held-out ones; None where there is nothing to fit or to aim at."""
+        fitted, held = Moments(), Moments()
+        inner = step is not None and step.aim != "branch"
+        self.samples = 0
+        for seen in self.observe(inner=inner):
+            self.samples += len(seen.x)
+            x = seen.x
+            for earlier in before:
+                x = earlier.compute(x)
+            if step is not None and step.aim in seen.inner:
+                aim = seen.inner[step.aim]
+            elif inner:
+                return None
+            else:
+                whole = seen.preactivation if stage.ends_in_activation else None
+                aim = (seen.y if whole is None else whole) - x
+            for piece, aimed in chunks(x, aim):
+                features = stage.regressors(piece) if step is None else step.features(piece)
+                if features is None:
+                    return None
+                (held if seen.held_out else fitted).add(features, as_rows(aimed, self.target))
+        return fitted, held
+
+    def errors(self) -> tuple[float, float]:
+        """Mean squared output error of the operator and of removal on held-out data, over the branch's power."""
+        error = removal = power = output = 0.0
+        for seen in self.observe(held_out=True):
+            branch = (seen.y if seen.preactivation is None else seen.preactivation) - seen.x
+            power += float(branch.double().square().sum())
+            output += float(seen.y.double().square().sum())
+            error += float((seen.through(self.operator) - seen.y).double().square().sum())
+            removal += float((seen.x - seen.y).double().square().sum())
+        power = power or 1.0
+        self.branch_share = power / (output or 1.0)
+        return error / power if error == error else math.inf, removal / power
+
+    def observe(self, held_out: bool | None = None, inner: bool = False) -> Iterator[Seen]:
+        return observe(self.model, self.target, self.data, self.forward, held_out=held_out, inner=inner)
+
+
+def copied(operator: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in operator.state_dict().items()}
+
+
+def as_rows(branch: Tensor, target: Target) -> Tensor:
+    last = branch.movedim(1, -1) if target.anatomy.kind in ("basic", "bottleneck") else branch
+    return last.reshape(-1, last.shape[-1])
+
+
+def chunks(x: Tensor, branch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pieces small enough that their patches fit in a quarter of a gigabyte of float64."""
+    per_sample = math.prod(x.shape[1:]) * 9 * 8
+    size = max(1, 2**28 // per_sample)
+    yield from zip(x.split(size), branch.split(size), strict=True)

@@ -1,0 +1,207 @@
+"""Watch one block of a model at work on calibration data: what goes in, what comes out, what lies between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..blocks.anatomy import resolve
+from ..errors import ReplearnError
+from ..planning.data import Target
+from ..planning.similarity import call
+
+Forward = Callable[[nn.Module, Any], Any]
+HELD_OUT = 5  # every fifth batch is kept for choosing and for the reported errors
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One call of a block: its arguments, its output, and the values that an operator can aim at."""
+
+    x: Tensor
+    y: Tensor
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    preactivation: Tensor | None = None  # what the block's last activation was given
+    inner: Mapping[str, Tensor] = field(default_factory=dict)  # by role of a convolution: what its activation saw
+    held_out: bool = False
+
+    def through(self, module: nn.Module) -> Tensor:
+        """What another module makes of the same call."""
+        made: Tensor = first(module(*self.args, **self.kwargs))
+        return made
+
+    def rows(self, part: slice, held_out: bool | None = None) -> Seen:
+        """Some samples of the batch, with whatever arguments have a row for each."""
+        size = len(self.x)
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value[part] if value.dim() and len(value) == size else value
+            if isinstance(value, (tuple, list)):
+                return type(value)(cut(item) for item in value)
+            return value
+
+        return Seen(
+            self.x[part],
+            self.y[part],
+            cut(self.args),
+            {name: cut(value) for name, value in self.kwargs.items()},
+            cut(self.preactivation),
+            {role: value[part] for role, value in self.inner.items()},
+            self.held_out if held_out is None else held_out,
+        )
+
+    def pieces(self, size: int) -> Iterator[Seen]:
+        """The batch in parts of at most so many samples."""
+        for begin in range(0, len(self.x), max(1, size)):
+            yield self.rows(slice(begin, begin + max(1, size)))
+
+
+def observe(
+    model: nn.Module,
+    target: Target,
+    data: Iterable[Any],
+    forward: Forward | None = None,
+    *,
+    held_out: bool | None = None,
+    inner: bool = False,
+    split: bool = True,
+) -> Iterator[Seen]:
+    """Every batch's call of a target, as the model stands now; with `held_out`, only those or only the others.
+
+    The second of every five batches is held out; where there is one batch, the last fifth of it, unless
+    `split=False`. The model is run up to the target and no further.
+
+    Raises ReplearnError for data that does not fit, and for activations that are not finite.
+    """
+    batches = iter(data)
+    ahead = list(islice(batches, 2))
+    if not ahead:
+        raise ReplearnError("The calibration data is empty: give at least one batch.")
+    alone = len(ahead) == 1 and split
+    with _watching(model.get_submodule(target.name), target, inner) as caught:
+        for number, batch in enumerate(chain(ahead, batches)):
+            if not alone and held_out is not None and held_out != (number % HELD_OUT == 1):
+                continue
+            caught.clear()
+            run_to(model, batch, forward or call, number)
+            seen = _checked(caught, target, number, number % HELD_OUT == 1)
+            yield from (part for part in (_split(seen) if alone else [seen]) if held_out in (None, part.held_out))
+
+
+def run_to(model: nn.Module, batch: Any, forward: Forward, number: int) -> Any:
+    """Run the model on a batch; stops quietly where a watched block was reached."""
+    try:
+        return forward(model, batch)
+    except Reached:
+        return None
+    except ReplearnError:
+        raise
+    except Exception as error:
+        raise ReplearnError(
+            f"{type(model).__name__} could not be run on calibration batch {number} "
+            f"({type(error).__name__}: {error}). Batches are passed as the model takes them: a tensor, "
+            "a tuple of arguments or a dict of keywords; for others give forward=lambda model, batch: ..."
+        ) from error
+
+
+class Reached(Exception):
+    """The watched block has run; the rest of the model need not."""
+
+
+def _split(seen: Seen) -> list[Seen]:
+    edge = len(seen.x) - max(1, len(seen.x) // HELD_OUT)
+    if edge < 1:
+        raise ReplearnError("The calibration data is one batch with a single sample: give more.")
+    return [seen.rows(slice(0, edge), held_out=False), seen.rows(slice(edge, None), held_out=True)]
+
+
+def _checked(caught: dict[str, Any], target: Target, number: int, held_out: bool) -> Seen:
+    if "y" not in caught:
+        raise ReplearnError(f"Calibration batch {number} never reached {target.name}.")
+    if not isinstance(caught["y"], Tensor) or caught["x"].shape != caught["y"].shape:
+        made = tuple(caught["y"].shape) if isinstance(caught["y"], Tensor) else type(caught["y"]).__name__
+        raise ReplearnError(
+            f"{target.name} turns {tuple(caught['x'].shape)} into {made}; "
+            "only blocks that keep the shape can be fitted."
+        )
+    seen = Seen(**caught, held_out=held_out)
+    if not bool(torch.isfinite(seen.x).all()) or not bool(torch.isfinite(seen.y).all()):
+        raise ReplearnError(
+            f"{target.name}: its activations hold NaN or infinity on calibration batch {number}; check the "
+            "batch and the weights."
+        )
+    return seen
+
+
+@contextmanager
+def _watching(block: nn.Module, target: Target, inner: bool) -> Iterator[dict[str, Any]]:
+    """Hooks that note one call of the block and end the model's run; gone afterwards."""
+    caught: dict[str, Any] = {}
+    anatomy = target.anatomy
+
+    def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = args[0] if args else kwargs[anatomy.input]
+        kept = x.clone()  # the block may write its result into its input
+        caught["x"] = kept
+        caught["args"] = tuple(kept if value is x else repeatable(value) for value in args)
+        caught["kwargs"] = {name: kept if v is x else repeatable(v) for name, v in kwargs.items()}
+
+    def left(module: nn.Module, args: Any, made: Any) -> None:
+        caught["y"] = first(made)
+        raise Reached
+
+    def before_activation(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        caught["preactivation"] = args[0].clone()  # the last call counts; it may work in place
+
+    handles = [block.register_forward_pre_hook(entered, with_kwargs=True), block.register_forward_hook(left)]
+    if anatomy.kind in ("basic", "bottleneck"):
+        activation = resolve(block, anatomy.parts["activation"].path)
+        if isinstance(activation, nn.Module):
+            handles.append(activation.register_forward_pre_hook(before_activation))
+    if inner and anatomy.kind == "bottleneck":
+        handles += _watch_inner(block, target, caught)
+    try:
+        yield caught
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch_inner(block: nn.Module, target: Target, caught: dict[str, Any]) -> list[Any]:
+    """Note what the activations after conv1 and conv2 were given: the last output of a layer with values of
+    its own (a convolution or a norm) before the next convolution runs."""
+    latest: list[Tensor] = []
+
+    def ran(module: nn.Module, args: Any, made: Any) -> None:
+        if isinstance(made, Tensor):
+            latest[:] = [made.clone()]  # the activation may work in place
+
+    def next_one(role: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any) -> None:
+            caught["inner"] = {**caught.get("inner", {}), role: latest[0]}
+
+        return note
+
+    leaves = [module for module in block.modules() if not list(module.children()) and module.state_dict()]
+    handles = [leaf.register_forward_hook(ran) for leaf in leaves]
+    for role, following in (("conv1", "conv2"), ("conv2", "conv3")):
+        layer = resolve(block, target.anatomy.parts[following].path)
+        handles.append(layer.register_forward_pre_hook(next_one(role)))
+    return handles
+
+
+def first(made: Any) -> Any:
+    return made[0] if isinstance(made, (tuple, list)) else made
+
+
+def repeatable(value: Any) -> Any:
+    """An argument as it can be given again: a cache of keys and values would grow with every call."""
+    return None if hasattr(value, "get_seq_length") else value

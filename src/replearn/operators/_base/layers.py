@@ -1,0 +1,160 @@
+"""The layers an operator is built of: code borrowed from a block, weights from elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import unfold
+
+from ...errors import ReplearnError
+from .least_squares import Moments
+from .shell import shell_of, without_hooks
+from .synthesis import Source, as_computed
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def fresh_norm(norm: Any, device: torch.device) -> nn.Module:
+    """A new normalisation layer with the settings of the block's, and none of its values.
+
+    Frozen BatchNorm, which detectors use for pretrained backbones, becomes a trained one: the
+    operator's statistics are known to nobody yet.
+    """
+    if type(norm).__name__.startswith("FrozenBatchNorm"):
+        fresh: nn.Module = nn.BatchNorm2d(int(norm.weight.numel()), eps=float(norm.eps))
+        return fresh.to(device=device, dtype=norm.weight.dtype)
+    fresh = without_hooks(copy.deepcopy(norm)).to(device)
+    for layer in fresh.modules():
+        if device.type != "meta" and callable(reset := getattr(layer, "reset_parameters", None)):
+            reset()
+    return fresh.requires_grad_(True)
+
+
+def own_activation(activation: Activation) -> Activation:
+    """The block's activation: a copy if it is a module, itself if it is a function."""
+    if isinstance(activation, nn.Module):
+        return without_hooks(copy.deepcopy(activation)).requires_grad_(True)
+    return activation
+
+
+class Convolution(nn.Module):
+    """The removed block's convolution (stride, padding, dilation, groups) with a given kernel."""
+
+    def __init__(self, layer: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.shell = shell_of(layer, device=device)
+
+    def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        kernel = as_computed(kernel, x)
+        shell: Any = self.shell
+        if type(shell).forward is nn.Conv2d.forward:  # the plain case without the cost of functional_call
+            made: Tensor = shell._conv_forward(x, kernel, None)
+        else:
+            made = functional_call(shell, {"weight": kernel}, (x,))
+        return made
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether it is one matrix times patches: no groups, no other padding than zeros."""
+        conv: Any = self.shell
+        return type(conv) is nn.Conv2d and conv.groups == 1 and conv.padding_mode == "zeros"
+
+    def patches(self, x: Tensor) -> Tensor:
+        """The rows that the kernel is multiplied with, one per output pixel: (pixels, in * q * q)."""
+        conv: Any = self.shell
+        if not self.ordinary:
+            raise ReplearnError(f"A fit needs an ordinary convolution without groups, not {conv}.")
+        if conv.kernel_size == (1, 1) and conv.stride == (1, 1):
+            return x.movedim(1, -1).reshape(-1, x.shape[1])
+        padding = conv._reversed_padding_repeated_twice[::-2]  # in numbers, also where it says 'same'
+        columns = unfold(x, conv.kernel_size, conv.dilation, tuple(padding), conv.stride)
+        return columns.transpose(1, 2).reshape(-1, columns.shape[1])
+
+    def plain(self, kernel: Tensor, dtype: torch.dtype, norm: nn.Module | None = None) -> nn.Module:
+        """The convolution with this kernel, followed by a norm that is folded in where it can be."""
+        if norm is None or isinstance(norm, nn.Identity):
+            return shell_of(self.shell, fill={"weight": kernel.to(dtype)})
+        if type(self.shell) is not nn.Conv2d or not foldable(norm):
+            return nn.Sequential(self.plain(kernel, dtype), copy.deepcopy(norm))
+        scale, shift = norm_as_affine(norm, kernel.dtype)
+        folded = {"weight": kernel * scale.view(-1, 1, 1, 1), "bias": shift}
+        return shell_of(self.shell, fill={name: tensor.to(dtype) for name, tensor in folded.items()})
+
+
+@torch.no_grad()
+def fit_norm(norm: Any, weight: Tensor, moments: Moments, scale: Tensor | None = None) -> None:
+    """Set a BatchNorm so that it scales the map's output as asked and shifts it to the targets' mean."""
+    if not foldable(norm) or norm.weight is None:
+        raise ReplearnError(f"A fit needs a BatchNorm with running statistics after the convolution, not {norm}.")
+    mean = weight @ moments.features
+    variance = ((weight @ moments.covariance()) * weight).sum(1).clamp_min(0)
+    gain = (variance + norm.eps).sqrt()
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)
+    norm.weight.copy_(gain if scale is None else gain * scale)
+    norm.bias.copy_(moments.targets)
+
+
+@torch.no_grad()
+def silence_norm(norm: Any) -> bool:
+    """Make a normalisation layer give zero, if it has a scale."""
+    if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
+        return False
+    norm.weight.zero_()
+    norm.bias.zero_()
+    return True
+
+
+def foldable(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None
+
+
+def norm_as_affine(norm: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scale and shift of a BatchNorm in eval mode (eq:deploy_bn_folding)."""
+    mean, variance = norm.running_mean.to(dtype), norm.running_var.to(dtype)
+    scale = (variance + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.to(dtype)
+    shift = -mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias.to(dtype)
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Linear:
+    """An nn.Linear that owns a copy of this weight and bias."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.to(dtype, copy=True))
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.to(dtype, copy=True))
+    return linear
+
+
+class BorrowedNorm(nn.Module):
+    """A neighbour's normalisation layer, run with the neighbour's weights under stop-gradient.
+
+    The layer's code is kept as a shell without parameters; they are read at every call, so
+    that nothing appears twice in the state dict and hooks on the neighbour do not fire here.
+    """
+
+    def __init__(self, source: Source, device: torch.device) -> None:
+        super().__init__()
+        layer = source.look_up()
+        if not isinstance(layer, nn.Module):
+            raise ReplearnError(f"Expected a normalisation layer at {'.'.join(source.path)}.")
+        self._source = source
+        self._names = tuple(name for name, _ in layer.named_parameters())
+        self.shell = shell_of(layer, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        paths = {name: name.split(".") for name in self._names}
+        read = {n: self._source.read(*p).to(self._source.dtype_with(x, *p)) for n, p in paths.items()}
+        result: Tensor = functional_call(self.shell, read, (x,))
+        return result
+
+    def plain(self) -> nn.Module:
+        read = {name: self._source.read(*name.split(".")).clone() for name in self._names}
+        return shell_of(self.shell, fill=read)

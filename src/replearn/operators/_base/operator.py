@@ -1,0 +1,383 @@
+"""What every computing layer does: take what the block took, read the neighbours, give it back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ReplearnError
+from ..functional import load_faster, recompute_context, synthesize
+from .correction import Correction, LowRankCorrection, correction_of
+from .least_squares import Moments, Solution, Step, fit_full
+from .mixture import Along, HandOut, Made, Mixture, Mixtures, dtype_beside, handed_out
+from .options import MixingOptions, ReadingOptions
+from .recompute import recomputed
+from .site import Site
+from .synthesis import Source, row_norms, wide
+
+if TYPE_CHECKING:
+    from ...planning.data import Target
+
+
+class Operator(nn.Module, ABC):
+    """A computing layer g_r: stands where a block stood and reads its weights from the neighbours.
+
+    Subclasses say what is computed (`compute`), how it looks as plain modules (`plain`), and how
+    their coefficients start (`reset_parameters`). They are final.
+    """
+
+    target: Target
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        if torch.cuda.is_available():
+            load_faster()  # now: a compiler that meets an operator can't import
+        self.target = site.target
+        self._dtype = site.dtype  # of the model here, which the deployed form has too
+        self._input = site.target.anatomy.input
+        self._as_tuple = site.target.anatomy.returns == "tuple"
+        self._recompute = getattr(site.options, "recompute", False)
+        # Hugging Face models read such labels off their layers (attention_type, layer_idx)
+        own = {"a", "b", *dir(self)}
+        self._labels = {name: value for name, value in labels_of(site.block).items() if name not in own}
+        for name, value in self._labels.items():
+            setattr(self, name, value)
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The dtype of the model here."""
+        return self._dtype
+
+    @abstractmethod
+    def compute(self, x: Tensor) -> Tensor:
+        """The operator's formula, residual included."""
+
+    @abstractmethod
+    def plain(self) -> nn.Module:
+        """The same map on one tensor, in eval mode, as ordinary modules that own their weights."""
+
+    def reset_parameters(self) -> None:
+        """Set coefficients and corrections to their starting values, read off the neighbours."""
+
+    def stages(self) -> tuple[Operator, ...]:
+        """The parts that are fitted one after another, each seeing the output of those before."""
+        return (self,)
+
+    def ways(self) -> tuple[tuple[Step, ...], ...]:
+        """Ways of setting inner maps before the last is fitted; the one that does best on held-out data wins."""
+        return ((),)
+
+    def adopt(self, block: nn.Module) -> bool:
+        """Set what is learnable to the nearest to the removed block's own weights, if they can be compared."""
+        return False
+
+    @property
+    def bends(self) -> bool:
+        """Whether coefficients act through a nonlinearity, so that they are fitted by linearising."""
+        return False
+
+    @property
+    def ends_in_activation(self) -> bool:
+        """Whether the sum with the residual is followed by an activation, as in a ResNet's blocks."""
+        return False
+
+    def silence(self) -> bool:
+        """Make the branch give zero, if this form can; what a fit that is worse than nothing falls back to."""
+        return False
+
+    def regressors(self, x: Tensor) -> Tensor | None:
+        """Rows of the inputs of the operator's last linear map, for fitting; None if nothing can be fitted."""
+        return None
+
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """Set what is learnable to the best fit of the moments, and return the ridge that was used."""
+        raise ReplearnError(f"{self.target.name}: {self.target.operator.name} can't be fitted in closed form.")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs[self._input]
+        recompute = self._recompute and self.training and torch.is_grad_enabled()
+        y = self._recomputed(x) if recompute else self.compute(x)
+        return (y,) if self._as_tuple else y
+
+    def _recomputed(self, x: Tensor) -> Tensor:
+        """The same, keeping nothing between x and the result; the weights are made once, outside."""
+        readers = [part for part in self.stages() if isinstance(part, ReadingOperator)]
+        compiling = torch.compiler.is_compiling()
+        made = {} if compiling else {id(reader): reader.synthesized(x) for reader in readers}
+        again = nullcontext if compiling else recompute_context(x.device)
+
+        def run(x: Tensor) -> Tensor:
+            with nullcontext() if compiling else HandOut(made), again():
+                return self.compute(x)
+
+        y: Tensor = recomputed(run, self, x)
+        return y
+
+    def fuse(self) -> nn.Module:
+        """The deployed form, callable as the block was; timm's `reparameterize_model` calls this."""
+        from .plain import as_block
+
+        with torch.no_grad():
+            module = as_block(self.plain(), self.target.anatomy)
+        return self.labelled(module).eval()
+
+    def labelled(self, module: nn.Module) -> nn.Module:
+        """Give a module that stands for this operator the labels that its block had."""
+        for name, value in self._labels.items():
+            if not hasattr(module, name):
+                setattr(module, name, value)
+        return module
+
+    def extra_repr(self) -> str:
+        return f"{self.target.operator.label()}, position {self.target.position} of {self.target.stack}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Operator:
+        """Move as every module moves, but keep the coefficients in float32 or better."""
+        kept = {id(tensor) for tensor in (*self.coefficients(), *self.gains())}
+        kept |= {id(p.grad) for p in self.coefficients() if p.grad is not None}
+
+        def convert(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if id(tensor) in kept and moved.dtype.is_floating_point and moved.dtype.itemsize < 4:
+                return tensor.to(moved.device)
+            return moved
+
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        self._dtype = fn(torch.empty(0, dtype=self._dtype, device="cpu")).dtype
+        return self
+
+    def gains(self) -> list[Tensor]:
+        """Factors that are not trained, 1 unless a fit changed them; they stay in float32 too."""
+        return []
+
+    def coefficients(self) -> list[nn.Parameter]:
+        """The parameters that take no weight decay and stay in float32: a and b."""
+        return [p for name in ("a", "b") if (p := getattr(self, name, None)) is not None]
+
+
+class ReadingOperator(Operator):
+    """An operator with weights synthesized from sources, each with its correction."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        options = site.options
+        if not isinstance(options, ReadingOptions):
+            raise ReplearnError(f"{type(self).__name__} needs options that read sources, not {options!r}.")
+        self._sources: dict[str, dict[str, Source]] = {}
+        self.corrections = nn.ModuleDict()
+
+    def use(self, site: Site, role: str, like: str | None = None) -> None:
+        """Read this role's weight, shaped like the block's part of that role, with its correction."""
+        self._sources[role] = site.sources(role)
+        shape = site.shape(like or role)
+        correction = correction_of(site.options, shape, site, where=f"{site.target.name}, {role}")
+        if correction is not None:
+            self.corrections[role] = correction
+
+    def use_bias(self, site: Site, role: str) -> None:
+        """The role's bias has a correction of its own wherever the weight has one."""
+        correction = correction_of(site.options, site.shape(role)[:1], site, where=site.target.name)
+        if correction is not None:
+            self.corrections[f"{role}_bias"] = correction
+
+    def mixtures(self) -> Mixtures:
+        """What this operator computes with, by name: how each weight is made, or None for an absent bias."""
+        return {}
+
+    def anchors(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Every register entry that the mixtures are read from: as long as they stay, so do the mixtures."""
+        for sources in self._sources.values():
+            for source in sources.values():
+                yield from source.anchors()
+        for module in (self, *self.corrections.values()):
+            for register in (module._parameters, module._buffers):
+                yield from ((register, name, register[name]) for name in register)
+
+    def synthesized(self, x: Tensor) -> Made:
+        """The mixtures, made, in the dtype that x is computed in."""
+        dtype = dtype_beside(x, self._dtype)
+        # a compiled graph makes its own: it must not depend on what happened to be made before
+        made = None if torch.compiler.is_compiling() else handed_out(self, dtype)
+        return synthesize(self.mixtures(), dtype) if made is None else made
+
+    def made(self) -> Made:
+        """The mixtures in full precision, for whatever is not a training step."""
+        return {name: mixture.plain() for name, mixture in self.mixtures().items() if mixture is not None}
+
+    def mixture(self, role: str, **how: Any) -> Mixture:
+        """This role's sources and correction, with what the operator says of coefficients."""
+        sources: dict[str, Any] = {side: source.weight() for side, source in self._sources[role].items()}
+        return Mixture(**sources, correction=self.delta(role), **how)
+
+    def bias_mixture(self, role: str, **how: Any) -> Mixture | None:
+        """This role's biases, likewise, or None if no source has one and nothing corrects it."""
+        found: dict[str, Any] = {side: source.bias() for side, source in self._sources[role].items()}
+        delta = self.delta(f"{role}_bias")
+        if delta is None and all(bias is None for bias in found.values()):
+            return None
+        return Mixture(**found, correction=delta, **how)
+
+    def mean_bias_mixture(self, role: str, gain: Tensor | None = None) -> Mixture | None:
+        """The mean of the sources' biases, times a gain if there is one, corrected."""
+        count = sum(source.bias() is not None for source in self._sources[role].values())
+        return self.bias_mixture(role, factor=1 / max(1, count), **self.gained(role, gain))
+
+    def gained(self, role: str, gain: Tensor | None) -> dict[str, Tensor]:
+        """One factor on all sources of a role, as a mixture's coefficients."""
+        if gain is None:
+            return {}
+        return {"a" if side == "previous" else "b": gain for side in self._sources[role]}
+
+    def make_gain(self, site: Site) -> None:
+        """Register a factor that is 1 until a fit sets it."""
+        dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
+        self.register_buffer("gain", torch.ones(1, device=site.device, dtype=dtype))
+
+    def delta(self, role: str) -> Tensor | None:
+        return self._correction(role).weight() if role in self.corrections else None
+
+    def weights(self, role: str) -> dict[str, Tensor]:
+        return {side: wide(source.weight()) for side, source in self._sources[role].items()}
+
+    def biases(self, role: str) -> dict[str, Tensor]:
+        found = {side: source.bias() for side, source in self._sources[role].items()}
+        return {side: wide(bias) for side, bias in found.items() if bias is not None}
+
+    def corrected(self, role: str, terms: Sequence[Tensor]) -> Tensor:
+        """The sum of the terms and of this role's correction."""
+        made = self.corrected_or_none(role, terms)
+        if made is None:
+            raise ReplearnError(f"{self.target.name}: there is nothing to synthesize {role} from.")
+        return made
+
+    def corrected_or_none(self, role: str, terms: Sequence[Tensor]) -> Tensor | None:
+        total: Tensor | None = None
+        for term in terms:
+            total = term if total is None else total + term
+        if role in self.corrections:
+            delta = wide(self._correction(role).weight())
+            total = delta if total is None else total + delta
+        return total
+
+    @torch.no_grad()
+    def fit_correction(
+        self, role: str, base: Tensor, moments: Moments, held: Moments, *, shifted: bool = True
+    ) -> tuple[Tensor, float]:
+        """Fit this role's correction on top of a base weight (R, K); the weight it makes, and the ridge."""
+        if role not in self.corrections:
+            return base.double(), 0.0
+        correction = self._correction(role)
+        rank = correction.left.shape[1] if isinstance(correction, LowRankCorrection) else None
+        solution = fit_full(moments, held, base, rank, shifted=shifted)
+        correction.set(solution, base)
+        return solution.weight, solution.ridge
+
+    @torch.no_grad()
+    def scale_correction(self, role: str, factor: float | Tensor) -> None:
+        correction = self._correction(role)
+        (correction.left if isinstance(correction, LowRankCorrection) else next(correction.parameters())).mul_(
+            factor
+        )
+
+    def fit_shift(self, role: str, weight: Tensor, base: Tensor | None, moments: Moments) -> None:
+        """Fit the bias correction of a linear map, on top of its synthesized bias."""
+        if f"{role}_bias" not in self.corrections:
+            return
+        shift = moments.shift_for(weight)
+        start = torch.zeros_like(shift) if base is None else base.double()
+        self._correction(f"{role}_bias").set(Solution(shift, 0.0), start)
+
+    def read_one(self, role: str) -> Tensor:
+        """A weight that is read from one side and used as it is."""
+        return self.corrected(role, list(self.weights(role).values()))
+
+    def mean_bias(self, role: str) -> Tensor | None:
+        mixture = self.mean_bias_mixture(role)
+        return None if mixture is None else mixture.plain()
+
+    def reset_parameters(self) -> None:
+        for role in self.corrections:
+            self._correction(role).reset_parameters()
+
+    def _correction(self, role: str) -> Correction:
+        correction = self.corrections[role]
+        if not isinstance(correction, Correction):
+            raise TypeError(f"corrections[{role!r}] is a {type(correction).__name__}")
+        return correction
+
+
+class MixingOperator(ReadingOperator):
+    """An operator whose coefficients a and b weigh the previous and the next source."""
+
+    a: nn.Parameter | None
+    b: nn.Parameter | None
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        if not isinstance(site.options, MixingOptions):
+            raise ReplearnError(f"{type(self).__name__} needs options with coefficients, not {site.options!r}.")
+        self._options = site.options
+
+    def make_coefficients(self, site: Site, sides: tuple[str, ...], count: int) -> None:
+        """One coefficient vector per side that is read, or one for both if they are shared."""
+        dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
+        names = ["a"] if self._shared(sides) else [{"previous": "a", "next": "b"}[side] for side in sides]
+        for name in ("a", "b"):
+            parameter = nn.Parameter(torch.zeros(count, device=site.device, dtype=dtype))
+            self.register_parameter(name, parameter if name in names else None)
+
+    def _shared(self, sides: tuple[str, ...]) -> bool:
+        return self._options.coefficients == "shared" and len(sides) == 2
+
+    def coefficient(self, side: str) -> Tensor:
+        shared = self._options.coefficients == "shared" and self.b is None and self.a is not None
+        parameter = self.a if side == "previous" or shared else self.b
+        if parameter is None:
+            raise ReplearnError(f"{self.target.name} has no coefficient for its {side} source.")
+        return parameter
+
+    def weighed(self, role: str, along: Along, **how: Any) -> Mixture:
+        """This role's weight with the coefficients a and b on its sources."""
+        return self.mixture(role, along=along, **self.coefficients_of(role), **how)
+
+    def coefficients_of(self, role: str) -> dict[str, Tensor]:
+        return {"a" if side == "previous" else "b": self.coefficient(side) for side in self._sources[role]}
+
+    @torch.no_grad()
+    def start_rows(self, role: str) -> None:
+        """Start coefficients that weigh unit rows: a row's own length reproduces its source."""
+        self.start_coefficients({side: row_norms(weight).flatten() for side, weight in self.weights(role).items()})
+
+    @torch.no_grad()
+    def start_coefficients(self, scales: dict[str, Tensor]) -> None:
+        """Fill a and b so that the weight starts as asked; `scales` reproduce each source alone."""
+        start, num = self._options.start, len(scales)
+        if not num:
+            return
+
+        def value(side: str) -> Tensor:
+            if start == "mean":
+                return scales[side] / num
+            if start == "previous" or start == "next":
+                return scales[side] * float(side == start)
+            return torch.full_like(scales[side], 0.0 if start == "zero" else float(start))
+
+        if self._shared(tuple(scales)):
+            self.coefficient("previous").copy_((value("previous") + value("next")) / 2)
+            return
+        for side in scales:
+            self.coefficient(side).copy_(value(side))
+
+
+def labels_of(block: nn.Module) -> dict[str, str | int | bool]:
+    """The plain public settings of a block."""
+    return {
+        name: value
+        for name, value in vars(block).items()
+        if isinstance(value, (str, int, bool)) and not name.startswith("_")
+    }

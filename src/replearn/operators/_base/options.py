@@ -1,0 +1,181 @@
+"""Options of the operators: small frozen dataclasses, registered by being defined."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from ...errors import ReplearnError
+
+if TYPE_CHECKING:
+    from ...blocks.anatomy import Anatomy, Kind
+    from .operator import Operator
+
+Sources = Literal["both", "previous", "next", "none"]
+Coefficients = Literal["separate", "shared"]
+Correction = Literal["none", "low-rank", "full"]
+Start = Literal["mean", "previous", "next", "zero"]
+
+_registry: dict[str, type[Options]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One weight an operator wants: which part of which neighbour, and whose shape it must have.
+
+    `mix=True` reads the weight from both sides and adds them up; `mix=False` reads it from
+    `prefer`, or from the other side where that one does not fit.
+    """
+
+    role: str
+    previous: str
+    next: str
+    like: str
+    mix: bool = True
+    prefer: Literal["previous", "next"] = "previous"
+    by_path: bool = False  # the parts are parameters named by their path, not roles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ABC):
+    """What every operator's options share: a name, the kinds of block it suits, and a module."""
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[Kind, ...]]
+    default_for: ClassVar[Kind | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            _registry[cls.name] = cls
+
+    @abstractmethod
+    def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
+        """The weights to read for a block of this anatomy; ReplearnError if it can't be done."""
+
+    @property
+    @abstractmethod
+    def module(self) -> type[Operator]:
+        """The class of the computing layer."""
+
+    @property
+    def sides(self) -> tuple[Literal["previous", "next"], ...]:
+        """The neighbours that may be read."""
+        return ()
+
+    def label(self) -> str:
+        """The operator's name with the options that differ from the defaults."""
+        changed = [
+            str(getattr(self, field.name))
+            if isinstance(getattr(self, field.name), str)
+            else f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"{self.name} ({', '.join(changed)})" if changed else self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions(Options):
+    """Options of operators that read neighbours.
+
+    - `sources`: which neighbours are read. With one side, every weight comes from that side;
+      with `none` the weight is the correction alone.
+    - `stop_gradient`: whether sources are read as constants (the paper) or trained through.
+    - `correction`: a learned D added to every weight: `none` (the paper), `low-rank`, `full`.
+    - `recompute`: whether training keeps the operator's input alone and runs it again in the backward pass:
+      less memory for more time, the same numbers.
+    """
+
+    sources: Sources = "both"
+    stop_gradient: bool = True
+    correction: Correction = "none"
+    rank: int = 8
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        self._one_of("sources", Sources)
+        self._one_of("correction", Correction)
+        for field in ("stop_gradient", "recompute"):
+            if not isinstance(getattr(self, field), bool):
+                raise ReplearnError(f"{field} is True or False, not {getattr(self, field)!r}.")
+        if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
+            raise ReplearnError(f"rank is a whole number of at least 1, not {self.rank!r}.")
+        if self.sources == "none" and self.correction == "none":
+            raise ReplearnError(
+                f"{type(self).__name__}(sources='none') has no weight left to compute with. "
+                "Add correction='full' or 'low-rank', or use NoWeights(), the paper's control."
+            )
+
+    def _one_of(self, field: str, allowed: Any) -> None:
+        value = getattr(self, field)
+        if value not in get_args(allowed):
+            choices = ", ".join(repr(choice) for choice in get_args(allowed))
+            raise ReplearnError(f"{type(self).__name__}({field}={value!r}): {field} is one of {choices}.")
+
+    @property
+    def sides(self) -> tuple[Literal["previous", "next"], ...]:
+        if self.sources == "both":
+            return ("previous", "next")
+        return () if self.sources == "none" else (self.sources,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixingOptions(ReadingOptions):
+    """Options of operators with learned coefficients a (previous) and b (next).
+
+    - `coefficients`: `separate` a and b, or one `shared` by both sides.
+    - `start`: the synthesized weight starts as the `mean` of its sources, as the `previous` or
+      the `next` one, at `zero`, or with every coefficient at a number you give.
+    """
+
+    coefficients: Coefficients = "separate"
+    start: Start | float = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._one_of("coefficients", Coefficients)
+        if isinstance(self.start, str):
+            self._one_of("start", Start)
+        elif not _is_number(self.start):
+            raise ReplearnError(
+                f"start is 'mean', 'previous', 'next', 'zero' or a finite number, not {self.start!r}."
+            )
+        if self.start in ("previous", "next"):
+            if self.start not in self.sides:
+                raise ReplearnError(f"start={self.start!r} needs that side, but sources={self.sources!r}.")
+            if self.coefficients == "shared":
+                raise ReplearnError(
+                    f"start={self.start!r} needs separate coefficients: a shared one weighs both sides alike."
+                )
+
+
+def _is_number(value: Any) -> bool:
+    """A number that a float32 can hold; NaN is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -3e38 < value < 3e38
+
+
+def registry() -> dict[str, type[Options]]:
+    """Every operator that is defined, by name."""
+    return dict(_registry)
+
+
+def options_from_dict(data: Mapping[str, Any]) -> Options:
+    """Options as written by `to_dict`; the reverse of it."""
+    from .. import available  # the whole folder: a plan is often read before any operator was used
+
+    fields = dict(data)
+    name = fields.pop("name", None)
+    known = available()
+    if not isinstance(name, str) or name not in known:
+        raise ReplearnError(f"There is no operator {name!r}; there are {', '.join(sorted(known))}.")
+    try:
+        return known[name](**fields)
+    except TypeError as error:
+        raise ReplearnError(f"The operator {name!r} does not have these options: {error}.") from error

@@ -1,0 +1,103 @@
+"""Deployed forms: small graphs of ordinary modules, which need nothing of this package to run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from ...blocks.anatomy import Anatomy
+
+
+def residual(branch: nn.Module, activation: Callable[[Tensor], Tensor] | None = None) -> nn.Module:
+    """x + branch(x), and the activation after it."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    total = graph.call_function(torch.add, (x, graph.call_module("branch", (x,))))
+    modules: dict[str, nn.Module] = {"branch": branch}
+    if isinstance(activation, nn.Module):
+        modules["activation"] = copy.deepcopy(activation)
+        total = graph.call_module("activation", (total,))
+    elif activation is not None:
+        total = graph.call_function(activation, (total,))
+    graph.output(total)
+    return _module(modules, graph, "Residual")
+
+
+def parts_of_residual(module: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None] | None:
+    """The branch and the activation of what `residual` made; None for anything else."""
+    if not isinstance(module, fx.GraphModule) or len(module.graph.nodes) < 4:
+        return None
+    x, *steps, output = module.graph.nodes
+    if len(steps) not in (2, 3) or output.args != (steps[-1],):
+        return None
+    branch, total, *after = steps
+    if (branch.op, branch.target, branch.args) != ("call_module", "branch", (x,)):
+        return None
+    if (total.op, total.target, total.args) != ("call_function", torch.add, (x, branch)):
+        return None
+    if not after:
+        return module.get_submodule("branch"), None
+    (last,) = after
+    if last.args != (total,) or last.kwargs:
+        return None
+    activation = module.get_submodule(str(last.target)) if last.op == "call_module" else last.target
+    return module.get_submodule("branch"), activation
+
+
+def gated_mlp(layers: Mapping[str, nn.Module], activation: nn.Module) -> nn.Module:
+    """down(activation(gate(x)) * up(x))."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    gate = graph.call_module("activation", (graph.call_module("gate", (x,)),))
+    product = graph.call_function(torch.mul, (gate, graph.call_module("up", (x,))))
+    graph.output(graph.call_module("down", (product,)))
+    return _module({**layers, "activation": activation}, graph, "GatedMLP")
+
+
+def affine(scale: Tensor, shift: Tensor) -> nn.Module:
+    """x * scale + shift."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    product = graph.call_function(torch.mul, (x, graph.get_attr("scale")))
+    graph.output(graph.call_function(torch.add, (product, graph.get_attr("shift"))))
+    root = nn.Module()
+    root.scale = nn.Parameter(scale.clone())
+    root.shift = nn.Parameter(shift.clone())
+    return fx.GraphModule(root, graph, "Affine")
+
+
+def as_block(module: nn.Module, anatomy: Anatomy) -> nn.Module:
+    """Give a module of one tensor the block's way of being called and of returning."""
+    if anatomy.kind in ("basic", "bottleneck") and anatomy.returns == "tensor":
+        return module
+    graph = fx.Graph()
+    x = graph.placeholder(anatomy.input)
+    graph.placeholder("*args")
+    graph.placeholder("**kwargs")
+    y = graph.call_module("body", (x,))
+    result: Any = (y,) if anatomy.returns == "tuple" else y
+    graph.output(result)
+    return _module({"body": module}, graph, "Block")
+
+
+def _module(modules: Mapping[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
+    root = nn.Module()
+    for key, module in modules.items():
+        root.add_module(key, module)
+    return fx.GraphModule(root, graph, name)
+
+
+def as_module(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of the module, or one that calls the function."""
+    if isinstance(function, nn.Module):
+        return copy.deepcopy(function)
+    if function in (torch.relu, F.relu):
+        return nn.ReLU()
+    graph = fx.Graph()
+    graph.output(graph.call_function(function, (graph.placeholder("x"),)))
+    return _module({}, graph, "Function")

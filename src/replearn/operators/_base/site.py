@@ -1,0 +1,75 @@
+"""Where an operator is built: the removed block and its neighbours, as the plan names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...blocks.anatomy import Part, resolve
+from ...errors import ReplearnError
+from .options import Options, ReadingOptions
+from .synthesis import Source
+
+if TYPE_CHECKING:
+    from ...planning.data import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Where an operator is built: the target's data, its block, and the two neighbours.
+
+    `device` is `meta` while planning, so that counting parameters costs nothing.
+    """
+
+    target: Target
+    block: nn.Module
+    previous: nn.Module
+    next: nn.Module
+    device: torch.device
+
+    @property
+    def options(self) -> Options:
+        return self.target.operator
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the block's weights."""
+        floating = (p.dtype for p in self.block.parameters() if p.dtype.is_floating_point)
+        return next(floating, torch.float32)
+
+    def part(self, role: str) -> Any:
+        """The removed block's own part: its shape and settings are followed, its weights are not."""
+        return resolve(self.block, self._where(role).path)
+
+    def sources(self, role: str) -> dict[str, Source]:
+        """The sources of a role by side, previous first."""
+        options = self.options
+        held = options.stop_gradient if isinstance(options, ReadingOptions) else True
+        blocks = {"previous": self.previous, "next": self.next}
+        return {
+            side: Source.of(blocks[side], read.part, held)
+            for side in ("previous", "next")
+            for read in self.target.reads
+            if read.role == role and read.side == side
+        }
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """The shape, as (out, in, ...), of the removed block's weight in this role."""
+        part = self._where(role)
+        shape = tuple(self.part(role).weight.shape)
+        shape = shape[::-1] if part.transposed else shape
+        return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
+
+    def _where(self, role: str) -> Part:
+        anatomy = self.target.anatomy
+        if role not in anatomy.parts:
+            raise ReplearnError(f"this {anatomy.family} block has no {role}, which {self.options.name} follows")
+        return anatomy.parts[role]
+
+
+def one_source(site: Site, role: str) -> Source:
+    """The single source of a role that is read from one side."""
+    return next(iter(site.sources(role).values()))

@@ -1,0 +1,117 @@
+"""What operators compute with, in plain torch: the reference that `replearn.fast` may register faster versions of.
+
+A faster version takes the same arguments and returns None where it does not apply. The files of `fast/kernels` and
+`fast/synthesis` register theirs when they are imported, which happens the first time that a tensor on a GPU comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ._base.layers import Activation, Convolution
+from ._base.mixture import Made, Mixtures
+from ._base.synthesis import full_precision
+
+F = TypeVar("F", bound=Callable[..., Any])
+_faster: dict[str, Callable[..., Any]] = {}
+_provider = "replearn.fast.registration"  # imported by name: operators know nothing of what makes them fast
+_loaded = False
+
+
+def register(name: str) -> Callable[[F], F]:
+    """Register a faster version of the function of this name."""
+
+    def keep(function: F) -> F:
+        _faster[name] = function
+        return function
+
+    return keep
+
+
+def load_faster() -> None:
+    """Import what registers faster versions."""
+    global _loaded
+    _loaded = True
+    import_module(_provider)
+
+
+def faster(name: str, device: torch.device) -> Callable[..., Any] | None:
+    """The faster version of a function, if there is one."""
+    if not _loaded and device.type == "cuda" and not torch.compiler.is_compiling():
+        load_faster()
+    return _faster.get(name)
+
+
+def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
+    """Make every weight in this dtype."""
+    wanted = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
+    if not wanted:
+        return {}
+    device = next(iter(wanted.values())).tensors[0].device
+    if (fast := faster("synthesize", device)) is not None and (made := fast(wanted, dtype)) is not None:
+        found: Made = made
+        return found
+    with full_precision(device):
+        return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
+
+
+def norm_add_act(
+    x: Tensor,
+    norm: nn.Module,
+    activation: Activation,
+    residual: Tensor | None = None,
+    *,
+    in_place: bool = False,
+) -> Tensor:
+    """activation(norm(x) + residual); `in_place` writes the sum where the norm's result is, in its dtype."""
+    fast = faster("norm_add_act", x.device)
+    if fast is not None and (found := fast(x, norm, activation, residual)) is not None:
+        made: Tensor = found
+        return made
+    made = norm(x)
+    if residual is None:
+        return activation(made)
+    if in_place:
+        made += residual
+        return activation(made)
+    return activation(residual + made)
+
+
+def conv_norm_add_act(
+    x: Tensor, conv: Convolution, kernel: Tensor, norm: nn.Module, activation: Activation, residual: Tensor
+) -> Tensor:
+    """activation(residual + norm(kernel * x))."""
+    fast = faster("conv_norm_add_act", x.device)
+    if fast is not None and (found := fast(x, conv, kernel, norm, activation, residual)) is not None:
+        made: Tensor = found
+        return made
+    return norm_add_act(conv(x, kernel), norm, activation, residual)
+
+
+def reduced_bottleneck(
+    x: Tensor,
+    reduction: tuple[Convolution, Tensor],
+    expansion: tuple[Convolution, Tensor],
+    norm: nn.Module,
+    activation: Activation,
+) -> Tensor:
+    """activation(x + norm(expand * activation(reduce * x)))."""
+    fast = faster("reduced_bottleneck", x.device)
+    if fast is not None and (found := fast(x, reduction, expansion, norm, activation)) is not None:
+        made: Tensor = found
+        return made
+    (reduce, reducing), (expand, expanding) = reduction, expansion
+    return conv_norm_add_act(activation(reduce(x, reducing)), expand, expanding, norm, activation, x)
+
+
+def recompute_context(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """What a second run of an operator enters, in another thread, so that it computes as the first one did."""
+    fast = faster("recompute_context", device)
+    context: Callable[[], AbstractContextManager[None]] = nullcontext if fast is None else fast()
+    return context

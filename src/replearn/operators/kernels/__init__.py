@@ -1,1 +1,0 @@
-"""Triton kernels, imported where a GPU is used: a machine without Triton never comes here."""

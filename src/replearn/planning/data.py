@@ -1,0 +1,124 @@
+"""The plan: plain, frozen data that says which blocks go and what stands in their place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from ..blocks.anatomy import Anatomy, Part
+from ..errors import ReplearnError
+from ..operators._base.options import Options
+from .serialization import decode, encode, parse
+from .table import plan_table
+
+Side = Literal["previous", "next"]
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One tensor (or small module) that an operator reads from a neighbour."""
+
+    role: str
+    side: Side
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One block that is removed, and everything needed to build what replaces it."""
+
+    name: str  # the module's name in the model: layer3.3
+    stack: str
+    position: int  # the paper's, 1-based in its stack
+    previous: str
+    next: str
+    block_type: str
+    anatomy: Anatomy
+    operator: Options
+    reads: tuple[Read, ...]
+    parameters_before: int  # of the block
+    parameters_after: int  # of the operator
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A block that the placement came to and that had to be kept."""
+
+    name: str
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which targets, which sources, which operators, and what the model will have after it.
+
+    `print(plan)` shows a table; `to_json` and `from_json` round-trip exactly. Parameters are
+    counted as optimizers count them: trainable, each shared tensor once.
+    """
+
+    model: str
+    placement: str
+    num_blocks: int
+    targets: tuple[Target, ...]
+    skipped: tuple[Skipped, ...]
+    parameters_before: int
+    parameters_after: int
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return plan_table(self)
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise ReplearnError("A plan needs at least one target; make it with replearn.plan(model).")
+        names: set[str] = set()
+        for target in self.targets:
+            if target.name in names:
+                raise ReplearnError(f"The plan names {target.name!r} twice; a block is replaced once.")
+            names.add(target.name)
+        for target in self.targets:
+            for source in (target.previous, target.next):
+                if source in names:
+                    raise ReplearnError(
+                        f"{source!r} is a target and a source of {target.name!r}: a target's neighbours must stay."
+                    )
+
+    def to_json(self) -> str:
+        """The plan as one line of JSON."""
+        return json.dumps({"replearn_plan": FORMAT, **encode(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan back; raises ReplearnError for anything that is not one."""
+        try:
+            data = parse(text, "it")
+        except ReplearnError as error:
+            raise ReplearnError(
+                f"This is not a plan: {str(error).removesuffix('.')}. Pass the text that plan.to_json() gave."
+            ) from error
+        if not isinstance(data, dict) or "replearn_plan" not in data:
+            raise ReplearnError(
+                "This is not a plan: JSON without the key 'replearn_plan'. Pass the text that plan.to_json() gave."
+            )
+        version = data.pop("replearn_plan")
+        if type(version) is not int or version != FORMAT:
+            found = ascii(version)[:40] if isinstance(version, (int, float, str)) else type(version).__name__
+            raise ReplearnError(
+                f"The plan has format {found}; this version of replearn reads {FORMAT}. "
+                "Read it with the version that wrote it."
+            )
+        try:
+            read: Plan = decode(cls, data, "plan")
+        except RecursionError:
+            raise ReplearnError("This is a damaged plan: it is nested too deeply. Make it again.") from None
+        except ReplearnError as error:
+            reason = str(error).removesuffix(".")
+            raise ReplearnError(
+                f"This is a damaged plan: {reason if len(reason) < 400 else reason[:400] + '...'}. "
+                "Make it again with replearn.plan."
+            ) from error
+        return read

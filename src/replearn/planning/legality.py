@@ -1,0 +1,143 @@
+"""Which positions of a model's stacks can be targets, and which of them a placement takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from .. import operators
+from ..blocks.stacks import Stack
+from ..errors import ReplearnError
+from ..operators._base.options import Options
+from .data import Skipped, Target
+from .positions import best_apart, by_interval, edge_reason, evenly, most_apart
+from .similarity import block_similarity
+from .targets import build_target, default_operator, has_hooks
+
+
+class Survey:
+    """The stacks of one model, with the legality of every position worked out once."""
+
+    def __init__(self, model: nn.Module, stacks: tuple[Stack, ...], operator: Options | None) -> None:
+        self.model = model
+        self.stacks = stacks
+        self.operator = operator
+        self.places = {name: (stack, i + 1) for stack in stacks for i, name in enumerate(stack.blocks)}
+        self._found: dict[str, Target | str] = {}
+        registered: dict[int, list[str]] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            registered.setdefault(id(module), []).append(name)
+        self._registered = registered
+
+    def target(self, stack: Stack, position: int) -> Target | str:
+        """The target at this position, or the reason why the block has to be kept."""
+        name = stack.blocks[position - 1]
+        if name not in self._found:
+            self._found[name] = edge_reason(stack, position) or self._build(stack, position)
+        return self._found[name]
+
+    def _build(self, stack: Stack, position: int) -> Target | str:
+        name = stack.blocks[position - 1]
+        block = self.model.get_submodule(name)
+        elsewhere = [place for place in self._registered[id(block)] if place != name]
+        if elsewhere:
+            return f"the same module is also registered as {elsewhere[0]}"
+        if has_hooks(block):
+            return "it has hooks, which would be lost with it; remove them, or keep the block"
+        options = self.operator or default_operator(stack.anatomies[position - 1])
+        try:
+            return build_target(self.model, stack, position, options)
+        except ReplearnError as error:
+            misfit = str(error)
+        if self.operator is not None or options.name == "whole_block":
+            return misfit
+        try:
+            found = build_target(self.model, stack, position, operators.WholeBlock())
+        except ReplearnError as error:
+            return str(error)
+        note = f"{options.name} does not fit ({misfit}), so the whole-block operator is used"
+        return replace(found, notes=(note, *found.notes))
+
+    def legal(self, stack: Stack) -> list[int]:
+        return [p for p in range(1, len(stack) + 1) if isinstance(self.target(stack, p), Target)]
+
+    def at(self, stack: Stack, positions: Iterable[int]) -> list[Target]:
+        found = (self.target(stack, position) for position in positions)
+        return [target for target in found if isinstance(target, Target)]
+
+    def by_interval(self, interval: int, first: int, similarity: Any) -> tuple[list[Target], list[Skipped]]:
+        """The paper's placement; or, with a calibration batch, as many targets where it scores best."""
+        chosen: list[Target] = []
+        skipped: list[Skipped] = []
+        for stack in self.stacks:
+            positions = by_interval(len(stack), interval, first)
+            chosen += self.at(stack, positions)
+            for position in positions:
+                if isinstance(reason := self.target(stack, position), str):
+                    skipped.append(Skipped(stack.blocks[position - 1], position, reason))
+        if similarity is not None and chosen:
+            return self._best_scored(chosen, similarity), []
+        return chosen, skipped
+
+    def by_fraction(self, fraction: float, similarity: Any) -> list[Target]:
+        """Exactly the share asked for, spread evenly or placed where a calibration batch scores best."""
+        legal = {stack.name: self.legal(stack) for stack in self.stacks}
+        total, most = len(self.places), sum(most_apart(positions) for positions in legal.values())
+        count = max(1, round(fraction * total))
+        if count > most:
+            raise ReplearnError(
+                f"fraction={fraction} is {count} of {total} blocks, and at most {most} can go, because a target's "
+                f"neighbours must stay. {self._cure(total, most)}Blocks that can't go: {self._reasons()}."
+            )
+        spread = evenly(legal, count)
+        chosen = [target for stack in self.stacks for target in self.at(stack, spread[stack.name])]
+        return chosen if similarity is None else self._best_scored(chosen, similarity)
+
+    @staticmethod
+    def _cure(total: int, most: int) -> str:
+        return f"Ask for fraction={most / total:.6g} or less. " if most else ""
+
+    def _reasons(self, shown: int = 4) -> str:
+        """The first few blocks that have to be kept, with the reason of each."""
+        kept = [
+            f"{name} ({reason})"
+            for name, (stack, position) in self.places.items()
+            if isinstance(reason := self.target(stack, position), str)
+        ]
+        return "; ".join(kept[:shown]) + (f"; and {len(kept) - shown} more" if len(kept) > shown else "")
+
+    def _best_scored(self, chosen: Sequence[Target], batch: Any) -> list[Target]:
+        """As many targets in each stack as were chosen, at the positions that score best."""
+        legal = [target for stack in self.stacks for target in self.at(stack, self.legal(stack))]
+        scores = block_similarity(self.model, {target.name: target.anatomy.input for target in legal}, batch)
+        best: list[Target] = []
+        for stack in self.stacks:
+            count = sum(target.stack == stack.name for target in chosen)
+            candidates = {p: scores[stack.blocks[p - 1]] for p in self.legal(stack)}
+            best += self.at(stack, best_apart(candidates, count))
+        return best
+
+    def named(self, names: Sequence[str]) -> list[Target]:
+        """The targets with these names, in the model's order."""
+        for name in names:
+            if name not in self.places:
+                known = ", ".join(f"{stack.blocks[0]} to {stack.blocks[-1]}" for stack in self.stacks)
+                raise ReplearnError(f"{name!r} is not a block of a stack of this model. Its stacks are: {known}.")
+        order = list(self.places)
+        chosen: dict[str, Target] = {}
+        for name in sorted(set(names), key=order.index):
+            stack, position = self.places[name]
+            found = self.target(stack, position)
+            if isinstance(found, str):
+                raise ReplearnError(
+                    f"{name} (position {position} of {len(stack)}) can't be replaced: {found}. Leave it out."
+                )
+            if found.previous in chosen:
+                raise ReplearnError(
+                    f"{found.previous} and {name} are adjacent, and a target's neighbours must stay. Drop one."
+                )
+            chosen[name] = found
+        return list(chosen.values())

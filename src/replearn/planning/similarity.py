@@ -1,0 +1,112 @@
+"""Score blocks by how little they change their input, on one calibration batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from ..errors import ReplearnError
+
+
+def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) -> dict[str, float]:
+    """Mean cosine similarity of each block's output to its input; high means redundant.
+
+    `blocks` gives each block's name and that of its input argument. Runs the model once in eval mode
+    without gradients and leaves no trace on it: modes, buffers, hooks and the random state are as before.
+    A block that runs several times is scored by the mean, one that changes the shape by the worst score.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ReplearnError(
+            f"similarity needs a model with values, and this {type(model).__name__} is on the meta device. "
+            "Plan by interval or fraction, or on the model itself."
+        )
+    found: dict[str, list[float]] = {name: [] for name in blocks}
+    with ExitStack() as traces:
+        for name, argument in blocks.items():
+            traces.enter_context(_scored(model.get_submodule(name), argument, found[name]))
+        traces.enter_context(unchanged(model))
+        traces.enter_context(torch.no_grad())
+        try:
+            call(model, batch)
+        except Exception as error:
+            raise ReplearnError(
+                f"{type(model).__name__} could not be run on the calibration batch ({type(error).__name__}: "
+                f"{error}). Pass one batch as the model takes it: a tensor, a tuple of arguments, or a dict of "
+                "keywords."
+            ) from error
+    silent = [name for name in blocks if not found[name]]
+    if silent:
+        raise ReplearnError(
+            f"The calibration batch never reached {', '.join(silent)}. Pass a batch that runs every block, or "
+            "plan without similarity."
+        )
+    scores = {name: sum(values) / len(values) for name, values in found.items()}
+    for name, score in scores.items():
+        if score != score:
+            raise ReplearnError(f"The calibration batch gave NaN in {name}; check the batch and the weights.")
+    return scores
+
+
+@contextmanager
+def _scored(block: nn.Module, argument: str, scores: list[float]) -> Iterator[None]:
+    """Note the score of every call of the block, for a while."""
+    pending: list[Tensor] = []
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        # a copy, because a block may write its result into its input
+        pending.append((args[0] if args else kwargs[argument]).clone())
+
+    def after(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        scores.append(_cosine(pending.pop(), made[0] if isinstance(made, (tuple, list)) else made))
+
+    handles = [
+        block.register_forward_pre_hook(before, with_kwargs=True),
+        block.register_forward_hook(after, with_kwargs=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _cosine(given: Tensor, made: Any) -> float:
+    """The mean over the batch; -1, the worst there is, if the shape changes."""
+    if not isinstance(made, Tensor) or made.shape != given.shape:
+        return -1.0
+    rows = max(1, len(given)) if given.dim() > 1 else 1
+    return float(cosine_similarity(given.float().reshape(rows, -1), made.float().reshape(rows, -1), dim=1).mean())
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Call a model as users write a batch: a tuple of arguments, a dict of keywords, or the one argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards modes, buffers and the random state are as before."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = {module: dict(module._buffers) for module in model.modules()}
+    values = {buffer: buffer.clone() for buffer in model.buffers() if not buffer.is_meta}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    for module in modes:  # not model.eval(), which some models override to freeze parameters too
+        module.training = False
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+            module._buffers.update(buffers[module])
+        with torch.no_grad():
+            for buffer, value in values.items():
+                if not torch.equal(buffer, value):  # most models change none
+                    buffer.copy_(value)

@@ -1,0 +1,67 @@
+"""The printed view of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .data import Plan, Target
+
+
+def plan_table(plan: Plan) -> str:
+    """A plan as text: one line a target, then what was skipped, notes and totals."""
+    rows = [
+        (
+            shown(target.name),
+            str(target.position),
+            target.operator.label(),
+            sources_of(target),
+            f"{target.parameters_before:,}",
+            f"{target.parameters_after:,}",
+        )
+        for target in plan.targets
+    ]
+    head = ("module", "position", "operator", "sources", "parameters", "after")
+    lines = [
+        f"{shown(plan.model)}: {len(plan.targets)} of {plan.num_blocks} blocks replaced ({shown(plan.placement)})",
+        "",
+        *text_table(head, rows, right=(1, 4, 5)),
+        "",
+    ]
+    lines += [shown(f"note     {target.name}: {note}") for target in plan.targets for note in target.notes]
+    lines += [shown(f"note     {note}") for note in plan.notes]
+    lines += [
+        shown(f"skipped  {entry.name} (position {entry.position}): {entry.reason}") for entry in plan.skipped
+    ]
+    change = plan.parameters_after / plan.parameters_before - 1 if plan.parameters_before else 0.0
+    lines.append(
+        f"total    {plan.parameters_before:,} -> {plan.parameters_after:,} trainable parameters ({change:+.1%})"
+    )
+    return "\n".join(lines)
+
+
+def sources_of(target: Target) -> str:
+    """The neighbours that are read: `layer3.2 + layer3.4`, or `none`."""
+    sides = {read.side for read in target.reads}
+    names = [name for side, name in (("previous", target.previous), ("next", target.next)) if side in sides]
+    return shown(" + ".join(names)) or "none"
+
+
+def shown(text: str) -> str:
+    """The text on one line; a plan may come from a stranger, and his names must not steer a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Align columns by their widest cell; columns named in `right` align to the right."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return [line(head), "  ".join("-" * width for width in widths), *(line(row) for row in rows)]

@@ -1,0 +1,182 @@
+"""One target: which weights its operator reads from which neighbour, and what it will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from .. import operators
+from ..blocks.anatomy import Anatomy, Part, resolve
+from ..blocks.stacks import Stack, class_path
+from ..errors import ReplearnError
+from ..operators._base.operator import Operator
+from ..operators._base.options import Need, Options, ReadingOptions
+from ..operators._base.shell import parameter_names
+from ..operators._base.site import Site
+from .data import Read, Side, Target
+
+RECORDER = "transformers.utils.output_capturing"  # hooks of Hugging Face that record hidden states
+
+
+def default_operator(anatomy: Anatomy) -> Options:
+    """The paper's operator for this kind of block."""
+    for options in operators.available().values():
+        if options.default_for == anatomy.kind:
+            return options()
+    raise ReplearnError(
+        f"There is no default operator for blocks of kind {anatomy.kind!r}; pass one, as operator=WholeBlock()."
+    )
+
+
+def build_target(model: nn.Module, stack: Stack, position: int, options: Options) -> Target:
+    """The target at a legal position, or a ReplearnError that says why the operator does not fit."""
+    anatomy = stack.anatomies[position - 1]
+    name, previous, following = (stack.blocks[position - 1 + offset] for offset in (0, -1, 1))
+    if anatomy.kind not in options.kinds:
+        raise ReplearnError(
+            f"the operator {options.name!r} suits {', '.join(options.kinds)} blocks, and this is a "
+            f"{anatomy.kind} block ({stack.block_type})"
+        )
+    block = model.get_submodule(name)
+    neighbours: dict[Side, tuple[nn.Module, Anatomy]] = {
+        "previous": (model.get_submodule(previous), stack.anatomies[position - 2]),
+        "next": (model.get_submodule(following), stack.anatomies[position]),
+    }
+    if isinstance(options, ReadingOptions):
+        refuse_computed_weights({name: block, **{n: model.get_submodule(n) for n in (previous, following)}})
+    reads: list[Read] = []
+    notes: list[str] = []
+    for need in expand(options.needs(anatomy), block):
+        found, note = settle(need, anatomy, block, neighbours, options)
+        reads += found
+        notes += note
+    target = Target(
+        name=name,
+        stack=stack.name,
+        position=position,
+        previous=previous,
+        next=following,
+        block_type=class_path(block),
+        anatomy=anatomy,
+        operator=options,
+        reads=tuple(reads),
+        parameters_before=trainable(block.parameters()),
+        parameters_after=0,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+    built = build_operator(model, target, torch.device("meta"))
+    return replace(target, parameters_after=trainable(built.parameters()))
+
+
+def build_operator(model: nn.Module, target: Target, device: torch.device) -> Operator:
+    """Build a target's operator next to the model's own neighbours; the model is not touched."""
+    block, previous, following = (
+        model.get_submodule(name) for name in (target.name, target.previous, target.next)
+    )
+    return target.operator.module(Site(target, block, previous, following, device))
+
+
+def expand(needs: tuple[Need, ...], block: nn.Module) -> Iterable[Need]:
+    """The need `*` stands for every parameter of the block."""
+    for need in needs:
+        if need.role != "*":
+            yield need
+            continue
+        for name in parameter_names(block):
+            yield Need(name, previous=name, next=name, like=name, by_path=True)
+
+
+def settle(
+    need: Need,
+    anatomy: Anatomy,
+    block: nn.Module,
+    neighbours: dict[Side, tuple[nn.Module, Anatomy]],
+    options: Options,
+) -> tuple[list[Read], list[str]]:
+    """Decide where a weight is read: where it fits, else from the other source."""
+    shape = shape_of(block, part_of(anatomy, need, need.like))
+    fits: dict[Side, Part] = {}
+    misfits: dict[Side, str] = {}
+    for side in options.sides:
+        neighbour, theirs = neighbours[side]
+        part = part_of(theirs, need, need.previous if side == "previous" else need.next)
+        found = shape_of(neighbour, part)
+        if found is not None and found == shape:
+            fits[side] = part
+        else:
+            misfits[side] = f"{side} {part.path} is {found}, not {shape}"
+    if not options.sides:
+        return [], []
+    if not fits:
+        raise ReplearnError(f"no source fits its {need.like}: {'; '.join(misfits.values())}")
+    notes = [
+        f"{need.role} comes from the {side} source alone ({reason})"
+        for side in fits
+        for other, reason in misfits.items()
+        if side != other and (need.mix or need.prefer == other)
+    ]
+    if need.mix:
+        return [Read(need.role, side, part) for side, part in fits.items()], notes
+    side = need.prefer if need.prefer in fits else next(iter(fits))
+    return [Read(need.role, side, fits[side])], notes
+
+
+def part_of(anatomy: Anatomy, need: Need, role: str) -> Part:
+    if need.by_path:
+        return Part(role)
+    if role not in anatomy.parts:
+        raise ReplearnError(f"this {anatomy.family} block has no {role}, which the operator reads")
+    return anatomy.parts[role]
+
+
+def shape_of(block: nn.Module, part: Part) -> tuple[int, ...] | None:
+    """The shape of a part's weight as (out, in, ...); for a norm, of all its parameters."""
+    try:
+        found = resolve(block, part.path)
+    except AttributeError:
+        return None
+    if isinstance(found, nn.Module):
+        weight = getattr(found, "weight", None)
+        found = weight if weight is not None else torch.empty(0)
+    if found is None:  # a bias that was switched off
+        return None
+    shape = tuple(found.shape)
+    shape = shape[::-1] if part.transposed else shape
+    return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
+
+
+def has_hooks(block: nn.Module) -> bool:
+    """Does anything hang on the block's own calls? Hooks further inside are part of the block.
+
+    Those that a Hugging Face model records hidden states with don't count: it hangs them on the operator too.
+    """
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(not records_hidden_states(hook) for name in names for hook in getattr(block, name).values())
+
+
+def refuse_computed_weights(blocks: dict[str, nn.Module]) -> None:
+    """Refuse layers whose weight is no parameter but made anew at every call: there is none to read or to set."""
+    for name, block in blocks.items():
+        for path, layer in block.named_modules():
+            hooks = [type(hook).__module__ for hook in layer._forward_pre_hooks.values()]
+            if isinstance(layer, ParametrizationList) or any(m.startswith("torch.nn.utils.") for m in hooks):
+                place = f"{name}.{path}".partition(".parametrizations")[0].rstrip(".")
+                raise ReplearnError(
+                    f"{place} computes its weight anew at every call (weight_norm, spectral_norm, pruning or "
+                    "another parametrization), so there is none to read; make it a plain parameter first, as "
+                    "torch.nn.utils.parametrize.remove_parametrizations does, or use operators.Removal()"
+                )
+
+
+def trainable(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+
+
+def records_hidden_states(hook: Any) -> bool:
+    """Is this one of the library's own hooks, which record and change nothing?"""
+    return getattr(hook, "__module__", None) == RECORDER

@@ -1,0 +1,96 @@
+"""Refuse models that are wrapped, sharded, compiled or replaced already; copy them without wrappers."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from ..errors import ReplearnError
+from ..operators._base.operator import Operator
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Raise ReplearnError for anything but an ordinary, unreplaced module."""
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a torch.nn.Module as the first argument, got {type(model).__name__}.")
+    for name, module in model.named_modules():
+        where = f"its submodule {name}" if name else "it"
+        if isinstance(module, Operator):
+            raise ReplearnError(
+                f"{type(model).__name__} is replaced already ({name} is an operator). Start from a fresh model; "
+                "to change a plan, plan again on that."
+            )
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is wrapped in {type(module).__name__}. Call "
+                "plan and replace_ on the plain model first, then wrap the result."
+            )
+        if _compiled(module):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is compiled, and would go on running its "
+                f"old graph. Call plan and replace_ on {_uncompiled(name, module)}, then compile the result."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is a TorchScript module, whose blocks can't be "
+                "exchanged. Start from the Python model."
+            )
+        if any(isinstance(parameter, UninitializedParameter) for parameter in module._parameters.values()):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is lazy and has no shape yet. Run the model "
+                "once on a batch, then plan."
+            )
+        if _sharded(module):
+            raise ReplearnError(
+                f"{type(model).__name__} can't be planned: {where} is sharded (FSDP or tensor parallel). Call "
+                "plan and replace_ on the plain model first, then fully_shard every block, operators included."
+            )
+
+
+# Importing torch._dynamo or FSDP takes seconds. Where nobody has imported them yet, no module can be
+# compiled or sharded, so both are looked up among what is loaded.
+
+
+def _compiled(module: nn.Module) -> bool:
+    return _wrapped(module) or module._compiled_call_impl is not None
+
+
+def _wrapped(module: nn.Module) -> bool:
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def _uncompiled(name: str, module: nn.Module) -> str:
+    """Where to find, or how to get, what is not compiled."""
+    path = f"model.{name}" if name else "model"
+    if not hasattr(module, "_orig_mod"):
+        return f"a fresh model, before {path}.compile()"
+    return f"a model with {path}._orig_mod in its place" if name else "the plain model (model._orig_mod)"
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that torch.compile was given; any other as it is."""
+    while _wrapped(model):
+        model = model.get_submodule("_orig_mod")
+    return model
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy without torch.compile's wrappers, which hide code and give weights other names."""
+    made = copy.deepcopy(unwrapped(model))
+    for module in list(made.modules()):
+        for name, child in module._modules.items():
+            if child is not None and _wrapped(child):
+                module._modules[name] = unwrapped(child)
+    return made
+
+
+def _sharded(module: nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)):
+        return True
+    return any(hasattr(parameter, "device_mesh") for parameter in module._parameters.values())

@@ -1,0 +1,79 @@
+"""Hidden states: Hugging Face models record them by the class of a block, so what stands for one is told to them.
+
+`output_hidden_states=True` hangs hooks on every module of a class, once and for good. A stand-in (an operator, or
+its deployed form) is of another class, and the tuple would be an entry short: `hidden_states[5]` would be the
+state after block 6. Nothing is done where the library was never imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+from torch import nn
+
+from ..blocks.stacks import class_path
+from ..planning.targets import RECORDER, records_hidden_states
+
+INSTALLED = "_output_capturing_hooks_installed"  # the library's mark on a model that has its hooks
+BLOCK = "replaced_block"  # on a stand-in: the class of the block that stood there
+
+
+class StandsFor(type):
+    """A class of which everything is an instance that stands for blocks of one class."""
+
+    block_type: str
+
+    def __instancecheck__(cls, module: Any) -> bool:
+        return getattr(module, BLOCK, None) == cls.block_type
+
+
+def record_stand_in(model: nn.Module, block: nn.Module, stand_in: nn.Module) -> None:
+    """Have the Hugging Face parts of the model record what stands for the block, as they did the block."""
+    library = sys.modules.get(RECORDER)
+    if library is None:
+        return
+    forget_recording(model)
+    block_type = getattr(block, BLOCK, None) or class_path(block)
+    if class_path(stand_in) == block_type:
+        return  # a deployed whole block is one of theirs again
+    setattr(stand_in, BLOCK, block_type)
+    for part in model.modules():
+        recorders = getattr(type(part), "_can_record_outputs", None)  # the class's: one for all its models
+        if isinstance(recorders, dict) and "hidden_states" in recorders:
+            found = recorders["hidden_states"]
+            made = [widened(spec, block, block_type, library) for spec in listed(found)]
+            recorders["hidden_states"] = made if isinstance(found, list) else made[0]
+
+
+def listed(specs: Any) -> list[Any]:
+    return specs if isinstance(specs, list) else [specs]
+
+
+def widened(spec: Any, block: nn.Module, block_type: str, library: Any) -> Any:
+    """A recorder of the block's class that also takes what stands for such blocks; any other as it is."""
+    recorder = spec if isinstance(spec, library.OutputRecorder) else None
+    classes = listed_classes(recorder.target_class if recorder else spec)
+    if not any(isinstance(block, kind) for kind in classes if not isinstance(kind, StandsFor)):
+        return spec
+    if any(isinstance(kind, StandsFor) and kind.block_type == block_type for kind in classes):
+        return spec
+    wider = (*classes, StandsFor("StandIn", (), {"block_type": block_type}))
+    recorder = recorder or library.OutputRecorder(target_class=spec)
+    return dataclasses.replace(recorder, target_class=wider)
+
+
+def listed_classes(kind: Any) -> tuple[type, ...]:
+    """The classes of a recorder; none where it goes by a module's name, which a stand-in has too."""
+    found = kind if isinstance(kind, tuple) else (kind,)
+    return tuple(each for each in found if isinstance(each, type))
+
+
+def forget_recording(model: nn.Module) -> None:
+    """Take these hooks off again: the model hangs them anew, on what stands there now, when it is next asked."""
+    for module in model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if records_hidden_states(hook):
+                del module._forward_hooks[key]
+        vars(module).pop(INSTALLED, None)

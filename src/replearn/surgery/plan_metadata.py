@@ -1,0 +1,57 @@
+"""A replaced model carries its plan: as an attribute, and a Hugging Face model in its config as well."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from torch import nn
+
+from ..planning.data import Plan
+
+PLAN = "_replearn_plan"  # where a replaced model carries its plan, as text
+CONFIG = "replearn_plan"  # where its Hugging Face config does, so that save_pretrained writes it into config.json
+
+
+def carry_(model: nn.Module, plan: Plan) -> None:
+    """Give the model its plan, and its config a copy that is written with it."""
+    # text, because timm's reparameterize_model leaves it on a plain model, whose pickle must not need this package
+    setattr(model, PLAN, plan.to_json())
+    if (config := written_config(model)) is not None:
+        own = copy.deepcopy(config)  # a config may be shared with models that nothing was done to
+        setattr(own, CONFIG, json.loads(plan.to_json()))
+        exchange_config_(model, config, own)
+
+
+def carried(model: nn.Module) -> Plan | None:
+    """The plan that a model carries, if it does."""
+    found = getattr(model, PLAN, None)
+    if isinstance(found, str):
+        return Plan.from_json(found)
+    return found if isinstance(found, Plan) else None  # as earlier releases pickled it
+
+
+def drop_(model: nn.Module) -> None:
+    """Take the plan off again."""
+    if hasattr(model, PLAN):
+        delattr(model, PLAN)
+    config = written_config(model)
+    if config is not None and hasattr(config, CONFIG):
+        own = copy.deepcopy(config)
+        delattr(own, CONFIG)
+        exchange_config_(model, config, own)
+
+
+def written_config(model: nn.Module) -> Any:
+    """The config that a Hugging Face model writes beside its weights, or None."""
+    config = getattr(model, "config", None)
+    return config if hasattr(model, "save_pretrained") and hasattr(config, "to_json_string") else None
+
+
+def exchange_config_(model: nn.Module, old: Any, new: Any) -> None:
+    """Every part of the model that held the old config holds the new one: settings stay settings of the whole."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if value is old:
+                vars(module)[name] = new

@@ -1,0 +1,182 @@
+"""Room three: exchange blocks for operators, exactly as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from ..blocks.anatomy import resolve
+from ..blocks.stacks import class_path, find_stacks
+from ..errors import ReplearnError
+from ..operators._base.operator import Operator
+from ..planning.data import Plan, Target
+from ..planning.legality import Survey
+from ..planning.planner import count_parameters
+from ..planning.targets import build_operator
+from ..planning.validate import refuse_wrapped
+from .hidden_states import record_stand_in
+from .inference_mode import lasting
+from .plan_metadata import carried, carry_, drop_
+
+DECIDED = ("stack", "position", "previous", "next", "anatomy", "reads", "parameters_after")
+
+
+@lasting()
+def replace_(model: nn.Module, plan: Plan) -> nn.Module:
+    """Replace the planned blocks in place, and return the same model; make the optimizer after this.
+
+    Raises ReplearnError, with the model unchanged, if the plan was not made for such a model, if it
+    was replaced before, or if it is wrapped, sharded or compiled.
+    """
+    if not isinstance(plan, Plan):
+        raise ReplearnError(
+            f"replace_ takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model)."
+        )
+    refuse_wrapped(model)
+    check_fit(model, plan)
+    before, after = count_parameters(model, plan.targets)
+    if (before, after) != (plan.parameters_before, plan.parameters_after):
+        raise ReplearnError(
+            f"The plan does not fit: this {type(model).__name__} has {before:,} trainable parameters and would "
+            f"have {after:,}, and the plan promises {plan.parameters_before:,} and {plan.parameters_after:,}. If "
+            "you froze parameters or changed the head since, plan again."
+        )
+    exchange_(model, plan, start=True)
+    return model
+
+
+def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
+    """Put the operators of a plan that fits in place, with their starting values if they are wanted."""
+    # everything is built before anything is touched, so a failure leaves the model as it was
+    built = [(target, build_operator(model, target, device_of(model, target))) for target in plan.targets]
+    for _, operator in built:
+        if start and all(parameter.device.type != "meta" for parameter in operator.parameters()):
+            operator.reset_parameters()
+    if start:
+        for target, operator in built:
+            refuse_infinite(model, target, operator)
+    for target, operator in built:
+        block = model.get_submodule(target.name)
+        operator.train(block.training)
+        set_submodule(model, target.name, operator)
+        record_stand_in(model, block, operator)
+    carry_(model, plan)
+
+
+def refuse_infinite(model: nn.Module, target: Target, operator: Operator) -> None:
+    """Stop where an operator would start as inf or NaN, which training can't mend."""
+    for read in target.reads:
+        block = target.previous if read.side == "previous" else target.next
+        found = resolve(model.get_submodule(block), read.part.path)
+        for tensor in found.parameters() if isinstance(found, nn.Module) else (found,):
+            if not tensor.is_meta and not bool(tensor.isfinite().all()):
+                raise ReplearnError(
+                    f"{block}.{read.part.path} holds inf or NaN, and the operator of {target.name} would be made "
+                    "of it. Mend these weights first, or plan without this block."
+                )
+    if not all(bool(p.isfinite().all()) for p in operator.coefficients() if not p.is_meta):
+        raise ReplearnError(
+            f"The operator of {target.name} can't start: the rows of its sources are too long for their length to "
+            "be computed (values beyond 1e18). Scale the weights down, or plan without this block."
+        )
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan that a replaced model carries."""
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a replaced model (a torch.nn.Module), got {type(model).__name__}.")
+    found = carried(model)
+    if found is not None:
+        if found.targets and next(operators_of(model), None) is None:
+            raise ReplearnError(
+                f"The operators of this {type(model).__name__} are plain modules already, as timm's "
+                "reparameterize_model leaves them. Run it as it is, or pass the model from before that."
+            )
+        return found
+    for name, module in model.named_modules():
+        if carried(module) is not None:
+            raise ReplearnError(
+                f"{type(model).__name__} was not replaced itself, but its submodule {name} was: pass that one "
+                f"(model.{name})."
+            )
+    raise ReplearnError(f"{type(model).__name__} was not replaced: call replearn.replace_(model, plan) first.")
+
+
+def operators_of(model: nn.Module) -> Iterator[tuple[str, Operator]]:
+    """Every operator in the model with its name; the parts of a composed operator are not listed."""
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if isinstance(module, Operator) and not name.startswith(inside or ("\0",)):
+            inside = (*inside, f"{name}.")
+            yield name, module
+
+
+def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, key = name.rpartition(".")
+    model.get_submodule(parent)._modules[key] = module
+
+
+@contextmanager
+def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Put the planned blocks back if what follows fails."""
+    blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
+    try:
+        yield
+    except BaseException:
+        for name, block in blocks.items():
+            set_submodule(model, name, block)
+        drop_(model)
+        raise
+
+
+def device_of(model: nn.Module, target: Target) -> torch.device:
+    parameters = [
+        *model.get_submodule(target.name).parameters(),
+        *model.get_submodule(target.previous).parameters(),
+    ]
+    return parameters[0].device if parameters else torch.device("cpu")
+
+
+def check_fit(model: nn.Module, plan: Plan) -> None:
+    """Is this a model that the plan was made for? ReplearnError names the first thing that differs.
+
+    Every target is planned again on this model and compared, because a plan may come from a file of a
+    stranger: nothing is done that `plan` itself would not have done.
+    """
+    stacks = find_stacks(model)
+    again = {options: Survey(model, stacks, options) for options in {target.operator for target in plan.targets}}
+    for target in plan.targets:
+        survey = again[target.operator]
+        for name in (target.name, target.previous, target.next):
+            if name not in survey.places:
+                raise ReplearnError(
+                    f"The plan does not fit this {type(model).__name__}: it has no block {name!r}. The plan was "
+                    f"made for a {plan.model} with {plan.num_blocks} blocks."
+                )
+        block = model.get_submodule(target.name)
+        if class_path(block) != target.block_type:
+            raise ReplearnError(
+                f"The plan does not fit: {target.name} is a {class_path(block)}, and the plan was made for a "
+                f"{target.block_type}."
+            )
+        found = survey.target(*survey.places[target.name])
+        if isinstance(found, str):
+            why = found.rstrip(".")
+            raise ReplearnError(f"The plan does not fit: {target.name} has to be kept here, because: {why}.")
+        for field in DECIDED:
+            planned, now = getattr(target, field), getattr(found, field)
+            if planned != now:
+                values = f": {now}, and the plan says {planned}" if isinstance(now, (str, int)) else ""
+                raise ReplearnError(
+                    f"The plan does not fit: {field} of {target.name} is different in this model{values}. "
+                    "Plan again, or use the model it was made for."
+                )
+    total = sum(len(stack) for stack in stacks)
+    if total != plan.num_blocks:
+        raise ReplearnError(
+            f"The plan does not fit: this {type(model).__name__} has {total} blocks, and the plan was made for "
+            f"{plan.num_blocks}. Plan again, or use the model it was made for."
+        )

@@ -1,0 +1,190 @@
+"""One safetensors file with a checksum: written whole or not at all, and read without trust.
+
+The format is eight bytes of header length, a JSON header, and the tensors' bytes. It is written here
+rather than by safetensors, whose writer needs NumPy and all tensors in memory at once; this one holds
+a single tensor at a time. Reading is left to safetensors, which maps the file and checks its layout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ..errors import ReplearnError
+
+PART = ".replearn-part"  # the end of the name of a file that is not whole yet
+LARGEST_HEADER = 32 * 2**20  # bytes; a thousand layers need less than one
+UNCHECKED = "replearn-run-1"  # the one format that had no checksum yet
+
+CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write the tensors and the texts; the file at `path` changes at once, after all is on the disk."""
+    temporary = path.with_name(f".{uuid4().hex}{PART}")
+    try:
+        with open(temporary, "xb") as file:
+            digest = Digest(about)
+            file.write(header(tensors, {**about, "checksum": digest.text()}))
+            for name in in_order(tensors):
+                tensor = on_cpu(tensors[name])
+                digest.add(name, tensor)
+                file.write(bytes_of(tensor))
+            file.seek(0)  # the checksum is known only now; the header keeps its length
+            file.write(header(tensors, {**about, "checksum": digest.text()}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    with suppress(OSError):  # the new name is on the disk too; not every system can do this
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_file(
+    path: Path, kinds: str | tuple[str, ...], largest: int | None = None
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The texts and the tensors of a file whose `format` is one of these, checked against its checksum.
+
+    A file of more than `largest` bytes is refused before it is read.
+    """
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
+    if path.is_dir():
+        raise ReplearnError(f"{path} is a folder. Write the name of the file in it.")
+    if not path.is_file():
+        raise ReplearnError(f"There is no file {path}. Check the name; replearn.save writes one.")
+    refuse_pickle(path)
+    refuse_oversized(path, largest)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            about: dict[str, str] = file.metadata() or {}
+            if about.get("format") not in kinds:
+                raise ReplearnError(
+                    f"{path} is a safetensors file, but not a replearn checkpoint of this version (its format is "
+                    f"{ascii(about.get('format'))[:60]}, not {kinds[0]!r}). Write it with replearn.save."
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except ReplearnError:
+        raise
+    except Exception as error:
+        raise ReplearnError(
+            f"{path} is not a readable safetensors file ({error}). It may be cut off or damaged: use another copy."
+        ) from error
+    if about["format"] == UNCHECKED:
+        return about, tensors
+    digest = Digest({key: text for key, text in about.items() if key != "checksum"})
+    for name in in_order(tensors):
+        digest.add(name, tensors[name])
+    if about.get("checksum") != digest.text():
+        raise ReplearnError(f"{path} is damaged: its contents do not match its checksum. Use another copy.")
+    return about, tensors
+
+
+def refuse_pickle(path: Path) -> None:
+    with open(path, "rb") as file:
+        start = file.read(9)
+    # a safetensors file starts with the length of its header, which may be any byte, and then the header's {
+    if start.startswith((b"PK\x03\x04", b"\x80")) and not start.endswith(b"{"):
+        raise ReplearnError(
+            f"{path} looks like a file of torch.save, which is a pickle and can run code when it is read. Nothing "
+            "is unpickled here: write the checkpoint with replearn.save."
+        )
+
+
+def refuse_oversized(path: Path, largest: int | None) -> None:
+    """Refuse what would take long or much memory to read, judging by its first bytes and its length."""
+    with open(path, "rb") as file:
+        declared = int.from_bytes(file.read(8), "little")
+    if declared > LARGEST_HEADER:
+        raise ReplearnError(
+            f"{path} is not a readable safetensors file (it declares a header of {declared:,} bytes, and at most "
+            f"{LARGEST_HEADER:,} are read). It may be cut off or damaged: use another copy."
+        )
+    size = path.stat().st_size
+    if largest is not None and size > largest:
+        raise ReplearnError(
+            f"{path} has {size:,} bytes, and a checkpoint of this model has at most {largest:,}. Use the "
+            "architecture it was saved from."
+        )
+
+
+class Digest:
+    """SHA-256 over the texts, and over names, dtypes, shapes and bytes of the tensors, in file order."""
+
+    def __init__(self, about: Mapping[str, str]) -> None:
+        self._hash = hashlib.sha256(json.dumps(sorted(about.items())).encode())
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self._hash.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        self._hash.update(bytes_of(tensor))
+
+    def text(self) -> str:
+        return self._hash.hexdigest()
+
+
+def header(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": dict(about)}
+    end = 0
+    for name in in_order(tensors):
+        tensor = tensors[name]
+        start, end = end, end + size_of(tensor)
+        entries[name] = {
+            "dtype": CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Wide elements first, so that every tensor is aligned; then by name."""
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def size_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous CPU tensor's bytes, without a copy and without NumPy; valid while the tensor lives."""
+    size = size_of(tensor)
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())) if size else memoryview(b"")
