@@ -13,7 +13,7 @@ READY   := $(VENV)/.ready
 help:
 	@echo "make demo    E2E, removal and RepL on digits: a table and a picture"
 	@echo "make test    lint, types and the whole test suite"
-	@echo "make check   lint and types only"
+	@echo "make check   lint, types and layers only"
 	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make torture kills, random models, hostile files and large models at full length; resumes where it was"
 	@echo "make audit   known faults of the pinned packages, where the package index tells them"
@@ -29,6 +29,7 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # each writes benchmarks/results/torture_NAME.json; ten to twenty minutes together on two cores
 torture: $(READY)

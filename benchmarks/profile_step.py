@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from replearn.cli.bench import case_of
+from replearn.cli.commands.bench import case_of
 from replearn.experiments.bench.cases import candidates
 from replearn.experiments.bench.steps import TrainingStep, precision_of
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically

@@ -284,7 +284,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_wheel_holds_the_package_its_type_marker_and_the_licence(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert "replearn/py.typed" in names
-    assert "replearn/paper_tables.json" in names
+    assert "replearn/experiments/paper_tables.json" in names
     assert {"replearn/report/assets/page.css", "replearn/report/assets/page.js"} <= names
     assert {file.relative_to(PACKAGE.parent).as_posix() for file in FILES.values()} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

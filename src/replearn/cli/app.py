@@ -1,24 +1,42 @@
-"""The application: its commands, and how errors are told."""
+"""The application: the folder `commands` is its list, and errors are told in one line."""
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import torch
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import ReplearnError
-from . import analyze, bench, compare, data, evaluate, export, figures, plan, recipes, report, train
 
 UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
+COMMANDS = Path(__file__).parent / "commands"
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-class ReadableErrors(TyperGroup):
-    """Tells in one line what the user can mend, and ends with 2 (130 after Ctrl-C); bugs keep a traceback."""
+class Commands(TyperGroup):
+    """Imports a command's file when that command runs; help reads its first line from the source.
+
+    What the user can mend is told in one line, with exit code 2 (130 after Ctrl-C); bugs keep a traceback.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(file.stem for file in COMMANDS.glob("[a-z]*.py"))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return TyperCommand(cmd_name, help=summary_of(cmd_name)) if cmd_name in self.list_commands(ctx) else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, loaded(str(name)), rest
 
     def main(
         self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any
@@ -35,12 +53,37 @@ class ReadableErrors(TyperGroup):
             fail("interrupted", 130)
         except ReplearnError as error:
             fail(str(error), 130 if type(error).__name__ == "Interrupted" else 2)
-        except torch.OutOfMemoryError:
-            fail("the GPU has too little memory; try --set accumulate=2, a smaller batch_size, or --together 1")
         except ModuleNotFoundError as error:
             fail(f"this needs {error.name}, which is not installed: pip install 'replearn[all]'")
         except OSError as error:
             fail(str(error))
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not be loaded
+                raise
+            fail("the GPU has too little memory; try --set accumulate=2, a smaller batch_size, or --together 1")
+
+
+def summary_of(name: str) -> str:
+    """The first line of a command's docstring, read without importing what it needs."""
+    tree = ast.parse((COMMANDS / f"{name}.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    own = next((node for node in functions if node.name == name), functions[0])
+    return (ast.get_docstring(own) or "").partition("\n")[0]
+
+
+@cache
+def loaded(name: str) -> Any:
+    """The command of a file."""
+    module = import_module(f"{__package__}.commands.{name}")
+    made = getattr(module, "app", None)
+    if made is None:
+        made = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+        made.command(name, context_settings=HELP)(getattr(module, name))
+    made.info.name = name
+    made.info.context_settings = HELP
+    command = typer.main.get_command(made)
+    command.name = name
+    return command
 
 
 def fail(text: str, code: int = 2) -> NoReturn:
@@ -49,17 +92,17 @@ def fail(text: str, code: int = 2) -> NoReturn:
 
 
 app = typer.Typer(
-    cls=ReadableErrors,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"replearn {__version__} (torch {torch.__version__})")
+        typer.echo(f"replearn {__version__} (torch {version_of('torch')})")
         raise typer.Exit
 
 
@@ -70,23 +113,9 @@ def replearn(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Say the version.")
     ] = False,
 ) -> None:
-    """Replacement Learning: train with every K-th block replaced by a light operator, and compare.
+    """Make networks cheaper by replacing blocks: plan, train, compare, deploy.
 
     Start with `replearn compare demo`: two minutes on a CPU, nothing to download.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-app.command()(plan.plan)
-app.command()(analyze.analyze)
-app.command()(train.train)
-app.command()(compare.compare)
-app.command()(evaluate.evaluate)
-app.command()(report.report)
-app.command()(report.watch)
-app.command()(figures.figures)
-app.command()(export.export)
-app.add_typer(bench.app, name="bench")
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(data.app, name="data")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .flags import DataRoot, Device
+from ..flags import DataRoot, Device
 
 
 def figures(
@@ -27,8 +27,8 @@ def figures(
 
     * `replearn figures runs/demo/digits/e2e/seed-0 runs/demo/digits/repl/seed-0 -o figures`
     """
-    from ..experiments.report.paper_figures import paper_figures
-    from ..experiments.training.fit import device_named
+    from ...experiments.report.paper_figures import paper_figures
+    from ...experiments.training.fit import device_named
 
     chosen = None if layers is None else [name.strip() for name in layers.split(",") if name.strip()]
     written, scores, likeness = paper_figures(

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from ..errors import ReplearnError
-from ..planning.planner import plan as plan_model
-from .flags import DataRoot, Device, Json
-from .plan import operator_named
+from ...errors import ReplearnError
+from ..flags import DataRoot, Device, Json
 
 
 def analyze(
@@ -56,11 +53,15 @@ def analyze(
 
     * `replearn analyze runs/t1_vit_tiny8/cifar10/e2e/seed-0 --first 2 --images 500 --device cuda`
     """
-    from ..analysis import analyze as analyze_model  # slow to import, which help need not wait for
-    from ..analysis import draw
-    from ..experiments.training.fit import device_named
-    from ..experiments.training.full_model import read_full_model
-    from ..experiments.training.results import write_atomically
+    import torch
+
+    from ...analysis import analyze as analyze_model  # slow to import, which help need not wait for
+    from ...analysis import draw
+    from ...experiments.training.fit import device_named
+    from ...experiments.training.full_model import read_full_model
+    from ...experiments.training.results import write_atomically
+    from ...planning.planner import plan as plan_model
+    from ..overrides import operator_named
 
     if picture not in ("png", "svg", "none"):
         raise ReplearnError(f"--picture {picture}: write png, svg or none.")

@@ -5,24 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ReplearnError
-from ..experiments.report.collecting import Reader
-from ..experiments.report.examples import example_sheet
-from ..experiments.training.compare import Comparison
-from ..experiments.training.compare import compare as compare_results
-from ..experiments.training.comparison_table import comparison_table
-from ..experiments.training.equal_time import at_equal_time, with_no_more_epochs
-from ..experiments.training.picture import draw
-from ..experiments.training.results import Result, write_atomically
-from ..experiments.training.run import RunSpec
-from ..experiments.training.tasks import task_named
-from .flags import Data, DataRoot, Device, Epochs, Json, Out, Pretrained, Settings
-from .progress import watching
-from .runs import data_of, found, leads, resolved, results_below, seeds_named, spec_of, variants_named
+from ...errors import ReplearnError
+from ..flags import Data, DataRoot, Device, Epochs, Json, Out, Pretrained, Settings
+
+if TYPE_CHECKING:
+    from ...experiments.training.compare import Comparison
+    from ...experiments.training.results import Result
+    from ...experiments.training.run import RunSpec
 
 COMPARISON = "replearn-comparison-1"
 
@@ -67,6 +60,11 @@ def compare(
 
     * `replearn compare --from runs/t1_resnet32 --json`
     """
+    from ...experiments.training.compare import compare as compare_results
+    from ...experiments.training.equal_time import at_equal_time, with_no_more_epochs
+    from ...experiments.training.picture import draw
+    from ..runs import data_of, leads, resolved, results_below, seeds_named, spec_of, variants_named
+
     if (recipe is None) == (read is None):
         raise ReplearnError(
             "Name a recipe (`replearn compare demo`), or a folder of results with --from: one of both."
@@ -104,8 +102,11 @@ def compare(
 
 def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
-    from ..experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
-    from ..experiments.training.foreseeing import refuse_impossible_rows
+    from ...experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
+    from ...experiments.training.foreseeing import refuse_impossible_rows
+    from ...experiments.training.tasks import task_named
+    from ..progress import watching
+    from ..runs import found
 
     results = {index: result for index, spec in enumerate(specs) if (result := found(spec)) and result.finished}
     missing = [index for index in range(len(specs)) if index not in results]
@@ -124,6 +125,8 @@ def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Res
 
 
 def show(comparisons: Sequence[Comparison], as_json: bool) -> None:
+    from ...experiments.training.comparison_table import comparison_table
+
     if as_json:
         typer.echo(json.dumps([comparison.to_dict() for comparison in comparisons], indent=1))
     else:
@@ -132,6 +135,12 @@ def show(comparisons: Sequence[Comparison], as_json: bool) -> None:
 
 def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     """The comparison beside its runs: as text, as JSON and as a picture."""
+    from ...experiments.report.collecting import Reader
+    from ...experiments.report.examples import example_sheet
+    from ...experiments.training.comparison_table import comparison_table
+    from ...experiments.training.picture import draw
+    from ...experiments.training.results import write_atomically
+
     write_atomically(folder / "comparison.txt", comparison_table(comparison) + "\n")
     write_atomically(
         folder / "comparison.json", json.dumps({"format": COMPARISON, **comparison.to_dict()}, indent=1)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from torch import nn
 
-from ..costs import Promise, estimate, named_machine
-from ..costs import probe as probe_machine
-from ..errors import ReplearnError
-from ..fitting.choose import SCORES, place
-from ..operators import available
-from ..operators._base.options import Options, options_from_dict
-from ..planning.data import Plan
-from ..planning.planner import plan as plan_model
-from .flags import DataRoot, Device, Json
-from .overrides import value_of
-from .subjects import subject_named
+from ...errors import ReplearnError
+from ..flags import DataRoot, Device, Json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ...costs import Promise
+    from ...planning.data import Plan
 
 
 def plan(
@@ -83,6 +79,12 @@ def plan(
 
     * `replearn plan --run runs/t1_resnet32/cifar10/e2e/seed-0 --budget "time<=85%" --score error --gpu H200`
     """
+    from ...costs import estimate, named_machine
+    from ...costs import probe as probe_machine
+    from ...fitting.choose import SCORES, place
+    from ...planning.planner import plan as plan_model
+    from ..overrides import operator_named
+
     if gpu is not None and probe:
         raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
     machine = named_machine(gpu) if gpu is not None else probe_machine() if probe else None
@@ -129,14 +131,18 @@ def subject_of(
     root: Path | None,
 ) -> tuple[nn.Module, Any, list[torch.Tensor] | None]:
     """A named model without weights, or a run's with batches of its data; and a step's batch for either."""
+    import torch
+
+    from ..subjects import subject_named
+
     if (model is None) == (run is None):
         raise ReplearnError("Name a model, as `replearn plan resnet110`, or a run with --run FOLDER: one of them.")
     if model is not None:
         return *subject_named(model, batch, length), None
     if run is None:
         raise ReplearnError("Name a model or a run.")
-    from ..experiments.training.fit import device_named  # slow to import, which a plan by name need not wait for
-    from ..experiments.training.full_model import read_full_model
+    from ...experiments.training.fit import device_named  # slow to import, which a plan by name need not wait for
+    from ...experiments.training.full_model import read_full_model
 
     trained = read_full_model(run, device_named(device), root)
     data = [inputs for inputs, _ in trained.train_batches(samples, max(1, min(100, samples // 5)))]
@@ -151,20 +157,3 @@ def show(plan: Plan, costs: Promise, text: str, file: Path | None, as_json: bool
     if file is not None:
         file.write_text(costs.to_json(), encoding="utf-8")
     typer.echo(plan.to_json() if as_json else f"{plan}\n\n{text}")
-
-
-def operator_named(text: str | None) -> Options | None:
-    """An operator written as NAME or NAME:option=value,option=value."""
-    if text is None:
-        return None
-    available()  # the registry fills as the operators' files are read
-    name, _, rest = text.partition(":")
-    options = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ReplearnError(
-                f"--operator {text}: write options as NAME:option=value, as projection:start=zero."
-            )
-        options[key.strip()] = value_of(value)
-    return options_from_dict({"name": name, **options})

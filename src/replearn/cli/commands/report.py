@@ -1,4 +1,4 @@
-"""`replearn report` and `replearn watch`: results as a page, once or live."""
+"""`replearn report`: results as one page."""
 
 from __future__ import annotations
 
@@ -28,28 +28,10 @@ def report(
 
     * `replearn report benchmarks/results --no-png`
     """
-    from ..experiments.report.building import build_report
+    from ...experiments.report.building import build_report
 
     made = build_report(folder, out, title=title, svg=svg, png=png)
     runs, sections = len(made.collection.runs), len(made.sections)
     typer.echo(f"{made.page}: {runs} runs in {sections} comparisons, {len(made.figures)} figures beside it.")
     for entry in made.collection.unread[:5]:
         typer.echo(f"not read: {entry.path}: {entry.reason}", err=True)
-
-
-def watch(
-    folder: Folder = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8378,
-    every: Annotated[int, typer.Option(min=1, help="Seconds between looks at the folder.")] = 5,
-) -> None:
-    """Show the same page live, for runs in progress, in a browser on this machine.
-
-    It only reads, and listens on 127.0.0.1 alone. Ctrl-C ends it.
-
-    Examples:
-
-    * `replearn watch runs/`
-    """
-    from ..experiments.report.serving import watch as serve
-
-    serve(folder, port, every, lambda address: typer.echo(f"{address} shows {folder}; Ctrl-C ends it."))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..errors import ReplearnError
-from ..experiments.training.processes import Parallel
-from ..experiments.training.recipe import Recipe, Variant
-from ..experiments.training.tasks import task_named
-from .flags import Data, DataRoot, Device, Epochs, Out, Pretrained, Settings
-from .progress import summary, watching
-from .runs import data_of, found, leads, resolved, spec_of, variant_named
+from ...errors import ReplearnError
+from ..flags import Data, DataRoot, Device, Epochs, Out, Pretrained, Settings
+
+if TYPE_CHECKING:
+    from ...experiments.training.recipe import Recipe, Variant
 
 
 def train(
@@ -34,7 +32,9 @@ def train(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bit-equal on a GPU too; slower.")
     ] = False,
-    parallel: Annotated[Parallel, typer.Option(help="How processes of torchrun share the model.")] = "ddp",
+    parallel: Annotated[
+        Literal["ddp", "fsdp"], typer.Option(help="How processes of torchrun share the model.")
+    ] = "ddp",
 ) -> None:
     """Train one run of a recipe.
 
@@ -53,7 +53,10 @@ def train(
 
     * `torchrun --nproc_per_node 4 -m replearn train t2_resnet34 --method repl-first-2`
     """
-    from ..experiments.training.fit import fit  # seconds to import, which help and errors need not wait for
+    from ...experiments.training.fit import fit  # seconds to import, which help and errors need not wait for
+    from ...experiments.training.tasks import task_named
+    from ..progress import summary, watching
+    from ..runs import data_of, found, leads, resolved, spec_of, variant_named
 
     chosen = resolved(recipe, epochs, settings or [], pretrained)
     variant = default_variant(chosen) if method is None else variant_named(chosen, method)

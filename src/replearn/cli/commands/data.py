@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..experiments.training import data as room
-from ..experiments.training.data import DataStatus
-from ..planning.table import text_table
-from .flags import DataRoot
+from ..flags import DataRoot
+
+if TYPE_CHECKING:
+    from ...experiments.training.data import DataStatus
 
 app = typer.Typer()
 Name = Annotated[str, typer.Argument(help="A data set's name.")]
@@ -27,6 +27,9 @@ def listing(context: typer.Context, data_root: DataRoot = None) -> None:
 
     * `replearn data download svhn --data-root ~/data`
     """
+    from ...experiments.training import data as room
+    from ...planning.table import text_table
+
     if context.invoked_subcommand is not None:
         return
     found = [room.status(name, data_root, checksums=False) for name in room.available()]
@@ -37,6 +40,8 @@ def listing(context: typer.Context, data_root: DataRoot = None) -> None:
 @app.command()
 def check(name: Name, data_root: DataRoot = None) -> None:
     """Load a data set, count it and sum up its files; ends with 1 if it can't be trained on."""
+    from ...experiments.training import data as room
+
     found = room.status(name, data_root)
     lines = [f"{found.title}: {state(found)}"]
     if found.found:
@@ -63,6 +68,8 @@ def download(
     ] = None,
 ) -> None:
     """Fetch a data set from its official address, check it and unpack it."""
+    from ...experiments.training import data as room
+
     folder = room.download(name, data_root, mirror=mirror)
     typer.echo(f"{name} is in {folder}")
 

@@ -5,26 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from ..errors import ReplearnError
-from ..experiments.bench.cases import ADAMW, SGD, SMALL_SUITE, SUITE, Case, candidates
-from ..experiments.bench.epochs import compare_epochs
-from ..experiments.bench.promised import machine_for
-from ..experiments.bench.record import new_record
-from ..experiments.bench.steps import ABOUT, Backend
-from ..experiments.bench.tables import LEGEND, epochs_table, training_table
-from ..experiments.bench.training import compare_steps
-from ..experiments.training.fit import device_named
-from ..planning.serialization import encode
-from . import bench_inference
-from .flags import Data, DataRoot, Device, Json, Settings
-from .plan import operator_named
-from .runs import data_of, resolved, spec_of, variants_named
-from .subjects import is_small
+from ...errors import ReplearnError
+from ..bench_inference import inference
+from ..flags import Data, DataRoot, Device, Json, Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...experiments.bench.cases import Case
+    from ...experiments.bench.steps import Backend
 
 app = typer.Typer()
 
@@ -86,6 +79,15 @@ def steps(
 
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
+    from ...experiments.bench.cases import SMALL_SUITE, SUITE, candidates
+    from ...experiments.bench.promised import machine_for
+    from ...experiments.bench.record import new_record
+    from ...experiments.bench.steps import ABOUT
+    from ...experiments.bench.tables import LEGEND, training_table
+    from ...experiments.bench.training import compare_steps
+    from ...experiments.training.fit import device_named
+    from ..overrides import operator_named
+
     if gpu is not None and probe:
         raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
     where = device_named(device)
@@ -133,6 +135,13 @@ def epochs(
 
     * `replearn bench epochs t1_resnet32 --set precision=bfloat16 --set channels_last=true --together 4`
     """
+    from ...experiments.bench.epochs import compare_epochs
+    from ...experiments.bench.record import new_record
+    from ...experiments.bench.tables import epochs_table
+    from ...experiments.training.fit import device_named
+    from ...planning.serialization import encode
+    from ..runs import data_of, resolved, spec_of, variants_named
+
     where = device_named(device)
     chosen = resolved(recipe, None, settings or [])
     on = data_of(chosen, data)
@@ -149,6 +158,9 @@ def epochs(
 def case_of(
     name: str, interval: int, first: int | None, batch_size: int | None, size: int | None, where: torch.device
 ) -> Case:
+    from ...experiments.bench.cases import ADAMW, SGD, SUITE, Case
+    from ..subjects import is_small
+
     known = next((case for case in SUITE if case.model == name), None)
     if known and where.type == "cuda" and (interval, first, batch_size, size) == (4, None, None, None):
         return known  # as the suite has it, with its placement
@@ -173,4 +185,4 @@ def command() -> str:
     return " ".join(["replearn", *sys.argv[1:]])
 
 
-app.command()(bench_inference.inference)
+app.command()(inference)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ReplearnError
-from .flags import Json
+from ...errors import ReplearnError
+from ..flags import Json
 
 
 def evaluate(
@@ -28,9 +28,9 @@ def evaluate(
 
     * `replearn evaluate runs/bccd_retinanet/bccd/repl/seed-0/predictions.json --annotations instances_test.json`
     """
-    from ..experiments.training.coco_metrics import coco_metrics
-    from ..experiments.training.data.coco import as_truth, read_annotations
-    from ..experiments.training.results_file import read_results_file
+    from ...experiments.training.coco_metrics import coco_metrics
+    from ...experiments.training.data.coco import as_truth, read_annotations
+    from ...experiments.training.results_file import read_results_file
 
     found, truth = read_results_file(results), read_annotations(annotations)
     pictures, classes = ({entry["id"] for entry in truth[part]} for part in ("images", "categories"))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ..errors import ReplearnError
+from ...errors import ReplearnError
 
 
 def export(
@@ -48,15 +48,15 @@ def export(
     """
     import torch
 
-    from ..deployment.deploy import deploy
-    from ..deployment.exporting import export as write
-    from ..deployment.exporting import format_of
-    from ..deployment.exporting.own_models import built_by
-    from ..deployment.merge import find_merges
-    from ..experiments.training.architectures import architecture
-    from ..experiments.training.trained import filled, read_trained
-    from ..fast.inference import streamline
-    from ..surgery.plan_metadata import carried
+    from ...deployment.deploy import deploy
+    from ...deployment.exporting import export as write
+    from ...deployment.exporting import format_of
+    from ...deployment.exporting.own_models import built_by
+    from ...deployment.merge import find_merges
+    from ...experiments.training.architectures import architecture
+    from ...experiments.training.trained import filled, read_trained
+    from ...fast.inference import streamline
+    from ...surgery.plan_metadata import carried
 
     format_of(out, to)  # a wrong name is told before anything is loaded
     if not source.exists():

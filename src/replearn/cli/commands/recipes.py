@@ -7,11 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..experiments import recipes
-from ..experiments.training.recipe import slug
-from ..experiments.training.tasks import task_named
-from ..planning.table import text_table
-from .flags import Json
+from ..flags import Json
 
 app = typer.Typer()
 
@@ -26,6 +22,9 @@ def listing(context: typer.Context) -> None:
 
     * `replearn recipes show t1_resnet32`
     """
+    from ...experiments import recipes
+    from ...planning.table import text_table
+
     if context.invoked_subcommand is not None:
         return
     rows = []
@@ -46,6 +45,11 @@ def show(
     name: Annotated[str, typer.Argument(help="A recipe's name, or a file of your own.")], as_json: Json = False
 ) -> None:
     """Show a recipe: its claim, its methods, its settings and the paper's numbers."""
+    from ...experiments import recipes
+    from ...experiments.training.recipe import slug
+    from ...experiments.training.tasks import task_named
+    from ...planning.table import text_table
+
     recipe = recipes.recipe(name)
     if as_json:
         typer.echo(json.dumps(recipe.to_dict(), indent=1))
