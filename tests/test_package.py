@@ -285,7 +285,7 @@ def test_the_wheel_holds_the_package_its_type_marker_and_the_licence(wheel: zipf
     names = set(wheel.namelist())
     assert "replearn/py.typed" in names
     assert "replearn/experiments/paper_tables.json" in names
-    assert {"replearn/report/assets/page.css", "replearn/report/assets/page.js"} <= names
+    assert {"replearn/experiments/report/assets/page.css", "replearn/experiments/report/assets/page.js"} <= names
     assert {file.relative_to(PACKAGE.parent).as_posix() for file in FILES.values()} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"replearn"}
