@@ -275,7 +275,7 @@ def test_epochs_from_the_command_line(tmp_path: Path) -> None:
         ("steps resnet32 --backend fp8", "--backend fp8: there are tf32, bf16, captured, compiled"),
         ("steps resnet32 --gpu H200 --probe", "give one of them"),
         ("steps resnet33", "There is no model 'resnet33'"),
-        ("steps cifar_resnet:20:4 --size 8", "has no targets"),
+        ("steps cifar_resnet:20:4 --size 8 --first 4", "has no targets"),
         ("epochs nothing", "nothing"),
     ],
 )

@@ -130,7 +130,7 @@ def test_the_placement_table_holds(
     build: Callable[[], nn.Module], blocks: int, by_four: int, densest: int
 ) -> None:
     model = build()
-    paper, dense = replearn.plan(model), replearn.plan(model, first=2)
+    paper, dense = replearn.plan(model, first=4), replearn.plan(model, first=2)
     assert paper.num_blocks == dense.num_blocks == blocks
     assert len(paper.targets) == by_four
     assert len(dense.targets) == densest

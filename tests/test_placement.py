@@ -48,9 +48,15 @@ def test_interval_4_gives_the_paper_s_number_of_targets(
     lengths: tuple[int, ...], printed: int, densest: int
 ) -> None:
     model = staged(*lengths)
-    assert len(replearn.plan(model).targets) == printed
     assert len(replearn.plan(model, interval=4, first=4).targets) == printed
     assert len(replearn.plan(model, interval=4, first=2).targets) == densest
+
+
+def test_a_stack_in_which_the_interval_takes_one_block_or_none_begins_at_two_where_that_takes_more() -> None:
+    plan = replearn.plan(staged(3, 4, 6, 3))
+    assert [target.name for target in plan.targets] == ["stages.0.1", "stages.1.1", "stages.2.3", "stages.3.1"]
+    assert plan.placement == "interval=4, first=2 or 4"
+    assert len(replearn.plan(staged(12)).targets) == 2  # the paper's rule where it finds blocks
 
 
 def test_interval_counts_from_one_in_every_stack_and_never_takes_the_ends() -> None:

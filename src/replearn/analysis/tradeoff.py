@@ -36,7 +36,7 @@ def tradeoff(
     model = subject.fresh()
     for interval in intervals:
         try:
-            plan = plan_model(model, interval, first, operator=operator)
+            plan = plan_model(model, interval, first or interval, operator=operator)
         except ReplearnError:
             if interval < 2:
                 raise

@@ -11,8 +11,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ReplearnError
 from ..experiments.training.recipe import Recipe, recipe_from_dict
-from ..operators import available
-from ..operators._base.options import Options, options_from_dict
 
 FIXED = ("name", "table", "data", "variants", "paper")
 SIZES = ("sequence_length", "resize", "crop", "min_size", "max_size")
@@ -123,20 +121,3 @@ def described(kind: Any) -> str:
         return f"a list of {described(inner[0])}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
     return words.get(kind, getattr(kind, "__name__", str(kind)))
-
-
-def operator_named(text: str | None) -> Options | None:
-    """An operator written as NAME or NAME:option=value,option=value."""
-    if text is None:
-        return None
-    available()  # the registry fills as the operators' files are read
-    name, _, rest = text.partition(":")
-    options = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ReplearnError(
-                f"--operator {text}: write options as NAME:option=value, as projection:start=zero."
-            )
-        options[key.strip()] = value_of(value)
-    return options_from_dict({"name": name, **options})

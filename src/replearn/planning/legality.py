@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,12 +68,27 @@ class Survey:
         found = (self.target(stack, position) for position in positions)
         return [target for target in found if isinstance(target, Target)]
 
-    def by_interval(self, interval: int, first: int, similarity: Any) -> tuple[list[Target], list[Skipped]]:
-        """The paper's placement; or, with a calibration batch, as many targets where it scores best."""
+    def firsts(self, interval: int, first: int | None) -> dict[str, int]:
+        """Where each stack's targets begin: as given; else at the interval, or at 2 where that takes more."""
+        if first is not None:
+            return {stack.name: first for stack in self.stacks}
+
+        def taken(stack: Stack, begin: int) -> int:
+            return len(self.at(stack, by_interval(len(stack), interval, begin)))
+
+        return {
+            stack.name: 2 if taken(stack, interval) <= 1 and taken(stack, 2) > taken(stack, interval) else interval
+            for stack in self.stacks
+        }
+
+    def by_interval(
+        self, interval: int, firsts: Mapping[str, int], similarity: Any
+    ) -> tuple[list[Target], list[Skipped]]:
+        """Every interval-th block of a stack; or, with a calibration batch, as many where it scores best."""
         chosen: list[Target] = []
         skipped: list[Skipped] = []
         for stack in self.stacks:
-            positions = by_interval(len(stack), interval, first)
+            positions = by_interval(len(stack), interval, firsts[stack.name])
             chosen += self.at(stack, positions)
             for position in positions:
                 if isinstance(reason := self.target(stack, position), str):

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..blocks.stacks import Stack, find_stacks
 from ..errors import ReplearnError
-from ..operators._base.options import Options
+from ..operators._base.options import Options, options_named
 from .data import Plan, Skipped, Target
 from .legality import Survey
 from .targets import trainable
@@ -24,17 +24,18 @@ def plan(
     fraction: float | None = None,
     targets: Sequence[str] | None = None,
     similarity: Any = None,
-    operator: Options | None = None,
+    operator: Options | str | None = None,
 ) -> Plan:
     """Plan which blocks of a model to replace; the model stays bit-identical, and may be on meta.
 
-    - `interval`, `first`: the paper's placement r = first, first + K, ... in every stack, with
-      first = K unless given; `first=2` is the densest.
+    - `interval`, `first`: the placement r = first, first + K, ... in every stack. If `first` is not given, it is
+      K, and 2 in a stack where K takes at most one block and 2 takes more. `first=interval` is the paper's rule.
     - `fraction`: a share of all blocks, spread evenly, instead of an interval.
     - `targets`: the names of the blocks, instead of either.
     - `similarity`: a calibration batch; as many targets as the interval or the fraction gives, where
       a block's output is most like its input.
-    - `operator`: options from `replearn.operators`; by default the paper's for the kind of block.
+    - `operator`: options from `replearn.operators`, or a name as 'reduced_bottleneck'; by default the paper's for
+      the kind of block.
 
     Raises ReplearnError for what can't be honoured. With an interval or a fraction, a block that has to be
     kept is listed in `plan.skipped`; a block that you name and that has to be kept is an error.
@@ -52,8 +53,9 @@ def plan(
             "nn.ModuleList with at least three equal siblings. Give your block class a `replearn_anatomy`, or "
             "put the blocks into one nn.ModuleList."
         )
-    names = _check_arguments(interval, first, fraction, targets, similarity, operator)
-    survey = Survey(model, stacks, operator)
+    options = options_named(operator) if isinstance(operator, str) else operator
+    names = _check_arguments(interval, first, fraction, targets, similarity, options)
+    survey = Survey(model, stacks, options)
     skipped: list[Skipped] = []
     if names is not None:
         chosen = survey.named(names)
@@ -62,9 +64,9 @@ def plan(
         chosen = survey.by_fraction(fraction, similarity)
         placement = f"fraction={fraction}"
     else:
-        begin = interval if first is None else first
-        chosen, skipped = survey.by_interval(interval, begin, similarity)
-        placement = f"interval={interval}, first={begin}"
+        begins = survey.firsts(interval, first)
+        chosen, skipped = survey.by_interval(interval, begins, similarity)
+        placement = f"interval={interval}, first={' or '.join(map(str, sorted(set(begins.values()))))}"
     if similarity is not None:
         placement += ", by similarity"
     if not chosen:

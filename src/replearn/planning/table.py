@@ -29,7 +29,7 @@ def plan_table(plan: Plan) -> str:
         *text_table(head, rows, right=(1, 4, 5)),
         "",
     ]
-    lines += [shown(f"note     {target.name}: {note}") for target in plan.targets for note in target.notes]
+    lines += [shown(f"note     {names}: {note}") for note, names in notes_of(plan.targets).items()]
     lines += [shown(f"note     {note}") for note in plan.notes]
     lines += [
         shown(f"skipped  {entry.name} (position {entry.position}): {entry.reason}") for entry in plan.skipped
@@ -39,6 +39,18 @@ def plan_table(plan: Plan) -> str:
         f"total    {plan.parameters_before:,} -> {plan.parameters_after:,} trainable parameters ({change:+.1%})"
     )
     return "\n".join(lines)
+
+
+def notes_of(targets: Sequence[Target]) -> dict[str, str]:
+    """Every note once, with the targets that have it."""
+    found: dict[str, list[str]] = {}
+    for target in targets:
+        for note in target.notes:
+            found.setdefault(note, []).append(target.name)
+    return {
+        note: ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        for note, names in found.items()
+    }
 
 
 def sources_of(target: Target) -> str:

@@ -61,7 +61,6 @@ def analyze(
     from ...experiments.training.full_model import read_full_model
     from ...experiments.training.results import write_atomically
     from ...planning.planner import plan as plan_model
-    from ..overrides import operator_named
 
     if picture not in ("png", "svg", "none"):
         raise ReplearnError(f"--picture {picture}: write png, svg or none.")
@@ -73,7 +72,7 @@ def analyze(
     wanted = whole_numbers(intervals)
     trained = read_full_model(run, device_named(device), data_root)
     chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
-    plan = plan_model(trained.model, interval, first, targets=chosen, operator=operator_named(operator))
+    plan = plan_model(trained.model, interval, first, targets=chosen, operator=operator)
     torch.manual_seed(seed)
     found = analyze_model(
         trained.model,

@@ -86,7 +86,7 @@ def steps(
     from ...experiments.bench.tables import LEGEND, training_table
     from ...experiments.bench.training import compare_steps
     from ...experiments.training.fit import device_named
-    from ..overrides import operator_named
+    from ...operators._base.options import options_named
 
     if gpu is not None and probe:
         raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
@@ -98,7 +98,7 @@ def steps(
     for name in backends:
         if name not in ABOUT:
             raise ReplearnError(f"--backend {name}: there are {', '.join(ABOUT)}.")
-    extra = tuple(options for text in operator or [] if (options := operator_named(text)) is not None)
+    extra = tuple(map(options_named, operator or []))
     record = new_record(command(), where, rounds, inner, builds=builds)
     for case in cases:
         for name in backends:

@@ -82,13 +82,13 @@ def plan(
     from ...costs import estimate, named_machine
     from ...costs import probe as probe_machine
     from ...fitting.choose import SCORES, place
+    from ...operators._base.options import options_named
     from ...planning.planner import plan as plan_model
-    from ..overrides import operator_named
 
     if gpu is not None and probe:
         raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
     machine = named_machine(gpu) if gpu is not None else probe_machine() if probe else None
-    options = operator_named(operator)
+    options = None if operator is None else options_named(operator)
     terms: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "machine": machine}
     network, example, data = subject_of(model, run, batch, length, samples, device, data_root)
     if score not in SCORES:

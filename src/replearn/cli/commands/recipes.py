@@ -60,7 +60,7 @@ def show(
             slug(variant.label),
             variant.label,
             variant.method,
-            "" if variant.method == "e2e" else f"K={variant.interval}, first={variant.first or variant.interval}",
+            "" if variant.method == "e2e" else f"K={variant.interval}, first={variant.begin}",
             variant.operator.label() if variant.operator else "",
         )
         for variant in recipe.variants

@@ -29,6 +29,6 @@ def refuse_impossible_rows(specs: Sequence[RunSpec]) -> None:
         if key not in fresh:
             fresh[key], _ = fresh_model(spec.recipe, spec.data)
         try:
-            plan(fresh[key], spec.variant.interval, spec.variant.first, operator=spec.variant.operator)
+            plan(fresh[key], spec.variant.interval, spec.variant.begin, operator=spec.variant.operator)
         except ReplearnError as error:
             raise ReplearnError(f"The row {label} can't be trained. {error}") from error

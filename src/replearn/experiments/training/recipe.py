@@ -69,6 +69,11 @@ class Variant:
     epochs: int | None = None  # of its own, instead of the recipe's: a row at equal time
     drop_rate: float = 0.1  # stochastic depth: the last block's chance of being dropped
 
+    @property
+    def begin(self) -> int:
+        """The position of the first target; the interval itself if `first` is not given, as the paper has it."""
+        return self.interval if self.first is None else self.first
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRow:

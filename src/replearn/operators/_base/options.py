@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -179,3 +180,24 @@ def options_from_dict(data: Mapping[str, Any]) -> Options:
         return known[name](**fields)
     except TypeError as error:
         raise ReplearnError(f"The operator {name!r} does not have these options: {error}.") from error
+
+
+def options_named(text: str) -> Options:
+    """An operator written as NAME or NAME:option=value,option=value; ReplearnError lists the names there are.
+
+    >>> options_named("basic:correction=low-rank,rank=4").label()
+    'basic (low-rank, rank=4)'
+    """
+    name, _, rest = text.partition(":")
+    options = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ReplearnError(
+                f"operator {text!r}: write options as NAME:option=value, as projection:start=zero."
+            )
+        try:
+            options[key.strip()] = json.loads(value)
+        except ValueError:
+            options[key.strip()] = value
+    return options_from_dict({"name": name, **options})

@@ -46,7 +46,7 @@ class Adaptive(Method):
     def prepare(self, model: nn.Module) -> nn.Module:
         """Give every legal block an operator; until the first score the fixed targets are replaced."""
         variant = self.setting.variant
-        self._fixed = plan(model, variant.interval, variant.first, operator=variant.operator)
+        self._fixed = plan(model, variant.interval, variant.begin, operator=variant.operator)
         self._stacks = find_stacks(model)
         survey = Survey(model, self._stacks, variant.operator)
         legal = [target for stack in self._stacks for target in survey.at(stack, survey.legal(stack))]

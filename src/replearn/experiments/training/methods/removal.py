@@ -17,5 +17,5 @@ class Removal(Method):
         if (carried := carried_plan(model, variant)) is not None:
             self.plan = carried
             return model
-        self.plan = plan(model, variant.interval, variant.first, operator=Nothing())
+        self.plan = plan(model, variant.interval, variant.begin, operator=Nothing())
         return replace_(model, self.plan)

@@ -19,7 +19,7 @@ class ReplacementLearning(Method):
         if (carried := carried_plan(model, variant)) is not None:
             self.plan = carried
             return model
-        self.plan = plan(model, variant.interval, variant.first, operator=variant.operator)
+        self.plan = plan(model, variant.interval, variant.begin, operator=variant.operator)
         if variant.calibrate and self.setting.calibrate is not None:
             self.setting.calibrate(model, self.plan)
             return model
