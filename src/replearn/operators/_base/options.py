@@ -194,7 +194,7 @@ def options_named(text: str) -> Options:
         key, equals, value = part.partition("=")
         if not equals:
             raise ReplearnError(
-                f"operator {text!r}: write options as NAME:option=value, as projection:start=zero."
+                f"operator={text!r}: write options as NAME:option=value, as projection:start=zero."
             )
         try:
             options[key.strip()] = json.loads(value)
