@@ -1,0 +1,25 @@
+"""Take blocks out of a trained model: recognise, choose, fit, realign, heal, measure, or all in one call."""
+
+from .choose import Choice, choose
+from .compress import compress
+from .fit import Fitted, fit_
+from .heal import Healing, heal_
+from .measure import Agreement, Cost, costs
+from .recognise import Recognition, recognise
+from .report import Compressed
+
+__all__ = [
+    "Agreement",
+    "Choice",
+    "Compressed",
+    "Cost",
+    "Fitted",
+    "Healing",
+    "Recognition",
+    "choose",
+    "compress",
+    "costs",
+    "fit_",
+    "heal_",
+    "recognise",
+]

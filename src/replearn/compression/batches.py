@@ -1,0 +1,182 @@
+"""Calibration data as compress reads it: batches of any kind, each for fitting or held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import ReplearnError
+
+Forward = Callable[[nn.Module, Any], Any]
+Augment = Callable[[Tensor], Tensor]
+HELD_OUT = 5  # one sample of so many is held out
+LABELS = ("label", "labels", "target", "targets")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One batch as the model takes it; held-out ones choose and judge, and are never fitted on."""
+
+    inputs: Any
+    held_out: bool
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Batches that can be gone through again, and how a model is run on one."""
+
+    batches: tuple[Batch, ...]
+    forward: Forward | None
+    num_samples: int
+
+    def run(self, model: nn.Module, batch: Batch) -> Any:
+        """What the model makes of a batch, which is moved to the model's device."""
+        device = device_of(model)
+        inputs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch.inputs)
+        try:
+            return self.forward(model, inputs) if self.forward else call(model, inputs)
+        except (ReplearnError, Stopped, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ReplearnError(
+                f"{type(model).__name__} could not be run on a batch of the loader ({type(error).__name__}: "
+                f"{error}). "
+                "A batch is a tensor, a pair (x, y) of which x is passed, or a dict of keywords; for others give "
+                "forward=lambda model, batch: ..."
+            ) from error
+
+    def held(self) -> tuple[Batch, ...]:
+        return tuple(batch for batch in self.batches if batch.held_out)
+
+
+class Stopped(Exception):
+    """What was looked for has run; the rest of the model need not."""
+
+
+def read(
+    loader: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    augment: Augment | None = None,
+    copies: int = 1,
+    samples: int = 2048,
+) -> Data:
+    """Read at most so many samples, and hold a fifth of them out; `augment` adds copies of the others.
+
+    Raises ReplearnError for no data, for a single sample and for NaN.
+    """
+    if isinstance(loader, (str, bytes)) or not isinstance(loader, Iterable):
+        raise ReplearnError(
+            f"The loader is {loader!r}: give batches, as a DataLoader, a list of tensors or a list of dicts."
+        )
+    given = [loader] if isinstance(loader, (Tensor, Mapping)) else loader
+    found: list[tuple[Any, int]] = []
+    total = 0
+    for item in given:
+        inputs = plain(item, forward)
+        size = size_of(inputs)
+        if total + size > samples:
+            inputs, size = cut(inputs, size, 0, samples - total), samples - total
+        refuse_infinite(inputs, len(found))
+        found.append((inputs, size))
+        total += size
+        if total >= samples:
+            break
+    if total < 2:
+        raise ReplearnError(
+            "The loader is empty: give at least two samples, better 100 or more."
+            if not found
+            else "The loader holds a single sample, and fits need others to be judged by: give at least two, "
+            "better 100 or more."
+        )
+    batches = list(_split(found))
+    if augment is not None:
+        batches += [augmented(batch, augment) for batch in batches if not batch.held_out for _ in range(copies)]
+    return Data(tuple(batches), forward, total)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def plain(item: Any, forward: Forward | None) -> Any:
+    """The part of a batch that the model is given: x of a pair, a dict without its labels."""
+    if forward is not None:
+        return dict(item) if isinstance(item, Mapping) else item
+    if isinstance(item, Mapping):
+        return {name: value for name, value in item.items() if name not in LABELS}
+    if isinstance(item, (tuple, list)):
+        if not item:
+            raise ReplearnError("A batch of the loader is an empty tuple: give (x, y), or x alone.")
+        return plain(item[0], forward)
+    if hasattr(item, "keys") and hasattr(item, "__getitem__"):  # a Hugging Face BatchEncoding is no Mapping
+        return plain({name: item[name] for name in item.keys()}, forward)  # noqa: SIM118
+    return item
+
+
+def size_of(inputs: Any) -> int:
+    """The number of samples: the length of the first tensor."""
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return len(leaf)
+    return 1
+
+
+def cut(inputs: Any, size: int, begin: int, end: int) -> Any:
+    """Some samples of a batch: rows of every tensor that has one for each sample."""
+    return tree_map(
+        lambda leaf: leaf[begin:end] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf,
+        inputs,
+    )
+
+
+def _split(found: list[tuple[Any, int]]) -> Iterator[Batch]:
+    """Every fifth batch is held out; where there are few batches, the last fifth of each."""
+    whole = len(found) >= 2 * HELD_OUT or all(size == 1 for _, size in found)
+    for number, (inputs, size) in enumerate(found):
+        if whole:
+            yield Batch(inputs, number % HELD_OUT == 1, size)
+            continue
+        edge = size - max(1, size // HELD_OUT) if size > 1 else size
+        yield Batch(cut(inputs, size, 0, edge), False, edge)
+        if edge < size:
+            yield Batch(cut(inputs, size, edge, size), True, size - edge)
+
+
+def augmented(batch: Batch, augment: Augment) -> Batch:
+    """A copy with its first floating-point tensor augmented."""
+    done = False
+
+    def change(leaf: Any) -> Any:
+        nonlocal done
+        if done or not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        done = True
+        made = augment(leaf)
+        if not isinstance(made, Tensor) or made.shape != leaf.shape:
+            shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise ReplearnError(
+                "augment is given the images of a batch and returns as many of the same shape; it turned "
+                f"{tuple(leaf.shape)} into {shape}."
+            )
+        return made
+
+    return Batch(tree_map(change, batch.inputs), False, batch.size)
+
+
+def refuse_infinite(inputs: Any, number: int) -> None:
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            raise ReplearnError(f"Batch {number} of the loader holds NaN or infinity: look at how it is made.")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    first = next(chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if first is None else first.device

@@ -1,0 +1,172 @@
+"""Solve one linear layer of a block again, towards what the untouched network has at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .moments import Moments, Solution, solve
+from .rows import matrix, rows, set_matrix_
+from .structure import Layer
+from .taps import Tap, tapped
+from .walking import Visit
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFit:
+    """What became of one layer: its error on held-out rows before and after, as shares of the aim's power."""
+
+    name: str
+    before: float
+    after: float
+    ridge: float
+    touched: bool
+
+
+def aim_tap(layer: Layer) -> Tap:
+    """Where the untouched network has what the layer should give."""
+    return Tap(layer.sum or layer.norm_key or layer.key)
+
+
+def student_taps(layer: Layer) -> list[Tap]:
+    own = [Tap(layer.key, layer.place)]
+    return own if layer.sum is None or layer.beside_input else [*own, Tap(layer.sum, layer.other)]
+
+
+def layer_moments(
+    block: nn.Module, layer: Layer, visits: Sequence[Visit], aims: Callable[[int], Tensor]
+) -> tuple[Moments, Moments]:
+    """Moments of the layer's input in the student and what it should give: for fitting, and held-out ones."""
+    module = block.get_submodule(layer.path)
+    fitted, held = Moments(), Moments()
+    taps = student_taps(layer)
+    for number, visit in enumerate(visits):
+        _, found = tapped(block, visit.arguments, taps, to_the_end=False)
+        aim = aims(number).to(found[taps[0]].device)
+        if layer.sum is not None:
+            other = visit.arguments.x if layer.beside_input else found[taps[1]]
+            aim = aim.reshape(other.shape) - other  # a half block may have left out a view
+            aim = in_layout(aim, layer)
+            if layer.scale:
+                aim = aim / divisor(block, layer.scale, aim)
+        for x, y in rows(module, found[taps[0]], aim):
+            (held if visit.held_out else fitted).add(x, y)
+    return fitted, held
+
+
+def in_layout(value: Tensor, layer: Layer) -> Tensor:
+    """A value at the sum, in the layout in which the layer gives its own."""
+    return value.permute(*(layer.order.index(i) for i in range(len(layer.order)))) if layer.order else value
+
+
+def divisor(block: nn.Module, scale: str, aim: Tensor) -> Tensor:
+    path, _, name = scale.rpartition(".")
+    value: Tensor = getattr(block.get_submodule(path), name).detach()
+    return torch.where(value.abs() < 1e-8, torch.ones_like(value), value)
+
+
+@torch.no_grad()
+def solve_layer_(block: nn.Module, layer: Layer, fitted: Moments, held: Moments, name: str) -> LayerFit:
+    """Write the weights in that do best on held-out rows: those that are there, BatchNorm anew, or solved ones."""
+    module = block.get_submodule(layer.path)
+    norm: Any = block.get_submodule(layer.norm) if layer.norm else None
+    power = max(float(held.power.sum()), 1e-30)
+    if not fitted.finite() or not held.finite():
+        return LayerFit(name, 1.0, 1.0, 0.0, False)
+    weight = matrix(module)
+    now, shift = effective(module, norm, weight)
+    before = held.error(now, shift)
+    base = now
+    fresh = before
+    if norm is not None and norm.running_mean is not None:
+        base, anew = normed(norm, weight, fitted)
+        fresh = held.error(base, anew)
+    free = norm is not None or getattr(module, "bias", None) is not None
+    found: Solution = solve(fitted, held, base, shifted=free)
+    if found.error < min(before, fresh):
+        write_(module, norm, found, fitted)
+        return LayerFit(name, before / power, found.error / power, found.ridge, True)
+    if fresh < before:
+        mean, var = statistics(weight, fitted)
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(var)
+        return LayerFit(name, before / power, fresh / power, 0.0, True)
+    return LayerFit(name, before / power, before / power, 0.0, False)
+
+
+def effective(module: nn.Module, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The map of a layer and the BatchNorm behind it: weights (G, R, K) and shift (G, R)."""
+    shape = weight.shape[:2]
+    bias = getattr(module, "bias", None)
+    shift = weight.new_zeros(shape) if bias is None else bias.detach().double().view(shape)
+    if norm is None:
+        return weight, shift
+    gain, offset = affine(norm, shape)
+    mean, var = norm.running_mean.double().view(shape), norm.running_var.double().view(shape)
+    gain = gain / (var + norm.eps).sqrt()
+    return weight * gain[..., None], (shift - mean) * gain + offset
+
+
+def affine(norm: Any, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    device = norm.running_mean.device
+    one = torch.ones(shape, dtype=torch.float64, device=device)
+    if norm.weight is None:
+        return one, torch.zeros_like(one)
+    return norm.weight.detach().double().view(shape), norm.bias.detach().double().view(shape)
+
+
+def normed(norm: Any, weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
+    """The same, with BatchNorm's statistics measured anew on these rows."""
+    shape = weight.shape[:2]
+    mean, var = (tensor.view(shape) for tensor in statistics(weight, moments))
+    gain, offset = affine(norm, shape)
+    gain = gain / (var + norm.eps).sqrt()
+    return weight * gain[..., None], offset - mean * gain
+
+
+def statistics(weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
+    """Mean and variance of what the weights make of these rows."""
+    mean = (weight @ moments.mean_x[:, :, None])[..., 0]
+    var = ((weight @ moments.covariance()) * weight).sum(-1).clamp_min(0)
+    return mean.flatten(), var.flatten()
+
+
+def write_(module: nn.Module, norm: Any, found: Solution, moments: Moments) -> None:
+    """Put a solution into a layer; before a BatchNorm its rows keep their norms, and the scale goes there."""
+    bias = getattr(module, "bias", None)
+    if norm is None or norm.weight is None or norm.running_mean is None:
+        gain, shift = None, found.shift
+        weight = found.weight
+        if norm is not None:  # a norm without weights: its statistics carry the shift
+            norm.running_mean.copy_(-found.shift.flatten())
+            norm.running_var.fill_(1 - norm.eps)
+            shift = torch.zeros_like(found.shift)
+    else:
+        weight, gain = in_old_norms(matrix(module), found.weight)
+        shift = torch.zeros_like(found.shift)
+    set_matrix_(module, weight)
+    if bias is not None:
+        bias.copy_(shift.flatten())
+    if gain is not None:
+        mean, var = statistics(weight, moments)
+        slope = gain.flatten() * (var + norm.eps).sqrt()
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(var)
+        norm.weight.copy_(slope)
+        norm.bias.copy_(found.shift.flatten() + gain.flatten() * mean)
+
+
+def in_old_norms(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """The new rows at the old ones' lengths, and the factors that make up for it."""
+    lengths = new.norm(dim=-1)
+    kept = old.norm(dim=-1)
+    kept = torch.where(kept > 0, kept, torch.ones_like(kept))
+    silent = lengths <= 1e-12 * kept
+    gain = torch.where(silent, torch.zeros_like(lengths), lengths / kept)
+    safe = torch.where(silent, torch.ones_like(lengths), lengths)
+    rows_ = torch.where(silent[..., None], old, new * (kept / safe)[..., None])
+    return rows_, gain

@@ -1,0 +1,163 @@
+"""The door `measure`: what a model costs to run, and how much it agrees with the untouched one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ..errors import ReplearnError
+from .batches import Batch, Data, cut, device_of
+from .trace import Arguments, slow_attention
+
+Metric = Callable[[nn.Module], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one forward pass on the example batch takes: seconds, FLOPs, and the parameters."""
+
+    latency: float
+    flops: float
+    parameters: float
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.latency - other.latency, self.flops - other.flops, self.parameters - other.parameters)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.latency + other.latency, self.flops + other.flops, self.parameters + other.parameters)
+
+    def of(self, quantity: str) -> float:
+        return float(getattr(self, quantity))
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How a model's outputs on held-out batches compare to the untouched model's.
+
+    `divergence` is Kullback and Leibler's for outputs that are logits, else the relative squared error; `same` is
+    the share of equal decisions.
+    """
+
+    divergence: float
+    same: float
+
+
+def example_of(data: Data, most: int = 64) -> Batch:
+    batch = max(data.batches, key=lambda found: found.size)
+    size = min(batch.size, most)
+    return Batch(cut(batch.inputs, batch.size, 0, size), False, size)
+
+
+def costs(models: Sequence[nn.Module], data: Data, *, repeats: int = 7) -> list[Cost]:
+    """The cost of each model; they are timed in turns, so that a busy machine treats them alike."""
+    example = example_of(data)
+    runs = [partial(data.run, model, example) for model in models]
+    times = timed(runs, models[0], repeats)
+    return [Cost(t, flops_of(run), count(m)) for t, run, m in zip(times, runs, models, strict=True)]
+
+
+def block_cost(block: nn.Module, arguments: Arguments, repeats: int = 5) -> Cost:
+    """The cost of one block on one call."""
+    (seconds,) = timed([lambda: arguments.run(block)], block, repeats)
+    return Cost(seconds, flops_of(lambda: arguments.run(block)), count(block))
+
+
+def count(model: nn.Module) -> float:
+    return float(sum(parameter.numel() for parameter in model.parameters()))
+
+
+@torch.no_grad()
+def flops_of(call: Callable[[], Any]) -> float:
+    with slow_attention(), _Counting() as counting:
+        call()
+    return float(counting.total)
+
+
+class _Counting(TorchDispatchMode):
+    """Counts FLOPs by torch's own formulas; FlopCounterMode hangs hooks on modules, which some can't bear."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=made)
+        return made
+
+
+@torch.no_grad()
+def timed(calls: Sequence[Callable[[], Any]], model: nn.Module, repeats: int) -> list[float]:
+    """The least time of each call over some turns."""
+    device = device_of(model)
+
+    def once(call: Callable[[], Any]) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begin
+
+    for call in calls:
+        once(call)
+    turns = [[once(call) for call in calls] for _ in range(repeats)]
+    return [min(turn[i] for turn in turns) for i in range(len(calls))]
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, data: Data, batches: Sequence[Batch]) -> list[Tensor]:
+    """What the model makes of batches; ReplearnError for NaN."""
+    made = [answer(data.run(model, batch)).detach().float() for batch in batches]
+    if not all(bool(tensor.isfinite().all()) for tensor in made):
+        raise ReplearnError(
+            f"{type(model).__name__} gives NaN or infinity on the loader's batches: look at its weights."
+        )
+    return made
+
+
+def answer(made: Any) -> Tensor:
+    """The tensor of a model's output that is compared: its logits, else its first floating-point tensor."""
+    logits = made.get("logits") if isinstance(made, Mapping) else getattr(made, "logits", None)
+    found = logits if isinstance(logits, Tensor) else _first(made)
+    if found is None:
+        raise ReplearnError(
+            f"The model returns {type(made).__name__} without a tensor; give forward= that returns one."
+        )
+    return found
+
+
+def _first(made: Any) -> Tensor | None:
+    if isinstance(made, Tensor):
+        return made if made.is_floating_point() else None
+    values = made.values() if isinstance(made, Mapping) else made if isinstance(made, (tuple, list)) else ()
+    return next((found for value in values if (found := _first(value)) is not None), None)
+
+
+def agreement(taught: Sequence[Tensor], made: Sequence[Tensor]) -> Agreement:
+    total = same = rows = 0.0
+    for teacher, student in zip(taught, made, strict=True):
+        dim = 1 if teacher.dim() == 4 else -1
+        if teacher.shape[dim] > 1:
+            gap = F.kl_div(student.log_softmax(dim), teacher.log_softmax(dim), log_target=True, reduction="sum")
+            total += float(gap)
+            same += float((teacher.argmax(dim) == student.argmax(dim)).sum())
+            rows += teacher.numel() / teacher.shape[dim]
+        else:
+            total += float((teacher - student).square().sum() / teacher.square().sum().clamp_min(1e-30)) * len(
+                teacher
+            )
+            rows += len(teacher)
+    return Agreement(total / max(rows, 1), same / max(rows, 1))

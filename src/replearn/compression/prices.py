@@ -1,0 +1,80 @@
+"""What blocks and their stand-ins cost, measured one by one: the promise before anything is fitted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .batches import Data
+from .corrections import Correction
+from .halves import after_of, attention_half, mlp_half
+from .measure import Cost, block_cost, costs, example_of
+from .plain import merged
+from .recognise import Recognition, first_calls
+from .stand_ins import Form, Place, empty_map
+from .trace import Arguments
+
+
+class Prices:
+    """The cost of every block and of what can stand for it, on the example batch; like blocks are timed once."""
+
+    def __init__(self, model: nn.Module, found: Recognition, data: Data, rank: int) -> None:
+        self.model, self.found, self.rank = model, found, rank
+        example = example_of(data)
+        few = Data((example,), data.forward, example.size)
+        (self.now,) = costs([model], few)
+        self._calls = first_calls(model, found.way, few)
+        self._blocks = {block.name: block for block in found.blocks}
+        self._known: dict[tuple[Any, str], Cost] = {}
+
+    def block(self, name: str) -> Cost:
+        """What a block costs."""
+        return self._measured(name, "")
+
+    def stand_in(self, name: str, form: Form) -> Cost:
+        """What a form costs in a block's place."""
+        return Cost(0, 0, 0) if form == "removal" else self._measured(name, form)
+
+    def after(self, forms: Mapping[str, Form]) -> Cost:
+        """What the model costs with these forms; of adjacent blocks the last one's stands for all."""
+        total = self.now
+        order = self.found.way.blocks
+        for name, form in forms.items():
+            at = order.index(name) + 1
+            inner = at < len(order) and order[at] in forms and order[at] in self.found.way.follows
+            total = total - self.block(name) + (Cost(0, 0, 0) if inner else self.stand_in(name, form))
+        return total
+
+    def _measured(self, name: str, form: Form | str) -> Cost:
+        block, arguments = self.model.get_submodule(name), self._calls[name]
+        shapes = tuple((path, tuple(p.shape)) for path, p in block.named_parameters())
+        key = ((type(block), shapes, tuple(arguments.x.shape)), form)
+        if key not in self._known:
+            with torch.no_grad():
+                module = block if not form else self._empty(name, block, form, arguments)  # type: ignore[arg-type]
+                self._known[key] = block_cost(module, arguments)
+        return self._known[key]
+
+    def _empty(self, name: str, block: nn.Module, form: Form, arguments: Arguments) -> nn.Module:
+        """A stand-in of the right shape with any weights."""
+        known = self._blocks[name]
+        place = Place(name, block, known.structure, known.argument, known.structure.trace.length)
+        half: nn.Module | None = None
+        if form == "mlp":
+            found = mlp_half(copy.deepcopy(block), known.structure, argument=place.argument, length=place.length)
+            half = found[0] if found else None
+        elif form == "attention":
+            half = attention_half(block, known.structure, arguments)
+        if half is not None:
+            return half.eval()
+        after = after_of(block, known.structure) if known.structure.residual else None
+        rich: Form = "full" if form in ("mlp", "attention") else form
+        made = Correction(
+            empty_map(place, rich, arguments.x, self.rank), after, argument=place.argument, length=place.length
+        )
+        made = made.to(arguments.x.device, arguments.x.dtype).eval()
+        return made if place.argument or place.length else merged(made) or made

@@ -1,0 +1,95 @@
+"""The door `recognise`: the blocks of a model by what they compute, in the order in which they run."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ReplearnError
+from ..planning.similarity import unchanged
+from ..blocks.stacks import find_stacks
+from ..planning.table import shown, text_table
+from ..planning.targets import has_hooks
+from .batches import Data, Forward, read
+from .structure import Structure, understand
+from .trace import Arguments, argument_of
+from .walking import Way, caught, find_way, smallest
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block: what it is, and why it can't go, if it can't."""
+
+    name: str
+    type: str
+    structure: Structure
+    argument: str = ""  # the name of its input, where it has several
+    kept: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """The blocks of a model; `print` shows a table."""
+
+    model: str
+    blocks: tuple[Block, ...]
+    way: Way
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        return tuple(block.name for block in self.blocks if not block.kept)
+
+    def __str__(self) -> str:
+        rows = [
+            (shown(b.name), shown(b.type), b.structure.kind, str(len(b.structure.layers)), b.kept)
+            for b in self.blocks
+        ]
+        head = ("block", "class", "computes", "layers", "stays because")
+        title = f"{shown(self.model)}: {len(self.candidates)} of {len(self.blocks)} blocks can go"
+        return "\n".join([title, "", *text_table(head, rows, right=(3,))])
+
+
+def recognise(model: nn.Module, loader: Any, *, forward: Forward | None = None) -> Recognition:
+    """Find the blocks of a model and what each computes, from one run; the model is not touched.
+
+    Raises ReplearnError where there are no blocks.
+    """
+    data = loader if isinstance(loader, Data) else read(loader, forward=forward, samples=8)
+    stacks = find_stacks(model)
+    names = [name for stack in stacks for name in stack.blocks]
+    if not names:
+        raise ReplearnError(
+            f"{type(model).__name__} has no stack of blocks to take some out of: no known block class, and no "
+            "nn.Sequential or nn.ModuleList with at least three equal siblings. Put the blocks into one "
+            "nn.ModuleList."
+        )
+    with unchanged(model), torch.no_grad():
+        way = find_way(model, names, data)
+        calls = first_calls(model, way, data)
+        found = tuple(_block(model, name, calls[name]) for name in way.blocks)
+    return Recognition(type(model).__name__, found, way)
+
+
+def first_calls(model: nn.Module, way: Way, data: Data) -> dict[str, Arguments]:
+    """The arguments of every block on the smallest batch."""
+    with ExitStack() as hooks:
+        calls = {name: hooks.enter_context(caught(model.get_submodule(name), stop=False)) for name in way.blocks}
+        data.run(model, smallest(data))
+    return {name: seen[0] for name, seen in calls.items()}
+
+
+def _block(model: nn.Module, name: str, arguments: Arguments) -> Block:
+    module = model.get_submodule(name)
+    structure = understand(module, arguments)
+    kept = ""
+    if not structure.keeps_shape:
+        kept = f"turns {tuple(arguments.x.shape[1:])} into {structure.trace.shape[1:]}"
+    elif has_hooks(module):
+        kept = "it has hooks, which would be lost with it"
+    elif sum(other is module for _, other in model.named_modules(remove_duplicate=False)) > 1:
+        kept = "the same module stands in two places"
+    return Block(name, type(module).__name__, structure, argument_of(module, arguments), kept)

@@ -1,0 +1,279 @@
+"""What a block is made of, read from a trace: its linear layers, its residual sums and what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from .trace import Arguments, Call, Key, Node, Trace, trace
+
+Kind = Literal["basic", "bottleneck", "convolutions", "transformer", "any"]
+LINEAR_OPERATIONS = {"convolution": 0, "linear": 0, "addmm": 1, "mm": 0}  # and which argument is the input
+VIEWS = {
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "clone",
+    "alias",
+    "detach",
+    "contiguous",
+    "dropout",
+    "unsqueeze",
+    "squeeze",
+}
+ORDERS = {"permute", "transpose"}
+ACTIVATIONS = ("relu", "gelu", "silu", "hardtanh", "hardswish", "elu", "leaky_relu", "tanh", "sigmoid")
+NORMS = ("layer_norm", "group_norm", "batch_norm", "rms_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A residual sum: stream plus branch."""
+
+    key: Key
+    index: int
+    stream: int  # nodes
+    branch: int
+    attention: bool  # the branch mixes tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer of a block, and what its output is for.
+
+    Where it ends in a sum (through BatchNorm, a scale and views alone), `sum` is that operation and `other` the
+    place of the other summand; else it ends in itself.
+    """
+
+    path: str
+    key: Key
+    place: int
+    index: int
+    norm: str = ""
+    norm_key: Key | None = None
+    scale: str = ""
+    order: tuple[int, ...] = ()
+    sum: Key | None = None
+    other: int = 0
+    beside_input: bool = False  # the other summand is the block's input
+    feeds_attention: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A block by what it computes."""
+
+    kind: Kind
+    layers: tuple[Layer, ...]
+    sums: tuple[Sum, ...]
+    after: tuple[str, ...] | None  # what follows the last sum: paths of modules, or "=relu"; None where unclear
+    keeps_shape: bool
+    channel: int  # the dimension of features
+    post_norm: bool = False
+    trace: Trace = field(repr=False, compare=False, default=Trace((), (), -1))
+
+    @property
+    def residual(self) -> bool:
+        return bool(self.sums)
+
+
+def understand(block: nn.Module, arguments: Arguments) -> Structure:
+    """Trace a block and read its structure; a block of which nothing is understood is of kind `any`."""
+    found = trace(block, arguments)
+    modules = dict(block.named_modules())
+    linear = {node.index: path for node in found.nodes if (path := linear_path(node, modules))}
+    used = list(linear.values())
+    linear = {index: path for index, path in linear.items() if used.count(path) == 1}
+    sums = residual_sums(found, found.output)
+    after = after_sum(found, sums[-1].index if sums else None)
+    layers = tuple(layer_at(found, index, linear, modules) for index in sorted(linear))
+    return Structure(
+        kind=kind_of(layers, sums, modules),
+        layers=layers,
+        sums=sums,
+        after=after,
+        keeps_shape=found.shape == tuple(arguments.x.shape),
+        channel=channel_of(arguments.x, layers, modules),
+        post_norm=bool(after) and any("norm" in type(modules.get(path)).__name__.lower() for path in after or ()),
+        trace=found,
+    )
+
+
+def linear_path(node: Node, modules: dict[str, nn.Module]) -> str:
+    """The convolution or linear layer whose weight an operation multiplies with, or ''."""
+    if node.name not in LINEAR_OPERATIONS:
+        return ""
+    for name in node.tensors:
+        path, _, leaf = name.rpartition(".")
+        if leaf == "weight" and is_linear(modules[path]):
+            return path
+    return ""
+
+
+def is_linear(module: nn.Module) -> bool:
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return module.padding_mode == "zeros"
+    return isinstance(module, nn.Linear) or is_transposed(module)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Hugging Face's Conv1D: a linear layer with its weight as (in, out)."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def residual_sums(found: Trace, index: int) -> tuple[Sum, ...]:
+    """The sums on the way from the input to a value along which the input itself is passed on."""
+    way = _stream(found, index)
+    return tuple(way) if way is not None else ()
+
+
+def _stream(found: Trace, index: int) -> list[Sum] | None:
+    if index == 0:
+        return []
+    if index < 0:
+        return None
+    node = found.nodes[index]
+    if node.name == "add" and len(node.inputs) == 2:
+        for stream, branch in (node.inputs, node.inputs[::-1]):
+            before = _stream(found, stream)
+            if before is not None:
+                own = ancestors(found, branch) - ancestors(found, stream)
+                return [*before, Sum(node.key, index, stream, branch, any(mixes(found.nodes[i]) for i in own))]
+        return None
+    if len(node.inputs) == 1 and passes(node):
+        return _stream(found, node.inputs[0])
+    return None
+
+
+def passes(node: Node) -> bool:
+    return node.name in VIEWS or node.name in ACTIVATIONS or any(norm in node.name for norm in NORMS)
+
+
+def mixes(node: Node) -> bool:
+    return "softmax" in node.name or "attention" in node.name
+
+
+def ancestors(found: Trace, index: int) -> set[int]:
+    seen: set[int] = set()
+    todo = [index]
+    while todo:
+        at = todo.pop()
+        if at >= 0 and at not in seen:
+            seen.add(at)
+            todo += found.nodes[at].inputs
+    return seen
+
+
+def chain(found: Trace, begin: int, end: int) -> tuple[str, ...] | None:
+    """The modules and functions that lead from one value to another, one after another; None where others do."""
+    way: list[str] = []
+    at = end
+    while at != begin:
+        if at < begin:
+            return None
+        calls = [call for call in found.calls if call.made == at and begin <= call.given < at]
+        if calls:
+            outer: Call = min(calls, key=lambda call: call.given)
+            way.insert(0, outer.path)
+            at = outer.given
+            continue
+        node = found.nodes[at]
+        if len(node.inputs) != 1:
+            return None
+        if node.name == "relu":
+            way.insert(0, "=relu")
+        elif node.name == "gelu":
+            way.insert(0, "=gelu")
+        elif node.name == "silu":
+            way.insert(0, "=silu")
+        elif node.name not in VIEWS:
+            return None
+        at = node.inputs[0]
+    return tuple(way)
+
+
+def after_sum(found: Trace, index: int | None) -> tuple[str, ...] | None:
+    return None if index is None or found.output < 0 else chain(found, index, found.output)
+
+
+def layer_at(found: Trace, index: int, linear: dict[int, str], modules: dict[str, nn.Module]) -> Layer:
+    node = found.nodes[index]
+    place = LINEAR_OPERATIONS[node.name]
+    norm, scale = "", ""
+    norm_key: Key | None = None
+    order: tuple[int, ...] = ()
+    at = index
+    while at != found.output:
+        users = found.users(at)
+        if len(users) != 1:
+            break
+        user = users[0]
+        owner = user.tensors[0].rpartition(".")[0] if user.tensors else ""
+        if not norm and at == index and isinstance(modules.get(owner), nn.modules.batchnorm._BatchNorm):
+            norm, norm_key = owner, user.key
+        elif user.name in ORDERS and not order:
+            order = tuple(dim % len(user.dims) for dim in user.dims)
+        elif user.name == "mul" and len(user.inputs) == 1 and len(user.tensors) == 1 and not scale:
+            scale = user.tensors[0]
+        elif user.name == "add" and len(user.inputs) == 2:
+            mine = user.inputs.index(at)
+            other = user.inputs[1 - mine]
+            later = {i for i in ancestors(found, other) if i in linear and i > index}
+            if later:
+                break
+            ends = (user.key, user.places[1 - mine], other == 0)
+            return Layer(linear[index], node.key, place, index, norm, norm_key, scale, order, *ends)
+        elif user.name not in VIEWS or not _keeps_rows(node, found.nodes[at], user, order):
+            break
+        at = user.index
+    return Layer(
+        linear[index],
+        node.key,
+        place,
+        index,
+        norm,
+        norm_key,
+        feeds_attention=_feeds_attention(found, index, linear),
+    )
+
+
+def _keeps_rows(layer: Node, before: Node, view: Node, order: tuple[int, ...]) -> bool:
+    """Does a view leave the layer's outputs where they are: rows in their order, features last (or second)?"""
+    if layer.name == "convolution" or order:
+        return view.shape == before.shape
+    return view.shape[-1:] == layer.shape[-1:]
+
+
+def _feeds_attention(found: Trace, index: int, linear: Iterable[int]) -> bool:
+    todo, seen = [index], {index}
+    while todo:
+        for user in found.users(todo.pop()):
+            if mixes(user):
+                return True
+            if user.index not in seen and user.index not in linear:
+                seen.add(user.index)
+                todo.append(user.index)
+    return False
+
+
+def kind_of(layers: tuple[Layer, ...], sums: tuple[Sum, ...], modules: dict[str, nn.Module]) -> Kind:
+    convs = [m for layer in layers if isinstance(m := modules[layer.path], nn.Conv2d)]
+    if len(sums) == 2 and sums[0].attention != sums[1].attention:
+        return "transformer"
+    if len(sums) == 1 and convs and len(convs) == len(layers):
+        sizes = [conv.kernel_size[0] for conv in convs]
+        if len(sizes) == 2 and min(sizes) > 1:
+            return "basic"
+        if len(sizes) == 3 and sizes[0] == sizes[2] == 1 < sizes[1]:
+            return "bottleneck"
+        return "convolutions"
+    return "any"
+
+
+def channel_of(x: Tensor, layers: tuple[Layer, ...], modules: dict[str, nn.Module]) -> int:
+    """Which dimension holds the features: 1 for images that convolutions read, else the last."""
+    widths = {m.in_channels for layer in layers if isinstance(m := modules[layer.path], (nn.Conv1d, nn.Conv2d))}
+    return 1 if x.dim() >= 3 and x.shape[1] in widths else x.dim() - 1

@@ -1,0 +1,224 @@
+"""What a block computes: the operations of one run, which tensor goes where, and which module made it."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..errors import ReplearnError
+
+Key = tuple[str, int]  # an operation and which of its calls in the block: the same in every run of the block
+SAME = {
+    "t",
+    "transpose",
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "permute",
+    "detach",
+    "alias",
+    "expand",
+    "_to_copy",
+    "unsqueeze",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation: the nodes whose values it reads, and the parameters and buffers."""
+
+    index: int
+    name: str  # without the underscore of in-place forms
+    key: Key
+    inputs: tuple[int, ...]
+    tensors: tuple[str, ...]  # names of parameters and buffers below the block
+    places: tuple[int, ...]  # which positional argument each input is
+    dims: tuple[int, ...] = ()  # of a permutation
+    shape: tuple[int, ...] = ()  # of its first result
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module inside the block: from which value to which."""
+
+    path: str
+    given: int
+    made: int
+    start: int  # the first node that may be its own
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One run of a block; node 0 is its input."""
+
+    nodes: tuple[Node, ...]
+    calls: tuple[Call, ...]
+    output: int
+    shape: tuple[int, ...] = ()  # of the output
+    length: int = 0  # of the tuple that the block returns; 0 where it returns a tensor
+
+    def users(self, index: int) -> list[Node]:
+        return [node for node in self.nodes if index in node.inputs]
+
+
+class Arguments:
+    """The arguments of a block's call, with its input among them."""
+
+    __slots__ = ("args", "kwargs", "place")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+        found = [(i, a) for i, a in enumerate(args)] + list(kwargs.items())
+        for place, value in found:
+            if isinstance(value, Tensor) and value.is_floating_point():
+                self.place: int | str = place
+                return
+        raise ReplearnError("the block is given no floating-point tensor")
+
+    @property
+    def x(self) -> Tensor:
+        found: Tensor = self.args[self.place] if isinstance(self.place, int) else self.kwargs[self.place]
+        return found
+
+    def given(self, x: Tensor) -> Arguments:
+        """The same call with another input."""
+        if isinstance(self.place, int):
+            args = (*self.args[: self.place], x, *self.args[self.place + 1 :])
+            return Arguments(args, self.kwargs)
+        return Arguments(self.args, {**self.kwargs, self.place: x})
+
+    def run(self, block: nn.Module) -> Any:
+        # a copy of the input, because a block may write its result into it
+        own = self.given(self.x.clone())
+        return block(*own.args, **own.kwargs)
+
+
+def argument_of(block: nn.Module, arguments: Arguments) -> str:
+    """The name of a block's input, or '' where it is the block's only argument and not passed by name."""
+    if isinstance(arguments.place, str):
+        return arguments.place
+    if len(arguments.args) + len(arguments.kwargs) == 1:
+        return ""
+    return next(iter(inspect.signature(block.forward).parameters), "x")
+
+
+def trace(block: nn.Module, arguments: Arguments) -> Trace:
+    """Run a block and write down what it computes; raises what its code raises."""
+    recorder = _Recorder(block)
+    own = arguments.given(arguments.x.clone())
+    recorder.begin(own.x)
+    with slow_attention(), recorder.watching(), torch.no_grad(), recorder:
+        made = block(*own.args, **own.kwargs)
+    y = first(made)
+    return Trace(
+        tuple(recorder.nodes),
+        tuple(recorder.calls),
+        recorder.node_of(y),
+        tuple(y.shape) if isinstance(y, Tensor) else (),
+        len(made) if isinstance(made, (tuple, list)) else 0,
+    )
+
+
+@contextmanager
+def slow_attention() -> Iterator[None]:
+    """Without torch's fused encoder layer, which hides the layers of a block."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def first(made: Any) -> Any:
+    return made[0] if isinstance(made, (tuple, list)) else made
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.block = block
+        self.nodes: list[Node] = []
+        self.calls: list[Call] = []
+        self._counts: Counter[str] = Counter()
+        self._nodes: dict[int, int] = {}  # tensor: the node that made its value
+        self._names: dict[int, str] = {}  # tensor: the parameter that it is, or is a view of
+        self._kept: list[Any] = []  # so that no id is used twice
+        for name, tensor in (*block.named_parameters(), *block.named_buffers()):
+            self._names[id(tensor)] = name
+
+    def begin(self, x: Tensor) -> None:
+        self._kept.append(x)
+        self._nodes[id(x)] = 0
+        self.nodes.append(Node(0, "input", ("input", 0), (), (), ()))
+
+    def node_of(self, value: Any) -> int:
+        return self._nodes.get(id(value), -1)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        made = func(*args, **(kwargs or {}))
+        self._note(name, args, kwargs or {}, made)
+        return made
+
+    def _note(self, name: str, args: Any, kwargs: Any, made: Any) -> None:
+        key = (name, self._counts[name])
+        self._counts[name] += 1
+        given = [(i, leaf) for i, arg in enumerate(args) for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)]
+        given += [(-1, leaf) for leaf in tree_leaves(kwargs) if isinstance(leaf, Tensor)]
+        results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+        self._kept += [leaf for _, leaf in given] + results
+        read = [(place, self._nodes[id(leaf)]) for place, leaf in given if id(leaf) in self._nodes]
+        tensors = tuple(self._names[id(leaf)] for _, leaf in given if id(leaf) in self._names)
+        if not read:  # computed from parameters alone
+            if name in SAME and len(tensors) == 1:
+                self._names.update({id(leaf): tensors[0] for leaf in results})
+            return
+        index = len(self.nodes)
+        dims = tuple(args[1]) if name == "permute" else ()
+        if name == "transpose":
+            order = list(range(args[0].dim()))
+            order[args[1]], order[args[2]] = order[args[2]], order[args[1]]
+            dims = tuple(order)
+        nodes, places = tuple(node for _, node in read), tuple(place for place, _ in read)
+        shape = tuple(results[0].shape) if results else ()
+        self.nodes.append(Node(index, name.rstrip("_"), key, nodes, tensors, places, dims, shape))
+        self._nodes.update({id(leaf): index for leaf in results})
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note the calls of every module inside the block."""
+        handles: list[Any] = []
+        started: list[tuple[int, int]] = []
+
+        def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
+            given = [self.node_of(v) for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+            self._kept.append((args, kwargs))
+            started.append((next((node for node in given if node >= 0), -1), len(self.nodes)))
+
+        def left(path: str) -> Any:
+            def note(module: nn.Module, args: Any, made: Any) -> None:
+                given, start = started.pop()
+                self._kept.append(made)
+                self.calls.append(Call(path, given, self.node_of(first(made)), start))
+
+            return note
+
+        for path, module in self.block.named_modules():
+            if path:
+                handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
+                handles.append(module.register_forward_hook(left(path)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

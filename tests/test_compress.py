@@ -1,0 +1,248 @@
+"""compress: a budget in, a smaller model out, the given one untouched; on a small network trained for seconds."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import replearn
+from replearn.compression import compress, recognise
+
+
+class Residual(nn.Module):
+    """A block as strangers write them: functional ReLU, a sum in place, names of their own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.na, self.nb = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.na(self.a(x)))
+        y = self.nb(self.b(y))
+        y += x
+        return F.relu(y)
+
+
+class Net(nn.Module):
+    def __init__(self, depth: int = 6, width: int = 12) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, width, 3, padding=1)
+        self.body = nn.Sequential(*(Residual(width) for _ in range(depth)))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(F.relu(self.stem(x))).mean((2, 3)))
+        return out
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(y)
+
+
+@cache
+def trained() -> Net:
+    """About 98 % on the digits that it did not see."""
+    torch.manual_seed(0)
+    net, (x, y) = Net(), digits()
+    optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
+    for step in range(200):
+        at = torch.randint(0, 1200, (64,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        F.cross_entropy(net(x[at]), y[at]).backward()
+        optimizer.step()
+    return net.eval()
+
+
+def accuracy(model: nn.Module) -> float:
+    x, y = digits()
+    with torch.no_grad():
+        return float((model(x[1200:]).argmax(1) == y[1200:]).float().mean())
+
+
+def loader(samples: int = 200, size: int = 50) -> list[tuple[Tensor, Tensor]]:
+    x, y = digits()
+    return list(zip(x[:samples].split(size), y[:samples].split(size), strict=True))
+
+
+EVERY_SECOND = ["body.1", "body.3"]
+
+
+def test_recognises_blocks_by_what_they_compute() -> None:
+    found = recognise(trained(), loader())
+    assert [block.structure.kind for block in found.blocks] == ["basic"] * 6
+    assert found.candidates == tuple(f"body.{i}" for i in range(6))
+    assert "6 of 6 blocks can go" in str(found)
+
+
+@pytest.mark.parametrize("form", ["removal", "low-rank", "full"])
+def test_keeps_most_of_a_trained_network(form: Any) -> None:
+    model = trained()
+    before = copy.deepcopy(model.state_dict())
+    small = compress(model, loader(), budget=EVERY_SECOND, form=form)
+    assert small.removed == tuple(EVERY_SECOND)
+    assert accuracy(small.model) > accuracy(model) - 0.05
+    assert small.agreement.divergence < small.removal.divergence / 3
+    assert small.after.parameters < small.before.parameters
+    assert small.promised.parameters == small.after.parameters or form == "low-rank"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "2 of 6 blocks out" in str(small)
+
+
+def test_removal_adds_nothing_and_full_corrections_become_standard_layers() -> None:
+    removal = compress(trained(), loader(), budget=EVERY_SECOND, form="removal").model
+    assert type(removal.get_submodule("body.1")) is nn.Identity
+    full = compress(trained(), loader(), budget=EVERY_SECOND, form="full").model
+    assert not [m for m in full.modules() if type(m).__module__.startswith("replearn")]
+    open_ = compress(trained(), loader(), budget=EVERY_SECOND, form="full", plain=False).model
+    x = digits()[0][:8]
+    torch.testing.assert_close(full(x), open_(x), rtol=1e-4, atol=1e-4)
+
+
+def test_realignment_is_what_repairs_removal() -> None:
+    bare = compress(trained(), loader(), budget=EVERY_SECOND, form="removal", realign=False)
+    again = compress(trained(), loader(), budget=EVERY_SECOND, form="removal")
+    assert again.agreement.divergence < bare.agreement.divergence
+    assert all(layer.after <= layer.before for layer in again.fitted.layers)
+
+
+def test_rows_keep_their_norms() -> None:
+    small = compress(trained(), loader(), budget=EVERY_SECOND, form="removal").model
+    for name in ("body.2.a", "body.4.b"):
+        was, now = (
+            m.get_submodule(name).get_parameter("weight").flatten(1).norm(dim=1) for m in (trained(), small)
+        )
+        torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("budget", "quantity", "share"),
+    [("parameters<=70%", "parameters", 0.7), ("flops<=75%", "flops", 0.75)],
+)
+def test_meets_a_budget(budget: str, quantity: str, share: float) -> None:
+    small = compress(trained(), loader(), budget=budget)
+    assert small.after.of(quantity) <= share * small.before.of(quantity)
+    assert accuracy(small.model) > accuracy(trained()) - 0.06
+    assert small.choice is not None
+    assert small.removed
+
+
+def test_takes_adjacent_blocks_and_one_map_stands_for_them() -> None:
+    small = compress(trained(), loader(), budget=["body.2", "body.3"])
+    assert type(small.model.get_submodule("body.2")) is nn.Identity
+    assert type(small.model.get_submodule("body.3")) is not nn.Identity
+
+
+def test_a_number_of_blocks_is_chosen_by_the_least_damage() -> None:
+    small = compress(trained(), loader(), budget="blocks=2", form="removal")
+    worst = compress(trained(), loader(), budget=EVERY_SECOND, form="removal")
+    assert len(small.removed) == 2
+    assert small.agreement.divergence <= worst.agreement.divergence * 1.5
+
+
+def test_the_users_metric_decides() -> None:
+    seen: list[int] = []
+
+    def metric(model: nn.Module) -> float:
+        seen.append(1)
+        return accuracy(model)
+
+    small = compress(trained(), loader(), budget="blocks=1", metric=metric)
+    assert small.metric == (accuracy(trained()), accuracy(small.model))
+    assert len(seen) > 6
+
+
+def test_healing_never_makes_held_out_agreement_worse() -> None:
+    small = compress(
+        trained(), loader(), budget=EVERY_SECOND, form="removal", heal=3, augment=lambda x: x.roll(1, 3)
+    )
+    assert small.healing is not None
+    assert small.healing.after <= small.healing.before
+    assert not small.model.training
+    assert "healed for" in str(small)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "pairs", "dicts", "forward", "one tensor", "iterator"])
+def test_loaders_of_every_kind_do_the_same(kind: str) -> None:
+    pairs = loader()
+    given: Any = {
+        "tensors": [x for x, _ in pairs],
+        "pairs": pairs,
+        "dicts": [{"x": x, "labels": y} for x, y in pairs],
+        "forward": [{"image": x} for x, _ in pairs],
+        "one tensor": torch.cat([x for x, _ in pairs]),
+        "iterator": iter(pairs),
+    }[kind]
+    forward = (lambda model, batch: model(batch["image"])) if kind == "forward" else None
+    small = compress(trained(), given, budget=EVERY_SECOND, form="removal", forward=forward)
+    assert small.num_samples == 200
+    assert accuracy(small.model) > accuracy(trained()) - 0.06
+
+
+def test_a_plan_is_taken_as_it_is() -> None:
+    plan = replearn.plan(trained(), targets=EVERY_SECOND, operator=replearn.operators.Removal())
+    small = compress(trained(), loader(), budget=plan)
+    assert [fit.form for fit in small.fitted.blocks] == ["removal", "removal"]
+
+
+def test_a_model_in_train_mode_is_read_in_eval_mode_and_left_as_it_was() -> None:
+    model = copy.deepcopy(trained()).train()
+    small = compress(model, loader(), budget=EVERY_SECOND)
+    assert model.training
+    assert model.body[0].na.training
+    assert not small.model.training
+    assert "train mode" in str(small)
+
+
+class NoBlocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.only(x.flatten(1))
+        return out
+
+
+def broken() -> Net:
+    model = copy.deepcopy(trained())
+    with torch.no_grad():
+        model.body[2].a.weight.fill_(float("nan"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "settings", "says"),
+    [
+        (NoBlocks, loader, {"budget": "blocks=1"}, "has no stack of blocks"),
+        (trained, list, {"budget": "blocks=1"}, "loader is empty"),
+        (trained, lambda: loader(1, 1), {"budget": "blocks=1"}, "single sample"),
+        (trained, lambda: [torch.full((4, 1, 8, 8), float("nan"))], {"budget": "blocks=1"}, "NaN"),
+        (broken, loader, {"budget": "blocks=1"}, "NaN or infinity"),
+        (trained, loader, {"budget": "parameters<=1%"}, r"can't meet parameters<=1%.*Ask for parameters<="),
+        (trained, loader, {"budget": "blocks=9"}, "ask for blocks=6 or fewer"),
+        (trained, loader, {"budget": "speed<=3"}, "can't be read: write 'latency<=75%'"),
+        (trained, loader, {"budget": ["body.9"]}, "'body.9' is no block of Net"),
+        (trained, loader, {"budget": 3}, "can't be read"),
+        (trained, loader, {"budget": "blocks=1", "form": "big"}, "form='big'"),
+        (trained, loader, {"budget": "blocks=1", "heal": "long"}, "heal='long'"),
+        (trained, lambda: [torch.zeros(4, 3, 8, 8)], {"budget": "blocks=1"}, "could not be run on a batch"),
+    ],
+)
+def test_errors_teach(model: Any, data: Any, settings: dict[str, Any], says: str) -> None:
+    made = model()
+    before = copy.deepcopy(made.state_dict())
+    with pytest.raises(replearn.ReplearnError, match=says):
+        compress(made, data(), **settings)
+    for name, value in made.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in made.modules())

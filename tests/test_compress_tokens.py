@@ -1,0 +1,130 @@
+"""compress on transformers: half blocks, linear maps, blocks of every library; and least squares from moments."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from replearn.compression import compress, recognise
+from replearn.compression.moments import Moments, solve
+from replearn.compression.rows import matrix, rows
+from replearn.models.transformer_lm import TransformerLM
+from tests.zoo import ZOO
+
+
+def texts(number: int, seed: int) -> Tensor:
+    """Sequences in which every word follows from the two before it."""
+    words = torch.randint(0, 11, (number, 2), generator=torch.Generator().manual_seed(seed))
+    for _ in range(14):
+        words = torch.cat([words, (words[:, -1:] * 3 + words[:, -2:-1] + 1) % 11], 1)
+    return words
+
+
+@cache
+def trained() -> TransformerLM:
+    torch.manual_seed(0)
+    model = TransformerLM(11, dim=32, depth=6, num_heads=2, hidden=64, max_length=16, dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for step in range(150):
+        words = texts(32, step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(words)[:, 1:-1].flatten(0, 1), words[:, 2:].flatten()).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def batches() -> list[Tensor]:
+    return [texts(32, 1000 + i) for i in range(4)]
+
+
+def test_transformer_blocks_are_recognised() -> None:
+    found = recognise(trained(), batches())
+    assert {block.structure.kind for block in found.blocks} == {"transformer"}
+
+
+@pytest.mark.parametrize("form", ["removal", "low-rank", "full", "mlp", "attention"])
+def test_every_form_is_better_than_bare_removal(form: Any) -> None:
+    small = compress(trained(), batches(), budget=["blocks.2", "blocks.4"], form=form)
+    assert [fit.form for fit in small.fitted.blocks] == [form, form]
+    assert small.agreement.divergence < small.removal.divergence
+    assert small.model(batches()[0]).shape == (32, 16, 11)
+
+
+def test_the_mlp_is_what_auto_keeps() -> None:
+    small = compress(trained(), batches(), budget=["blocks.3"])
+    assert small.fitted.blocks[0].form == "mlp"
+    assert small.after.parameters == small.promised.parameters
+
+
+KINDS = {
+    "torchvision_basic": "basic",
+    "torchvision_bottleneck": "bottleneck",
+    "timm_resnet": "basic",
+    "timm_vit": "transformer",
+    "hf_vit": "transformer",
+    "hf_bert": "transformer",
+    "hf_llama": "transformer",
+    "hf_gpt2": "transformer",
+    "encoder_pre_norm": "transformer",
+    "encoder_post_norm": "transformer",
+    "swin": "transformer",
+    "convnext": "any",
+    "sequential": "any",
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_blocks_of_other_libraries_are_recognised_and_can_go(name: str) -> None:
+    model = ZOO[name].fresh()
+    before = copy.deepcopy(model.state_dict())
+    data = [ZOO[name].batch() for _ in range(3)]
+    found = recognise(model, data)
+    assert KINDS[name] in {block.structure.kind for block in found.blocks}
+    for form in ("auto", "channels"):
+        small = compress(model, data, budget=[found.candidates[-1]], form=form)
+        assert small.agreement.divergence < 1
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(6, 4),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.Conv2d(4, 6, (1, 3), padding=(0, 2), dilation=(1, 2), groups=2),
+        nn.Conv2d(4, 6, 1, padding=1),
+        nn.Conv1d(4, 6, 3, padding="same"),
+    ],
+)
+def test_rows_times_matrix_is_the_layer(layer: nn.Module) -> None:
+    shape = {"Linear": (5, 3, 6), "Conv1d": (5, 4, 7), "Conv2d": (5, 4, 7, 9)}[type(layer).__name__]
+    x = torch.randn(shape)
+    y = layer(x).detach()
+    bias = layer.get_parameter("bias").detach()
+    for patches, wanted in rows(layer, x, y):
+        made = patches.double() @ matrix(layer).mT + bias.view(patches.shape[0], 1, -1)
+        torch.testing.assert_close(made.float(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_solving_finds_the_map_and_ridge_pulls_to_the_base() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 400, 5), torch.randn(1, 3, 5)
+    y = x @ weight.mT + 2
+    fitted, held = Moments(), Moments()
+    fitted.add(x[:, :300], y[:, :300])
+    held.add(x[:, 300:], y[:, 300:])
+    zero = torch.zeros(1, 3, 5, dtype=torch.float64)
+    found = solve(fitted, held, zero, ridges=(1e-9,))
+    torch.testing.assert_close(found.weight.float(), weight, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.shift, torch.full((1, 3), 2.0, dtype=torch.float64), rtol=1e-4, atol=1e-4)
+    assert found.error < 1e-6
+    pulled = solve(fitted, held, zero, ridges=(1e9,))
+    assert float(pulled.weight.abs().max()) < 1e-6
+    low = solve(fitted, held, zero, rank=1, ridges=(1e-9,))
+    assert int(torch.linalg.matrix_rank(low.weight[0])) == 1
