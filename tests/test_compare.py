@@ -15,6 +15,7 @@ from replearn.experiments import recipes
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.intervals import paired_difference, std_of, t_quantile
+from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import SHARED, result_from_json
 
 # ---- statistics --------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def test_a_comparison_is_plain_json(three):
 
 def test_the_picture_grows_with_the_rows(three, tmp_path):
     pytest.importorskip("matplotlib")
-    from replearn.experiments.training.picture import draw
+    from replearn.experiments.report.overview import draw
 
     def size(results, name):
         (comparison,) = compare(results)
@@ -248,9 +249,18 @@ def test_the_picture_grows_with_the_rows(three, tmp_path):
 
 
 def test_without_matplotlib_the_picture_names_what_to_install(three, tmp_path, monkeypatch):
-    from replearn.experiments.training.picture import draw
+    from replearn.experiments.report.overview import draw
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     (comparison,) = compare(three)
-    with pytest.raises(ReplearnError, match="needs matplotlib: pip install"):
+    with pytest.raises(ReplearnError, match="need matplotlib: pip install"):
         draw(comparison, tmp_path / "x.png")
+
+
+def test_a_method_without_targets_is_not_held_against_removal():
+    variants = (*RECIPE.variants, Variant(label="Stochastic Depth", method="stochastic_depth"))
+    variants += (Variant(label="Both", method="repl+stochastic_depth"),)
+    recipe = replace(RECIPE, variants=variants)
+    labels = ("E2E", "removal", "Stochastic Depth", "Both")
+    (found,) = compare([run(label, seed, 90.0 + seed, recipe=recipe) for label in labels for seed in (0, 1)])
+    assert [row.label for row in found.rows if row.against_removal is not None] == ["Both"]

@@ -196,9 +196,7 @@ def test_a_server_in_trouble_is_tried_again_but_not_for_ever(server, tmp_path, s
 def test_a_slow_server_is_waited_for(server, tmp_path):
     # in all it takes longer than the timeout, but never that long without a byte
     server.script.append({"cut": 1000, "drip": [BODY[i : i + 17_000] for i in range(1000, len(BODY), 17_000)]})
-    begin = time.monotonic()
     fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, replace(QUICK, timeout=1.0))
-    assert time.monotonic() - begin > 1.0
     assert len(server.asked) == 1
 
 

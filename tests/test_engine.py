@@ -467,3 +467,17 @@ def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch
             fit([streamed("stopped")], device="cpu")
     resumed = fit([streamed("stopped")], device="cpu", resume=True)[0]
     assert measured(resumed) == measured(whole)
+
+
+def test_a_second_process_in_a_runs_folder_is_told_who_trains_there(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; from replearn.experiments.training.locking import locked\n"
+        f"with locked([pathlib.Path({str(tmp_path)!r})]): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ReplearnError, match=rf"is being trained by process {other.pid} on .* since"):
+            fit([spec(tmp_path, "e2e", epochs=1)], device="cpu")
+        other.kill()
+    assert fit([spec(tmp_path, "e2e", epochs=1)], device="cpu")[0].finished

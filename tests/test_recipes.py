@@ -25,7 +25,7 @@ every_recipe = pytest.mark.parametrize("name", NAMES)
 
 
 @every_recipe
-def test_a_recipe_is_called_like_its_file_and_survives_json(name):
+def test_a_recipe_has_its_name_and_survives_json(name):
     recipe = recipes.recipe(name)
     assert recipe.name == name
     assert recipe_from_dict(recipe.to_dict()) == recipe
@@ -190,7 +190,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest_names():
 def test_a_file_of_ones_own_is_a_recipe_too(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text(
-        "from dataclasses import replace\nfrom replearn import recipes\n"
+        "from dataclasses import replace\nfrom replearn.experiments import recipes\n"
         "RECIPE = replace(recipes.recipe('demo'), name='mine', epochs=3)\n"
     )
     assert recipes.recipe(str(mine)).epochs == 3
