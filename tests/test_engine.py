@@ -99,8 +99,10 @@ def test_every_method_trains_digits_and_leaves_its_files(variant: str, tmp_path:
     assert (tmp_path / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("variant", ["repl", "adaptive", "repl+stochastic_depth"])
-@pytest.mark.parametrize("where", ["between epochs", "inside an epoch"])
+@pytest.mark.parametrize(
+    ("variant", "where"),
+    [("repl", "between epochs"), ("adaptive", "inside an epoch"), ("repl+stochastic_depth", "inside an epoch")],
+)
 def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
     variant: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

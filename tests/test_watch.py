@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -143,9 +144,9 @@ def test_a_client_that_drips_is_dropped_too(server: Server, monkeypatch: pytest.
     monkeypatch.setattr(serving, "LONGEST", 0.5)
     with socket.create_connection(server.server_address[:2], timeout=20) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\n")
-        with pytest.raises(OSError):  # noqa: PT011 - a reset or a broken pipe
+        with suppress(OSError):  # a byte now and then keeps it from being idle, until the server hangs up
             while True:
-                slow.sendall(b"x")  # a byte now and then keeps it from being idle
+                slow.sendall(b"x")
                 time.sleep(0.05)
     assert ask(server)[0] == 200
 

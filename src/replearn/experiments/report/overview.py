@@ -73,7 +73,10 @@ def _scores(rows: Sequence[Row], roles: Sequence[str], bottom: float, title: str
         ]
         if math.isfinite(row.score):
             ends_of = tuple((place(row.score + sign * (row.std or 0)), y) for sign in (-1, 1))
-            marks += [Line(points=ends_of, role=role, width=1.6), Disc(x=place(row.score), y=y, radius=5, role=role)]
+            marks += [
+                Line(points=ends_of, role=role, width=1.6),
+                Disc(x=place(row.score), y=y, radius=5, role=role),
+            ]
     return marks
 
 

@@ -65,7 +65,8 @@ def fit(
         raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")
     where = device_named(device)
     processes = start_processes(where, parallel)
-    gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
+    if where.type == "cuda":
+        gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
     for spec in specs:
         spec.out.mkdir(parents=True, exist_ok=True)
     with settings(specs[0], deterministic), locked([s.out for s in specs] if processes.leads else []):

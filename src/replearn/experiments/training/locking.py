@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import ReplearnError
 from .results import now
 
-NAME = ".lock"
+NAME = "lock"
 
 
 @contextmanager

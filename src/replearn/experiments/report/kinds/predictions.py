@@ -29,7 +29,12 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     else:
         unit, rows = "ratio to E2E", [row for row in data["rows"] if row["candidate"] != "E2E"]
         found = [
-            (row["model"], row["backend"], row["candidate"], {what: pair(row[what]) for what in ("time", "memory")})
+            (
+                row["model"],
+                row["backend"],
+                row["candidate"],
+                {what: pair(row[what]) for what in ("time", "memory")},
+            )
             for row in rows
         ]
     names = list(found[0][3])
