@@ -106,9 +106,9 @@ def rows_of(results):
 
 def test_the_last_epoch_is_reported_and_the_best_stands_beside_it(three):
     row = rows_of(three)["RepL"]
-    assert row.accuracy == pytest.approx(92.2)
+    assert row.score == pytest.approx(92.2)
     assert row.best == pytest.approx(93.2)
-    assert row.accuracies == (92.3, 92.0, 92.3)
+    assert row.scores == (92.3, 92.0, 92.3)
     assert row.std == pytest.approx(0.1732, abs=1e-4)
 
 
@@ -133,7 +133,7 @@ def test_costs_are_ratios_to_end_to_end_and_the_papers_stand_beside(three):
     row = rows_of(three)["RepL"]
     assert (row.time_ratio, row.memory_ratio) == pytest.approx((0.9, 0.91))
     assert (row.paper_time_ratio, row.paper_memory_ratio) == (0.8, 0.75)
-    assert (row.paper.accuracy, row.paper.std) == (93.43, 0.19)
+    assert (row.paper.score, row.paper.std) == (93.43, 0.19)
     assert rows_of(three)["removal"].paper is None
 
 
@@ -203,7 +203,7 @@ def test_a_recipe_that_was_changed_says_so_beside_the_papers_number():
     assert whole.notes == ()
     (short,) = compare([run("E2E", 0, 92.0, recipe=replace(shipped, epochs=5))])
     assert short.notes == ("not the recipe as it is shipped: epochs is 5, not 250",)
-    assert short.rows[0].paper.accuracy == 93.17
+    assert short.rows[0].paper.score == 93.17
 
 
 # ---- views -------------------------------------------------------------------------------------

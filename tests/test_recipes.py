@@ -58,7 +58,7 @@ def test_a_number_is_claimed_only_where_committed_results_say_it(name):
     assert comparison.recipe == name
     assert f"--seeds {','.join(map(str, comparison.rows[0].seeds))}" in claim["Command"]
     for row in comparison.rows:
-        assert f"{row.label} {spread(row.accuracy, row.std)}" in claim["Expected"]
+        assert f"{row.label} {spread(row.score, row.std)}" in claim["Expected"]
 
 
 @every_recipe
@@ -107,7 +107,7 @@ def test_the_paper_prints_the_same_end_to_end_runs_in_every_table():
         recipe = recipes.recipe(name)
         for row in recipe.paper:
             if row.label == "E2E":
-                printed[recipe.model, row.data].add(row.accuracy)
+                printed[recipe.model, row.data].add(row.score)
     assert len(printed) == 25
     assert all(len(accuracies) == 1 for accuracies in printed.values())
 
@@ -133,7 +133,7 @@ def test_the_papers_main_run_is_one_number_in_all_its_tables(model, full, rows):
         recipe = recipes.recipe(name)
         assert recipe.model == model
         (row,) = [row for row in recipe.paper if row.label == label and row.data in ("cifar10", "imagenet")]
-        assert row.accuracy == full
+        assert row.score == full
 
 
 def test_every_classification_table_of_the_paper_has_recipes():

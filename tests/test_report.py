@@ -88,7 +88,7 @@ def test_it_shows_means_intervals_verdicts_and_the_papers_numbers(runs: Path) ->
     (section,) = sections_of(collect(runs))
     assert section.comparison is not None
     _, removal, repl = section.comparison.rows
-    assert f"{repl.accuracy:.2f} ± {repl.std:.2f}" in text
+    assert f"{repl.score:.2f} ± {repl.std:.2f}" in text
     assert removal.against_e2e is not None
     assert removal.against_e2e.verdict == "worse"
     assert '<span class="verdict worse">worse</span>' in text

@@ -45,16 +45,6 @@ class Row:
     paper_memory_ratio: float | None
 
     @property
-    def accuracy(self) -> float:
-        """The score of a classifier."""
-        return self.score
-
-    @property
-    def accuracies(self) -> tuple[float, ...]:
-        """The scores of a classifier, by seed."""
-        return self.scores
-
-    @property
     def top5(self) -> float:
         return self.also["top5"]
 

@@ -84,11 +84,6 @@ class PaperRow:
     seconds_per_epoch: float | None = None
     table: str = ""  # that prints it; the recipe's own if not given
 
-    @property
-    def accuracy(self) -> float:
-        """The score of a classifier."""
-        return self.score
-
 
 @dataclass(frozen=True, kw_only=True)
 class Text:

@@ -1,4 +1,4 @@
-"""Predicted beside measured memory and time (`benchmarks/predicted_memory.py`, `benchmarks/predicted_steps.py`)."""
+"""Predicted beside measured (`benchmarks/predicted_memory.py`, `benchmarks/predicted_steps.py`)."""
 
 from __future__ import annotations
 
