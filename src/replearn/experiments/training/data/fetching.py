@@ -65,7 +65,7 @@ def fetch(
                 if (found := md5_of(part)) != md5:
                     raise ReplearnError(
                         f"{url} gave a wrong file: it has the md5 {found}, and {md5} is expected. It was thrown "
-                        f"away; nothing else was touched. Try again later, or put the right file at {target} by hand."
+                        f"away; nothing else was touched. Try again later, or put it at {target} by hand."
                     )
                 os.fsync(file.fileno())
                 os.chmod(part, 0o644)
