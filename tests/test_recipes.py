@@ -33,14 +33,14 @@ def test_a_recipe_has_its_name_and_survives_json(name):
 
 @every_recipe
 def test_the_claim_is_whole_and_its_command_can_be_typed(name):
-    typer = pytest.importorskip("typer")
-    from replearn.cli.app import app
+    pytest.importorskip("typer")
+    from replearn.cli.app import loaded
 
     claim = recipes.claim(name)
     assert tuple(claim) == recipes.CLAIM
     program, command, *arguments = shlex.split(claim["Command"])
     assert program == "replearn"
-    parsed = typer.main.get_command(app).commands[command].make_context(command, arguments).params
+    parsed = loaded(command).make_context(command, arguments).params
     assert parsed["recipe"] == name
     assert parsed["data"] in (None, *recipes.recipe(name).data)
 
