@@ -7,13 +7,21 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from replearn.experiments.report.collecting import collect
+from replearn.experiments.report.page import page
+from replearn.experiments.report.sections import sections_of
 from replearn.experiments.report.site import api_page, operators_page
-from replearn.experiments.report.site_results import results_page
 
 
 def on_files(files: Files, config: Any) -> Files:
     results = Path(config["config_file_path"]).parent / "benchmarks" / "results"
-    pages = {"operators.md": operators_page(), "results.md": results_page(results), "api.md": api_page()}
+    collection = collect(results)
+    pages = {
+        "operators.md": operators_page(),
+        "api.md": api_page(),
+        "results.md": "# Results\n\n[The report of every committed result](report.html).\n",
+        "report.html": page(collection, sections_of(collection), title="Results"),
+    }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files

@@ -7,9 +7,8 @@
 Takes an end-to-end run of `replearn train`, or trains the recipe first (or `--model` with the recipe's settings;
 the run's folder is `--runs`, so that a second call finds it). Blocks are replaced by operators fitted in closed
 form on calibration samples of the training set (images, or windows of a text). Accuracy or perplexity is on the
-test set, and nothing is chosen there: ridges and ways of fitting come from held-out calibration batches. Without
-WikiText-2 a language model can be trained on Python's own help texts: `--data python_topics`. Three curves and a
-table, next to removal and to the paper's span, as JSON and a picture beside it:
+test set, and nothing is chosen there: ridges and ways of fitting come from held-out calibration batches. Three
+curves and a table, next to removal and to the paper's span, as JSON:
 
 - rank: the correction's rank, from none (the paper's span) to full, at every placement
 - interval: K = 2, 3, 4, ..., at full correction, the paper's span and removal
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kept_picture import draw
 from kept_subjects import trained
 
 import replearn
@@ -198,7 +196,6 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, json.dumps(about, indent=1))
-    draw(about, options.out.with_suffix(".png"))
     print(f"{options.out}, measured in {about['seconds']} s")
 
 

@@ -10,10 +10,10 @@
 set -u
 
 declare -A SECONDS_OF=(
-  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [fused]=30 [short]=40 [residual]=30 [stem]=60 [profile]=110 [epochs]=300
+  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [fused]=30 [short]=40 [residual]=30 [stem]=60 [epochs]=300
   [wikitext2]=970 [transfer]=370 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=110
 )
-ORDER="tests steps compiled timm inference narrow fused short residual stem profile epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
+ORDER="tests steps compiled timm inference narrow fused short residual stem epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
 FAST="--set precision=bfloat16 --set channels_last=true --set compile=true"
 PYTHON=${PYTHON:-python3}
 
@@ -27,26 +27,21 @@ runs() { # RECIPE ARGUMENTS: compare, and bring back all but weights and picture
 }
 
 tests() { "$PYTHON" -m pytest -q -m cuda tests; }
-steps() { replearn bench steps --rounds 10 --inner 6 -o "$OUT/bench_steps.json"; }
-compiled() { replearn bench steps resnet32 resnet101 vit_small_16 --backend compiled --rounds 10 --inner 6 -o "$OUT/bench_steps_compiled.json"; }
+steps() { replearn bench steps --rounds 10 --inner 6 -o "$OUT/steps_h200.json"; }
+compiled() { replearn bench steps resnet32 resnet101 vit_small_16 --backend compiled --rounds 10 --inner 6 -o "$OUT/steps_h200_compiled.json"; }
 timm() { "$PYTHON" benchmarks/against_timm.py --models resnet34 vit_small_16 --out "$OUT/against_timm.json"; }
 inference() { # a file is written after every row
-  local bench="bench inference --device cuda"
-  replearn $bench --rounds 15 --models resnet34,vit_small_16 --backends fp32,amp,channels_last,graph,amp+graph,channels_last+graph \
-    --out "$OUT/inference_h200.json"
-  replearn $bench --rounds 12 --models vit_small_16,resnet34 --backends channels_last+compile,channels_last+compile+graph,amp+compile,amp+compile+graph --batches 64 \
-    --out "$OUT/inference_h200_compiled.json"
-  replearn $bench --rounds 8 --models resnet101 --backends fp32,amp,channels_last --out "$OUT/inference_h200_resnet101.json"
+  local bench="bench inference --device cuda --compile-all --rounds 30"
+  replearn $bench --models resnet34,vit_small_16,resnet101 --out "$OUT/inference_h200.json" \
+    --backends fp32,channels_last,amp,graph,channels_last+graph,amp+graph,channels_last+compile,channels_last+compile+graph
+  replearn $bench --models resnet34,resnet101 --batches 64,1 --out "$OUT/inference_h200_fused.json" \
+    --backends amp,amp+fuse,channels_last,channels_last+fuse,amp+graph,amp+fuse+graph,amp+compile
 }
 narrow() { "$PYTHON" benchmarks/narrow_convolutions.py --rounds 4 --out "$OUT/narrow_convolutions.json"; }
 fused() { "$PYTHON" benchmarks/fused_norms.py --out "$OUT/fused_norms.json"; }
 residual() { "$PYTHON" benchmarks/residual_linear.py --out "$OUT/residual_linear.json"; }
 stem() { "$PYTHON" benchmarks/stem.py --out "$OUT/stem.json"; }
 short() { "$PYTHON" benchmarks/short_attention.py --out "$OUT/short_attention.json"; }
-profile() {
-  "$PYTHON" benchmarks/profile_step.py --model resnet32 --backend compiled --out "$OUT/profile_resnet32.json"
-  "$PYTHON" benchmarks/profile_step.py --model vit_tiny_8 --batch-size 512 --backend compiled --out "$OUT/profile_vit_tiny8.json"
-}
 epochs() {
   for recipe in t1_resnet32 t1_vit_tiny8; do
     replearn bench epochs $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST -o "$OUT/epochs_$recipe.json"

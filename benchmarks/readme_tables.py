@@ -31,32 +31,11 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-STEPS = (  # in the order of their measurement
-    "bench_steps.json",
-    "bench_steps_resnet101.json",
-    "bench_steps_bf16.json",
-    "bench_steps_bf16_imagenet.json",
-    "bench_steps_captured.json",
-    "bench_steps_resnet34.json",
-    "bench_steps_resnet110.json",
-    "bench_steps_bf16_cast_imagenet.json",
-    "bench_steps_bf16_cast.json",
-    "bench_steps_bf16_cast_resnet34.json",
-    "bench_steps_captured_fused.json",
-    "bench_steps_bf16_long.json",
-    "bench_steps_bf16_resnet101.json",
-    "bench_steps_captured_late.json",
-    "bench_steps_captured_vits.json",
-    "bench_steps_captured_late_again.json",
-    "bench_steps_captured_one_build.json",
-    "bench_steps_captured_builds.json",
-    "bench_steps_all.json",
-    "bench_steps_captured_builds_again.json",
-)
+STEPS = ("steps_h200.json", "steps_h200_captured.json")  # of a row that both have, the second counts
 
 
 def steps() -> str:
-    """Time and memory of a training step; what was measured again after a change stands for the earlier."""
+    """Time and memory of a training step; captured ResNets with every candidate built three times."""
     found = {}
     for file in STEPS:
         for entry in read(file)["training"]:
@@ -190,59 +169,15 @@ def said(difference: Difference | None) -> str:
     return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}] {difference.verdict}"
 
 
-# of a row that is in two files, the later one counts
-INFERENCE = (  # likewise
-    "inference_h200.json",
-    "inference_h200_stem.json",
-    "inference_h200_compiled.json",
-    "inference_h200_vit.json",
-    "inference_h200_compiled_alone.json",
-    "inference_h200_ordered.json",
-    "inference_h200_amp.json",
-    "inference_h200_compiled_own.json",
-    "inference_h200_fp32_resnet34.json",
-    "inference_h200_compiled_unchecked.json",
-    "inference_h200_amp_resnet34.json",
-    "inference_h200_compiled_walked.json",
-    "inference_h200_amp_walked.json",
-    "inference_h200_compiled_one_op.json",
-    "inference_h200_compiled_launched.json",
-    "inference_h200_64.json",
-    "inference_h200_64_all.json",
-    "inference_h200_amp_repeated.json",
-    "inference_h200_amp_repeated_vit.json",
-    "inference_h200_one.json",
-    "inference_h200_picked.json",
-    "inference_h200_picked_one.json",
-    "inference_h200_picked_amp.json",
-    "inference_h200_fused_without_zeros.json",
-    "inference_h200_picked_amp_again.json",
-    "inference_h200_fused.json",
-    "inference_h200_fused_again.json",
-    "inference_h200_by_itself_first.json",
-    "inference_h200_by_itself.json",
-    "inference_h200_by_itself_fewer.json",
-    "inference_h200_by_itself_compiled.json",
-    "inference_h200_by_itself_graph.json",
-    "inference_h200_by_itself_vit.json",
-)
 BACKENDS = (
     *("fp32", "channels_last", "amp", "channels_last+compile"),
-    *("graph", "channels_last+graph", "amp+eager", "channels_last+compile+graph"),
+    *("graph", "channels_last+graph", "amp+graph", "channels_last+compile+graph"),
 )
-
-
-def backend_of(row: dict[str, Any]) -> str:
-    """Its name by today's words: in files from before amp was replayed by itself, rows don't say who was."""
-    name: str = row["backend"]
-    if "replayed" in row or not name.startswith("amp") or "compile" in name:
-        return name
-    return name.removesuffix("+graph") if name.endswith("+graph") else f"{name}+eager"
 
 
 def inference() -> str:
     """How much faster deployed RepL is than E2E, both in their fastest form, at every batch size."""
-    rows = {(row["model"], backend_of(row), row["batch"]): row for file in INFERENCE for row in read(file)["rows"]}
+    rows = {(row["model"], row["backend"], row["batch"]): row for row in read("inference_h200.json")["rows"]}
     columns = [(model, batch) for model in ("resnet34", "vit_small_16") for batch in (1, 32, 64)]
     names = {"resnet34": "ResNet-34", "vit_small_16": "ViT-S/16"}
     head = ["", *(f"{names[model]}, batch {batch}" for model, batch in columns)]
@@ -256,9 +191,7 @@ def inference() -> str:
 
 def fused() -> str:
     """Milliseconds of E2E and deployed RepL, and their ratio, with convolutions and their ReLUs at once or not."""
-    rows = {
-        (row["model"], row["batch"], backend_of(row)): row for row in read("inference_h200_fused.json")["rows"]
-    }
+    rows = {(row["model"], row["batch"], row["backend"]): row for row in read("inference_h200_fused.json")["rows"]}
     names = {"resnet34": "ResNet-34", "resnet101": "ResNet-101"}
     images = {1: "one image", 64: "64 images"}
     columns = [(model, batch) for model in names for batch in images]

@@ -16,8 +16,8 @@ from torchvision.models import get_model
 import replearn
 from replearn import ReplearnError
 from replearn.experiments.training.fit import fit
+from replearn.experiments.training.pretrained import start_backbone_
 from replearn.experiments.training.scene_models import detector, segmenter
-from replearn.experiments.training.starting import start_backbone_
 from replearn.surgery.backbones import load_backbone_
 
 narrow.register()

@@ -163,7 +163,7 @@ def test_benchmarks_have_figures_with_hints_and_links_from_the_papers_tables(
     results = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
     made = build_report(results, tmp_path / "r.html", svg=False, png=False).page.as_uri()
     page, complaints = opened(browser, made, size)
-    page.locator("#measured-bench-steps-step circle.f-repl[data-tip]").first.hover()
+    page.locator("#measured-epochs-t1-resnet32-time circle.f-repl[data-tip]").first.hover()
     assert "of E2E" in page.locator("#tip").inner_text()
     card = page.locator("#measured-inference-h200")
     assert card.locator("svg").count() == 0  # closed, so not laid out

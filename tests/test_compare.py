@@ -15,6 +15,7 @@ from replearn.experiments import recipes
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.intervals import paired_difference, std_of, t_quantile
+from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import SHARED, result_from_json
 
 # ---- statistics --------------------------------------------------------------------------------
@@ -105,9 +106,9 @@ def rows_of(results):
 
 def test_the_last_epoch_is_reported_and_the_best_stands_beside_it(three):
     row = rows_of(three)["RepL"]
-    assert row.accuracy == pytest.approx(92.2)
+    assert row.score == pytest.approx(92.2)
     assert row.best == pytest.approx(93.2)
-    assert row.accuracies == (92.3, 92.0, 92.3)
+    assert row.scores == (92.3, 92.0, 92.3)
     assert row.std == pytest.approx(0.1732, abs=1e-4)
 
 
@@ -132,7 +133,7 @@ def test_costs_are_ratios_to_end_to_end_and_the_papers_stand_beside(three):
     row = rows_of(three)["RepL"]
     assert (row.time_ratio, row.memory_ratio) == pytest.approx((0.9, 0.91))
     assert (row.paper_time_ratio, row.paper_memory_ratio) == (0.8, 0.75)
-    assert (row.paper.accuracy, row.paper.std) == (93.43, 0.19)
+    assert (row.paper.score, row.paper.std) == (93.43, 0.19)
     assert rows_of(three)["removal"].paper is None
 
 
@@ -202,7 +203,7 @@ def test_a_recipe_that_was_changed_says_so_beside_the_papers_number():
     assert whole.notes == ()
     (short,) = compare([run("E2E", 0, 92.0, recipe=replace(shipped, epochs=5))])
     assert short.notes == ("not the recipe as it is shipped: epochs is 5, not 250",)
-    assert short.rows[0].paper.accuracy == 93.17
+    assert short.rows[0].paper.score == 93.17
 
 
 # ---- views -------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def test_a_comparison_is_plain_json(three):
 
 def test_the_picture_grows_with_the_rows(three, tmp_path):
     pytest.importorskip("matplotlib")
-    from replearn.experiments.training.picture import draw
+    from replearn.experiments.report.overview import draw
 
     def size(results, name):
         (comparison,) = compare(results)
@@ -248,9 +249,18 @@ def test_the_picture_grows_with_the_rows(three, tmp_path):
 
 
 def test_without_matplotlib_the_picture_names_what_to_install(three, tmp_path, monkeypatch):
-    from replearn.experiments.training.picture import draw
+    from replearn.experiments.report.overview import draw
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     (comparison,) = compare(three)
-    with pytest.raises(ReplearnError, match="needs matplotlib: pip install"):
+    with pytest.raises(ReplearnError, match="need matplotlib: pip install"):
         draw(comparison, tmp_path / "x.png")
+
+
+def test_a_method_without_targets_is_not_held_against_removal():
+    variants = (*RECIPE.variants, Variant(label="Stochastic Depth", method="stochastic_depth"))
+    variants += (Variant(label="Both", method="repl+stochastic_depth"),)
+    recipe = replace(RECIPE, variants=variants)
+    labels = ("E2E", "removal", "Stochastic Depth", "Both")
+    (found,) = compare([run(label, seed, 90.0 + seed, recipe=recipe) for label in labels for seed in (0, 1)])
+    assert [row.label for row in found.rows if row.against_removal is not None] == ["Both"]

@@ -20,14 +20,13 @@ from replearn import ReplearnError, deploy
 from replearn.deployment.exporting import export
 from replearn.experiments import recipes
 from replearn.experiments.report.building import build_report
-from replearn.experiments.training.coco_metrics import by_pycocotools, by_replearn, coco_metrics
+from replearn.experiments.training.coco_metrics import by_pycocotools, by_replearn, coco_metrics, read_results_file
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Detection, Recipe
 from replearn.experiments.training.results import read_result
-from replearn.experiments.training.results_file import read_results_file
 from replearn.experiments.training.run import RunSpec
 from replearn.experiments.training.scene_models import detector
 from replearn.experiments.training.state import read_state

@@ -99,8 +99,10 @@ def test_every_method_trains_digits_and_leaves_its_files(variant: str, tmp_path:
     assert (tmp_path / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("variant", ["repl", "adaptive", "repl+stochastic_depth"])
-@pytest.mark.parametrize("where", ["between epochs", "inside an epoch"])
+@pytest.mark.parametrize(
+    ("variant", "where"),
+    [("repl", "between epochs"), ("adaptive", "inside an epoch"), ("repl+stochastic_depth", "inside an epoch")],
+)
 def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
     variant: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,3 +469,17 @@ def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch
             fit([streamed("stopped")], device="cpu")
     resumed = fit([streamed("stopped")], device="cpu", resume=True)[0]
     assert measured(resumed) == measured(whole)
+
+
+def test_a_second_process_in_a_runs_folder_is_told_who_trains_there(tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; from replearn.experiments.training.locking import locked\n"
+        f"with locked([pathlib.Path({str(tmp_path)!r})]): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ReplearnError, match=rf"is being trained by process {other.pid} on .* since"):
+            fit([spec(tmp_path, "e2e", epochs=1)], device="cpu")
+        other.kill()
+    assert fit([spec(tmp_path, "e2e", epochs=1)], device="cpu")[0].finished

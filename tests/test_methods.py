@@ -760,3 +760,23 @@ def test_the_whole_model_compiles_to_one_graph_with_the_same_result(name: str, b
     if name.startswith("adaptive"):
         # scored in spite of the compilation; with one legal block there is no other choice
         assert method.start_epoch(compiled, 0, images) is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"first": 2}, r"interval=4, first=2, basic"),
+        ({"interval": 2}, r"interval=2, first=2, basic"),
+        ({"operator": replearn.operators.Basic(sources="next")}, r"interval=4, first=4, basic \(next\)"),
+    ],
+)
+def test_weights_with_another_placement_or_operator_are_refused_with_both(changes, asked):
+    model = replearn.models.resnet32()
+    replearn.replace_(model, replearn.plan(model))
+    row = Variant(label="RepL", method="repl", **changes)
+    with pytest.raises(
+        ReplearnError, match=rf"asks for {asked}, and they were trained with interval=4, first=4, basic\."
+    ):
+        method_for(Setting(row, seed=0, epochs=1)).prepare(model)
+    same = method_for(Setting(Variant(label="RepL", method="repl"), seed=0, epochs=1))
+    assert same.prepare(model) is model

@@ -22,9 +22,8 @@ from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Recipe, Segmentation
 from replearn.experiments.training.run import RunSpec
 from replearn.experiments.training.scene_models import logits_of, segmenter
-from replearn.experiments.training.segmentation_metrics import confusion, segmentation_metrics
 from replearn.experiments.training.state import read_state
-from replearn.experiments.training.tasks.segmentation import SemanticSegmentation
+from replearn.experiments.training.tasks.segmentation import SemanticSegmentation, confusion, segmentation_metrics
 
 narrow.register()
 CPU = torch.device("cpu")

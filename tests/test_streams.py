@@ -1,12 +1,9 @@
-"""ImageNet-like streams: class folders and shards, the same batches however many processes read them."""
+"""ImageNet-like streams: class folders, the same batches however many processes read them."""
 
 from __future__ import annotations
 
 import io
-import json
 import shutil
-import sys
-import tarfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +16,6 @@ from replearn.errors import ReplearnError
 from replearn.experiments.training import data
 from replearn.experiments.training.data import IGNORED
 from replearn.experiments.training.data.folders import FolderStream
-from replearn.experiments.training.data.shards import ShardStream
 
 CLASSES = ("n01", "n02", "n03")
 TRAIN, TEST = 14, 7
@@ -50,30 +46,10 @@ def write_folders(root: Path) -> None:
     (root / "imagenet" / "train" / "n01" / "list.txt").write_text("not a picture")
 
 
-def write_shard(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, raw in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(raw)
-            tar.addfile(info, io.BytesIO(raw))
-
-
-def write_shards(root: Path) -> None:
-    folder = root / "imagenet-wds"
-    folder.mkdir(parents=True)
-    for split, count, shards in (("train", TRAIN, 4), ("val", TEST, 3)):
-        for shard in range(shards):
-            members = {}
-            for number in range(shard, count, shards):
-                members |= {f"{number:03}.jpg": jpeg(number), f"{number:03}.cls": str(number % 3).encode()}
-            write_shard(folder / f"imagenet1k-{split}-{shard:04}.tar", members)
-
-
 @pytest.fixture(scope="session")
 def originals(tmp_path_factory):
     root = tmp_path_factory.mktemp("imagenet")
     write_folders(root / "folders")
-    write_shards(root / "shards")
     return root
 
 
@@ -85,15 +61,8 @@ def folders(originals) -> FolderStream:
 
 
 @pytest.fixture
-def shards(originals) -> ShardStream:
-    stream = data.load("imagenet", originals / "shards", strict_counts=False)
-    assert isinstance(stream, ShardStream)
-    return replace(stream, size=16, workers=0)
-
-
-@pytest.fixture(params=["folders", "shards"])
-def stream(request):
-    return request.getfixturevalue(request.param)
+def stream(folders) -> FolderStream:
+    return folders
 
 
 def same(left: list, right: list) -> bool:
@@ -263,68 +232,3 @@ def test_folders_that_are_not_imagenet_are_told(originals, tmp_path):
     with pytest.raises(ReplearnError, match="must be sorted into folders"):
         data.load("imagenet", tmp_path, strict_counts=False)
     assert "sorted into folders" in str(data.status("imagenet", tmp_path).problem)
-
-
-# ---- shards ----------------------------------------------------------------------------------
-
-
-def test_processes_read_different_shards_and_as_many_batches(shards):
-    parts = [list(shards.train_batches(0, 0, rank, 2, 4)) for rank in range(2)]
-    assert [len(part) for part in parts] == [3, 3]
-    drawn = [{number for images, _ in part for number in numbers(images)} for part in parts]
-    assert not drawn[0] & drawn[1]
-
-
-def test_sizes_beside_the_shards_save_counting(originals, tmp_path):
-    shutil.copytree(originals / "shards", tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "imagenet-wds"
-    names = [path.name for path in folder.glob("*.tar")]
-    (folder / "sizes.json").write_text(json.dumps(dict.fromkeys(names, 1000)))
-    assert data.load("imagenet", tmp_path, strict_counts=False).num_train == 4000
-    (folder / "sizes.json").write_text("[1, 2]")
-    with pytest.raises(ReplearnError, match=r"sizes\.json is not of the form"):
-        data.load("imagenet", tmp_path, strict_counts=False)
-
-
-def test_shards_that_can_t_be_read_are_told(originals, tmp_path):
-    shutil.copytree(originals / "shards", tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "imagenet-wds"
-    with pytest.raises(ReplearnError, match="holds 14 training pictures, and ImageNet has 1,281,167"):
-        data.load("imagenet", tmp_path)
-    stream = replace(data.load("imagenet", tmp_path, strict_counts=False), size=16, workers=0)
-    with pytest.raises(ReplearnError, match="4 training shards can't be dealt to 5 processes"):
-        stream.train_batches(0, 0, 0, 5, 5)
-    broken = folder / "imagenet1k-train-0001.tar"
-    broken.write_bytes(broken.read_bytes()[:1200])
-    with pytest.raises(ReplearnError, match=r"train-0001\.tar is broken"):
-        list(stream.train_batches(0, 0, batch_size=14))
-    with pytest.raises(ReplearnError, match=r"train-0001\.tar is cut off or no tar file"):
-        data.load("imagenet", tmp_path, strict_counts=False)
-    for path in folder.glob("*val*"):
-        path.unlink()
-    broken.unlink()
-    with pytest.raises(ReplearnError, match=r"no \*val\*\.tar"):
-        data.load("imagenet", tmp_path, strict_counts=False)
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"a.jpg": jpeg(1), "a.cls": b"1000"},
-        {"a.jpg": jpeg(1), "a.cls": b"cat"},
-        {"a.txt": b"", "a.cls": b"1"},
-        {"a.jpg": b"no picture", "a.cls": b"1"},
-    ],
-)
-def test_a_sample_that_is_not_one_is_named_with_its_shard(tmp_path, members):
-    write_shards(tmp_path)
-    write_shard(tmp_path / "imagenet-wds" / "imagenet1k-val-0001.tar", members)
-    stream = replace(data.load("imagenet", tmp_path, strict_counts=False), size=16, workers=0)
-    with pytest.raises(ReplearnError, match=r"a in .*imagenet1k-val-0001\.tar"):
-        list(stream.test_batches(batch_size=2))
-
-
-def test_without_webdataset_shards_say_what_to_install(shards, monkeypatch):
-    monkeypatch.setitem(sys.modules, "webdataset", None)
-    with pytest.raises(ReplearnError, match="pip install webdataset"):
-        list(shards.test_batches(batch_size=2))

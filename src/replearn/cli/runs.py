@@ -113,5 +113,7 @@ def results_below(folder: Path) -> list[Result]:
 
 def is_result(path: Path) -> bool:
     """Whether a file says of itself that it is a result; recipes and comparisons lie beside them."""
+    if not path.is_file():  # a pipe may never end
+        return False
     with open(path, "rb") as file:
         return b'"replearn-result' in file.read(200)

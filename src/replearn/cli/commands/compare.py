@@ -60,9 +60,9 @@ def compare(
 
     * `replearn compare --from runs/t1_resnet32 --json`
     """
+    from ...experiments.report.overview import draw
     from ...experiments.training.compare import compare as compare_results
     from ...experiments.training.equal_time import at_equal_time, with_no_more_epochs
-    from ...experiments.training.picture import draw
     from ..runs import data_of, leads, resolved, results_below, seeds_named, spec_of, variants_named
 
     if (recipe is None) == (read is None):
@@ -103,7 +103,7 @@ def compare(
 def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
     from ...experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
-    from ...experiments.training.foreseeing import refuse_impossible_rows
+    from ...experiments.training.preflight import refuse_impossible_rows
     from ...experiments.training.tasks import task_named
     from ..progress import watching
     from ..runs import found
@@ -137,8 +137,8 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     """The comparison beside its runs: as text, as JSON and as a picture."""
     from ...experiments.report.collecting import Reader
     from ...experiments.report.examples import example_sheet
+    from ...experiments.report.overview import draw
     from ...experiments.training.comparison_table import comparison_table
-    from ...experiments.training.picture import draw
     from ...experiments.training.results import write_atomically
 
     write_atomically(folder / "comparison.txt", comparison_table(comparison) + "\n")

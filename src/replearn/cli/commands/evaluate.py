@@ -28,9 +28,8 @@ def evaluate(
 
     * `replearn evaluate runs/bccd_retinanet/bccd/repl/seed-0/predictions.json --annotations instances_test.json`
     """
-    from ...experiments.training.coco_metrics import coco_metrics
+    from ...experiments.training.coco_metrics import coco_metrics, read_results_file
     from ...experiments.training.data.coco import as_truth, read_annotations
-    from ...experiments.training.results_file import read_results_file
 
     found, truth = read_results_file(results), read_annotations(annotations)
     pictures, classes = ({entry["id"] for entry in truth[part]} for part in ("images", "categories"))

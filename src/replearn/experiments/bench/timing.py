@@ -77,7 +77,8 @@ def interleave(
             body()
     names = list(bodies)
     found: dict[str, list[float]] = {name: [] for name in names}
-    gc.collect()
+    if device.type == "cuda":
+        gc.collect()
     with collector_off():  # it would stop whoever happens to be measured
         for number in range(rounds):
             turn = number % len(names)

@@ -138,8 +138,8 @@ def build_and_time(
         for label, step in steps.items()
     }
     del steps
-    gc.collect()  # modules are full of cycles, and what comes next wants the memory
     if device.type == "cuda":
+        gc.collect()  # modules are full of cycles, and what comes next wants the memory
         torch.cuda.empty_cache()
     return found
 

@@ -1,7 +1,8 @@
-"""The recipes: one file each, and this folder is their list.
+"""The recipes: every `Recipe` that a file of this folder holds, one file for each table or theme.
 
-A recipe is a file with `RECIPE = Recipe(...)` and its claim on top: a docstring with the lines named in
-`CLAIM`. To add one, add a file. Files that start with an underscore hold what several recipes share.
+A file's docstring states the claims: lines that begin with the words of `CLAIM`. Lines at the top hold for all
+recipes of the file, lines under `## NAME: headline` for one. What is not stated is not yet measured. To add
+recipes, add a file. Files that start with an underscore hold what several files share.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,15 +23,16 @@ from ..training.recipe import Recipe, recipe_from_dict
 
 CLAIM = ("Command", "Expected", "Seeds", "Hardware", "Time", "Backed by")
 UNMEASURED = "not yet measured"
+STATED = rf"^({'|'.join(CLAIM)}): *(.*(?:\n +\S.*)*)\n?"
 
 
 def available() -> tuple[str, ...]:
     """The names of all recipes."""
-    return tuple(sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_")))
+    return tuple(sorted(_shipped()))
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of this name, or of a file: your own `NAME.py`, or the `recipe.json` of a run.
+    """The recipe of this name, or of a file: your own `NAME.py` with its RECIPE, or the `recipe.json` of a run.
 
     ReplearnError with the nearest names if there is none.
 
@@ -41,22 +44,19 @@ def recipe(name: str) -> Recipe:
             return recipe_from_dict(parse(Path(name).read_text(encoding="utf-8"), "it"))
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise ReplearnError(f"Can't read the recipe {name}: {error}.") from error
-    found = getattr(_module(name), "RECIPE", None)
-    if not isinstance(found, Recipe):
-        raise ReplearnError(f"{name} has no RECIPE = Recipe(...), which is what a recipe's file holds.")
-    return found
+    return _found(name)[1]
 
 
 def about(name: str) -> str:
-    """What the recipe says of itself, whole: its file's docstring."""
+    """What the file's docstring says of this recipe, with its claim, then what it says of all its recipes."""
     if name.endswith(".json"):
         return f"The recipe in {name}."
-    return (_module(name).__doc__ or "").strip()
-
-
-def headline(name: str) -> str:
-    """The first line of what the recipe says of itself."""
-    return about(name).partition("\n")[0]
+    module, found = _found(name)
+    shared, sections = _sections(module)
+    own, shared = (re.sub(STATED, "", text, flags=re.MULTILINE) for text in (sections.get(found.name, ""), shared))
+    headline, _, rest = own.strip().partition("\n")
+    stated = "\n".join(f"{word}: {text}" for word, text in claim(name).items())
+    return "\n\n".join(text for text in (headline, stated, rest.strip(), shared.strip()) if text)
 
 
 def claim(name: str) -> Mapping[str, str]:
@@ -65,29 +65,48 @@ def claim(name: str) -> Mapping[str, str]:
     >>> claim("t1_resnet32")["Command"].split()[:2]
     ['replearn', 'compare']
     """
-    entries: dict[str, str] = {}
-    last = None
-    for line in about(name).splitlines():
-        word, colon, rest = line.partition(":")
-        if colon and word in CLAIM:
-            last = word
-            entries[word] = rest.strip()
-        elif last and re.match(r"\s+\S", line):
-            entries[last] += f" {line.strip()}"
-        else:
-            last = None
-    return entries
+    module, found = _found(name)
+    shared, sections = _sections(module)
+    stated = {**_claims(shared), **_claims(sections.get(found.name, ""))}
+    return {word: stated.get(word, UNMEASURED).replace("NAME", found.name) for word in CLAIM}
 
 
-def _module(name: str) -> ModuleType:
+def _claims(text: str) -> dict[str, str]:
+    lines = re.findall(STATED, text, flags=re.MULTILINE)
+    return {word: " ".join(rest.split()) for word, rest in lines}
+
+
+def _sections(module: ModuleType) -> tuple[str, dict[str, str]]:
+    """A docstring as what stands before its first `## NAME: headline`, and what stands under each."""
+    shared, *parts = re.split(r"^## ", (module.__doc__ or "").strip(), flags=re.MULTILINE)
+    return shared.strip(), {part.partition(":")[0]: part.strip() for part in parts}
+
+
+@cache
+def _shipped() -> dict[str, tuple[ModuleType, Recipe]]:
+    """Every recipe by name, with its file."""
+    names = [module.name for module in iter_modules(__path__) if not module.name.startswith("_")]
+    modules = [import_module(f"{__name__}.{name}") for name in names]
+    return {
+        found.name: (module, found)
+        for module in modules
+        for found in vars(module).values()
+        if isinstance(found, Recipe)
+    }
+
+
+def _found(name: str) -> tuple[ModuleType, Recipe]:
     if name.endswith(".py"):
-        return _module_of_file(Path(name))
-    names = available()
-    if name not in names:
-        near = get_close_matches(name, names, n=3)
-        hint = f"Did you mean {', '.join(near)}?" if near else f"There are {', '.join(names)}."
+        module = _module_of_file(Path(name))
+        found = getattr(module, "RECIPE", None)
+        if not isinstance(found, Recipe):
+            raise ReplearnError(f"{name} has no RECIPE = Recipe(...), which is what a recipe's file holds.")
+        return module, found
+    if name not in _shipped():
+        near = get_close_matches(name, available(), n=3)
+        hint = f"Did you mean {', '.join(near)}?" if near else f"There are {', '.join(available())}."
         raise ReplearnError(f"There is no recipe {name!r}. {hint}")
-    return import_module(f"{__name__}.{name}")
+    return _shipped()[name]
 
 
 def _module_of_file(path: Path) -> ModuleType:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...operators._base.options import Options
+from ...operators.reduced_bottleneck import ReducedBottleneck
 from ..training.paper import printed as printed
 from ..training.recipe import Augment, Optimizer, Schedule, Variant
 
@@ -71,3 +72,15 @@ SOURCES = {
     "both layers": "RepL both",
 }
 COMBINED = same("E2E", "RepL", "Stochastic Depth", "RepL+Stochastic Depth", "Checkpointing", "RepL+Checkpointing")
+
+# Detection and segmentation: first=2 gives the paper's savings, and the reduced bottleneck stands beside the
+# printed operator, which costs as much as the block that it replaces.
+REDUCED = ReducedBottleneck()
+SCENES = (E2E, removal(first=2), repl(first=2), repl("RepL reduced", first=2, operator=REDUCED))
+# Labelled as the rows of t2 that their classifiers are trained by: `{method}` in `pretrained` is the label's slug.
+SCENES_FROM_T2 = (
+    E2E,
+    removal("removal first=2", first=2),
+    repl("RepL first=2", first=2),
+    repl("RepL reduced first=2", first=2, operator=REDUCED),
+)

@@ -10,10 +10,12 @@ from typing import Any
 
 from ...errors import ReplearnError
 from ..training.examples import FOLDER, LEGEND
-from .collecting import RunFile
+from ..training.results import LARGEST
+from .collecting import RunFile, leads_out
 
 WIDTH, GAP, TITLE = 320, 8, 20  # of one picture, between two, and above a column
-MOST_COLUMNS = 6
+MOST_COLUMNS, MOST_ROWS = 6, 12
+MOST_PIXELS, TALLEST = 50_000_000, 4 * WIDTH
 
 
 def example_sheet(root: Path, runs: Sequence[RunFile]) -> bytes | None:
@@ -24,11 +26,14 @@ def example_sheet(root: Path, runs: Sequence[RunFile]) -> bytes | None:
     from PIL import Image, ImageDraw
 
     first = next(iter(columns.values()))
-    rows = [column_of(Image, first, "truth"), *(column_of(Image, folder, "found") for folder in columns.values())]
+    found = [column_of(root, folder, "found") for folder in columns.values()]
+    rows = [column_of(root, first, "truth"), *found]
     titles = ["truth", *columns]
     count = min(len(column) for column in rows)
     heights = [max(column[place].height for column in rows) for place in range(count)]
-    legend = legend_of(Image, first)
+    legend = opened(root, first / LEGEND) if (first / LEGEND).is_file() else None
+    if legend is not None:
+        legend = legend.crop((0, 0, min(legend.width, MOST_COLUMNS * WIDTH), min(legend.height, TALLEST)))
     below = 0 if legend is None else legend.height + GAP
     size = (len(rows) * (WIDTH + GAP) + GAP, TITLE + sum(heights) + GAP * (count + 1) + below)
     sheet = Image.new("RGB", size, "white")
@@ -56,25 +61,32 @@ def columns_of(root: Path, runs: Sequence[RunFile]) -> dict[str, Path]:
     return found
 
 
-def legend_of(image: Any, folder: Path) -> Any:
-    """The classes' colours, where a run has written them."""
-    return opened(image, folder / LEGEND) if (folder / LEGEND).is_file() else None
-
-
-def column_of(image: Any, folder: Path, which: str) -> list[Any]:
-    """The pictures of one column, brought to one width."""
+def column_of(root: Path, folder: Path, which: str) -> list[Any]:
+    """The pictures of one column, brought to one width; a very tall one is squeezed."""
     made = []
-    for path in sorted(folder.glob(f"*-{which}.png")):
-        picture = opened(image, path)
-        made.append(picture.resize((WIDTH, max(1, round(picture.height * WIDTH / picture.width)))))
+    for path in sorted(folder.glob(f"*-{which}.png"))[:MOST_ROWS]:
+        picture = opened(root, path)
+        height = max(1, min(round(picture.height * WIDTH / picture.width), TALLEST))
+        made.append(picture.resize((WIDTH, height)))
     return made
 
 
-def opened(image: Any, path: Path) -> Any:
+def opened(root: Path, path: Path) -> Any:
+    """A picture of bounded size that lies in the folder; ReplearnError for anything else."""
+    from PIL import Image
+
+    place = path.relative_to(root)
+    if leads_out(path, root):
+        raise ReplearnError(f"{place} is a link that leads out of the folder.")
+    if not path.is_file() or path.stat().st_size > LARGEST:
+        raise ReplearnError(f"{place} is no picture that can be read (not an ordinary file, or too large).")
     try:
-        return image.open(path).convert("RGB")
-    except (OSError, ValueError) as error:
-        raise ReplearnError(f"{path} is no picture that can be read ({error}).") from error
+        with Image.open(path) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"{picture.width}x{picture.height} pixels are too many")
+            return picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ReplearnError(f"{place} is no picture that can be read ({error}).") from error
 
 
 def as_address(png: bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -57,7 +57,7 @@ def table(
     return tag("div", tag("table", head, body), class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
-def columns(entries: dict[str, Sequence[Content]], left: Sequence[str], label: str = "") -> Raw:
+def columns(entries: Mapping[str, Sequence[Content]], left: Sequence[str], label: str = "") -> Raw:
     """A table by columns; those that have nothing to say are left out."""
     kept = {head: list(cells) for head, cells in entries.items() if any(text_of(cell) for cell in cells)}
     places = [index for index, head in enumerate(kept) if head in left]

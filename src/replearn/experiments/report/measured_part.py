@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from .figures import figure
 from .markup import Raw, fold, join, table, tag
 from .measured import Measured, Table
+from .scene import Drawing
+from .svg import inline_svg
 from .tables import command
 
 MOST_ROWS = 24  # a longer table is folded
@@ -33,3 +34,8 @@ def _table(shown: Table, label: str) -> Raw:
     if len(shown.rows) > MOST_ROWS or shown.folded:
         return fold(f"{title or 'Every number'} ({len(shown.rows)} rows)", made)
     return join(tag("h3", title), made) if title else made
+
+
+def figure(drawing: Drawing) -> Raw:
+    caption = join(tag("b", f"{drawing.title}."), " ", drawing.about[:1].upper() + drawing.about[1:])
+    return tag("figure", Raw(inline_svg(drawing)), tag("figcaption", caption), id=drawing.name)

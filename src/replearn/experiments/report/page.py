@@ -9,10 +9,9 @@ from ... import __version__
 from ..training.results import now
 from .collecting import Collection
 from .examples import as_address
-from .figures import figure
 from .kinds import measured_in
 from .markup import Content, Raw, counted, fold, join, table, tag
-from .measured_part import measured_card
+from .measured_part import figure, measured_card
 from .others import others_part
 from .paper_part import paper_part
 from .scene import PALETTE

@@ -36,15 +36,18 @@ def paper_part(sections: Sequence[Section], measured: Sequence[Measured] = ()) -
 def ours_of(
     printed: PaperTable, sections: Sequence[Section], measured: Sequence[Measured] = ()
 ) -> Mapping[int, Ours]:
-    """By the number of the printed row: our row that carries these very numbers as the paper's, and benchmarks."""
+    """By the number of the printed row: our row that names this one as the paper's, and benchmarks."""
     rows: dict[tuple[Any, ...], tuple[Row, Section]] = {}
     for section in sections:
         for row in section.comparison.rows if section.comparison else ():
             if row.paper is not None:
-                rows.setdefault(_numbers(row.paper), (row, section))
+                rows.setdefault(_identity(row.paper, row.method == "e2e"), (row, section))
     found: dict[int, Ours] = {}
     for index, entry in enumerate(printed.rows):
-        if any(key in entry for key in SCORES) and (match := rows.get(_numbers(paper_row(entry, "")))):
+        if not any(key in entry for key in SCORES):
+            continue
+        identity = _identity(paper_row(entry, "", printed.label), entry["method"] == "E2E")
+        if match := rows.get(identity):
             found[index] = Ours(*match)
     for one in measured:
         for beside in one.found.beside:
@@ -54,8 +57,9 @@ def ours_of(
     return found
 
 
-def _numbers(row: PaperRow) -> tuple[Any, ...]:
-    return astuple(replace(row, label=""))
+def _identity(row: PaperRow, e2e: bool) -> tuple[Any, ...]:
+    """A printed row without our label; E2E is one run in every table, other methods are not."""
+    return astuple(replace(row, label="", table="" if e2e else row.table))
 
 
 def _fold(printed: PaperTable, ours: Mapping[int, Ours]) -> Raw:

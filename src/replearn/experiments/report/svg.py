@@ -22,11 +22,6 @@ def standalone_svg(drawing: Drawing) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + _svg(drawing, head, tips=False) + "\n"
 
 
-def titled_svg(drawing: Drawing) -> str:
-    """The drawing for a page without our script: colours by class, hints as titles."""
-    return _svg(drawing, "", tips=False)
-
-
 def style_rules() -> str:
     """The classes that inline drawings use, on the page's colour variables."""
     return "".join(_rules(role, f"var(--{role})") for role in PALETTE)

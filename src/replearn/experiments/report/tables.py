@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ..training.compare import Row
-from ..training.comparison_table import measured_beside, ratio, signed, spread
+from ..training.comparison_table import cost_columns, score_columns, signed, spread
 from ..training.intervals import Difference
 from ..training.metrics import Metric
 from .collecting import RunFile
-from .markup import Raw, columns, join, table, tag
+from .markup import Content, Raw, columns, join, table, tag
 from .reproducing import command_of
 from .scene import series_roles
 from .sections import Section
@@ -21,48 +21,29 @@ MOST_RUNS = 60  # of one section, in its list of runs
 def reached_table(section: Section) -> Raw:
     """The metric with its spread, differences with intervals and verdicts, and the paper's number."""
     assert section.comparison is not None
-    rows = section.comparison.rows
-    roles = series_roles([row.method for row in rows])
-    reached = section.metric.title.removeprefix("test ")
-    return columns(
-        {
-            "method": [named(row.label, role) for row, role in zip(rows, roles, strict=True)],
-            "seeds": [str(len(row.seeds)) for row in rows],
-            reached: [tag("b", spread(row.score, row.std)) for row in rows],
-            "best epoch": [f"{row.best:.2f}" for row in rows],
-            **measured_beside(rows),
-            "against E2E": [difference(row.against_e2e) for row in rows],
-            "against removal": [difference(row.against_removal) for row in rows],
-            "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],
-            "top-5": [f"{row.top5:.2f}" if row.paper and row.paper.top5 else "" for row in rows],
-            "paper top-5": [
-                spread(row.paper.top5, row.paper.top5_std) if row.paper and row.paper.top5 else "" for row in rows
-            ],
-        },
-        left=("method", "against E2E", "against removal"),
-        label=f"{reached} of {section.recipe} on {section.data}",
-    )
+    rows, metric = section.comparison.rows, section.metric
+    cells: dict[str, Sequence[Content]] = {
+        **score_columns(rows, metric),
+        "method": labels_of(rows),
+        metric.name: [tag("b", spread(row.score, row.std)) for row in rows],
+        "against E2E": [difference(row.against_e2e) for row in rows],
+        "against removal": [difference(row.against_removal) for row in rows],
+    }
+    reached = metric.title.removeprefix("test ")
+    named = {reached if head == metric.name else head: column for head, column in cells.items()}
+    left = ("method", "against E2E", "against removal")
+    return columns(named, left, f"{reached} of {section.recipe} on {section.data}")
 
 
 def cost_table(rows: Sequence[Row]) -> Raw:
-    full = next((row.parameters for row in rows if row.method == "e2e"), None)
+    return columns({**cost_columns(rows), "method": labels_of(rows)}, ("method",), "costs")
+
+
+def labels_of(rows: Sequence[Row]) -> list[Content]:
     roles = series_roles([row.method for row in rows])
-    return columns(
-        {
-            "method": [named(row.label, role) for row, role in zip(rows, roles, strict=True)],
-            "s/epoch": [f"{row.seconds:.2f}" if row.alone else "" for row in rows],
-            "time ratio": [ratio(row.time_ratio) for row in rows],
-            "paper time": [ratio(row.paper_time_ratio) for row in rows],
-            "GB": [f"{row.memory / 1e9:.2f}" if row.memory and row.alone else "" for row in rows],
-            "memory ratio": [ratio(row.memory_ratio) for row in rows],
-            "paper memory": [ratio(row.paper_memory_ratio) for row in rows],
-            "parameters": [f"{row.parameters:,}" for row in rows],
-            "share": [ratio(row.parameters / full if full else None) for row in rows],
-            "MFLOPs": [f"{row.flops / 1e6:,.1f}" for row in rows],
-        },
-        left=("method",),
-        label="costs",
-    )
+    return [
+        join(tag("span", "", class_=f"dot b-{role}"), row.label) for row, role in zip(rows, roles, strict=True)
+    ]
 
 
 def reproduce_list(section: Section) -> Raw:
@@ -105,10 +86,6 @@ def runs_table(section: Section) -> Raw:
 
 def bar(done: int, whole: int) -> Raw:
     return tag("progress", value=str(min(done, whole)), max=str(max(whole, 1)), aria_label="epochs done")
-
-
-def named(label: str, role: str) -> Raw:
-    return join(tag("span", "", class_=f"dot b-{role}"), label)
 
 
 def difference(value: Difference | None) -> Raw | str:

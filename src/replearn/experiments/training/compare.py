@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import ReplearnError
 from ...planning.serialization import encode
 from .comparable import changes_of, check_same_settings, machine, shared
 from .intervals import Difference, mean_of, paired_difference, std_of
+from .methods import has_targets
 from .metrics import Metric
 from .recipe import PaperRow, paper_row_from_dict
 from .results import Result
@@ -42,16 +43,6 @@ class Row:
     paper: PaperRow | None
     paper_time_ratio: float | None
     paper_memory_ratio: float | None
-
-    @property
-    def accuracy(self) -> float:
-        """The score of a classifier."""
-        return self.score
-
-    @property
-    def accuracies(self) -> tuple[float, ...]:
-        """The scores of a classifier, by seed."""
-        return self.scores
 
     @property
     def top5(self) -> float:
@@ -155,7 +146,7 @@ def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]])
         best=mean_of([run.best.measures[run.metric.key] for run in runs.values()]),
         also={other.name: mean_of([run.last.measures[other.key] for run in runs.values()]) for other in task.also},
         against_e2e=_against(runs, e2e),
-        against_removal=None if first.variant["method"] == "e2e" else _against(runs, removal),
+        against_removal=_against(runs, removal) if has_targets(str(first.variant["method"])) else None,
         alone=not any(shared(run) for run in runs.values()),
         seconds=seconds,
         memory=memory,
@@ -210,7 +201,8 @@ def _ratios(runs: Mapping[int, Result], e2e: Mapping[int, Result] | None) -> tup
 def _paper(result: Result, label: str) -> PaperRow | None:
     for entry in result.recipe.get("paper", ()):
         if entry["data"] == result.data and entry["label"] == label:
-            return paper_row_from_dict(entry)
+            row = paper_row_from_dict(entry)
+            return replace(row, table=row.table or str(result.recipe["table"]))
     return None
 
 

@@ -41,24 +41,27 @@ def heading(comparison: Comparison) -> str:
     return f"{comparison.recipe}: {comparison.model} on {comparison.data}, {length} ({comparison.hardware})"
 
 
-def score_table(rows: Sequence[Row], metric: Metric) -> list[str]:
-    columns: dict[str, list[str]] = {
+def score_columns(rows: Sequence[Row], metric: Metric) -> dict[str, list[str]]:
+    """What was reached, by column; a column with nothing to say is all empty texts."""
+    several = len({row.epochs for row in rows}) > 1
+    paper = [row.paper if row.paper and row.paper.top5 else None for row in rows]
+    return {
         "method": [row.label for row in rows],
         "seeds": [str(len(row.seeds)) for row in rows],
-        "epochs": [str(row.epochs) if len({row.epochs for row in rows}) > 1 else "" for row in rows],
+        "epochs": [str(row.epochs) if several else "" for row in rows],
         metric.name: [spread(row.score, row.std) for row in rows],
         "best": [f"{row.best:.2f}" for row in rows],
         **measured_beside(rows),
         "against E2E": [difference(row.against_e2e) for row in rows],
         "against removal": [difference(row.against_removal) for row in rows],
         "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],
+        "top-5": [f"{row.top5:.2f}" if any(paper) else "" for row in rows],
+        "paper top-5": [spread(row.top5, row.top5_std) if row and row.top5 else "" for row in paper],
     }
-    if any(row.paper and row.paper.top5 for row in rows):
-        columns["top-5"] = [f"{row.top5:.2f}" for row in rows]
-        columns["paper top-5"] = [
-            spread(row.paper.top5, row.paper.top5_std) if row.paper and row.paper.top5 else "" for row in rows
-        ]
-    return shown(columns, left=("method", "against E2E", "against removal"))
+
+
+def score_table(rows: Sequence[Row], metric: Metric) -> list[str]:
+    return shown(score_columns(rows, metric), left=("method", "against E2E", "against removal"))
 
 
 def measured_beside(rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -67,9 +70,9 @@ def measured_beside(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {name: [f"{row.also[name]:.2f}" for row in rows] for name in names}
 
 
-def cost_table(rows: Sequence[Row]) -> list[str]:
+def cost_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
     full = next((row.parameters for row in rows if row.method == "e2e"), None)
-    columns: dict[str, list[str]] = {
+    return {
         "method": [row.label for row in rows],
         "s/epoch": [f"{row.seconds:.2f}" if row.alone else "" for row in rows],
         "time": [ratio(row.time_ratio) for row in rows],
@@ -81,7 +84,10 @@ def cost_table(rows: Sequence[Row]) -> list[str]:
         "share": [ratio(row.parameters / full if full else None) for row in rows],
         "MFLOPs": [f"{row.flops / 1e6:,.1f}" for row in rows],
     }
-    return shown(columns, left=("method",))
+
+
+def cost_table(rows: Sequence[Row]) -> list[str]:
+    return shown(cost_columns(rows), left=("method",))
 
 
 def shown(columns: dict[str, list[str]], left: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from ...planning.serialization import encode
 from .compiling import many_graphs
 from .interrupting import Interruption, interruption
 from .keeping import result_of, resume_run, save_run, tidy, write_model, write_result
+from .locking import locked
 from .log import RunLog
 from .processes import Parallel, Processes, start_processes
 from .recipe import FORMAT as RECIPE
@@ -64,14 +65,16 @@ def fit(
         raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")
     where = device_named(device)
     processes = start_processes(where, parallel)
-    gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
-    with settings(specs[0], deterministic):
+    if where.type == "cuda":
+        gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
+    for spec in specs:
+        spec.out.mkdir(parents=True, exist_ok=True)
+    with settings(specs[0], deterministic), locked([s.out for s in specs] if processes.leads else []):
         shared = {} if shared is None else shared
         runs = []
         for spec in specs:
             task = task_named(spec.recipe.task).open(spec, where, processes, shared)
             runs.append(Run(spec, task, where, processes))
-            spec.out.mkdir(parents=True, exist_ok=True)
             if processes.leads:
                 tidy(spec.out)
         if not all(run.batches.one_shape for run in runs):

@@ -61,11 +61,11 @@ def printed(
     found = []
     for row in rows:
         ours = labels[row["method"]]
-        found += [paper_row(row, label) for label in ((ours,) if isinstance(ours, str) else ours)]
+        found += [paper_row(row, label, table) for label in ((ours,) if isinstance(ours, str) else ours)]
     return tuple(found)
 
 
-def paper_row(row: Mapping[str, Any], label: str) -> PaperRow:
+def paper_row(row: Mapping[str, Any], label: str, table: str) -> PaperRow:
     """A printed row as recipes and comparisons hold it."""
     score, std = pair(row[score_of(row)])
     assert score is not None
@@ -79,6 +79,7 @@ def paper_row(row: Mapping[str, Any], label: str) -> PaperRow:
         top5_std=top5_std,
         memory_gb=row.get("memory"),
         seconds_per_epoch=row.get("time"),
+        table=table,
     )
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
+from ...surgery.backbones import load_backbone_
 from .architectures import num_heads
 
 FOLDER_NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -188,3 +189,19 @@ def timm_weights(name: str) -> dict[str, Tensor]:
         raise ReplearnError(
             f"timm:{name} could not be had from the hub: {told} Get its file by hand and write pretrained=FILE."
         ) from error
+
+
+def start_backbone_(model: nn.Module, source: str) -> str:
+    """Fill the backbone from a file, a folder or timm:NAME; what was and wasn't loaded, in words.
+
+    Raises ReplearnError, with the model unchanged, for weights of another backbone.
+    """
+    if source.startswith("timm:"):
+        return str(load_backbone_(model, timm_weights(source.removeprefix("timm:")))).replace(
+            "the state dict", source, 1
+        )
+    path = Path(source)
+    file = path / "model.safetensors" if path.is_dir() and (path / "model.safetensors").is_file() else path
+    if file.suffix == ".safetensors" and file.is_file():
+        return str(load_backbone_(model, file))
+    return str(load_backbone_(model, read_weights(path))).replace("the state dict", source, 1)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from ...errors import ReplearnError
-from ...planning.serialization import encode, parse
+from ...planning.serialization import decode, encode, parse
 from ...surgery.tensor_file import PART
 from .metrics import Metric
-from .recipe import Recipe, Variant
+from .recipe import Recipe, Variant, paper_fields
 from .tasks import task_named
 
 FORMAT = "replearn-result-1"
@@ -72,11 +72,17 @@ class Epoch:
 PLAIN = ("lr", "seconds", "images_per_second", "peak_memory")
 
 
-def epoch_from_dict(data: Mapping[str, Any]) -> Epoch:
-    """An epoch as `to_dict` writes it."""
+def epoch_from_dict(data: Any, where: str = "epoch") -> Epoch:
+    """An epoch as `to_dict` writes it; a measure may be infinite or not a number."""
+    if not isinstance(data, dict):
+        raise ReplearnError(f"{where} is an object, not {type(data).__name__}")
     measures = {name: value for name, value in data.items() if name.startswith(("train_", "test_"))}
+    for name, value in measures.items():
+        if type(value) is not float:
+            measures[name] = decode(float, value, f"{where}.{name}")
     rest = {name: value for name, value in data.items() if name not in measures}
-    return Epoch(measures=measures, **rest)
+    read: Epoch = decode(Epoch, {"measures": {}, **rest}, where)
+    return dataclasses.replace(read, measures=measures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,23 +148,55 @@ class Result:
 
 
 def result_from_json(text: str, where: str = "this") -> Result:
-    """Read a result back; ReplearnError for anything that is not one."""
+    """Read a result back, every field by its type; ReplearnError for anything that is not one."""
     try:
         data = parse(text, where, LARGEST)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ReplearnError(f"{where} is not a result file of this version of replearn ({FORMAT}).")
         for derived in ("last", "best", "epoch_seconds", "peak_memory"):
             data.pop(derived, None)
-        epochs = tuple(epoch_from_dict(entry) for entry in data.pop("epochs"))
-        notes = tuple(data.pop("notes", ()))
-        # settings that are younger than the file had their defaults when it was written
-        data["recipe"] = {**defaults_of(Recipe), **data["recipe"]}
-        data["variant"] = {**defaults_of(Variant), **data["variant"]}
-        return Result(epochs=epochs, notes=notes, **data)
+        return _decoded(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        if isinstance(error, ReplearnError):
+        if isinstance(error, ReplearnError) and str(error).startswith(where):
             raise
-        raise ReplearnError(f"{where} is not a readable result file: {error}.") from error
+        raise ReplearnError(f"{where} is not a readable result file: {str(error).removesuffix('.')}.") from error
+
+
+PLAIN_TYPES: dict[str, Any] = {
+    "data": str,
+    "seed": int,
+    "parameters": int,
+    "flops": int,
+    "step_ms": float,
+    "versions": Mapping[str, str],
+    "started": str,
+    "finished": bool,
+    "notes": tuple[str, ...],
+}
+
+
+def _decoded(data: dict[str, Any]) -> Result:
+    for name, kinds in (("epochs", list), ("recipe", dict), ("variant", dict), ("hardware", dict)):
+        if not isinstance(data.get(name), kinds):
+            raise ReplearnError(f"{name} is {'a list' if kinds is list else 'an object'}")
+    if not isinstance(data.get("plan"), dict | None):
+        raise ReplearnError("plan is an object or null")
+    decode(int, data["hardware"].get("processes", 1), "hardware.processes")
+    plain = {name: decode(kind, data[name], name) for name, kind in PLAIN_TYPES.items() if name in data}
+    epochs = tuple(epoch_from_dict(entry, f"epochs[{place}]") for place, entry in enumerate(data["epochs"]))
+    # settings that are younger than the file had their defaults when it was written
+    recipe = {**defaults_of(Recipe), **data["recipe"]}
+    variant = {**defaults_of(Variant), **data["variant"]}
+    known = {field.name for field in dataclasses.fields(Recipe)}  # an older file may hold others
+    checked = {name: value for name, value in recipe.items() if name in known}
+    decode(Recipe, {**checked, "paper": [paper_fields(row) for row in recipe["paper"]]}, "recipe")
+    decode(Variant, variant, "variant")
+    task = task_named(recipe["task"])
+    for epoch in epochs:
+        if missing := [metric.key for metric in (task.metric, *task.also) if metric.key not in epoch.measures]:
+            raise ReplearnError(f"epoch {epoch.epoch} has no {missing[0]}")
+    held = {**data, **plain, "epochs": epochs, "recipe": recipe, "variant": variant}
+    return Result(**held)
 
 
 def defaults_of(kind: type[Any]) -> dict[str, Any]:

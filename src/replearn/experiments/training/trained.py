@@ -18,7 +18,7 @@ from . import data as data_room
 from .architectures import architecture, is_language_model, language_model
 from .augmentation import DeviceImages
 from .data import ImageSet
-from .data.ordering import stratified_order
+from .data.base import stratified_order
 from .methods import method_for
 from .methods.base import Method, Setting
 from .recipe import Augment, Recipe, recipe_from_dict, variant_from_dict

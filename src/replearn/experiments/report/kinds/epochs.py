@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...bench.record import FORMAT
@@ -91,8 +92,9 @@ def text(value: float | None) -> str:
 
 
 def papers_of(entry: Mapping[str, Any]) -> dict[str, PaperRow]:
-    rows = [paper_row_from_dict(row) for row in entry["recipe"].get("paper", ()) if row["data"] == entry["data"]]
-    return {row.label: row for row in rows}
+    recipe = entry["recipe"]
+    rows = [paper_row_from_dict(row) for row in recipe.get("paper", ()) if row["data"] == entry["data"]]
+    return {row.label: replace(row, table=row.table or recipe["table"]) for row in rows}
 
 
 def ratio(row: PaperRow | None, full: PaperRow | None, field: str) -> float | None:
@@ -101,8 +103,7 @@ def ratio(row: PaperRow | None, full: PaperRow | None, field: str) -> float | No
 
 
 def beside_of(row: PaperRow, time: float, memory: float | None) -> Iterator[Beside]:
-    """The rows of the paper's tables that print these very numbers."""
-    for label, table in paper_tables().items():
-        for index, entry in enumerate(table.rows):
-            if any(score in entry for score in SCORES) and paper_row(entry, row.label) == row:
-                yield Beside(table=label, row=index, time=time, memory=memory)
+    """The row of the paper's table that this one stands for."""
+    for index, entry in enumerate(paper_tables()[row.table].rows if row.table else ()):
+        if any(score in entry for score in SCORES) and paper_row(entry, row.label, row.table) == row:
+            yield Beside(table=row.table, row=index, time=time, memory=memory)

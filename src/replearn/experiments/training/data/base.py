@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
-from .ordering import stratified_order
 
 IGNORED = -100  # the label of a filler image; cross_entropy leaves it out by default
 
@@ -154,3 +154,19 @@ def share_of(batch_size: int, rank: int, world_size: int) -> int:
             f"a multiple of {world_size}."
         )
     return batch_size // world_size
+
+
+def stratified_order(labels: Tensor, seed: int) -> Tensor:
+    """Indices of all images, shuffled, such that classes take turns: any beginning of it is balanced.
+
+    Shuffled by a hash and not by a generator, whose stream a library may change from one version
+    to the next; committed results must stay comparable.
+    """
+    digests = [hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest() for index in range(len(labels))]
+    shuffled = sorted(range(len(labels)), key=digests.__getitem__)
+    seen: dict[int, int] = {}
+    turns = []
+    for index, label in zip(shuffled, labels[shuffled].tolist(), strict=True):
+        turns.append((seen.get(label, 0), digests[index], index))
+        seen[label] = seen.get(label, 0) + 1
+    return torch.tensor([index for _, _, index in sorted(turns)], dtype=torch.int64)

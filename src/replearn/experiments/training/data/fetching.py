@@ -1,15 +1,15 @@
-"""One file from an http address: resumed when the connection is cut, checked, and only then put in place."""
+"""One file from an http address: tried again when the connection is cut, checked, and only then put in place."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
-from io import FileIO
 from pathlib import Path
+from typing import IO
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -40,57 +40,54 @@ def fetch(
 ) -> bool:
     """Bring a file to `target`; False if the right one was there already.
 
-    A transfer that was cut goes on where it stopped, also in a later call. A wrong file already at
-    `target` is kept beside it, as NAME.old, once the right one has arrived.
+    A wrong file already at `target` is kept beside it, as NAME.old, once the right one has arrived.
     """
     if not url.startswith(("http://", "https://")):
         raise ReplearnError(f"{url} is no address to fetch from; write one that starts with http:// or https://.")
     if md5_of(target) == md5:
         return False
-    part = target.with_name(f".{target.name}.part")
-    with _opened_alone(part) as file:
-        why = "no attempt was allowed"
-        for attempt in range(patience.attempts):
-            if attempt:
-                time.sleep(min(60.0, patience.pause * 2 ** (attempt - 1)))
-            begin = file.seek(0, os.SEEK_END)
-            try:
-                _transfer(url, file, target, patience.timeout, progress)
-            except _Interrupted as interruption:
-                why = str(interruption)
-                continue
-            found = md5_of(part)
-            if found == md5:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    except OSError as error:
+        raise ReplearnError(f"Can't write to {target.parent}: {error}. Choose another root.") from error
+    part, why = Path(name), "no attempt was allowed"
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for attempt in range(patience.attempts):
+                if attempt:
+                    time.sleep(min(60.0, patience.pause * 2 ** (attempt - 1)))
+                try:
+                    _transfer(url, file, target, patience.timeout, progress)
+                except _Interrupted as interruption:
+                    why = str(interruption)
+                    continue
+                if (found := md5_of(part)) != md5:
+                    raise ReplearnError(
+                        f"{url} gave a wrong file: it has the md5 {found}, and {md5} is expected. It was thrown "
+                        f"away; nothing else was touched. Try again later, or put it at {target} by hand."
+                    )
                 os.fsync(file.fileno())
+                os.chmod(part, 0o644)
                 put_in_place(part, target)
                 return True
-            why = f"what arrived has the md5 {found}, and {md5} is expected"
-            file.truncate(0)
-            if not begin:  # in one piece and still wrong: another attempt would bring the same
-                raise ReplearnError(
-                    f"{url} gave a wrong file: {why}. It was thrown away; nothing else was touched. Try again "
-                    f"later, or put the right file at {target} by hand."
-                )
-        kept = file.seek(0, os.SEEK_END)
+    finally:
+        part.unlink(missing_ok=True)
     raise ReplearnError(
-        f"{url} could not be fetched in {patience.attempts} attempts: {why}. "
-        + (f"{kept:,} bytes are kept in {part}, and the same command goes on from there. " if kept else "")
-        + f"Without a network, bring the file by hand and put it at {target}."
+        f"{url} could not be fetched in {patience.attempts} attempts: {why}. Without a network, bring the file by "
+        f"hand and put it at {target}."
     )
 
 
-def _transfer(url: str, file: FileIO, target: Path, timeout: float, progress: Progress | None) -> None:
-    """Add to the open file what it still lacks."""
-    have = file.seek(0, os.SEEK_END)
+def _transfer(url: str, file: IO[bytes], target: Path, timeout: float, progress: Progress | None) -> None:
+    """Write the whole answer into the open file."""
+    file.seek(0)
+    file.truncate()
     headers = {"User-Agent": "replearn", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
+    have = 0
     try:
         with urlopen(Request(url, headers=headers), timeout=timeout) as answer:
-            if have and answer.status != 206:  # it can't resume: here comes the whole
-                have = 0
-                file.truncate(0)
-            total = None if answer.length is None else have + answer.length
+            total = answer.length
             while chunk := answer.read1(1 << 20):  # read1: a slow server is seen to be alive
                 _write(file, chunk, target)
                 have += len(chunk)
@@ -100,8 +97,6 @@ def _transfer(url: str, file: FileIO, target: Path, timeout: float, progress: Pr
                 raise _Interrupted(f"the connection was cut after {have:,} of {total:,} bytes")
     except HTTPError as error:
         error.close()
-        if error.code == 416 and have:  # nothing is left to send: the checksum decides
-            return
         if error.code < 500 and error.code not in (408, 425, 429):
             raise ReplearnError(
                 f"{url} answered {error.code} ({error.reason}): the file is not to be had there. Look for a "
@@ -110,41 +105,17 @@ def _transfer(url: str, file: FileIO, target: Path, timeout: float, progress: Pr
         raise _Interrupted(f"the server answered {error.code} ({error.reason})") from error
     except (OSError, HTTPException) as error:  # URLError, timeouts and resets are OSErrors
         raise _Interrupted(str(error) or type(error).__name__) from error
+    _write(file, b"", target)
 
 
-def _write(file: FileIO, chunk: bytes, target: Path) -> None:
-    rest = memoryview(chunk)
+def _write(file: IO[bytes], chunk: bytes, target: Path) -> None:
     try:
-        while rest:
-            rest = rest[file.write(rest) :]
+        file.write(chunk)
+        file.flush()
     except OSError as error:
         raise ReplearnError(
             f"Can't write the download of {target}: {error}. Make room there, or choose another root."
         ) from error
-
-
-@contextmanager
-def _opened_alone(part: Path) -> Iterator[FileIO]:
-    """The unfinished file, open for this process only: two that write to it would spoil it."""
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        file = FileIO(part, "a+")  # unbuffered: a full disk is told here, not when it is closed
-    except OSError as error:
-        raise ReplearnError(f"Can't write to {part.parent}: {error}. Choose another root.") from error
-    with file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # no such lock on this system
-            pass
-        except OSError as error:
-            raise ReplearnError(f"Another process is fetching {part}; wait for it to end.") from error
-        try:
-            yield file
-        finally:
-            if not os.fstat(file.fileno()).st_size:  # nothing to go on from
-                part.unlink(missing_ok=True)
 
 
 def put_in_place(new: Path, target: Path) -> None:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
+from .defects import Defects
 from .scenes import UNKNOWN, Pair, Scene, SegmentationSet
+from .source import Source
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -106,3 +108,19 @@ def pictures_in(folder: Path) -> Sequence[Path]:
         return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
     except OSError as error:
         raise ReplearnError(f"Can't read the folder {folder}: {error}.") from error
+
+
+def check_counts(
+    found: SegmentationSet, source: Source, folder: Path, strict: bool, defects: Defects | None
+) -> SegmentationSet:
+    """The set, if it has as many pictures as it should; under `skip` any number is taken."""
+    if strict and (defects is None or defects.policy == "refuse"):
+        for which, count, right in (
+            ("training", found.num_train, source.num_train),
+            ("test", found.num_test, source.num_test),
+        ):
+            if count != right:
+                raise ReplearnError(
+                    f"{folder} holds {count:,} {which} pictures, and {source.title} has {right:,}. {source.how}"
+                )
+    return found

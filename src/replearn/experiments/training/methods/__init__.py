@@ -13,13 +13,19 @@ from ..listing import classes_in
 from .base import Method, Setting
 from .combined import Combined
 
-__all__ = ["Method", "Setting", "available", "method_for"]
+__all__ = ["Method", "Setting", "available", "has_targets", "method_for"]
 
 
 @cache
 def available() -> dict[str, type[Method]]:
     """Every method by name."""
     return classes_in(sys.modules[__name__], Method)  # type: ignore[type-abstract]
+
+
+def has_targets(method: str) -> bool:
+    """True if the method, or one of several joined by `+`, replaces or removes blocks."""
+    parts = (available().get(name) for name in method.split("+"))
+    return any(part is not None and part.has_targets for part in parts)
 
 
 def method_for(setting: Setting) -> Method:

@@ -36,6 +36,7 @@ HOLDER = "replearn_operators"
 
 class Adaptive(Method):
     name = "adaptive"
+    has_targets = True
     leaves_idle = True
 
     def __init__(self, setting: Setting) -> None:

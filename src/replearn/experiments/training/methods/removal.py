@@ -11,6 +11,7 @@ from .carried import carried_plan
 
 class Removal(Method):
     name = "removal"
+    has_targets = True
 
     def prepare(self, model: nn.Module) -> nn.Module:
         variant = self.setting.variant

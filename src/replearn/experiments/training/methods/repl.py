@@ -13,6 +13,7 @@ from .carried import carried_plan
 
 class ReplacementLearning(Method):
     name = "repl"
+    has_targets = True
 
     def prepare(self, model: nn.Module) -> nn.Module:
         variant = self.setting.variant

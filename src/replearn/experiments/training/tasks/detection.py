@@ -19,11 +19,10 @@ from ..detection_batches import Batch, DetectionBatches
 from ..examples import box_examples
 from ..metrics import Metric
 from ..picture_store import PictureStore
+from ..pretrained import start_backbone_
 from ..processes import Processes
 from ..recipe import Augment
-from ..results_file import write_results_file
 from ..scene_models import detector
-from ..starting import start_backbone_
 from .base import Task
 
 if TYPE_CHECKING:
@@ -112,10 +111,11 @@ class Detection(Task):
             for place in real:
                 found += self.as_results(scenes[place], boxes[place])
         found, seen = self.gathered(found), self.gathered(seen)
+        from ..coco_metrics import coco_metrics, write_results_file  # NumPy is not needed before
+
         if self.processes.leads:
             write_results_file(self.spec.out / RESULTS, found)
         loss, count = self.processes.total(sums).tolist()
-        from ..coco_metrics import coco_metrics  # NumPy is not needed before
 
         measures = coco_metrics(only(self.batches.data.truth, seen), found)
         return {"test_loss": loss / max(1, count), **{f"test_{name}": value for name, value in measures.items()}}

@@ -11,10 +11,9 @@ import os
 import torch
 
 from ..defects import Defects
-from ..masks import list_pairs
+from ..masks import check_counts, list_pairs
 from ..places import locate
 from ..scenes import UNKNOWN, VOID, SegmentationSet
-from ..segmentation_layout import check_counts
 from ..source import Layout, Source
 
 CLASSES = (

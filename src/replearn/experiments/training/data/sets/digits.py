@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from .....errors import ReplearnError
-from ..base import ImageSet
-from ..ordering import stratified_order
+from ..base import ImageSet, stratified_order
 from ..reading import channel_statistics
 from ..source import Source
 

@@ -1,8 +1,7 @@
 """ImageNet (ILSVRC 2012): 1,281,167 + 50,000 pictures in 1,000 classes, streamed.
 
 Class folders: train/n01440764/*.JPEG and val/n01440764/*.JPEG; classes are numbered in the order of
-their names. Or WebDataset shards: *train*.tar and *val*.tar with KEY.jpg and KEY.cls; if sizes.json
-({"name.tar": samples}) lies beside them they need not be counted.
+their names.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from .....errors import ReplearnError
 from ..base import StreamedSet
 from ..folders import FolderStream, class_folders, list_pictures
 from ..places import locate
-from ..shards import ShardStream, list_shards
 from ..source import Layout, Source
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -32,7 +30,6 @@ SOURCE = Source(
             folders=("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ""),
             signs=("train/*/",),
         ),
-        Layout(name="shards", folders=("imagenet", "imagenet-wds", "ILSVRC2012", ""), signs=("*train*.tar",)),
     ),
     how=(
         "It is given out by image-net.org after registration (ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar); "
@@ -42,9 +39,9 @@ SOURCE = Source(
 
 
 def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True) -> StreamedSet:
-    folder, layout = locate(SOURCE, root)
+    folder, _ = locate(SOURCE, root)
     try:
-        stream = folder_stream(folder) if layout.name == "class folders" else shard_stream(folder)
+        stream = folder_stream(folder)
     except OSError as error:
         raise ReplearnError(f"Can't read ImageNet in {folder}: {error}. {SOURCE.how}") from error
     if strict_counts:
@@ -81,22 +78,6 @@ def folder_stream(folder: Path) -> FolderStream:
         num_classes=len(classes),
         num_train=len(train),
         num_test=len(test),
-        mean=MEAN,
-        std=STD,
-        train=train,
-        test=test,
-    )
-
-
-def shard_stream(folder: Path) -> ShardStream:
-    train, test = list_shards(folder, "*train*.tar"), list_shards(folder, "*val*.tar")
-    if not test:
-        raise ReplearnError(f"{folder} has training shards and no *val*.tar beside them; put those there as well.")
-    return ShardStream(
-        name=SOURCE.name,
-        num_classes=SOURCE.num_classes,
-        num_train=sum(shard.num_samples for shard in train),
-        num_test=sum(shard.num_samples for shard in test),
         mean=MEAN,
         std=STD,
         train=train,

@@ -1,0 +1,135 @@
+"""Ablations on CIFAR-10: sources (t6), weights, coefficients, and targets that move (tab:adaptive_repl).
+
+Command: replearn compare NAME --seeds 0,1,2,3,4
+Seeds: five, 0 to 4
+Hardware: one GPU
+
+ResNets are trained as in t1; so are ViTs, with first=2: 3 of 12 blocks.
+
+## t6_resnet110: ResNet-110 with one neighbour as source, or both; the paper's row without either is E2E
+
+## t6_vit_tiny8: ViT-Tiny/8 with one neighbour as source, or both; the paper's row without either is E2E
+
+## tab_repl_ablation: ViT-Tiny/8: which weights of the neighbours count
+The paper's "RepL" is `RepL attention+MLP`, the form that reads both kinds of weights; "only Attention" is the
+projection, "no weights" a learnable map of its own.
+
+## tab_repl_param_ablation: ViT-Tiny/8: one coefficient for both neighbours, or two
+
+## tab_adaptive_repl_resnet32: ResNet-32: targets chosen anew each epoch, or fixed
+
+## tab_adaptive_repl_vit_tiny8: ViT-Tiny/8: targets chosen anew each epoch, or fixed
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...operators.attention_mlp import AttentionMLP
+from ...operators.basic import Basic
+from ...operators.mlp import MLP
+from ...operators.no_weights import NoWeights
+from ...operators.projection import Projection
+from ..training.recipe import Variant
+from . import t1
+from ._paper import E2E, SOURCES, printed, removal, repl, same
+
+RESNET110 = replace(
+    t1.RESNET110,
+    name="t6_resnet110",
+    table="t6",
+    data=("cifar10",),
+    variants=(
+        E2E,
+        removal(),
+        repl("RepL next", operator=Basic(sources="next")),
+        repl("RepL previous", operator=Basic(sources="previous")),
+        repl("RepL both", operator=Basic(sources="both")),
+    ),
+    paper=printed("t6", "ResNet-110", SOURCES),
+)
+VIT_TINY8 = replace(
+    t1.VIT_TINY8,
+    name="t6_vit_tiny8",
+    table="t6",
+    data=("cifar10",),
+    variants=(
+        E2E,
+        removal(first=2),
+        repl("RepL next", first=2, operator=Projection(sources="next")),
+        repl("RepL previous", first=2, operator=Projection(sources="previous")),
+        repl("RepL both", first=2, operator=Projection(sources="both")),
+    ),
+    paper=printed("t6", "ViT-Tiny/8", SOURCES),
+)
+WEIGHTS = replace(
+    VIT_TINY8,
+    name="tab_repl_ablation",
+    table="tab:repl_ablation",
+    variants=(
+        E2E,
+        removal(first=2),
+        repl("RepL attention+MLP", first=2, operator=AttentionMLP()),
+        repl("RepL only attention", first=2, operator=Projection()),
+        repl("RepL only MLP", first=2, operator=MLP()),
+        repl("RepL no weights", first=2, operator=NoWeights()),
+    ),
+    paper=(
+        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
+        *printed(
+            "tab:repl_ablation",
+            "ViT-Tiny/8",
+            {
+                "RepL": "RepL attention+MLP",
+                "RepL (only Attention weights)": "RepL only attention",
+                "RepL (only MLP weights)": "RepL only MLP",
+                "RepL (no weights)": "RepL no weights",
+            },
+        ),
+    ),
+)
+COEFFICIENTS = replace(
+    VIT_TINY8,
+    name="tab_repl_param_ablation",
+    table="tab:repl_param_ablation",
+    variants=(
+        E2E,
+        removal(first=2),
+        repl("RepL 2 parameters", first=2, operator=Projection()),
+        repl("RepL 1 parameter", first=2, operator=Projection(coefficients="shared")),
+    ),
+    paper=(
+        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
+        *printed(
+            "tab:repl_param_ablation",
+            "ViT-Tiny/8",
+            {"RepL (2 parameters)": "RepL 2 parameters", "RepL (1 parameter)": "RepL 1 parameter"},
+        ),
+    ),
+)
+ADAPTIVE_RESNET32 = replace(
+    t1.RESNET32,
+    name="tab_adaptive_repl_resnet32",
+    table="tab:adaptive_repl",
+    data=("cifar10",),
+    variants=(E2E, removal(), repl("Fixed-RepL"), Variant(label="Adaptive-RepL", method="adaptive")),
+    paper=(
+        *printed("t1", "ResNet-32", {"E2E": "E2E"}, data="cifar10"),
+        *printed("tab:adaptive_repl", "ResNet-32", same("Fixed-RepL", "Adaptive-RepL")),
+    ),
+)
+ADAPTIVE_VIT_TINY8 = replace(
+    VIT_TINY8,
+    name="tab_adaptive_repl_vit_tiny8",
+    table="tab:adaptive_repl",
+    variants=(
+        E2E,
+        removal(first=2),
+        repl("Fixed-RepL", first=2),
+        Variant(label="Adaptive-RepL", method="adaptive", first=2),
+    ),
+    paper=(
+        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
+        *printed("tab:adaptive_repl", "ViT-Tiny/8", same("Fixed-RepL", "Adaptive-RepL")),
+    ),
+)

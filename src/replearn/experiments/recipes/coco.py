@@ -1,0 +1,111 @@
+"""Detection: RetinaNet on COCO from scratch (table tab:coco_detection), and on smaller sets.
+
+Command: replearn compare NAME --seeds 0,1,2
+Seeds: three, 0 to 2
+Hardware: one GPU
+
+mAP, AP50 and AP75 on val2017. The paper gives Adam 4e-5, batch 8 and 100 epochs; its savings come out under
+first=2. Not given: pictures of 800 pixels at the shorter side and 1333 at most, flips, a constant rate, no
+weight decay, tf32. Wrong boxes and broken pictures are left out and named in the result (bad_data=skip).
+
+## tab_coco_detection_r50: RetinaNet-R50-FPN on COCO
+
+## tab_coco_detection_r101: RetinaNet-R101-FPN on COCO
+
+## coco_retinanet_v2: RetinaNet-R50-FPN v2 as torchvision's reference trains it
+Command: replearn compare coco_retinanet_v2 --seeds 0 --pretrained FILE
+Seeds: one, 0
+Hardware: eight GPUs
+
+26 epochs of AdamW 1e-4 with weight decay 0.05 (none on norms and biases), divided by ten after 16 and 22, batch
+16, the shorter side from 480 to 800 pixels, pictures without boxes left out, GIoU loss and GroupNorm in the
+head. FILE is a ResNet-50 trained on ImageNet, one for each row where {method} is in its name:
+runs/t2_resnet50/imagenet/{method}/seed-0/model.safetensors. Without it: from scratch. Unlike the reference,
+BatchNorms go on learning and no stage is frozen, so that replaced blocks are trained alike.
+
+## coco_tiny_retinanet: RetinaNet-R50-FPN on 50 pictures of COCO, to see that all of it runs; its mAP means nothing
+Command: replearn compare coco_tiny_retinanet --seeds 0
+Seeds: one, 0
+
+## bccd_retinanet: RetinaNet-R50-FPN on blood cells (BCCD): detection that learns in minutes
+Command: replearn compare bccd_retinanet --seeds 0 --epochs 20 --methods e2e,repl,repl-reduced
+Expected: E2E 53.27, RepL 52.66, RepL reduced 53.70 mAP; one seed, so undecided
+Seeds: one, 0
+Hardware: one H200
+Time: 3.5 minutes for the three runs
+Backed by: benchmarks/results/bccd_retinanet_20_epochs
+
+205 pictures of 640x480 for training, 72 for the test, three classes. Adam at the paper's 4e-5 is too slow for so
+few steps: 2e-4 with a warm-up of two epochs and cosine decay, 40 epochs, pictures at 384 pixels, bfloat16.
+Memory is 0.95 and 0.94 of E2E's (reduced); steps of 8 pictures wait for Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..training.recipe import Augment, Detection, Optimizer, Recipe, Schedule
+from ._paper import E2E_REPL, SCENES, SCENES_FROM_T2, printed
+
+R50 = Recipe(
+    name="tab_coco_detection_r50",
+    table="tab:coco_detection",
+    task="detection",
+    model="retinanet_resnet50",
+    data=("coco",),
+    variants=SCENES,
+    epochs=100,
+    batch_size=8,
+    optimizer=Optimizer(name="adam", lr=4e-5, weight_decay=0.0),
+    schedule=Schedule(name="constant"),
+    augment={"coco": Augment(flip=True)},
+    bad_data="skip",
+    precision="tf32",
+    paper=printed("tab:coco_detection", "RetinaNet-R50", E2E_REPL),
+)
+R101 = replace(
+    R50,
+    name="tab_coco_detection_r101",
+    model="retinanet_resnet101",
+    paper=printed("tab:coco_detection", "RetinaNet-R101", E2E_REPL),
+)
+V2 = replace(
+    R50,
+    name="coco_retinanet_v2",
+    table="",
+    model="retinanet_v2_resnet50",
+    variants=SCENES_FROM_T2,
+    epochs=26,
+    batch_size=16,
+    detection=Detection(min_size=(480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800), keep_empty=False),
+    optimizer=Optimizer(name="adamw", lr=1e-4, weight_decay=0.05, decay_vectors=False),
+    schedule=Schedule(name="step", milestones=(16 / 26, 22 / 26)),
+    precision="bfloat16",
+    paper=(),
+)
+TINY = replace(
+    R50,
+    name="coco_tiny_retinanet",
+    table="",
+    data=("coco_tiny",),
+    epochs=2,
+    detection=Detection(min_size=(480,), max_size=800),
+    augment={"coco_tiny": Augment(flip=True)},
+    bad_data="refuse",
+    paper=(),
+)
+BCCD = replace(
+    R50,
+    name="bccd_retinanet",
+    table="",
+    data=("bccd",),
+    epochs=40,
+    detection=Detection(min_size=(384,), max_size=512),
+    optimizer=Optimizer(name="adam", lr=2e-4, weight_decay=0.0),
+    schedule=Schedule(name="cosine", warmup_epochs=2),
+    augment={"bccd": Augment(flip=True)},
+    clip_norm=1.0,
+    bad_data="refuse",
+    precision="bfloat16",
+    channels_last=True,
+    paper=(),
+)

@@ -1,0 +1,77 @@
+"""Small images from scratch (table t1): CIFAR-10, SVHN and STL-10.
+
+Command: replearn compare NAME --data cifar10 --seeds 0,1,2,3,4
+Seeds: five, 0 to 4
+Hardware: one GPU
+
+Not given by the paper: Nesterov momentum 0.9, weight decay, cosine decay after a warm-up of 5 epochs (without it
+a rate of 0.8 does not train), zeros as padding on SVHN and STL-10. Its GPU memory on STL-10 equals CIFAR-10's,
+which nine times larger images can't have.
+
+## t1_resnet32: ResNet-32, 3 of 15 blocks replaced
+Command: replearn compare t1_resnet32 --data cifar10 --seeds 0,1,2 --epochs 100 --together 9
+    --set precision=bfloat16 --set channels_last=true
+Expected: E2E 92.17 ± 0.12, removal 91.84 ± 0.05, RepL 91.97 ± 0.33; RepL against either: undecided
+Seeds: three, 0 to 2
+Hardware: one H200
+Time: 7.5 minutes for the nine runs together
+Backed by: benchmarks/results/t1_resnet32_cifar10_100_epochs
+
+## t1_resnet110: ResNet-110, 12 of 54 blocks replaced
+
+## t1_vit_tiny8: ViT-Tiny/8
+The printed equation replaces 2 of 12 blocks, first=2 replaces 3 and gives the paper's savings. The operator is
+the projection, the paper's basic form for a ViT."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..training.recipe import Recipe
+from ._paper import (
+    BOTH_PLACEMENTS,
+    COSINE,
+    E2E,
+    E2E_REPL,
+    EITHER_REMOVAL,
+    PLAIN_REMOVAL,
+    SKIP_ATTENTION,
+    SMALL_ADAMW,
+    SMALL_AUGMENT,
+    SMALL_SETS,
+    SMALL_SGD,
+    WITH_SKIP,
+    printed,
+    removal,
+    repl,
+)
+
+RESNET32 = Recipe(
+    name="t1_resnet32",
+    table="t1",
+    model="resnet32",
+    data=SMALL_SETS,
+    variants=(E2E, removal(), repl()),
+    epochs=250,
+    batch_size=1024,
+    optimizer=SMALL_SGD,
+    schedule=COSINE,
+    augment=SMALL_AUGMENT,
+    precision="tf32",
+    paper=printed("t1", "ResNet-32", E2E_REPL),
+)
+RESNET110 = replace(
+    RESNET32,
+    name="t1_resnet110",
+    model="resnet110",
+    paper=(*printed("t1", "ResNet-110", E2E_REPL), *printed("t3", "ResNet-110", PLAIN_REMOVAL)),
+)
+VIT_TINY8 = replace(
+    RESNET32,
+    name="t1_vit_tiny8",
+    model="vit_tiny_8",
+    variants=(E2E, SKIP_ATTENTION, *BOTH_PLACEMENTS),
+    batch_size=512,
+    optimizer=SMALL_ADAMW,
+    paper=(*printed("t1", "ViT-Tiny/8", WITH_SKIP), *printed("t3", "ViT-Tiny/8", EITHER_REMOVAL)),
+)
