@@ -367,7 +367,10 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             lambda f: plan(tiny.resnet(26), targets=["layer1.1", "layer1.2"]),
             ("layer1.1 and layer1.2 are adjacent", "Drop one"),
         ),
-        (lambda f: plan(tiny.resnet(), first=4), ("has no targets (interval=4, first=4)", "3, 3, 3 blocks", "first=2")),
+        (
+            lambda f: plan(tiny.resnet(), first=4),
+            ("has no targets (interval=4, first=4)", "3, 3, 3 blocks", "first=2"),
+        ),
         (lambda f: plan(tiny.resnet(), operator=operators.Basic), ("not an operator's options", "as Basic()")),
         (lambda f: plan(tiny.resnet(), operator="base"), ("no operator 'base'", "reduced_bottleneck")),
         (lambda f: plan(tiny.resnet(), operator="basic:rank"), ("operator='basic:rank'", "NAME:option=value")),
@@ -803,6 +806,7 @@ def test_the_message_says_what_was_given_why_not_and_what_instead(
 
 # built on the core, with tests of their own
 ABOVE = {
+    "compression",  # compression: test_compress.py
     *("training", "recipes", "cli", "bench", "exporting", "analysis", "report", "costs"),
     *(
         "calibration.py",

@@ -162,7 +162,7 @@ def model_of(name):
 def num_targets(name, label):
     recipe = recipes.recipe(name)
     variant = recipe.variant(label)
-    found = plan(model_of(recipe.model), variant.interval, variant.first, operator=variant.operator)
+    found = plan(model_of(recipe.model), variant.interval, variant.begin, operator=variant.operator)
     return len(found.targets)
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from . import models, operators
     from .blocks.anatomy import anatomy
     from .blocks.stacks import find_stacks
+    from .compression.compress import compress
     from .deployment.deploy import deploy
     from .fitting.calibrate import calibrate_
     from .planning.data import Plan
@@ -25,6 +26,7 @@ __all__ = [
     "ReplearnError",
     "anatomy",
     "calibrate_",
+    "compress",
     "deploy",
     "find_stacks",
     "from_pretrained",
@@ -41,6 +43,7 @@ _HOME = {
     "Plan": "planning.data",
     "anatomy": "blocks.anatomy",
     "calibrate_": "fitting.calibrate",
+    "compress": "compression.compress",
     "deploy": "deployment.deploy",
     "find_stacks": "blocks.stacks",
     "from_pretrained": "surgery.hugging_face",
@@ -52,7 +55,18 @@ _HOME = {
 }
 _FOLDERS = frozenset(
     [
-        *("analysis", "blocks", "costs", "deployment", "experiments", "fast", "fitting", "models", "operators"),
+        *(
+            "analysis",
+            "blocks",
+            "compression",
+            "costs",
+            "deployment",
+            "experiments",
+            "fast",
+            "fitting",
+            "models",
+            "operators",
+        ),
         *("planning", "surgery"),
     ]
 )

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ..errors import ReplearnError
-from ..surgery.replace import set_submodule
 from ..planning.table import shown, text_table
 from ..planning.validate import own_copy
+from ..surgery.replace import set_submodule
 from .batches import Batch, Data, cut
 from .fit import place_of
 from .measure import Cost, Metric, agreement, block_cost, outputs

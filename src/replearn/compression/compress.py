@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ..errors import ReplearnError
-from ..surgery.inference_mode import lasting
 from ..planning.data import Plan
 from ..planning.similarity import unchanged
-from ..surgery.replace import set_submodule
 from ..planning.validate import own_copy, refuse_wrapped
+from ..surgery.inference_mode import lasting
+from ..surgery.replace import set_submodule
 from .batches import Augment, Data, Forward, read
 from .budget import Budget, read_budget
 from .choose import Choice, check_names, choose
