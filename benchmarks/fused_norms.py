@@ -20,8 +20,8 @@ from kernel_timing import Body, host_microseconds, measured, relative, tell
 from torch import Tensor, nn
 
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
-from replearn.fast.kernels.bn_add_relu import normed
 from replearn.fast.train.bn_add_relu import fused_norms
+from replearn.operators.functional import norm_add_act
 
 # images, channels, pixels on a side: ResNet-32's two ends, then ResNet-34's and ResNet-101's
 SHAPES = ((1024, 16, 32), (1024, 64, 8), (128, 64, 56), (128, 512, 7), (128, 256, 56), (128, 1024, 14))
@@ -36,7 +36,7 @@ class Ending(nn.Module):
         self.norm, self.relu = nn.BatchNorm2d(channels), nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor, u: Tensor | None) -> Tensor:
-        return normed(x, self.norm, self.relu, u)
+        return norm_add_act(x, self.norm, self.relu, u)
 
 
 class Shape:

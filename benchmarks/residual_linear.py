@@ -26,7 +26,7 @@ from torch import Tensor
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 from replearn.fast.kernels._triton.linear_residual import launch
 from replearn.fast.kernels._triton.linear_residual_tiles import Tile, tile_for
-from replearn.fast.kernels.linear_residual import residual_linear
+from replearn.fast.kernels.linear_residual import linear_residual
 
 # rows, inner width, width: ViT-S at 1, 32 and 64 images, the layer after attention and that after the MLP
 SHAPES = tuple((197 * images, inner, 384) for images in (1, 32, 64) for inner in (384, 1536))
@@ -76,7 +76,7 @@ class Shape:
 
     def door(self, what: str) -> Body:
         branch = self.branch if what == "branch" else None
-        return lambda: residual_linear(self.u, self.h, self.weight, self.bias, branch)
+        return lambda: linear_residual(self.u, self.h, self.weight, self.bias, branch)
 
 
 def tiles_for(rows: int, inner: int, width: int, what: str) -> list[Tile]:

@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 from replearn.fast.kernels._triton.attention_short import launch_attend, launch_attend_back
 from replearn.fast.kernels._triton.attention_short_tiles import BACKWARD, FORWARD, Tile, rows_for, tile_for
-from replearn.fast.kernels.attention_short import packed_attention
+from replearn.fast.kernels.attention_short import attention_short
 
 SHAPES = ((512, 17, 3, 64), (512, 64, 3, 64), (1024, 10, 4, 16))  # sequences, tokens, heads, width: ViT-T/8 first
 SWEEP = {  # by rows of a tile: warps, heads that a program takes, registers of a thread
@@ -90,7 +90,7 @@ class Shape:
         return forward if what == "forward" else backward
 
     def chosen(self) -> Body:
-        return lambda: torch.autograd.grad(packed_attention(self.qkv, self.heads), self.qkv, self.grad)[0]
+        return lambda: torch.autograd.grad(attention_short(self.qkv, self.heads), self.qkv, self.grad)[0]
 
 
 def candidates(shape: Shape, what: str) -> dict[str, tuple[Body, Any]]:

@@ -23,16 +23,13 @@ from torch import Tensor
 
 from replearn.costs.precision import float32_products
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
-from replearn.fast.kernels._triton.stem import launch_convolve, launch_convolve_and_pool, launch_frame, launch_pool
-from replearn.fast.kernels._triton.stem_tiles import CONVOLVING, POOLING, WALKING, Tile, Walk
-from replearn.fast.kernels.stem import COLOURS, Sizes, across_of, empty_result, frame_of, span, stem, usual
+from replearn.fast.kernels._triton.stem import launch_convolve_and_pool, launch_pad
+from replearn.fast.kernels._triton.stem_tiles import Walk, walk_for
+from replearn.fast.kernels.stem import CHANNELS, Sizes, _fake, power_of_two, reference, stem
 
-SIZES = Sizes(stride=2, padding=3, window=3, step=2, margin=1)
-CONVOLVE = [Tile(rows=r, num_warps=w, num_stages=s) for r, w, s in
-            itertools.product((64, 128, 256), (4, 8), (2, 3, 4))]  # fmt: skip
+SIZES = Sizes(stride=2, padding=3, pool_window=3, pool_stride=2, pool_padding=1)
 WALK = [Walk(lanes=64, steps=t, num_warps=w, num_stages=s) for t, w, s in
         itertools.product((2, 4, 7, 14, 28), (4, 8), (3, 4))]  # fmt: skip
-POOL = [Tile(rows=r, num_warps=w) for r, w in itertools.product((8, 16, 32, 64), (2, 4, 8))]
 
 
 class Case:
@@ -45,12 +42,11 @@ class Case:
         self.images = torch.randn(images, 3, size, size, device=device).contiguous(memory_format=order)
         weight = (torch.randn(64, 3, 7, 7, device=device) / 12).to(dtype)
         self.weight = weight.contiguous(memory_format=order)
-        self.packed = weight.new_empty(64, 7, span(7) * COLOURS)
+        self.packed = weight.new_empty(64, 7, power_of_two(7) * CHANNELS)
         self.bias = torch.randn(64, 1, 1, device=device)
-        high = SIZES.convolved(size, 7)
-        self.framed = weight.new_empty(images, frame_of(high, SIZES, 7), across_of(high, SIZES, 7), 4)
-        self.convolved = weight.new_empty(images, high, high, 64)
-        self.out: Tensor = empty_result(*self.given)
+        self.convolved = (SIZES.convolved(size, 7),) * 2
+        self.padded = weight.new_empty(images, *SIZES.padded(self.convolved, 7), CHANNELS)
+        self.out: Tensor = _fake(*self.given)
 
     @property
     def given(self) -> tuple[Any, ...]:
@@ -58,14 +54,14 @@ class Case:
 
     def exact(self) -> Tensor:
         double = self.images[:4].to(self.dtype).double()
-        return usual(double, self.weight.double(), self.bias.double(), SIZES, self.last)
+        return reference(double, self.weight.double(), self.bias.double(), SIZES, self.last)
 
     def numbers(self) -> Any:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
 
     def torchs(self) -> Tensor:
         with self.numbers():
-            return usual(*self.given)
+            return reference(*self.given)
 
     def ours(self) -> Tensor:
         with self.numbers():
@@ -74,43 +70,23 @@ class Case:
     def parts(self) -> dict[str, tuple[Body, Any]]:
         """Each kernel alone, on what the ones before it made; the last one's result is the stem's."""
 
-        def framing() -> Tensor:
-            launch_frame(self.images, self.weight, self.framed, self.packed, 3)
+        def padding() -> Tensor:
+            launch_pad(self.images, self.weight, self.padded, self.packed, 3)
             return self.out
-
-        def convolving(tile: Tile) -> Body:
-            def run() -> Tensor:
-                launch_convolve(self.framed, self.packed, self.convolved, 2, tile)
-                return self.out
-
-            return run
-
-        def pooling(tile: Tile) -> Body:
-            def run() -> Tensor:
-                launch_pool(self.convolved, self.bias, self.out, 3, 2, 1, self.last, tile)
-                return self.out
-
-            return run
 
         def walking(walk: Walk) -> Body:
             def run() -> Tensor:
-                sizes = self.convolved.shape[1], self.convolved.shape[2]
-                launch_convolve_and_pool(self.framed, self.packed, self.bias, self.out, sizes, 2, self.last, walk)
+                given = self.padded, self.packed, self.bias, self.out, self.convolved
+                launch_convolve_and_pool(*given, 2, self.last, walk)
                 return self.out
 
             return run
 
-        found: dict[str, tuple[Body, Any]] = {"frame": (framing, None)}
-        for walk in dict.fromkeys([WALKING, *WALK]):
+        found: dict[str, tuple[Body, Any]] = {"pad": (padding, None)}
+        used = walk_for(len(self.images), *self.out.shape[2:])
+        for walk in dict.fromkeys([used, *WALK]):
             cut = f"convolve and pool, {walk.steps} steps, {walk.num_warps} warps, {walk.num_stages} stages"
-            found[cut + (", in use" if walk == WALKING else "")] = (walking(walk), asdict(walk))
-        for name, make, used, sweep in (
-            ("convolve", convolving, CONVOLVING, CONVOLVE),
-            ("pool", pooling, POOLING, POOL),
-        ):
-            for tile in dict.fromkeys([used, *sweep]):
-                cut = f"{name}, {tile.rows} rows, {tile.num_warps} warps, {tile.num_stages} stages"
-                found[cut + (", in use" if tile == used else "")] = (make(tile), asdict(tile))
+            found[cut + (", in use" if walk == used else "")] = (walking(walk), asdict(walk))
         return found
 
 

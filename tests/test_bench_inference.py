@@ -72,7 +72,7 @@ def test_every_cell_that_this_device_can_run_is_measured(found: dict[str, Any]) 
     assert cells == [(name, batch, backend) for backend in ("fp32", "amp", "channels_last") for batch in (1, 2)]
     compiled = Setting(models=(name,), batches=(2,), backends=("channels_last+compile",), compiled=((name, 2),))
     assert list(compiled.cells(CPU)) == [(name, 2, "channels_last+compile")]
-    replayed = ("graph", "channels_last+graph", "amp+eager")
+    replayed = ("graph", "channels_last+graph", "amp+graph")
     wanted = Setting(models=(name,), backends=(*replayed, "channels_last+compile+graph"), batches=(1,))
     assert [backend for _, _, backend in wanted.cells(torch.device("cuda"))] == list(replayed)
     assert Setting().backends == DEFAULT == BACKENDS[:7]
@@ -198,8 +198,8 @@ def call(*words: str) -> Any:
 
 def test_a_backend_that_is_not_measured_here_is_told() -> None:
     for backends, told in (
-        ("graph,amp+graph,amp+eager", "graph, eager and fuse need a CUDA GPU"),
-        ("amp+fuse,channels_last+fuse", "graph, eager and fuse need a CUDA GPU"),
+        ("graph,amp+graph", "graph and fuse need a CUDA GPU"),
+        ("amp+fuse,channels_last+fuse", "graph and fuse need a CUDA GPU"),
         ("channels_last+compile", "--compile-all"),
     ):
         words = f"--device cpu --models vit:16:4:2:4 --size 8 --batches 1 --backends {backends}"

@@ -18,7 +18,13 @@ from replearn import ReplearnError
 from replearn.experiments.training.step import CapturedStep
 from replearn.fast.graphs import capture as capturing
 from replearn.fast.graphs import replay as replaying
-from replearn.fast.graphs.capture import capture, collector_off, is_recording, on_the_side, take_workspaces
+from replearn.fast.graphs.capture import (
+    capture,
+    collector_off,
+    is_capturing_here,
+    on_capture_stream,
+    take_workspaces,
+)
 from replearn.fast.graphs.replay import Recording, Replayed, Weights
 
 GPU = torch.device("cuda", 1)
@@ -85,7 +91,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def release(index: int, pool: str) -> None:
         Graph.log.append(f"release {pool} on {index}")
 
-    monkeypatch.setattr(capturing, "_sides", {})
+    monkeypatch.setattr(capturing, "_capture_streams", {})
     monkeypatch.setattr(capturing, "_failed", [])
     monkeypatch.setattr(capturing, "_turns", defaultdict(capturing.Turns))
     stand_ins: dict[str, Any] = {
@@ -129,7 +135,7 @@ def test_code_that_waits_is_refused_before_a_recording_begins(
     def refuse(name: str, body: Callable[[], Any], device: torch.device) -> None:
         raise ReplearnError(f"{name} waits for {device}")
 
-    monkeypatch.setattr(capturing, "refuse_waiting", refuse)
+    monkeypatch.setattr(capturing, "refuse_synchronizing", refuse)
     with pytest.raises(ReplearnError, match="Net waits for cuda:1"):
         a_graph()
     assert cuda == ["100 waits for 0", "0 waits for 100"]
@@ -142,7 +148,7 @@ def test_all_recordings_from_a_stream_are_made_on_one(cuda: list[str]) -> None:
             capture("Net", lambda: used.append(Stream.current.cuda_stream) or torch.zeros(2), GPU, "pool")
     # cuBLAS keeps memory for every stream that it works on, and what may run at once must not work in the same
     assert used == [*[100] * 8, *[101] * 4, *[100] * 4, *[101] * 4]
-    with on_the_side(torch.device("cuda", 0)):
+    with on_capture_stream(torch.device("cuda", 0)):
         assert Stream.current.cuda_stream == 102
 
 
@@ -166,7 +172,7 @@ def test_graphs_that_work_in_the_same_memory_are_launched_in_turn(cuda: list[str
 def test_nobody_launches_a_graph_while_another_warms_up_in_its_memory(cuda: list[str]) -> None:
     launch = a_graph()
     cuda.clear()
-    with on_the_side(GPU):
+    with on_capture_stream(GPU):
         other = threading.Thread(target=launch)
         other.start()
         other.join(timeout=0.1)
@@ -204,11 +210,11 @@ def test_a_collector_that_was_off_stays_off() -> None:
 
 
 def test_who_records_inside_a_recording_does_not_end_it(cuda: list[str]) -> None:
-    with on_the_side(GPU):
-        with on_the_side(GPU):
-            assert is_recording()
-        assert is_recording()
-    assert not is_recording()
+    with on_capture_stream(GPU):
+        with on_capture_stream(GPU):
+            assert is_capturing_here()
+        assert is_capturing_here()
+    assert not is_capturing_here()
 
 
 def test_a_recording_that_ended_before_its_error_gives_its_memory_back(cuda: list[str]) -> None:
@@ -290,7 +296,7 @@ def test_a_replayed_model_in_another_one_is_recorded_with_it_and_nobody_waits_fo
     inner, made = Replayed(model), []
 
     def record() -> None:
-        with on_the_side(GPU), torch.no_grad():
+        with on_capture_stream(GPU), torch.no_grad():
             made.append(inner(x))
 
     with inner._lock:  # as a call has it that waits to record
@@ -441,7 +447,7 @@ def test_after_cublas_took_its_memory_training_takes_no_more_of_it() -> None:
     device = torch.device("cuda")
     weight = torch.randn(64, 64, device=device, requires_grad=True)
     take_workspaces(device)
-    for around in (nullcontext, lambda: on_the_side(device)):
+    for around in (nullcontext, lambda: on_capture_stream(device)):
         before = torch.cuda.memory_allocated()
         with around():
             (weight @ weight).sum().backward()

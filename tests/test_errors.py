@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import replearn
 from replearn import Plan, ReplearnError, operators
 from replearn.deployment.deploy import verify
-from replearn.fast.kernels.attention_short import packed_attention
+from replearn.fast.kernels.attention_short import attention_short
 from replearn.operators._base.layers import BorrowedNorm
 from replearn.operators._base.options import options_from_dict
 from replearn.operators._base.site import Site
@@ -610,8 +610,8 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("fold='some': write 'all'", "or 'operators'"),
         ),
         (
-            lambda f: packed_attention(torch.zeros(2, 5, 10), 2),
-            ("packed_attention: (2, 5, 10) is not (batch, tokens, 3 x 2 heads x width)", "qkv(x)"),
+            lambda f: attention_short(torch.zeros(2, 5, 10), 2),
+            ("attention_short: (2, 5, 10) is not (batch, tokens, 3 x 2 heads x width)", "qkv(x)"),
         ),
         (
             lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), torch.randn(2, 1, 8, 8)),
@@ -649,7 +649,7 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
         ),
         (
             lambda f: replearn.fast.streamline(tiny.resnet().eval(), fuse="yes"),
-            ("fuse='yes': write True to have cuDNN compute", "or False"),
+            ("fuse='yes': write True to have cuDNN fuse", "or False"),
         ),
         (
             lambda f: replearn.deploy(tiny.replaced(tiny.resnet()).eval(), fuse=True),

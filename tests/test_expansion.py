@@ -17,7 +17,7 @@ from replearn import operators
 from replearn.experiments.training.architectures import architecture
 from replearn.fast.graphs import capture as capturing
 from replearn.fast.kernels import conv1x1_bn as expansion
-from replearn.fast.kernels.conv1x1_bn import can_expand, normalised_expansion
+from replearn.fast.kernels.conv1x1_bn import fits, normalised_expansion
 from replearn.fast.synthesis import launch_cost as paying
 
 NORMS = {
@@ -107,13 +107,13 @@ def test_operators_that_expand_at_once_train_as_those_that_do_not(
     x = torch.randn(4, 3, 8, 8).double()
     model(x).square().sum().backward()
     used = []
-    plain = can_expand
+    plain = fits
 
     def anywhere(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
         used.append(not plain(z, conv, norm))
         return True
 
-    monkeypatch.setattr(expansion, "can_expand", anywhere)
+    monkeypatch.setattr(expansion, "fits", anywhere)
     twin(x).square().sum().backward()
     assert used
     assert all(used)  # and on a CPU it is not taken by itself
@@ -131,7 +131,7 @@ def test_a_small_expansion_pays_only_where_launches_are_free() -> None:
 
 def test_the_warm_up_of_a_recording_runs_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not paying.pays(64)
-    monkeypatch.setattr(capturing._here, "recording", True)  # as it is on the side stream
+    monkeypatch.setattr(capturing._thread, "capturing", True)  # as it is on the side stream
     assert paying.pays(64)
 
 
@@ -166,11 +166,11 @@ def test_on_a_gpu_it_is_taken_in_train_mode_alone_and_agrees(monkeypatch: pytest
     conv = nn.Conv2d(16, 64, 1, bias=False).cuda().to(memory_format=torch.channels_last)
     norm, twin = nn.BatchNorm2d(64).cuda(), nn.BatchNorm2d(64).cuda()
     z = torch.randn(8, 16, 9, 9, device="cuda").relu().to(memory_format=torch.channels_last)
-    assert not can_expand(z, conv, norm)  # too small to pay, but where launches are free
+    assert not fits(z, conv, norm)  # too small to pay, but where launches are free
     monkeypatch.setattr(paying, "LEAST", 8 * 64 * 81)
-    assert can_expand(z, conv, norm)
-    assert not can_expand(z.contiguous(), conv, norm)
-    assert not can_expand(z, conv, norm.eval())
+    assert fits(z, conv, norm)
+    assert not fits(z.contiguous(), conv, norm)
+    assert not fits(z, conv, norm.eval())
     norm.train()
     for dtype, most in ((torch.float32, 2e-3), (torch.bfloat16, 2e-2)):
         low = z.to(dtype).requires_grad_()

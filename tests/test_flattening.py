@@ -22,7 +22,7 @@ from replearn import ReplearnError
 from replearn.deployment.exporting import export
 from replearn.fast.graph_module import FlatGraph
 from replearn.fast.inlining import call_builtins_, drop_checks_, drop_dead_, drop_idle_, flatten
-from replearn.fast.passes.token_slice import picked_token
+from replearn.fast.passes.token_slice import sliced_token
 from replearn.fast.verify import other_batch
 
 TRACED = (
@@ -38,7 +38,7 @@ def ops(flat: Any) -> set[str]:
 
 def picks(flat: Any) -> bool:
     """One token's products may be summed in another order than those of all tokens."""
-    return any(picked_token(node) is not None for node in flat.graph.nodes)
+    return any(sliced_token(node) is not None for node in flat.graph.nodes)
 
 
 def close(one: Tensor, other: Tensor, tolerance: float) -> bool:

@@ -25,7 +25,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import replearn
-from replearn.fast.graphs import launch_cache as relaunching
+from replearn.fast.kernels import _launch_cache as launch_cache
 from replearn.fast.kernels._triton import attention_short as short
 from replearn.fast.kernels._triton import attention_short_tiles as short_tiles
 from replearn.fast.kernels._triton import bn_add_relu as normed
@@ -47,7 +47,7 @@ from replearn.fast.kernels._triton import (
 from replearn.fast.kernels._triton import stem as stem
 from replearn.fast.kernels._triton.linear_residual_tiles import tile_for as residual_tile
 from replearn.fast.kernels._triton.running_statistics import Running
-from replearn.fast.kernels._triton.stem_tiles import CONVOLVING, POOLING, WALKING
+from replearn.fast.kernels._triton.stem_tiles import walk_for
 from replearn.fast.synthesis import _triton as mixing
 
 pytestmark = pytest.mark.skipif(HERE == "cuda" or INTERPRETED, reason="the kernels run for real, or interpreted")
@@ -74,7 +74,7 @@ def compiled(capability: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
         return found[-1]
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
-    monkeypatch.setattr(relaunching, "_ready", Forgetful())
+    monkeypatch.setattr(launch_cache, "_compiled", Forgetful())
     before = driver._active
     driver.set_active(gpu)
     yield found
@@ -162,14 +162,13 @@ def norm_and_relu(channels: int, size: int, dtype: torch.dtype, added: bool) -> 
 
 
 def first_layers(dtype: torch.dtype, last: bool) -> None:
-    framed, convolved = of(64, 229, 240, 4, dtype=dtype), of(64, 112, 112, 64, dtype=dtype)
+    framed = of(64, 229, 240, 4, dtype=dtype)
     images, packed = of(64, 3, 224, 224, dtype=SINGLE, last=last), of(64, 7, 32, dtype=dtype)
-    stem.launch_frame(images, of(64, 3, 7, 7, dtype=dtype, last=last), framed, packed, 3)
-    stem.launch_convolve(framed, packed, convolved, 2, CONVOLVING)
+    stem.launch_pad(images, of(64, 3, 7, 7, dtype=dtype, last=last), framed, packed, 3)
     out = of(64, 64, 56, 56, dtype=dtype, last=last)
     bias = of(64, dtype=SINGLE)
-    stem.launch_pool(convolved, bias, out, 3, 2, 1, last, POOLING)
-    stem.launch_convolve_and_pool(framed, packed, bias, out, (112, 112), 2, last, WALKING)
+    for batch in (64, 32, 3):  # shorter walks for fewer images
+        stem.launch_convolve_and_pool(framed, packed, bias, out, (112, 112), 2, last, walk_for(batch, 56, 56))
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {
@@ -227,7 +226,7 @@ def test_it_compiles_for_an_older_gpu(name: str, compiled: list[Any]) -> None:
 def test_no_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: set[str] = set()
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **options: launched.add(self.__name__))
-    monkeypatch.setattr(relaunching, "_ready", Forgetful())
+    monkeypatch.setattr(launch_cache, "_compiled", Forgetful())
     for launch in LAUNCHES.values():
         launch()
     modules = (

@@ -15,22 +15,21 @@ from zoo import ZOO, outputs
 
 import replearn
 from replearn.deployment.exporting import export
-from replearn.fast import inference as streamlining
 from replearn.fast.graph_module import FlatGraph
 from replearn.fast.inlining import cast_weights_, flatten, note_values_
 from replearn.fast.kernels.stem import stem
 from replearn.fast.passes import channels_last as ordering
 from replearn.fast.passes import stem as opening
-from replearn.fast.passes.channels_last import order_convolutions_
-from replearn.fast.passes.maxpool_relu import pool_first_
+from replearn.fast.passes._context import Context
+from replearn.fast.passes.maxpool_relu import apply_ as pool_first_
 
 LAST = torch.channels_last
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamlining, "orders_by_channel", lambda device: True)
+    monkeypatch.setattr(ordering, "on_cudnn", lambda flat: True)
 
 
 def images(batch: int = 2, size: int = 16) -> Tensor:
@@ -61,7 +60,7 @@ def test_an_ordinary_resnet_is_ordered_and_its_model_is_not_touched() -> None:
     model, x = replearn.models.CifarResNet(8, width=8).eval(), images()
     flat = noted(model, x)
     code, before = flat.code, outputs(flat, x)[0]
-    order_convolutions_(flat)
+    ordering.apply_(flat, Context(dtype=torch.bfloat16))
     assert all(is_last(weight) for weight in kernels(flat).values())
     assert not any(is_last(weight) for weight in kernels(model).values())
     assert flat.code == code
@@ -75,7 +74,7 @@ def test_an_ordinary_resnet_is_ordered_and_its_model_is_not_touched() -> None:
 
 def test_every_value_in_between_is_in_that_order() -> None:
     flat = noted(replearn.models.CifarResNet(8, width=8), images())
-    order_convolutions_(flat)
+    ordering.apply_(flat, Context(dtype=torch.bfloat16))
     note_values_(flat, images(), torch.bfloat16)
     maps = [node.meta["value"] for node in flat.graph.nodes if "value" in node.meta and node.op == "call_function"]
     maps = [value for value in maps if value.dim() == 4 and value.shape[-1] > 1]
@@ -83,7 +82,6 @@ def test_every_value_in_between_is_in_that_order() -> None:
     assert all(map(is_last, maps))
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["cifar_resnet", "timm_resnet", "timm_resnet_d", "timm_seresnet"])
 def test_both_doors_order_in_half_precision(name: str, dtype: torch.dtype) -> None:
@@ -106,18 +104,14 @@ def test_both_doors_order_in_half_precision(name: str, dtype: torch.dtype) -> No
         assert not any(is_last(weight) for weight in kernels(other).values())
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_in_float32_and_on_a_cpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = ZOO["cifar_resnet"].fresh(), images()
     assert not any(map(is_last, kernels(replearn.fast.streamline(model, x, flatten=True)).values()))
     monkeypatch.undo()
     half = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.bfloat16)
     assert not any(map(is_last, kernels(half).values()))
-    assert ordering.orders_by_channel(torch.device("cuda")) is (torch.version.hip is None)
-    assert not ordering.orders_by_channel(torch.device("cpu"))
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_is_in_that_order_already_stays_as_it_is() -> None:
     model, x = ZOO["timm_resnet"].fresh(), images()
     options: dict[str, Any] = {"flatten": True, "dtype": torch.bfloat16}
@@ -260,7 +254,7 @@ def test_ways_that_know_values_by_their_numbers_alone(how: str) -> None:
     torch.manual_seed(0)
     model, x = Ways(how).eval(), images()
     flat = noted(model, x)
-    order_convolutions_(flat)
+    ordering.apply_(flat, Context(dtype=torch.bfloat16))
     assert len(kernels(flat)) == 2
     assert all(map(is_last, kernels(flat).values()))
     for batch in (1, 2, 3):
@@ -275,7 +269,7 @@ def test_ways_that_stay(how: str) -> None:
     model, x = Ways(how).eval(), images()
     flat = noted(model, x)
     held, code = dict(flat.state_dict(keep_vars=True)), flat.code
-    order_convolutions_(flat)
+    ordering.apply_(flat, Context(dtype=torch.bfloat16))
     assert flat.code == code
     now = flat.state_dict(keep_vars=True)
     assert all(now[name] is tensor for name, tensor in held.items())
@@ -293,7 +287,7 @@ def test_graphs_in_full_precision_stay() -> None:
         (Ways("row"), x[0], torch.bfloat16),  # without a batch
     ):
         flat = noted(model, given, dtype)
-        order_convolutions_(flat)
+        ordering.apply_(flat, Context(dtype=torch.bfloat16))
         assert not any(map(is_last, kernels(flat).values()))
 
 
@@ -302,7 +296,7 @@ def test_transformers_stay(name: str) -> None:
     model, x = ZOO[name].fresh(), ZOO[name].batch()
     flat = noted(model, x)
     held = dict(flat.named_parameters())
-    order_convolutions_(flat)
+    ordering.apply_(flat, Context(dtype=torch.bfloat16))
     assert all(weight is held[key] for key, weight in flat.named_parameters())
 
 
@@ -321,15 +315,16 @@ class Grey(nn.Module):
 
 @pytest.mark.parametrize("colours", [1, 3])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_stem_is_told_the_order(colours: int, ordered: bool) -> None:
+def test_a_stem_is_told_the_order(colours: int, ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = Grey(colours).eval(), torch.randn(2, colours, 20, 24)
     flat = flatten(model, x)
-    pool_first_(flat)
+    pool_first_(flat, Context())
     note_values_(flat, x, torch.bfloat16)
     if ordered:
-        order_convolutions_(flat)
-    opening.open_with_kernels_(flat, few=False)
+        ordering.apply_(flat, Context(dtype=torch.bfloat16))
+    monkeypatch.setattr(opening, "has_triton", lambda flat: True)
+    opening.apply_(flat, Context())
     (node,) = flat.graph.find_nodes(op="call_function", target=stem)
     assert node.args[4] is ordered
     note_values_(flat, x, torch.bfloat16)
@@ -340,8 +335,8 @@ def test_a_stem_is_told_the_order(colours: int, ordered: bool) -> None:
 @runs_kernels
 @torch.no_grad()
 def test_the_stems_kernels_write_in_that_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamlining, "orders_by_channel", lambda device: True)
-    monkeypatch.setattr(opening, "MANY", 1)
+    monkeypatch.setattr(ordering, "on_cudnn", lambda flat: True)
+    monkeypatch.setattr(opening, "MIN_PIXELS_EAGER", 1)
     torch.manual_seed(0)
     model, x = Grey(3).eval().to(HERE), torch.randn(2, 3, 20, 24, device=HERE)
     form: Any = replearn.fast.streamline(model, x, flatten=True, graph=False, dtype=torch.float16)
@@ -353,7 +348,6 @@ def test_the_stems_kernels_write_in_that_order(monkeypatch: pytest.MonkeyPatch) 
     assert near(form(x), model(x), 2e-2)
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_it_copies_pickles_and_compiles() -> None:
     model, x = ZOO["timm_resnet"].replaced(), images()
     form: Any = replearn.deploy(model, x, merge=True, flatten=True, graph=False, dtype=torch.bfloat16)
@@ -374,12 +368,11 @@ def test_it_is_exported(to: str, tmp_path: Any) -> None:
     model, x = ZOO["timm_resnet"].replaced(), images()
     flat: Any = replearn.deploy(model, x, merge=True, flatten=True)
     note_values_(flat, x, torch.bfloat16)
-    order_convolutions_(flat)
+    ordering.apply_(flat, Context(dtype=torch.bfloat16))
     assert all(map(is_last, kernels(flat).values()))
     assert export(flat, tmp_path / f"model.{to}", x).batch_sizes == (1, 3)
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_torch_exports_it_in_half_precision() -> None:
     model, x = ZOO["timm_resnet"].replaced(), images()
     form: Any = replearn.deploy(model, x, flatten=True, graph=False, dtype=torch.bfloat16)
@@ -402,7 +395,7 @@ def test_on_a_gpu_a_resnet_needs_no_copies(
     options: dict[str, Any] = {"flatten": True, "merge": True, "dtype": dtype, "graph": graph}
     form = replearn.deploy(model, x, **options)
     assert all(is_last(weight) and weight.dtype is dtype for weight in kernels(form).values())
-    monkeypatch.setattr(streamlining, "orders_by_channel", lambda device: False)
+    monkeypatch.setattr(ordering, "on_cudnn", lambda flat: False)
     before = replearn.deploy(model, x, **options)
     assert not any(is_last(weight) for weight in kernels(before).values())
     for given in (x, x[:1], x.contiguous(memory_format=LAST)):

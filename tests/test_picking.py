@@ -7,26 +7,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreting import HERE
-from test_narrow_convolutions import distance
+from interpreting import HERE, distance, small_vit
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import replearn
 from replearn.fast.graph_module import FlatGraph
 from replearn.fast.inlining import flatten, note_values_
-from replearn.fast.passes.layernorm_half import round_norms_
-from replearn.fast.passes.token_slice import pick_first_
+from replearn.fast.passes import layernorm_half
+from replearn.fast.passes._context import Context
+from replearn.fast.passes.token_slice import apply_
 
 pytest.importorskip("timm")
-from test_patches import small_vit
 
 
 def picked(model: nn.Module, x: Tensor, dtype: torch.dtype | None = None) -> FlatGraph:
     """The flat graph with its token picked early; shapes that were noted are those that a run finds."""
     flat = flatten(model, x)
     note_values_(flat, x, dtype)
-    pick_first_(flat)
+    apply_(flat, Context())
     noted = [node.meta["value"].shape for node in flat.graph.nodes if "value" in node.meta]
     note_values_(flat, x, dtype)
     assert [node.meta["value"].shape for node in flat.graph.nodes if "value" in node.meta] == noted
@@ -210,7 +209,7 @@ def test_a_norm_that_is_needed_whole_stays(how: str) -> None:
     flat = flatten(model.eval(), x)
     code = flat.code
     note_values_(flat, x, None)
-    pick_first_(flat)
+    apply_(flat, Context())
     assert flat.code == code
     assert torch.equal(flat(x), model(x))
 
@@ -234,6 +233,6 @@ def test_a_norm_that_is_called_in_another_way(how: str) -> None:
     model, x = Head().to(HERE).eval(), torch.randn(2, 5, 64, device=HERE)
     flat = flatten(model, x)
     note_values_(flat, x, torch.float16)
-    pick_first_(flat)
-    round_norms_(flat, few=True)
+    apply_(flat, Context())
+    layernorm_half.apply_(flat, Context(dtype=torch.bfloat16, graph=True))
     assert distance(flat(x).detach(), model(x).detach()) < 1e-6

@@ -16,12 +16,13 @@ from zoo import ZOO, outputs, shake_
 import replearn
 from replearn.deployment.exporting import export
 from replearn.experiments.bench.inference_counts import count
-from replearn.fast import inference as streamlining
 from replearn.fast.graph_module import FlatGraph
 from replearn.fast.inference import Autocast
 from replearn.fast.inlining import flatten
 from replearn.fast.passes import maxpool_relu as pooling
-from replearn.fast.passes.maxpool_relu import pool_first_
+from replearn.fast.passes import stem as stem_pass
+from replearn.fast.passes._context import Context
+from replearn.fast.passes.maxpool_relu import apply_
 
 STEMS = ("timm_resnet", "timm_resnet_d", "timm_seresnet")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -294,7 +295,7 @@ def all_outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("how", MOVED)
 def test_ways_that_can_be_pooled_first(how: str, dtype: torch.dtype) -> None:
     flat, x, expected = flat_ways(how, dtype)
-    pool_first_(flat)
+    apply_(flat, Context())
     stem = stem_of(flat)
     ends = ["pool", "relu"] if how in BIAS_STAYS else ["pool", "add", "relu"]
     assert stem[stem.index("pool") :] == ends
@@ -303,7 +304,7 @@ def test_ways_that_can_be_pooled_first(how: str, dtype: torch.dtype) -> None:
     assert len(kept) == {"twice": 2}.get(how, how not in BIAS_STAYS)
     torch.testing.assert_close(all_outputs(flat, x), expected)
     code = flat.code
-    pool_first_(flat)
+    apply_(flat, Context())
     assert flat.code == code  # once is enough
 
 
@@ -311,7 +312,7 @@ def test_ways_that_can_be_pooled_first(how: str, dtype: torch.dtype) -> None:
 def test_on_a_cpu_the_convolution_keeps_its_bias_and_the_bits_are_the_same(how: str) -> None:
     flat, x, expected = flat_ways(how)
     names = set(flat.state_dict())
-    pool_first_(flat)
+    apply_(flat, Context())
     assert stem_of(flat)[-2:] == ["pool", "relu"]
     assert set(flat.state_dict()) == names
     assert all(map(torch.equal, all_outputs(flat, x), expected))
@@ -322,7 +323,7 @@ def test_on_a_cpu_the_convolution_keeps_its_bias_and_the_bits_are_the_same(how: 
 def test_ways_that_stay(how: str) -> None:
     flat, x, expected = flat_ways(how)
     code = flat.code
-    pool_first_(flat)
+    apply_(flat, Context())
     assert flat.code == code
     assert all(map(torch.equal, all_outputs(flat, x), expected))
 
@@ -335,7 +336,7 @@ def test_numbers_without_rounding_stay() -> None:
         parameter.data = (10 * parameter).long()
     flat = flatten(model, images().long())
     code = flat.code
-    pool_first_(flat)
+    apply_(flat, Context())
     assert flat.code == code
 
 
@@ -352,7 +353,7 @@ def test_a_name_that_is_taken_gets_a_longer_one() -> None:
     stem, x = Stem().eval(), images()
     flat = flatten(stem, x)
     flat.register_buffer("conv_bias_pooled", torch.zeros(1))
-    pool_first_(flat)
+    apply_(flat, Context())
     assert [name for name, _ in flat.named_parameters()] == ["conv_weight", "conv_bias_pooled_"]
     torch.testing.assert_close(flat(x), stem(x))
 
@@ -389,7 +390,7 @@ def test_it_is_exported(to: str, moved: bool, tmp_path: Any, monkeypatch: pytest
 def test_on_a_gpu_the_bits_are_the_same(
     dtype: torch.dtype | None, channels_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamlining, "open_with_kernels_", lambda flat, few: None)  # those round otherwise
+    monkeypatch.setattr(stem_pass, "apply_", lambda flat, context: 0)  # those round otherwise
     torch.manual_seed(0)
     stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)).eval().cuda()
     x = torch.randn(2, 3, 224, 224, device="cuda")

@@ -20,7 +20,7 @@ import replearn
 from replearn import ReplearnError
 from replearn.deployment.exporting import export
 from replearn.fast.graphs import replay as replaying
-from replearn.fast.graphs.capture import Waiting, capture, refuse_waiting
+from replearn.fast.graphs.capture import Synchronizing, capture, refuse_synchronizing
 from replearn.fast.graphs.replay import Replayed
 from replearn.fast.graphs.signature import rebuilt, signature
 from replearn.fast.inference import Autocast
@@ -353,17 +353,17 @@ class Odd(nn.Module):
 def test_code_that_waits_is_found_before_it_is_recorded(how: str, says: str) -> None:
     x, model = torch.randn(4, 3), Odd(how)
     with pytest.raises(ReplearnError, match=says) as caught:
-        refuse_waiting("Odd", lambda: model(x), torch.device("cpu"))
+        refuse_synchronizing("Odd", lambda: model(x), torch.device("cpu"))
     assert "Odd can't be recorded as a CUDA graph" in str(caught.value)
     assert "Deploy it without graph=True" in str(caught.value)
 
 
 @pytest.mark.parametrize("how", ["index", "plain", "sized"])
 def test_code_that_does_not_wait_passes(how: str) -> None:
-    with Waiting(torch.device("cpu")) as waiting:
+    with Synchronizing(torch.device("cpu")) as waiting:
         Odd(how)(torch.randn(4, 3))
     assert waiting.found is None
-    with Waiting(torch.device("cuda")) as waiting:  # values on the CPU are there already
+    with Synchronizing(torch.device("cuda")) as waiting:  # values on the CPU are there already
         Odd("item")(torch.randn(4, 3))
     assert waiting.found is None
 
@@ -431,6 +431,6 @@ def test_compiled_code_passes_the_check_and_stays_compiled() -> None:
     model.compile(backend=backend)
     with torch.no_grad():
         model(x)
-        refuse_waiting("Odd", lambda: model(x), torch.device("cpu"))
+        refuse_synchronizing("Odd", lambda: model(x), torch.device("cpu"))
         model(x)
     assert len(runs) == 2  # before and after the check, which runs the code as it is written

@@ -22,9 +22,10 @@ from replearn.fast.graphs import capture as capturing
 from replearn.fast.kernels import conv1x1_bn as expansion
 from replearn.fast.kernels import reduced_bottleneck as squeeze
 from replearn.fast.kernels.conv1x1_bn import can_narrow, narrow_gradient
-from replearn.fast.kernels.reduced_bottleneck import can_squeeze, close_, let_through, squeezed
+from replearn.fast.kernels.reduced_bottleneck import add_relu_, fits, relu_gradient, run_fused
 from replearn.fast.synthesis import launch_cost as paying
 from replearn.fast.synthesis.ahead import operators_in
+from replearn.fast.train.bn_add_relu import fused_norms
 from replearn.operators.functional import load_faster
 
 LAST = torch.channels_last
@@ -68,7 +69,7 @@ def compare(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, with
     torch.manual_seed(0)
     if dtype is torch.float32:
         for home in (squeeze, expansion):
-            monkeypatch.setattr(home, "kernels_run_on", lambda tensor: True)  # the interpreter's are on the CPU
+            monkeypatch.setattr(home, "launches", lambda tensor: True)  # the interpreter's are on the CPU
     first = NORMS[name]().to(HERE, dtype)
     for parameter in first.parameters():
         nn.init.normal_(parameter)
@@ -77,7 +78,7 @@ def compare(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, with
         given, weigh = drawn(dtype), torch.randn(4, 32, 3, 2, device=HERE, dtype=dtype)
         with float32_products(tf32=False):
             expected = gradients(one_after_the_other, given, first, weigh)
-            found = gradients(squeezed, given, second, weigh)
+            found = gradients(run_fused, given, second, weigh)
         torch.testing.assert_close(found, expected, rtol=within, atol=10 * within)
     buffers = dict(second.named_buffers()), dict(first.named_buffers())
     torch.testing.assert_close(*buffers, rtol=within, atol=within)
@@ -87,20 +88,20 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
     norm = nn.BatchNorm2d(6).double()
     shapes = (3, 6, 2, 2), (2, 6, 1, 1), (6, 2, 1, 1)
     given = [torch.randn(shape).double().requires_grad_() for shape in shapes]
-    assert torch.autograd.gradcheck(lambda *given: squeezed(*given, norm), given)
+    assert torch.autograd.gradcheck(lambda *given: run_fused(*given, norm), given)
 
 
 def test_pixels_that_are_all_alike_have_no_variance_and_no_nan() -> None:
     torch.manual_seed(0)
     norm, given = nn.BatchNorm2d(64), (torch.randn(16, 64, 1, 1) * 0.18, torch.randn(64, 16, 1, 1) * 0.35)
     x = (10 * torch.rand(1, 64, 1, 1)).expand(8, 64, 7, 7).contiguous(memory_format=LAST)
-    assert bool(squeezed(x, *given, norm).isfinite().all())
+    assert bool(run_fused(x, *given, norm).isfinite().all())
     assert bool(norm.running_var is not None and norm.running_var.isfinite().all())
 
 
 def test_others_may_write_to_what_it_gives() -> None:
     norm, given = nn.BatchNorm2d(32), drawn(torch.float32)
-    made = squeezed(*(tensor.cpu().requires_grad_() for tensor in given), norm)
+    made = run_fused(*(tensor.cpu().requires_grad_() for tensor in given), norm)
     made.add_(1)  # a view would refuse
 
 
@@ -113,11 +114,12 @@ def test_layers_with_hooks_are_called_one_after_another(listener: str, monkeypat
     x = torch.empty(4, layer.conv1.shell.in_channels, 8, 8).to(memory_format=LAST)
     given = (layer.conv1, layer.conv3, layer.norm, layer.activation)
     monkeypatch.setattr(paying, "LEAST", 0)
+    monkeypatch.setattr(squeeze, "on_gpu", lambda device: True)
     on_gpu: Any = SimpleNamespace(is_cuda=True, shape=x.shape, dtype=x.dtype, device=x.device)
     on_gpu.is_contiguous, on_gpu.numel = x.is_contiguous, x.numel
-    assert can_squeeze(on_gpu, *given)
+    assert fits(on_gpu, *given)
     getattr(layer, listener).register_forward_hook(lambda *call: None)
-    assert not can_squeeze(on_gpu, *given)
+    assert not fits(on_gpu, *given)
 
 
 @pytest.mark.parametrize("frozen", range(3))
@@ -127,7 +129,7 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_does(frozen: int) -> None:
     learning = [tensor.requires_grad_(number != frozen) for number, tensor in enumerate(given)]
     expected = [tensor.detach().clone().requires_grad_() for tensor in given]
     with float32_products(tf32=False):
-        squeezed(*learning, norm).square().sum().backward()
+        run_fused(*learning, norm).square().sum().backward()
         one_after_the_other(*expected, nn.BatchNorm2d(32).to(HERE)).square().sum().backward()
     for number, (tensor, other) in enumerate(zip(learning, expected, strict=True)):
         assert (tensor.grad is None) == (number == frozen)
@@ -151,7 +153,7 @@ def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(
     assert not closing.can_be_cut(192, 64)
     found = torch.empty_like(x)
     if HERE == "cuda":
-        close_(found, x, z, scaled, shift)
+        add_relu_(found, x, z, scaled, shift)
     elif dtype is torch.float16:  # the interpreter multiplies bfloat16 as integers
         closing.launch(x, z, scaled, shift, found)
     else:
@@ -176,7 +178,7 @@ def test_the_narrow_gradient_is_two_products_a_shift_and_a_mask(
     scaled = torch.randn(256, narrow, device=HERE).to(dtype) / 16
     weight, turned = (torch.randn(256, narrow, device=HERE) / 16 for _ in range(2))
     given = (h, grad, scaled, weight, turned, torch.randn(256, device=HERE))
-    monkeypatch.setattr(expansion, "kernels_run_on", lambda tensor: True)
+    monkeypatch.setattr(expansion, "launches", lambda tensor: True)
     assert can_narrow(h, grad, scaled)
     with float32_products(tf32=False):
         found = narrow_gradient(*given, masked=masked)
@@ -193,12 +195,12 @@ def test_a_relu_lets_through_what_torch_says(monkeypatch: pytest.MonkeyPatch) ->
     y, grad = torch.randn(300, 48, device=HERE).relu(), torch.randn(300, 48, device=HERE)
     y[5, 7] = float("nan")
     norm, other = nn.BatchNorm2d(48), torch.randn(300, 48, device=HERE)
-    monkeypatch.setattr(squeeze, "kernels_run_on", lambda tensor: False)
-    expected, of_both = let_through(grad, y, norm), let_through(grad, y, norm, other)
-    monkeypatch.setattr(squeeze, "kernels_run_on", lambda tensor: True)
+    monkeypatch.setattr(squeeze, "launches", lambda tensor: False)
+    expected, of_both = relu_gradient(grad, y, norm), relu_gradient(grad, y, norm, other)
+    monkeypatch.setattr(squeeze, "launches", lambda tensor: True)
     for _ in range(2):  # who counts arrivals starts anew
-        torch.testing.assert_close(let_through(grad, y, norm), expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(let_through(grad, y, norm, other), of_both, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(relu_gradient(grad, y, norm), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(relu_gradient(grad, y, norm, other), of_both, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("correction", ["none", "full"])
@@ -208,7 +210,7 @@ def test_operators_that_squeeze_train_as_those_that_do_not(
     correction: Any, recompute: bool, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(capturing._here, "recording", recorded)
+    monkeypatch.setattr(capturing._thread, "capturing", recorded)
     operator = operators.ReducedBottleneck(correction=correction, recompute=recompute)
     model = architecture("cifar_bottleneck:29:8", num_classes=10, size=8).double()
     replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
@@ -218,10 +220,10 @@ def test_operators_that_squeeze_train_as_those_that_do_not(
     used = []
 
     def anywhere(*given: Any) -> bool:
-        used.append(not can_squeeze(*given))
+        used.append(not fits(*given))
         return True
 
-    monkeypatch.setattr(squeeze, "can_squeeze", anywhere)
+    monkeypatch.setattr(squeeze, "fits", anywhere)
     load_faster()
     twin(x).square().sum().backward()
     assert used
@@ -246,15 +248,15 @@ def test_on_a_gpu_it_is_taken_where_launches_are_free_and_agrees(
     replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
     x = torch.randn(32, 3, 16, 16, device="cuda").contiguous(memory_format=LAST)
     taken = []
-    plain = squeeze.squeezed
-    monkeypatch.setattr(squeeze, "squeezed", lambda *given: (taken.append(1), plain(*given))[1])
+    plain = squeeze.run_fused
+    monkeypatch.setattr(squeeze, "run_fused", lambda *given: (taken.append(1), plain(*given))[1])
 
     def gradients_of(low: bool, free: bool) -> list[Tensor]:
         net = copy.deepcopy(model)
         with (
             float32_products(tf32=False),
             paying.free_launches() if free else nullcontext(),
-            replearn.fast.fused_norms(net) if inside and free else nullcontext(),
+            fused_norms(net) if inside and free else nullcontext(),
         ):
             with torch.autocast("cuda", torch.bfloat16, enabled=low):
                 out: Tensor = net(x).float()

@@ -19,10 +19,9 @@ def inference(
     backends: Annotated[
         str | None,
         typer.Option(
-            help="fp32, amp, channels_last, channels_last+compile, graph, channels_last+graph, amp+eager (these "
-            "are the default), amp+graph, channels_last+compile+graph, amp+compile, amp+compile+graph; with "
-            "convolutions fused by cuDNN: channels_last+fuse, channels_last+fuse+graph, amp+fuse, amp+fuse+graph, "
-            "amp+fuse+eager."
+            help="fp32, amp, channels_last, channels_last+compile, graph, channels_last+graph, amp+graph (these "
+            "are the default), channels_last+compile+graph, amp+compile, amp+compile+graph; with "
+            "convolutions fused by cuDNN: channels_last+fuse, channels_last+fuse+graph, amp+fuse, amp+fuse+graph."
         ),
     ] = None,
     size: Annotated[int, typer.Option(min=4, help="Side length of the images.")] = 224,
@@ -53,7 +52,7 @@ def inference(
 
     * `replearn bench inference --out inference.json`
 
-    * `replearn bench inference --models resnet34 --batches 1 --backends fp32,graph,amp+eager`
+    * `replearn bench inference --models resnet34 --batches 1 --backends fp32,graph,amp+graph`
 
     * `replearn bench inference --device cpu --models cifar_resnet:20:16 --size 32 --batches 1,4 --backends fp32`
     """

@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 
 from ..fast.graph_module import FlatGraph
 from ..fast.inlining import argument
-from ..fast.kernels.linear_residual import can_be_cut, kernels_run_on, residual_linear
+from ..fast.kernels._dispatch import triton_runs_on
+from ..fast.kernels.linear_residual import can_tile, linear_residual
 
 # multiplications that wait for Python and not for the GPU: those of a thousand tokens of width 384
 FEW = 1024 * 384 * 384
@@ -43,7 +44,7 @@ def write_(flat: FlatGraph, match: Match, *, mixed: bool, compiled: bool) -> Non
     """Put the product in the place of what it stands for."""
     kept = match.u.meta["value"]
     if mixed:
-        own = kernels_run_on(match.weight.device) and can_be_cut(*match.weight.shape)
+        own = triton_runs_on(match.weight.device) and can_tile(*match.weight.shape)
         make = joined_in_half if compiled else in_one_kernel if own else in_half
     else:
         make = apart if compiled else joined if kept.numel() * kept.shape[-1] <= FEW else in_place
@@ -129,7 +130,7 @@ def in_one_kernel(pen: Pen) -> fx.Node:
     for node in (weights[0], branch):
         node.meta["cast"] = True
     given = pen.match.u, pen.match.h, *weights, branch
-    return pen.flat.graph.call_function(residual_linear, given)
+    return pen.flat.graph.call_function(linear_residual, given)
 
 
 def in_half(pen: Pen) -> fx.Node:

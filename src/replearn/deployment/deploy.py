@@ -8,11 +8,19 @@ import torch
 from torch import nn
 
 from ..errors import ReplearnError
-from ..fast.conv_fusion import check_fuse
-from ..fast.graphs.recurring import replay_for
 from ..fast.graphs.replay import check_graph
-from ..fast.inference import Folding, check_backend, check_outputs, check_ready, on_backend, rearrange_, settle_
+from ..fast.inference import (
+    Folding,
+    check_backend,
+    check_fuse,
+    check_outputs,
+    check_ready,
+    on_backend,
+    optimize_,
+    settle_,
+)
 from ..fast.inlining import flatten as flat_form
+from ..fast.passes._context import Context
 from ..fast.verify import tensors_in as tensors_in
 from ..fast.verify import verify as verify
 from ..planning.validate import own_copy, unwrapped
@@ -35,7 +43,7 @@ def deploy(
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
-    graph: bool | None = None,
+    graph: bool = False,
     fuse: bool = False,
 ) -> nn.Module:
     """Return a new model whose operators are plain modules; `model`, in eval mode, is not touched.
@@ -57,13 +65,12 @@ def deploy(
     code can't be traced, and for one with hooks.
 
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
-    weights cast once (in a flat graph on a GPU ordered so, too, where nothing can tell), `compile` (True, or a
-    mode of torch.compile) compiles it, and `graph=True` replays it as CUDA graphs, one for each shape of input,
-    without gradients: ways to run, not to store, a model. A flat graph with a `dtype` on a CUDA GPU that is not
-    compiled replays by itself, in calls under torch.no_grad or inference_mode, from the third of a kind on; with
-    `graph=False` it does not. `fuse` is a way to run, too, for a flat graph on a CUDA GPU: cuDNN computes each
-    convolution with its bias, the sum and the ReLU after it in one launch, in such calls, once a trial gave what
-    torch does, to rounding: the fastest form of a ResNet.
+    weights cast once (in a flat graph on a GPU in channels_last, where nothing depends on strides), `compile`
+    (True, or a mode of torch.compile) compiles it, and `graph=True` replays it as CUDA graphs, one for each input
+    signature, without gradients: ways to run, not to store, a model. `fuse=True`, for a flat graph on a CUDA GPU,
+    has cuDNN compute each convolution with its bias, the sum and the ReLU after it in one launch, in calls without
+    gradients: the fastest form of a ResNet. Each is compared with torch on the example, and left to torch, with a
+    warning, where they differ.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32()
@@ -82,7 +89,8 @@ def deploy(
             f"fold={fold!r}: write 'all' to fold the BatchNorms of the whole network, or 'operators' for those of "
             "the operators alone."
         )
-    plain, replay = own_copy(model), replay_for(model, graph, flatten=flatten, dtype=dtype, compile=compile)
+    plain = own_copy(model)
+    context = Context(dtype=dtype, compile=bool(compile), graph=graph, fuse=fuse)
     drop_(plain)
     operators = dict(operators_of(plain))
     for name, operator in operators.items():
@@ -96,9 +104,9 @@ def deploy(
     if flatten:
         flat = flat_form(plain, example)
         plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
-        rearrange_(plain, example, dtype, compile, replayed=replay is not None, fuse=fuse)
+        optimize_(plain, example, context)
     check_outputs(model, plain, example)
-    return on_backend(plain, dtype, compile, replay, fuse)
+    return on_backend(plain, example, compile, context)
 
 
 def refuse_infinite(name: str, fused: nn.Module) -> None:

@@ -7,29 +7,14 @@ if TYPE_CHECKING:
     from .folding import Fold, find_folds
     from .inference import streamline
     from .synthesis.ahead import synthesized
-    from .train.attention_short import short_attention
-    from .train.bn_add_relu import fused_norms
-    from .train.conv3x3_small import narrow_convolutions
-    from .train.overlapped_wgrad import late_weight_gradients
+    from .train.accelerate import accelerate
 
-__all__ = [
-    "Fold",
-    "find_folds",
-    "fused_norms",
-    "late_weight_gradients",
-    "narrow_convolutions",
-    "short_attention",
-    "streamline",
-    "synthesized",
-]
+__all__ = ["Fold", "accelerate", "find_folds", "streamline", "synthesized"]
 
 _HOME = {
     "Fold": "folding",
+    "accelerate": "train.accelerate",
     "find_folds": "folding",
-    "fused_norms": "train.bn_add_relu",
-    "late_weight_gradients": "train.overlapped_wgrad",
-    "narrow_convolutions": "train.conv3x3_small",
-    "short_attention": "train.attention_short",
     "streamline": "inference",
     "synthesized": "synthesis.ahead",
 }

@@ -17,22 +17,16 @@ from ..operators._base.operator import Operator
 from ..planning.validate import own_copy, unwrapped
 from ..surgery.inference_mode import lasting, writable
 from ..surgery.replace import set_submodule
-from .conv_fusion import Fused, check_fuse
 from .folding import CONVOLUTIONS, fold_, reaches, words_of
 from .graph_module import FlatGraph
-from .graphs.recurring import replay_for
 from .graphs.replay import Replayed, check_graph, device_of
 from .inlining import cast_weights_, note_values_
 from .inlining import flatten as flat_form
-from .kernels.conv3x3_small import kernels_run_on
-from .passes.channels_last import HALF, order_convolutions_, orders_by_channel
-from .passes.conv_bias_add_relu import can_be_joined, join_relus_, num_joined
-from .passes.layernorm_half import round_norms_
-from .passes.linear_residual import join_sums_
-from .passes.maxpool_relu import pool_first_
-from .passes.patch_embed import embed_patches_
-from .passes.stem import open_with_kernels_, opens_with_kernels
-from .passes.token_slice import pick_first_
+from .kernels.conv_bias_add_relu import has_cudnn
+from .passes import apply_passes_
+from .passes._context import Context
+from .passes.conv_bias_add_relu import fuse_validated_
+from .passes.stem import has_stem
 from .verify import other_batch, verify
 
 Folding = Literal["all", "operators"]
@@ -49,16 +43,15 @@ def streamline(
     channels_last: bool = False,
     dtype: torch.dtype | None = None,
     compile: bool | str = False,
-    graph: bool | None = None,
+    graph: bool = False,
     fuse: bool = False,
 ) -> nn.Module:
     """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
 
-    This is the door for the baseline of a comparison: every BatchNorm that can be is folded, and the
-    same flat graph, layout, dtype, compiler and replay are one argument away, or come by themselves as they do
-    with `deploy`. Raises ReplearnError for a model in train mode, on two devices, or with operators in it; with an
-    `example`, where the outputs differ beyond rounding; with `flatten`, where there is no example or the code
-    can't be traced.
+    This is for the baseline of a comparison: every BatchNorm that can be is folded, and flat graph, memory format,
+    dtype, compiler, replay and fusion are one argument away. Raises ReplearnError for a model in train mode, on
+    two devices, or with operators in it; with an `example`, where the outputs differ beyond rounding; with
+    `flatten`, where there is no example or the code can't be traced.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32().eval()
@@ -77,13 +70,14 @@ def streamline(
                 f"{type(model).__name__} is replaced ({name} is an operator). Use replearn.deploy(model, ...), "
                 "which does the same and makes the operators plain."
             )
-    plain, replay = own_copy(model), replay_for(model, graph, flatten=flatten, dtype=dtype, compile=compile)
+    plain = own_copy(model)
+    context = Context(dtype=dtype, compile=bool(compile), graph=graph, fuse=fuse)
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
-        rearrange_(plain, example, dtype, compile, replayed=replay is not None, fuse=fuse)
+        optimize_(plain, example, context)
     check_outputs(model, plain, example)
-    return on_backend(plain, dtype, compile, replay, fuse)
+    return on_backend(plain, example, compile, context)
 
 
 def check_ready(model: nn.Module) -> None:
@@ -161,57 +155,49 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
         return False
 
 
-def rearrange_(
-    flat: FlatGraph,
-    example: Any,
-    dtype: torch.dtype | None,
-    compile: bool | str,
-    *,
-    replayed: bool,
-    fuse: bool,
-) -> None:
-    """Compute a flat graph's outputs with less, in place.
-
-    It pools before it adds a bias and takes a ReLU, and computes no token that nobody looks at. In half precision,
-    and where convolutions are fused, a GPU convolves in channels_last order. Kernels of our own compute a stem,
-    and in half precision what else they can; a compiler has others.
-    """
-    pool_first_(flat)
-    note_values_(flat, example, dtype)
-    pick_first_(flat)
-    fuse = fuse and can_be_joined(flat)
-    if (dtype or fuse) and all(orders_by_channel(parameter.device) for parameter in flat.parameters()):
-        # before the stem, whose result is in the order of its weight
-        order_convolutions_(flat, HALF if dtype else (*HALF, torch.float32))
-    kernels = all(kernels_run_on(parameter.device) for parameter in flat.parameters())
-    if kernels:
-        open_with_kernels_(flat, few=replayed or bool(compile))
-    if dtype is not None and not compile and kernels:
-        embed_patches_(flat)
-        join_sums_(flat, dtype)
-        round_norms_(flat, few=replayed)
-    if fuse:
-        join_relus_(flat)
+def optimize_(flat: FlatGraph, example: Any, context: Context) -> None:
+    """Apply every pass of `fast.passes` in place."""
+    note_values_(flat, example, context.dtype)
+    apply_passes_(flat, context)
 
 
-def on_backend(
-    plain: nn.Module,
-    dtype: torch.dtype | None,
-    compile: bool | str,
-    replay: type[Replayed] | None,
-    fuse: bool,
-) -> nn.Module:
-    """Wrap a model for cuDNN and autocast, hand it to the compiler and replay it as CUDA graphs."""
+def on_backend(plain: nn.Module, example: Any, compile: bool | str, context: Context) -> nn.Module:
+    """Cast weights, hand fused convolutions to cuDNN, wrap for autocast, compile, and replay as CUDA graphs."""
+    dtype = context.dtype
     if dtype is not None and isinstance(plain, FlatGraph):
         cast_weights_(plain, dtype)
-    if fuse and num_joined(plain):
-        plain = Fused(plain)
+    if context.fuse and isinstance(plain, FlatGraph):
+        fuse_validated_(plain, example, dtype)
     if dtype is not None:
         cast_once_(plain, dtype)
         plain = Autocast(plain, dtype)
     if compile:
         compile_(plain, mode=compile if isinstance(compile, str) else None)
-    return plain if replay is None else replay(plain)
+    return Replayed(plain) if context.graph else plain
+
+
+def check_fuse(model: nn.Module, fuse: Any, flatten: bool, compile: Any) -> None:
+    """Refuse fuse=True where it can't work, before anything is built."""
+    if not isinstance(fuse, bool):
+        raise ReplearnError(f"fuse={fuse!r}: write True to have cuDNN fuse convolutions with ReLUs, or False.")
+    if not fuse:
+        return
+    if not flatten:
+        raise ReplearnError(
+            "fuse=True needs flatten=True: only a flat graph shows what reads the values between a convolution "
+            "and its ReLU."
+        )
+    if compile:
+        raise ReplearnError(
+            f"fuse=True and compile={compile!r} can't be had together: a compiler fuses sums and ReLUs itself. "
+            "Leave one of them out."
+        )
+    device = device_of(model, [])
+    if not has_cudnn(device):
+        raise ReplearnError(
+            f"fuse=True needs a model on a CUDA GPU with cuDNN, and this {type(model).__name__} is on {device}. "
+            "Move it first, as with model.to('cuda'), or leave fuse out."
+        )
 
 
 def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = None) -> None:
@@ -229,7 +215,7 @@ def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = N
     run.__code__ = run.__code__.replace(co_name=f"call_{next(_compiled)}_of_{type(model).__name__}")
     how: dict[str, Any] = {"options": unchecked()} if mode is None else {"mode": mode}
     code: Any = torch.compile(run, dynamic=dynamic, **how)
-    model._compiled_call_impl = noting_switches(code) if opens_with_kernels(model) else code
+    model._compiled_call_impl = noting_switches(code) if has_stem(model) else code
 
 
 def unchecked() -> dict[str, bool]:

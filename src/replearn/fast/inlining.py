@@ -135,18 +135,23 @@ def writes_in_place(node: fx.Node) -> bool:
 
 
 def note_values_(flat: FlatGraph, example: Any, dtype: torch.dtype | None) -> None:
-    """Run the graph on the example, and note in the `meta` of each node a fake of the tensor that it gives."""
+    """Run the graph on the example, and store in each node's `meta["value"]` a meta tensor of its result."""
+    run_on(example, NotingValues(flat, dtype), flat, dtype)
+
+
+def run_on(example: Any, interpreter: fx.Interpreter, flat: FlatGraph, dtype: torch.dtype | None) -> None:
+    """Interpret the graph on the example, under autocast if there is a dtype."""
     given = given_to(flat, example)
     device = next((tensor.device.type for tensor in (*flat.parameters(), *flat.buffers())), "cpu")
     autocast = torch.autocast(device, dtype, enabled=dtype is not None)
     with unchanged(flat), run_on_example(flat), torch.no_grad(), autocast:
-        noting = Noting(flat)
-        noting.dtype = dtype
-        noting.run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))
+        interpreter.run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))
 
 
-class Noting(fx.Interpreter):
-    dtype: torch.dtype | None = None
+class NotingValues(fx.Interpreter):
+    def __init__(self, flat: FlatGraph, dtype: torch.dtype | None) -> None:
+        super().__init__(flat)
+        self.dtype = dtype
 
     def run_node(self, n: fx.Node) -> Any:
         made = super().run_node(n)

@@ -13,8 +13,6 @@ from typing import Any
 from torch import nn
 
 from ...errors import ReplearnError
-from ...fast.conv_fusion import Fused
-from ...fast.graphs.recurring import Recurring
 from ...fast.graphs.replay import Replayed
 from ...fast.inference import Autocast, check_ready
 from ...fast.verify import compare
@@ -117,20 +115,15 @@ def format_of(path: str | os.PathLike[str], to: str | None) -> str:
 
 def check_exportable(model: nn.Module) -> None:
     """Refuse what is not a plain model in eval mode."""
-    if type(model) is Replayed:
+    if isinstance(model, Replayed):
         raise ReplearnError(
             "A model deployed with graph=True replays CUDA graphs, which is a way to run and not to store it. "
             "Export what deploy gives without graph."
         )
-    if isinstance(model, (Autocast, Recurring)):
+    if isinstance(model, Autocast):
         raise ReplearnError(
             "A model deployed with dtype= runs under autocast, which is a way to run and not to store it, and "
             "has its weights cast. Export what deploy gives without dtype."
-        )
-    if isinstance(model, Fused):
-        raise ReplearnError(
-            "A model deployed with fuse=True has cuDNN compute its convolutions, which is a way to run and not to "
-            "store it. Export what deploy gives without fuse."
         )
     check_ready(model)
     for name, module in model.named_modules():

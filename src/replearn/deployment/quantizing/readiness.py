@@ -7,8 +7,6 @@ import warnings
 from torch import nn
 
 from ...errors import ReplearnError
-from ...fast.conv_fusion import Fused
-from ...fast.graphs.recurring import Recurring
 from ...fast.graphs.replay import Replayed
 from ...fast.inference import Autocast, check_ready
 from ...operators._base.operator import Operator
@@ -22,12 +20,10 @@ def check_quantizable(model: nn.Module) -> None:
             raise ReplearnError(
                 f"{type(model).__name__} still has operators ({name}). Quantize replearn.deploy(model)."
             )
-    if type(model) is Replayed:
+    if isinstance(model, Replayed):
         raise ReplearnError("A model deployed with graph=True can't be quantized: deploy it without.")
-    if isinstance(model, (Autocast, Recurring)):
+    if isinstance(model, Autocast):
         raise ReplearnError("A model deployed with dtype= can't be quantized: deploy it without.")
-    if isinstance(model, Fused):
-        raise ReplearnError("A model deployed with fuse=True can't be quantized: deploy it without.")
     devices = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
     if devices:
         raise ReplearnError(

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from ...errors import ReplearnError
-from ...fast.synthesis.ahead import cast_together, made_for, readers_in, synthesized
-from ...fast.train.overlapped_wgrad import let_come_late
+from ...fast.synthesis.ahead import made_for, readers_in
+from ...fast.train.overlapped_wgrad import gate_
 from ...operators import ReducedBottleneck, Removal
 from ...operators._base.mixture import HandOut, Made
 from ...operators._base.options import Options, ReadingOptions
@@ -66,11 +66,11 @@ SMALL_SUITE = (  # what a CPU can do in a minute
 )
 
 Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every forward pass
-Around = Callable[[nn.Module, bool], Surroundings]  # of a model, and whether its weights are cast together
+Around = Callable[[nn.Module], Surroundings]
 
 
-def cast_alone(model: nn.Module, cast: bool) -> Surroundings:
-    return (lambda: cast_together(model)) if cast else nullcontext
+def nothing(model: nn.Module) -> Surroundings:
+    return nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Candidate:
 
     label: str
     build: Callable[[], nn.Module]
-    around: Around = cast_alone
+    around: Around = nothing
 
 
 def candidates(case: Case, *, extra: tuple[Options, ...] = (), recompute: bool = True) -> list[Candidate]:
@@ -89,20 +89,16 @@ def candidates(case: Case, *, extra: tuple[Options, ...] = (), recompute: bool =
     sides = [
         Candidate(label=E2E, build=case.build),
         Candidate(label=REMOVAL, build=partial(replaced, case, Removal())),
-        Candidate(label=REPL, build=build, around=made_together),
+        Candidate(label=REPL, build=build),
         Candidate(label=LEAVES, build=build, around=partial(Given, learn=True)),
         Candidate(label=FROZEN, build=build, around=partial(Given, learn=False)),
     ]
     if recompute:
-        sides.append(Candidate(label=RECOMPUTED, build=partial(build, recompute=True), around=made_together))
+        sides.append(Candidate(label=RECOMPUTED, build=partial(build, recompute=True)))
     for options in extra:
         again = partial(replaced, case, options)
-        sides.append(Candidate(label=f"{REPL}, {options.label()}", build=again, around=made_together))
+        sides.append(Candidate(label=f"{REPL}, {options.label()}", build=again))
     return sides
-
-
-def made_together(model: nn.Module, cast: bool) -> Surroundings:
-    return lambda: synthesized(model, cast=cast)
 
 
 def replaced(case: Case, operator: Options | None, recompute: bool = False) -> nn.Module:
@@ -123,9 +119,8 @@ class Given:
     synthesis alone costs.
     """
 
-    def __init__(self, model: nn.Module, cast: bool, *, learn: bool) -> None:
+    def __init__(self, model: nn.Module, *, learn: bool) -> None:
         self._model, self._learn = model, learn
-        self._others = cast_alone(model, cast)
         self._made: dict[int, Made] | None = None
 
     @contextmanager
@@ -140,6 +135,6 @@ class Given:
         for weight in weights:
             weight.grad = None
         if self._learn:
-            let_come_late(weights)
-        with HandOut(self._made), self._others():
+            gate_(weights)
+        with HandOut(self._made):
             yield

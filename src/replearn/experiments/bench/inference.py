@@ -15,7 +15,6 @@ from ...costs.precision import convolves_in_tf32, matmul_precision
 from ...deployment.absorb import ABSORBED
 from ...deployment.merge import find_merges
 from ...errors import ReplearnError
-from ...fast.conv_fusion import Fused
 from ...fast.graph_module import FlatGraph
 from ...fast.graphs.replay import Replayed
 from ...fast.inference import Autocast
@@ -33,7 +32,6 @@ from .inference_sides import (
     OPERATORS,
     Sides,
     is_compiled,
-    is_eager,
     is_fused,
     is_replayed,
     make_sides,
@@ -89,7 +87,7 @@ def measure(
     if not cells:
         compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)
         raise ReplearnError(
-            f"None of {', '.join(setting.backends)} is measured here: graph, eager and fuse need a CUDA GPU, and "
+            f"None of {', '.join(setting.backends)} is measured here: graph and fuse need a CUDA GPU, and "
             f"this is {device.type}; compile takes minutes, and is for {compiled} unless you say --compile-all."
         )
     for model, batch, backend in cells:
@@ -167,7 +165,7 @@ def row_of(
 
 
 def needs_gpu(backend: str) -> bool:
-    return is_replayed(backend) or is_fused(backend) or is_eager(backend)  # on a CPU amp is eager anyway
+    return is_replayed(backend) or is_fused(backend)
 
 
 def num_merged(sides: Sides, backend: str) -> int:
@@ -178,7 +176,7 @@ def num_merged(sides: Sides, backend: str) -> int:
 def form_of(deployed: nn.Module) -> dict[str, Any]:
     """Is this side a flat graph, and how many operators went into the layer before them?"""
     plain: Any = deployed
-    while isinstance(plain, (Autocast, Fused, Replayed)):
+    while isinstance(plain, (Autocast, Replayed)):
         plain = plain.model
     flat = isinstance(plain, FlatGraph)
     return {"flat": flat, "absorbed": len(plain.meta.get(ABSORBED, ())) if flat else 0}
@@ -195,7 +193,6 @@ def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, bac
         return None
     deployed = built[DEPLOYED]
     with exact(), torch.inference_mode():
-        deployed(images)  # whose first call may be a trial of something else
         found = compare(tensors_in(sides.replaced(images)), tensors_in(deployed(images)), "the deployed model")
     if isinstance(deployed, Replayed):
         deployed.forget()  # recorded in full float32: what is timed has the numbers of the other sides

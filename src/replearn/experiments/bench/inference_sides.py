@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ...deployment.deploy import deploy
 from ...errors import ReplearnError
-from ...fast.graphs.recurring import Recurring, replays_on
 from ...fast.graphs.replay import Replayed
 from ...fast.inference import Autocast, compile_, streamline
 from ...fast.inlining import graph_of
@@ -21,16 +20,16 @@ from ...surgery.replace import replace_
 from ..training.architectures import architecture
 
 E2E, DYNAMIC, OPERATORS, DEPLOYED = "E2E", "RepL dynamic", "RepL deployed, operators only", "RepL deployed"
-# what the paper times; the others as CUDA graphs (graph alone is fp32), and amp, which is replayed anyway, without
+# what the paper times, and the same as CUDA graphs (graph alone is fp32)
 PAPER, OTHERS = (
     ("fp32", "amp", "channels_last", "channels_last+compile"),
-    ("graph", "channels_last+graph", "amp+eager"),
+    ("graph", "channels_last+graph", "amp+graph"),
 )
 DEFAULT = (*PAPER, *OTHERS)
-# compiling takes minutes; more of it is there to be asked for, and so are convolutions with their ReLUs at once
+# on request: compiling takes minutes
 COMPILED = ("channels_last+compile+graph", "amp+compile", "amp+compile+graph")
-FUSED = ("channels_last+fuse", "channels_last+fuse+graph", "amp+fuse", "amp+fuse+graph", "amp+fuse+eager")
-BACKENDS = (*DEFAULT, "amp+graph", *COMPILED, *FUSED)
+FUSED = ("channels_last+fuse", "channels_last+fuse+graph", "amp+fuse", "amp+fuse+graph")
+BACKENDS = (*DEFAULT, *COMPILED, *FUSED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +51,7 @@ class Sides:
         last, dtype = backend.startswith("channels_last"), self.dtype_of(backend)
         form: dict[str, Any] = {"channels_last": last, "dtype": dtype, "compile": is_compiled(backend)}
         flat = flatten and self.traceable(images)
-        by_itself = flat and replays_itself(backend, images)
-        replay = Replayed if is_replayed(backend) else Recurring if by_itself else None
-        form |= {
-            "graph": None if by_itself else is_replayed(backend) and images.is_cuda,
-            "fuse": is_fused(backend),
-        }
+        form |= {"graph": is_replayed(backend) and images.is_cuda, "fuse": is_fused(backend)}
         if flat:
             form |= {"example": images, "flatten": True}
         elif is_fused(backend):
@@ -71,7 +65,7 @@ class Sides:
             OPERATORS: lambda: deploy(self.replaced, fold="operators", channels_last=last),
             DEPLOYED: lambda: deploy(self.replaced, **form, merge=merge),
         }
-        return {kind: on(makers[kind](), backend, dtype, replay) for kind in kinds}
+        return {kind: on(makers[kind](), backend, dtype) for kind in kinds}
 
     def traceable(self, images: Tensor) -> bool:
         """Can both be flattened? If not, neither is."""
@@ -91,7 +85,7 @@ def in_layout(model: nn.Module, channels_last: bool) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if channels_last else model  # type: ignore[call-overload]
 
 
-def on(model: nn.Module, backend: str, dtype: torch.dtype | None, replay: type[Replayed] | None) -> nn.Module:
+def on(model: nn.Module, backend: str, dtype: torch.dtype | None) -> nn.Module:
     if backend not in BACKENDS:
         raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
     if isinstance(model, Replayed):
@@ -100,7 +94,7 @@ def on(model: nn.Module, backend: str, dtype: torch.dtype | None, replay: type[R
         model = Autocast(model, dtype)
     if is_compiled(backend):
         compile_(model, dynamic=False)
-    return model if replay is None else replay(model)
+    return Replayed(model) if is_replayed(backend) else model
 
 
 def is_compiled(backend: str) -> bool:
@@ -109,16 +103,6 @@ def is_compiled(backend: str) -> bool:
 
 def is_replayed(backend: str) -> bool:
     return "graph" in backend.split("+")
-
-
-def replays_itself(backend: str, images: Tensor) -> bool:
-    """Whether it is what `deploy` replays without being asked, for which all sides then are."""
-    parts = backend.split("+")
-    return parts[0] == "amp" and not {"graph", "eager", "compile"} & set(parts) and replays_on(images.device)
-
-
-def is_eager(backend: str) -> bool:
-    return "eager" in backend.split("+")
 
 
 def is_fused(backend: str) -> bool:

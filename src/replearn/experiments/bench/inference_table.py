@@ -41,9 +41,8 @@ def heading(setting: dict[str, Any]) -> str:
     return (
         f"E2E and RepL deployed: {form}BatchNorms folded, under amp weights cast once; RepL deployed: "
         f"{sums}. dynamic and op. only: as trained, and as timm's reparameterize_model. graph: replayed as a CUDA "
-        "graph, all sides, with the copies of inputs and outputs; on a GPU amp is, too, as deploy has it by "
-        "itself, and amp+eager is not. fuse: convolutions with sums and ReLUs at once, by cuDNN. Times are "
-        "medians in milliseconds a batch."
+        "graph, all sides, with the copies of inputs and outputs. fuse: convolutions fused with sums and ReLUs by "
+        "cuDNN. Times are medians in milliseconds a batch."
     )
 
 

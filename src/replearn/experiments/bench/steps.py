@@ -13,23 +13,18 @@ from torch.nn.functional import cross_entropy
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...fast.graphs.capture import take_workspaces
-from ...fast.train.attention_short import short_attention
-from ...fast.train.bn_add_relu import fused_norms
-from ...fast.train.conv3x3_small import narrow_convolutions
-from ...fast.train.overlapped_wgrad import late_weight_gradients
 from ..training.compiling import many_graphs
 from ..training.optimizers import make_optimizer
 from ..training.run import to_channels_last_
-from ..training.step import CapturedStep
+from ..training.step import CapturedStep, autocast_for, step_body
 from .cases import Candidate, Case
 
 Backend = Literal["tf32", "bf16", "captured", "compiled"]
 ABOUT = {
     "tf32": "float32 with TF32 products, eager",
-    "bf16": "bfloat16 autocast, channels_last, eager, all weights cast in one launch",
-    "captured": "bfloat16 autocast, channels_last, our kernels for narrow convolutions, short attention and norms "
-    "fused with ReLUs, convolutions' weight gradients beside the rest, the step as a CUDA graph",
-    "compiled": "as captured, with torch.compile, which fuses norms itself, and all on one stream",
+    "bf16": "bfloat16 autocast, channels_last, eager",
+    "captured": "bfloat16 autocast, channels_last, the step as a CUDA graph",
+    "compiled": "bfloat16 autocast, channels_last, torch.compile, the step as a CUDA graph",
 }
 WARM_UP = 3
 
@@ -37,9 +32,7 @@ WARM_UP = 3
 class TrainingStep:
     """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed.
 
-    `narrow=False` leaves narrow convolutions to cuDNN on every backend, `short=False` attention to torch,
-    `cast=False` the weights to autocast, layer by layer, `fused=False` norms and ReLUs to torch, and `late=False`
-    computes everything on one stream.
+    It is the trainer's step, inside `replearn.fast.accelerate` unless `accelerated=False`.
     """
 
     def __init__(
@@ -49,11 +42,7 @@ class TrainingStep:
         backend: Backend,
         device: torch.device,
         *,
-        narrow: bool = True,
-        short: bool = True,
-        cast: bool = True,
-        fused: bool = True,
-        late: bool = True,
+        accelerated: bool = True,
     ) -> None:
         self.on_gpu = device.type == "cuda"
         if self.on_gpu:
@@ -61,14 +50,11 @@ class TrainingStep:
         before = torch.cuda.memory_allocated(device) if self.on_gpu else 0
         torch.manual_seed(0)
         self.backend, self.device = backend, device
-        fast = backend in ("captured", "compiled")
-        self.narrow, self.short = narrow and fast, short and fast
-        self.fused, self.late = (wanted and backend == "captured" for wanted in (fused, late))
         self.model = candidate.build().to(device).train()
         self.channels_last = backend != "tf32"
         if self.channels_last:
             to_channels_last_(self.model)
-        self.around = candidate.around(self.model, cast and backend == "bf16")
+        self.around = candidate.around(self.model)
         if backend == "compiled":
             self.model.compile()
         self.optimizer = make_optimizer(self.model, case.optimizer, device)
@@ -77,6 +63,13 @@ class TrainingStep:
         self.images = torch.randn(shape, device=device).contiguous(memory_format=format)
         self.labels = torch.randint(case.num_classes, (case.batch_size,), device=device)
         self.loss = torch.zeros((), device=device)
+        self.body = step_body(
+            self.model,
+            self.optimizer,
+            lambda: [self._loss],
+            autocast_for(device, low=self.channels_last),
+            accelerated=accelerated,
+        )
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         for _ in range(WARM_UP):
             self.body()
@@ -90,22 +83,11 @@ class TrainingStep:
     def __call__(self) -> None:
         (self._captured or self.body)()
 
-    def body(self) -> None:
-        narrow = narrow_convolutions(self.model) if self.narrow else nullcontext()
-        norms = fused_norms(self.model) if self.fused else nullcontext()
-        late = late_weight_gradients(self.model) if self.late else nullcontext()
-        with narrow, norms, late, short_attention(self.model) if self.short else nullcontext():
-            self._body()
-
-    def _body(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        # no cache: a captured step must not keep casts from one replay to the next
-        low = torch.autocast(self.device.type, torch.bfloat16, enabled=self.channels_last, cache_enabled=False)
-        with low, self.around():
+    def _loss(self) -> Tensor:
+        with self.around():
             loss = cross_entropy(self.model(self.images), self.labels)
-        loss.backward()
         self.loss.copy_(loss.detach())
-        self.optimizer.step()
+        return loss
 
     def _measure_memory(self) -> int:
         torch.cuda.synchronize(self.device)

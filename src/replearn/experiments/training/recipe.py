@@ -13,6 +13,8 @@ from ...operators._base.options import Options, options_from_dict
 from ...planning.serialization import encode
 
 FORMAT = "replearn-recipe-1"
+# written by version 0.1.0 in place of `accelerate`
+ACCELERATE_BEFORE = ("narrow_convolutions", "fused_norms", "late_weight_gradients", "short_attention")
 Data = TypeVar("Data")
 
 
@@ -147,10 +149,7 @@ class Recipe:
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     channels_last: bool = False
     compile: bool = False
-    narrow_convolutions: bool = True  # by our kernels: bfloat16 and channels_last, in a captured or compiled step
-    fused_norms: bool = True  # with ReLUs, by our kernels: bfloat16 and channels_last, in a captured step
-    late_weight_gradients: bool = True  # of convolutions, beside the rest: in a captured step
-    short_attention: bool = True  # by our kernels, up to 64 tokens: bfloat16, in a captured or compiled step
+    accelerate: bool = True  # steps run inside replearn.fast.accelerate
     paper: tuple[PaperRow, ...] = ()
 
     def variant(self, label: str) -> Variant:
@@ -182,6 +181,9 @@ def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
         raise ReplearnError(
             f"This is not a recipe of this version of replearn: its format is {found!r}, not {FORMAT!r}."
         )
+    switches = [fields.pop(name) for name in ACCELERATE_BEFORE if name in fields]
+    if switches:
+        fields.setdefault("accelerate", any(switches))
     fields["optimizer"] = _make(Optimizer, fields.get("optimizer", {}), "optimizer")
     fields["schedule"] = _make(Schedule, fields.get("schedule", {}), "schedule")
     fields["text"] = _make(Text, fields.get("text", {}), "text")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...errors import ReplearnError
-from ...fast.kernels._triton.attention_short_tiles import MOST_TOKENS
-from ...fast.kernels.conv3x3_small import kernels_run_on
-from ...fast.synthesis.ahead import operators_in, synthesized
-from ...fast.train.attention_short import find_short, short_attention
-from ...fast.train.bn_add_relu import fused_norms, num_fused
-from ...fast.train.conv3x3_small import find_narrow, narrow_convolutions
-from ...fast.train.overlapped_wgrad import find_late, late_weight_gradients
+from ...fast.train.accelerate import accelerated_layers
 from ...fitting.calibrate import calibrate_
 from ...planning.data import Plan
 from .compiling import not_compiled
@@ -31,7 +26,7 @@ from .recipe import Recipe, Variant, slug
 from .results import Epoch, now
 from .schedules import rate_at
 from .seeds import seed_at
-from .step import CapturedStep
+from .step import CapturedStep, autocast_for, step_body
 from .tasks import Task
 
 
@@ -80,15 +75,9 @@ class Run:
         model = self.method.prepare(model).to(device)
         if recipe.channels_last and not self.sharded:  # FSDP takes contiguous parameters alone
             to_channels_last_(model)
-        self._has_operators = next(operators_in(model), None) is not None
         self.flops = count_flops(model, task.example())
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.bare = model
-        low = recipe.precision == "bfloat16" and kernels_run_on(device)
-        self._narrow = recipe.narrow_convolutions and low and recipe.channels_last
-        self._short = recipe.short_attention and low
-        self._fused = recipe.fused_norms and low and recipe.channels_last and not recipe.compile
-        self._late = recipe.late_weight_gradients and not recipe.compile
         self.model = processes.wrap(model, device, self.method.leaves_idle)
         self._compiled = recipe.compile and self.method.capturable
         if self._compiled:
@@ -103,6 +92,14 @@ class Run:
             average = get_ema_multi_avg_fn(recipe.ema_decay)
             self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
         self.optimizer = make_optimizer(self.model, recipe.optimizer, device)
+        self._body = step_body(
+            self.model,
+            self.optimizer,
+            self._losses,
+            self.autocast,
+            accelerated=recipe.accelerate,
+            clip_norm=recipe.clip_norm,
+        )
         self.steps_per_epoch = self.batches.steps(recipe.batch_size)
         self.steps = self.steps_per_epoch * spec.epochs
         self.sums = torch.zeros(2 + len(task.counted), device=device)  # loss, ..., samples of the epoch so far
@@ -146,7 +143,7 @@ class Run:
         self.batches.advance(self.step_in_epoch)
         if self._capture and self._captured is None and self.batches.fixed and self.method.capturable:
             self._try_capture()
-        (self._captured or (self._fast_body if self._compiled else self._body))()
+        (self._captured or self._body)()
         if not self._warm and self.device.type == "cuda" and self.steps_per_epoch > 1:
             torch.cuda.reset_peak_memory_stats(self.device)  # cuDNN's trials took what they could get
         self._warm = True
@@ -157,53 +154,31 @@ class Run:
     def rate(self, step: int) -> float:
         return rate_at(self.spec.recipe.schedule, step, self.steps, self.steps_per_epoch)
 
-    def _body(self) -> None:
-        recipe = self.spec.recipe
-        self.optimizer.zero_grad(set_to_none=True)
-        batch = self.batches.current()
-        for part in self.task.parts(batch, recipe.accumulate) if recipe.accumulate > 1 else (batch,):
-            with self.autocast(), self._synthesized():
-                loss, sums = self.task.loss(self.model, part)
-            (loss / recipe.accumulate).backward()
-            with torch.no_grad():
-                self.sums += sums
-        if recipe.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_norm)
-        self.optimizer.step()
+    def _losses(self) -> Iterator[Callable[[], Tensor]]:
+        """A function for the loss of each part of the current batch."""
+        batch, count = self.batches.current(), self.spec.recipe.accumulate
+        for part in self.task.parts(batch, count) if count > 1 else (batch,):
+            yield partial(self._loss, part)
 
-    def _fast_body(self) -> None:
-        """The step for where Python's time does not count: captured, or compiled."""
-        narrow = narrow_convolutions(self.bare) if self._narrow else nullcontext()
-        norms = fused_norms(self.bare) if self._fused else nullcontext()
-        late = late_weight_gradients(self.bare) if self._late else nullcontext()
-        with narrow, norms, late, short_attention(self.bare) if self._short else nullcontext():
-            self._body()
+    def _loss(self, part: Any) -> Tensor:
+        loss, sums = self.task.loss(self.model, part)
+        with torch.no_grad():
+            self.sums += sums
+        return loss
 
     def _note_kernels(self) -> None:
-        if self._narrow and (convolutions := find_narrow(self.bare)):
-            self.note(f"{len(convolutions)} narrow convolutions by Triton kernels")
-        if self._fused and (norms := num_fused(self.bare)):
-            self.note(f"{norms} norms of blocks with the ReLUs after them by Triton kernels")
-        if self._late and (convolutions := find_late(self.bare)):
-            self.note(f"{len(convolutions)} convolutions with their weights' gradients beside the rest")
-        if self._short and (layers := find_short(self.bare)):
-            self.note(f"{len(layers)} attention layers by Triton kernels, up to {MOST_TOKENS} tokens")
+        if self.spec.recipe.accelerate:
+            low = torch.bfloat16 if self.spec.recipe.precision == "bfloat16" else None
+            for line in accelerated_layers(self.model, self.device, low):
+                self.note(line)
 
     def autocast(self) -> torch.autocast:
-        # no cache: a captured step must not keep casts from one replay to the next
-        low = self.spec.recipe.precision == "bfloat16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=low, cache_enabled=False)
-
-    def _synthesized(self) -> AbstractContextManager[None]:
-        """All operators' weights in one launch; compiled, sharded and recomputed models make each its own."""
-        alone = self.spec.recipe.compile or self.sharded or self.method.recomputes
-        together = self._has_operators and not alone
-        return synthesized(self.bare) if together else nullcontext()
+        return autocast_for(self.device, low=self.spec.recipe.precision == "bfloat16")()
 
     def _try_capture(self) -> None:
         self._capture = False  # one attempt for a model; a method that changes the model asks again
         try:
-            self._captured = CapturedStep(self._fast_body, self.bare, self.optimizer, [self.sums])
+            self._captured = CapturedStep(self._body, self.bare, self.optimizer, [self.sums])
             self._capture = True
             self.note("step captured as a CUDA graph")
             self._note_kernels()

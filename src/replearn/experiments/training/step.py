@@ -1,24 +1,60 @@
-"""One training step: as it is written, or captured whole as a CUDA graph."""
+"""One training step: its body, and the body captured whole as a CUDA graph."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from ...fast.graphs.capture import WARM_UP, on_the_side, recorded
+from ...fast.graphs.capture import WARM_UP, capture_body, on_capture_stream
+from ...fast.train.accelerate import accelerate
 
 Body = Callable[[], None]
 
 
+def step_body(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    losses: Callable[[], Iterable[Callable[[], Tensor]]],
+    autocast: Callable[[], AbstractContextManager[object]],
+    *,
+    accelerated: bool = True,
+    clip_norm: float | None = None,
+) -> Body:
+    """What one step does, in the trainer as in the benchmarks.
+
+    `losses` gives a function for each part of the batch, whose losses are averaged.
+    """
+
+    def body() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        parts = list(losses())
+        for compute in parts:
+            with accelerate(model) if accelerated else nullcontext():
+                with autocast():
+                    loss = compute()
+                (loss / len(parts) if len(parts) > 1 else loss).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+
+    return body
+
+
+def autocast_for(device: torch.device, *, low: bool) -> Callable[[], torch.autocast]:
+    """bfloat16 autocast if `low`; without a cache, whose casts a captured step would keep for later replays."""
+    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=low, cache_enabled=False)
+
+
 class CapturedStep:
-    """A training step recorded once and replayed: launching it costs microseconds.
+    """A training step that is captured once and replayed, which takes microseconds to launch.
 
     `body` must read its inputs from fixed tensors and keep its results in fixed tensors. Warm-up
     runs the step for real, so everything it changes is put back, random numbers too, also where
-    the step can't be recorded.
+    the step can't be captured.
     """
 
     def __init__(
@@ -30,13 +66,13 @@ class CapturedStep:
         states = {id(t): t.clone() for t in optimizer_tensors(optimizer)}
         copies = sum(tensor.untyped_storage().nbytes() for tensor in [*before, *states.values()])
         try:
-            with torch.random.fork_rng([device]), on_the_side(device):
+            with torch.random.fork_rng([device]), on_capture_stream(device):
                 for _ in range(WARM_UP):
                     body()
                 optimizer.zero_grad(set_to_none=True)
                 gc.collect()  # what lies in cycles would count
                 torch.cuda.reset_peak_memory_stats(device)
-                self.launch, _ = recorded(body, device, torch.cuda.graph_pool_handle())
+                self.launch, _ = capture_body(body, device, torch.cuda.graph_pool_handle())
                 # a replay allocates nothing, so this is the only time that the step's memory can be seen; the
                 # copies made above are gone afterwards and don't count
                 self.peak_memory = torch.cuda.max_memory_allocated(device) - copies

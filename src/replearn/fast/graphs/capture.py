@@ -24,17 +24,11 @@ SIZED_BY_VALUES = {
     *(aten.unique_dim_consecutive, aten._unique, aten._unique2),
 }
 WARM_UP = 3  # runs: cuDNN and Triton choose their kernels in the first ones, and compilers compile
-_sides: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device, and by the stream that they are beside
-_alone = threading.RLock()  # for who records
+_capture_streams: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and main stream
+_alone = threading.RLock()  # one capture at a time
 _failed: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at them: they must not be freed
 
 Launch = Callable[[], None]
-
-
-class Unrecordable(ReplearnError):
-    """What can't be put into a CUDA graph, with the reason alone in `why`."""
-
-    why = ""
 
 
 def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
@@ -47,17 +41,17 @@ def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any)
             f"{name} is on {device}, and only what runs on a CUDA GPU can be replayed as a CUDA graph. Move it: "
             ".to('cuda'); on this device run what deploy or streamline give without graph=True."
         )
-    with on_the_side(device):
+    with on_capture_stream(device):
         for _ in range(WARM_UP - 1):
             body()
-        refuse_waiting(name, body, device)
+        refuse_synchronizing(name, body, device)
         try:
-            return recorded(body, device, pool)
+            return capture_body(body, device, pool)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             why = (str(error).strip() or "no message").splitlines()[0]
-            raise unrecordable(name, f"{type(error).__name__}: {why}") from error
+            raise uncapturable(name, f"{type(error).__name__}: {why}") from error
 
 
 class Turns:
@@ -75,46 +69,46 @@ class Turns:
             self.last = now
 
 
-class _Here(threading.local):
-    recording = False
+class _Thread(threading.local):
+    capturing = False
 
 
-_here = _Here()
+_thread = _Thread()
 _turns: defaultdict[torch.cuda.Stream, Turns] = defaultdict(Turns)  # by the stream that graphs are recorded on
 
 
-def is_recording() -> bool:
-    """Does this thread warm up or record, or anybody on the current stream?"""
-    return _here.recording or is_capturing()
+def is_capturing_here() -> bool:
+    """True while this thread warms up or captures, or the current stream is captured."""
+    return _thread.capturing or is_stream_capturing()
 
 
-def is_capturing() -> bool:
-    """Is what is launched on the current stream put into a graph, and not run?"""
+def is_stream_capturing() -> bool:
+    """True while launches on the current stream go into a graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
-def on_the_side(device: torch.device) -> Iterator[None]:
+def on_capture_stream(device: torch.device) -> Iterator[None]:
     """On the stream for warming up and recording, after all that the current one has to do, and before it goes on.
 
     Each stream has one beside it, for all: cuBLAS keeps 68 MB for every stream that it ever worked on, and memory
     that was used on one stream is used again on that stream alone. So threads take turns.
     """
     with _alone, torch.cuda.device(device):
-        current, was = torch.cuda.current_stream(), _here.recording
+        current, was = torch.cuda.current_stream(), _thread.capturing
         key = torch.cuda.current_device(), current.cuda_stream
-        stream = _sides.get(key)
+        stream = _capture_streams.get(key)
         if stream is None:
-            stream = _sides[key] = torch.cuda.Stream()
+            stream = _capture_streams[key] = torch.cuda.Stream()
         stream.wait_stream(current)
-        _here.recording = True
+        _thread.capturing = True
         try:
             # torch.cuda.graph would leave this stream the current one where a recording fails
             with _turns[stream].lock, torch.cuda.stream(stream):
                 _turns[stream].take(device)
                 yield
         finally:
-            _here.recording = was
+            _thread.capturing = was
             current.wait_stream(stream)
 
 
@@ -127,11 +121,11 @@ def take_workspaces(device: torch.device) -> None:
 
     with torch.enable_grad():
         multiply()
-        with on_the_side(device):
+        with on_capture_stream(device):
             multiply()
 
 
-def recorded(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
+def capture_body(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
     """Record what `body` launches on the current stream, or raise its error and leave CUDA usable."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()  # what the warm-up used is this stream's, and of no use to others
@@ -167,14 +161,12 @@ def in_turn(graph: torch.cuda.CUDAGraph, device: torch.device) -> Launch:
     return launch
 
 
-def unrecordable(name: str, why: str) -> Unrecordable:
-    error = Unrecordable(
+def uncapturable(name: str, why: str) -> ReplearnError:
+    return ReplearnError(
         f"{name} can't be recorded as a CUDA graph: {why}. A replay launches the same kernels every time, so code "
         "that looks at values, moves tensors between CPU and GPU or waits for the GPU can't be in it. Deploy it "
         "without graph=True (compile=True takes such code), or change that line of its forward."
     )
-    error.why = f"{name} can't be recorded: {why}"
-    return error
 
 
 def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
@@ -212,20 +204,20 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def refuse_waiting(name: str, body: Callable[[], Any], device: torch.device) -> None:
+def refuse_synchronizing(name: str, body: Callable[[], Any], device: torch.device) -> None:
     """Run the code once and stop where it waits for the GPU, before a recording breaks on it.
 
     As it is written: torch.compile gives up code for good that it meets under such a mode, without a word.
     """
     # without torch._dynamo nothing is compiled, and loading it takes a second
     stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with stance, Waiting(device) as waiting:
+    with stance, Synchronizing(device) as watching:
         body()
-    if waiting.found is not None:
-        raise unrecordable(name, waiting.found)
+    if watching.found is not None:
+        raise uncapturable(name, watching.found)
 
 
-class Waiting(TorchDispatchMode):
+class Synchronizing(TorchDispatchMode):
     """Notes the first operation that makes the CPU wait for a device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -241,11 +233,11 @@ class Waiting(TorchDispatchMode):
         if self.found is None:
             given = [*tensors_in(args), *tensors_in(kwargs)]
             if any(tensor.device.type == self.device.type for tensor in (*given, *tensors_in(made))):
-                self.found = why_it_waits(func, args, kwargs, given, made)
+                self.found = why_it_synchronizes(func, args, kwargs, given, made)
         return made
 
 
-def why_it_waits(
+def why_it_synchronizes(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: list[Tensor], made: Any
 ) -> str | None:
     packet = func.overloadpacket

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import ReplearnError
 from ..verify import tensors_in
-from .capture import Launch, Turns, capture, is_recording
+from .capture import Launch, Turns, capture, is_capturing_here
 from .signature import rebuilt, signature
 
 MOST = 16  # graphs kept of one model; each holds its inputs and outputs, and they share the memory in between
@@ -38,8 +38,6 @@ class Replayed(nn.Module):
     0
     """
 
-    _own = frozenset({"_recordings", "_pool", "_turns", "_lock"})  # what a copy does not get
-
     def __init__(self, model: nn.Module, most: int = MOST) -> None:
         super().__init__()
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
@@ -60,10 +58,7 @@ class Replayed(nn.Module):
         return len(self._recordings)
 
     def forget(self) -> None:
-        """Drop every graph; the next calls record anew."""
-        self._drop()
-
-    def _drop(self) -> None:
+        """Drop every graph; the next calls capture again."""
         with self._lock:
             for device in {recording.device for recording in self._recordings.values()}:
                 if device.type == "cuda":
@@ -71,7 +66,7 @@ class Replayed(nn.Module):
             self._recordings.clear()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if is_recording():  # somebody else's graph takes up the model itself
+        if is_capturing_here():  # somebody else's graph takes up the model itself
             return self.model(*args, **kwargs)
         given: list[Tensor] = []
         key = (signature((args, kwargs), given, "takes"), around())
@@ -91,7 +86,7 @@ class Replayed(nn.Module):
 
     def _record(self, key: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording:
         if not all(recording.weights.are_those_of(self.model) for recording in self._recordings.values()):
-            self._drop()
+            self.forget()
         device = device_of(self.model, given)
         if self.num_graphs >= self.most:
             if device.type == "cuda":
@@ -109,14 +104,16 @@ class Replayed(nn.Module):
         return self._recordings[key]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Replayed:
-        self._drop()  # at once, so that the memory of the old weights is free
+        self.forget()  # at once, so that the memory of the old weights is free
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs, which can't be copied or stored; a copy records its own."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {name: value for name, value in state.items() if name not in self._own}
+        return {
+            name: value for name, value in state.items() if name not in ("_recordings", "_pool", "_turns", "_lock")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -224,10 +221,8 @@ def innermost(model: nn.Module) -> nn.Module:
 
 def check_graph(model: nn.Module, graph: Any, compile: Any) -> None:
     """Refuse graph=True where it can't work, before anything is built."""
-    if graph is not None and not isinstance(graph, bool):
-        raise ReplearnError(
-            f"graph={graph!r}: write True to replay CUDA graphs, False for none, or leave it out (None)."
-        )
+    if not isinstance(graph, bool):
+        raise ReplearnError(f"graph={graph!r}: write True to replay CUDA graphs, or False.")
     if not graph:
         return
     if compile in WITH_GRAPHS:

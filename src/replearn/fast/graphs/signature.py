@@ -38,17 +38,6 @@ def signature(value: Any, tensors: list[Tensor], verb: str) -> Hashable:
     )
 
 
-def look_of_call(args: Any, kwargs: Any, tensors: list[Tensor]) -> Hashable:
-    """The signature of a call's arguments; None where they hold something that calls can't be told apart by."""
-    if len(args) == 1 and not kwargs and type(x := args[0]) is Tensor and x.layout is torch.strided:
-        tensors.append(x)
-        return x.shape, x.stride(), x.dtype, x.device  # as good, in less time
-    try:
-        return signature((args, kwargs), tensors, "takes")
-    except ReplearnError:
-        return None
-
-
 def rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same nest with other tensors in it."""
     if isinstance(value, Tensor):

@@ -20,12 +20,9 @@ from torch.autograd import Function
 
 from ...operators._base.layers import Activation, Convolution
 from ...operators.functional import register
-from ..graphs.launch_cache import starts_even
-from ..synthesis.batch import kernels_run_on
 from ..synthesis.launch_cost import pays
-from ._transforms import transformed
-
-HALF = (torch.bfloat16, torch.float16)
+from ._dispatch import HALF, in_transform, launches, on_gpu
+from ._launch_cache import is_aligned
 
 
 @register("conv_norm_add_act")
@@ -34,9 +31,9 @@ def expanded(
 ) -> Tensor | None:
     """activation(x + norm(kernel * z)), with the norm in the kernel where that is the same; None elsewhere.
 
-    Inside `fused_norms` the norm goes with the sum and the activation, which takes less time, and more memory.
+    Inside `accelerate` the norm is fused with the sum and the activation instead: less time, and more memory.
     """
-    return activation(x + normalised_expansion(z, kernel, norm)) if can_expand(z, conv.shell, norm) else None
+    return activation(x + normalised_expansion(z, kernel, norm)) if fits(z, conv.shell, norm) else None
 
 
 def normalised_expansion(z: Tensor, kernel: Tensor, norm: Any) -> Tensor:
@@ -53,10 +50,10 @@ def normalised_expansion(z: Tensor, kernel: Tensor, norm: Any) -> Tensor:
     return made
 
 
-def can_expand(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
-    """Whether it gives the same as one after the other, and is worth it: on a GPU, widening, pixels in rows."""
+def fits(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
+    """True on a GPU in train mode and channels_last, for a widening convolution where it pays."""
     return (
-        z.is_cuda
+        on_gpu(z.device)
         and type(norm) is nn.BatchNorm2d
         and norm.training
         and type(conv) is nn.Conv2d
@@ -64,8 +61,8 @@ def can_expand(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
         and (conv.stride, conv.padding, conv.groups) == ((1, 1), (0, 0), 1)
         and 2 * conv.in_channels <= conv.out_channels
         and z.is_contiguous(memory_format=torch.channels_last)
-        and z.numel() > z.shape[1]  # of one pixel there is no variance: the norm itself says so
-        and not transformed()
+        and z.numel() > z.shape[1]  # torch raises for a single pixel, which has no variance
+        and not in_transform()
         and pays(z.numel() // conv.in_channels * conv.out_channels)
     )
 
@@ -154,12 +151,12 @@ def narrow_gradient(
 def can_narrow(h: Tensor, grad: Tensor, scaled: Tensor) -> bool:
     """Whether there is a kernel for these sizes, and it reads 16 bytes at a time."""
     return (
-        kernels_run_on(h)
+        launches(h)
         and h.dtype in HALF
         and not torch.compiler.is_compiling()
         and narrowing().can_be_cut(*scaled.shape)
         and grad.numel() < 2**31
-        and all(tensor.is_contiguous() and starts_even(tensor) for tensor in (h, grad, scaled))
+        and all(tensor.is_contiguous() and is_aligned(tensor) for tensor in (h, grad, scaled))
     )
 
 
@@ -189,19 +186,18 @@ def slopes_plainly(
 
 
 def by_kernels(tensor: Tensor) -> bool:
-    """Each of the two in one launch instead of a dozen; the compiler fuses the plain ones itself."""
-    return kernels_run_on(tensor) and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
+    """True where a Triton kernel replaces a dozen launches; a compiler fuses those itself."""
+    return launches(tensor) and tensor.dtype is torch.float32 and not torch.compiler.is_compiling()
 
 
 def kernels() -> Any:
-    """The module with the kernels; Triton need not be there where it is not used."""
+    """Imported on first use: Triton is optional."""
     from ._triton import conv1x1_bn_expand as expanding
 
     return expanding
 
 
 def narrowing() -> Any:
-    """Likewise."""
     from ._triton import conv1x1_bn_reduce as module
 
     return module

@@ -1,111 +1,81 @@
-"""A LayerNorm whose result is in half precision as a torch operation, and which tensors it takes.
+"""LayerNorm with a half-precision result, for inference under autocast.
 
-Under autocast torch normalises in float32, stores the result, and rounds it for the linear layer that it goes
-into. The kernel stores what that layer reads. Both compute in float32, and differ in the order of sums alone.
+torch normalises in float32, stores that, and casts it for the linear layer behind. The kernel stores what that
+layer reads. Both compute in float32 and differ in the order of sums alone.
 """
 
 from __future__ import annotations
-
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ..graphs.repeating import Run, first_run, kind_of, known_run, remember
-from .conv3x3_small import computed_dtype, kernels_run_on
-from .linear_residual import aligned, may_launch, wants_gradient
+from ._dispatch import HALF, aligned, compute_dtype, needs_grad, runs_eagerly, triton_runs_on
 
-WIDEST = 8192  # numbers of a row that a program can hold
-_HALF = (torch.bfloat16, torch.float16)
+MAX_WIDTH = 8192  # a program holds a whole row
 _library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
-_library.define("rounded_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon, ScalarType dtype) -> Tensor")
+_library.define("layernorm_half(Tensor x, Tensor? weight, Tensor? bias, float eps, ScalarType dtype) -> Tensor")
 
 
-def rounded_norm(
-    x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, epsilon: float = 1e-5
+def layernorm_half(
+    x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
 ) -> Tensor:
-    """torch.layer_norm of x in float32 over its last dimension, in the dtype that autocast computes in.
+    """torch.layer_norm of x in float32 over its last dimension, in the dtype of autocast.
 
-    By our kernel on a GPU with Triton, which knows no gradients: where one is wanted, code is compiled or
-    exported, or there is no autocast, torch computes it, and rounds nothing.
+    The kernel has no gradient: torch computes calls that need one, those that are compiled or exported, and those
+    without autocast, and returns float32.
 
-    >>> rounded_norm(torch.tensor([[1.0, 3.0]]), (2,), None, None)
+    >>> layernorm_half(torch.tensor([[1.0, 3.0]]), (2,), None, None)
     tensor([[-1.0000,  1.0000]])
     """
+    given = x, shape, weight, bias, eps
     made: Tensor
-    if has_torch_function_unary(x):  # as in residual_linear
-        made = handle_torch_function(rounded_norm, (x,), x, shape, weight, bias, epsilon)
-        return made
-    if not may_launch():
-        return torch.layer_norm(x, shape, weight, bias, epsilon)
-    dtype = computed_dtype(x)
-    kind = kind_of("rounded_norm", (x, weight, bias), *shape, epsilon, dtype)
-    if (run := known_run(kind)) is not None:
-        return run(x, weight, bias)
-    if not fits(x, shape, weight, bias):
-        usual = remember(kind, lambda x, weight, bias: torch.layer_norm(x, shape, weight, bias, epsilon))
-        return usual(x, weight, bias)
-    given = x, weight, bias, epsilon, dtype
-    return first_run(kind, launched, torch.ops.replearn.rounded_norm.default, given)
+    if has_torch_function_unary(x):  # an fx proxy
+        made = handle_torch_function(layernorm_half, (x,), *given)
+    elif runs_eagerly() and fits(*given):
+        made = torch.ops.replearn.layernorm_half.default(x, weight, bias, eps, compute_dtype(x))
+    else:
+        made = reference(*given)
+    return made
 
 
-def fits(x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether our kernel computes this, here and now."""
-    if wants_gradient(x, weight, bias) or not kernels_run_on(x.device):
+def reference(
+    x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+) -> Tensor:
+    return torch.layer_norm(x, shape, weight, bias, eps)
+
+
+def fits(x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> bool:
+    """True if the kernel computes this call."""
+    if needs_grad(x, weight, bias) or not triton_runs_on(x.device):
         return False
     return (
         x.dtype is torch.float32
-        and computed_dtype(x) in _HALF
+        and compute_dtype(x) in HALF
         and len(shape) == 1
-        and shape[0] == x.shape[-1] <= WIDEST
-        and 0 < x.numel() < 2**31  # offsets are 32-bit numbers in the kernel
+        and shape[0] == x.shape[-1] <= MAX_WIDTH
+        and 0 < x.numel() < 2**31  # the kernel has 32-bit offsets
         and x.is_contiguous()
-        and (weight is None or is_row(weight, x))
-        and (bias is None or is_row(bias, x))
+        and (weight is None or _is_row(weight, x))
+        and (bias is None or _is_row(bias, x))
     )
 
 
-def is_row(tensor: Tensor, x: Tensor) -> bool:
+def _is_row(tensor: Tensor, x: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.get_device() == x.get_device()
 
 
-@torch.library.impl(_library, "rounded_norm", "CUDA")
-@torch.library.impl(_library, "rounded_norm", "CPU")  # in Triton's interpreter, for tests
-def compute(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, dtype: torch.dtype) -> Tensor:
-    return launched(x, weight, bias, epsilon, dtype)[0]
+@torch.library.impl(_library, "layernorm_half", "CUDA")
+@torch.library.impl(_library, "layernorm_half", "CPU")  # in Triton's interpreter
+def _launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+    from ._triton.layernorm_half import launch
+
+    out = torch.empty_like(x, dtype=dtype)
+    x, weight, bias = aligned(x, weight, bias)
+    launch(x, weight, bias, float(eps), out)  # an integer would compile another kernel
+    return out
 
 
-def launched(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, dtype: torch.dtype
-) -> tuple[Tensor, Run | None]:
-    """The result, and what computes it of other such tensors, unless some begin where the kernel can't read."""
-    given, out = aligned(x, weight, bias), torch.empty_like(x, dtype=dtype)
-    launch = kernels().launch(*given, float(epsilon), out)  # an integer would be another kernel
-    moved = any(mine is not theirs for mine, theirs in zip(given, (x, weight, bias), strict=True))
-    if moved or launch is None:
-        return out, None
-    again = launch.again()
-
-    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        out = torch.empty_like(x, dtype=dtype)
-        again(x, x if weight is None else weight, x if bias is None else bias, out)
-        return out
-
-    return out, run
-
-
-@cache
-def kernels() -> Any:
-    """The module with the kernel; Triton need not be there where it is not used."""
-    from ._triton import layernorm_half as module
-
-    return module
-
-
-@torch.library.register_fake("replearn::rounded_norm", lib=_library)  # type: ignore[untyped-decorator]
-def empty_result(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, dtype: torch.dtype
-) -> Tensor:
+@torch.library.register_fake("replearn::layernorm_half", lib=_library)  # type: ignore[untyped-decorator]
+def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(x, dtype=dtype)

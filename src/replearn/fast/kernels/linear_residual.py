@@ -1,15 +1,14 @@
-"""A residual layer as a torch operation: what it computes, shapes alone, and which tensors fit.
+"""Linear layer plus residual, for inference under autocast.
 
-    y = u + (W h + b)            how each half of a transformer's block ends
-    y = u + (W h + b + B u)      with an operator in it that the layer has taken up
+    y = u + (W h + b)            the end of each half of a transformer block
+    y = u + (W h + b + B u)      with a merged operator in it
 
-under autocast: h, W and B are in half precision, u and y in float32. torch makes three passes over y of the first
-(the product, the sum) and seven of the second (u is rounded, two products, the sum); the kernel makes one.
+h, W and B are in half precision, u and y in float32. The kernel makes one pass over y; torch makes three for the
+first form (product, sum) and seven for the second.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,133 +17,90 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils.flop_counter import register_flop_formula
 
-from ..graphs.repeating import Run, first_run, kind_of, known_run, remember
-from ._transforms import transformed
+from ._dispatch import HALF, aligned, needs_grad, runs_eagerly, triton_runs_on
 from ._triton.linear_residual_tiles import WIDTH, tile_for
-from .conv3x3_small import kernels_run_on as kernels_run_on
 
-_HALF = (torch.bfloat16, torch.float16)
 _library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
-_library.define("residual_linear(Tensor u, Tensor h, Tensor weight, Tensor? bias, Tensor? branch) -> Tensor")
+_library.define("linear_residual(Tensor u, Tensor h, Tensor weight, Tensor? bias, Tensor? branch) -> Tensor")
 
 
-def residual_linear(
+def linear_residual(
     u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None, branch: Tensor | None = None
 ) -> Tensor:
-    """u + linear(h, weight, bias), and + linear(u, branch) where there is one: by our kernel, or by torch.
+    """u + linear(h, weight, bias), plus linear(u, branch) if there is one.
 
-    The kernel takes u in float32 and h and the weights in half precision, with widths that are multiples of 64,
-    on a GPU with Triton, and knows no gradients: where one is wanted, or code is compiled or exported, torch
-    computes the same.
+    The kernel takes u in float32, h and the weights in half precision, and widths that are multiples of 64. It has
+    no gradient: torch computes calls that need one, and those that are compiled or exported.
 
-    >>> residual_linear(torch.zeros(2, 5, 4), torch.ones(2, 5, 3), torch.ones(4, 3)).unique()
+    >>> linear_residual(torch.zeros(2, 5, 4), torch.ones(2, 5, 3), torch.ones(4, 3)).unique()
     tensor([3.])
     """
-    made: Tensor
-    if has_torch_function_unary(u):  # a stand-in of torch.fx, which traces a graph anew when it is unpickled
-        made = handle_torch_function(residual_linear, (u,), u, h, weight, bias, branch)
-        return made
     given = u, h, weight, bias, branch
-    if not may_launch():
-        return usual(*given)
-    kind = kind_of("residual_linear", given)
-    if (run := known_run(kind)) is not None:
-        return run(*given)
-    if not fits(*given):
-        return remember(kind, usual)(*given)
-    return first_run(kind, launched, torch.ops.replearn.residual_linear.default, given)
+    made: Tensor
+    if has_torch_function_unary(u):  # an fx proxy: a pickled graph is traced again when it is loaded
+        made = handle_torch_function(linear_residual, (u,), *given)
+    elif runs_eagerly() and fits(*given):
+        made = torch.ops.replearn.linear_residual.default(*given)
+    else:
+        made = reference(*given)
+    return made
 
 
-def may_launch() -> bool:
-    """Whether nobody makes a program of this, which is to run without this package, or takes it apart."""
-    return not (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed())
-
-
-def usual(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
+def reference(
+    u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None, branch: Tensor | None = None
+) -> Tensor:
     v = F.linear(h, weight, bias)
     return u + v if branch is None else u + (v + F.linear(u.type_as(v), branch))
 
 
-def fits(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> bool:
-    """Whether our kernel computes this, here and now."""
-    if wants_gradient(u, h, weight, bias, branch) or not kernels_run_on(u.device):
+def fits(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None, branch: Tensor | None = None) -> bool:
+    """True if the kernel computes this call."""
+    if needs_grad(u, h, weight, bias, branch) or not triton_runs_on(u.device):
         return False
-    kind, (width, inner) = h.dtype, weight.shape
+    dtype, (width, inner) = h.dtype, weight.shape
     return (
         u.dtype is torch.float32
-        and kind in _HALF
-        and kind is weight.dtype
+        and dtype in HALF
+        and dtype is weight.dtype
         and u.shape[-1] == width
         and h.shape[-1] == inner
         and u.shape[:-1] == h.shape[:-1]
-        and can_be_cut(width, inner)
-        and 0 < u.numel() < 2**31 > h.numel()  # offsets are 32-bit numbers in the kernel
+        and can_tile(width, inner)
+        and 0 < u.numel() < 2**31 > h.numel()  # the kernel has 32-bit offsets
         and u.get_device() == h.get_device() == weight.get_device()
         and u.is_contiguous()
         and h.is_contiguous()
         and weight.is_contiguous()
-        and (bias is None or (bias.numel() == width and bias.is_contiguous()))  # torch spreads a single number
-        and (branch is None or (branch.dtype is kind and branch.is_contiguous()))
+        and (bias is None or (bias.numel() == width and bias.is_contiguous()))  # torch broadcasts a single number
+        and (branch is None or (branch.dtype is dtype and branch.is_contiguous()))
     )
 
 
-def wants_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
-def can_be_cut(width: int, inner: int) -> bool:
-    """Whether tiles of our kernel cover a layer of these widths."""
+def can_tile(width: int, inner: int) -> bool:
+    """True if the kernel's tiles cover a layer of these widths."""
     return width % WIDTH == 0 and inner % WIDTH == 0
 
 
-@torch.library.impl(_library, "residual_linear", "CUDA")
-@torch.library.impl(_library, "residual_linear", "CPU")  # in Triton's interpreter, for tests
-def compute(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
-    return launched(u, h, weight, bias, branch)[0]
+@torch.library.impl(_library, "linear_residual", "CUDA")
+@torch.library.impl(_library, "linear_residual", "CPU")  # in Triton's interpreter
+def _launch(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
+    from ._triton.linear_residual import launch
 
-
-def launched(
-    u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None
-) -> tuple[Tensor, Run | None]:
-    """The result, and what computes it of other such tensors, unless some begin where the kernel can't read."""
-    given, out, (width, inner) = aligned(u, h, weight, bias, branch), torch.empty_like(u), weight.shape
+    out, (width, inner) = torch.empty_like(u), weight.shape
     tile = tile_for(u.numel() // width, inner, width, branched=branch is not None)
-    launch = kernels().launch(*given, out, tile)
-    moved = any(mine is not theirs for mine, theirs in zip(given, (u, h, weight, bias, branch), strict=True))
-    if moved or launch is None:
-        return out, None
-    again = launch.again()
-
-    def run(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
-        out = torch.empty_like(u)
-        again(u, h, weight, weight if bias is None else bias, weight if branch is None else branch, out)
-        return out
-
-    return out, run
+    u, h, weight, bias, branch = aligned(u, h, weight, bias, branch)
+    launch(u, h, weight, bias, branch, out, tile)
+    return out
 
 
-@cache
-def kernels() -> Any:
-    """The module with the kernel; Triton need not be there where it is not used."""
-    from ._triton import linear_residual as module
-
-    return module
-
-
-def aligned(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Where their numbers begin at multiples of 16 bytes, as the kernel reads them; a part of a tensor may not."""
-    return [tensor if tensor is None or tensor.data_ptr() % 16 == 0 else tensor.clone() for tensor in tensors]
-
-
-@torch.library.register_fake("replearn::residual_linear", lib=_library)  # type: ignore[untyped-decorator]
-def empty_result(u: Tensor, *others: Tensor | None) -> Tensor:
+@torch.library.register_fake("replearn::linear_residual", lib=_library)  # type: ignore[untyped-decorator]
+def _fake(u: Tensor, *others: Tensor | None) -> Tensor:
     return torch.empty_like(u)
 
 
-@register_flop_formula(torch.ops.replearn.residual_linear, get_raw=True)
-def flops_of(
+@register_flop_formula(torch.ops.replearn.linear_residual, get_raw=True)
+def _flops(
     u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None, out_val: Any = None
 ) -> int:
-    """Two for a multiply and add, as torch counts."""
     width, inner = weight.shape
     return 2 * u.numel() * (inner + (0 if branch is None else width))

@@ -2,9 +2,9 @@
 
     z = relu(W1 x),   y = relu(x + norm(W3 z))
 
-The norm's statistics follow from z, as in `expansion.py`, so that W3 z is neither kept nor read again; the kernel
+The norm's statistics follow from z, as in `conv1x1_bn.py`, so that W3 z is neither kept nor read again; the kernel
 that multiplies with W3, the norm in it, writes y. Most of the time goes into moving wide tensors: torch reads or
-writes one 22 times, forwards and backwards, and this 11 times.
+writes one 22 times, forward and backward, and this 11 times.
 """
 
 from __future__ import annotations
@@ -18,71 +18,68 @@ from torch.autograd import Function
 
 from ...operators._base.layers import Activation, Convolution
 from ...operators.functional import register
-from ..graphs.capture import is_recording
-from ..graphs.launch_cache import starts_even
-from ..synthesis.batch import kernels_run_on
+from ..graphs.capture import is_capturing_here
 from ..synthesis.launch_cost import pays
+from ._dispatch import HALF, compute_dtype, launches, on_gpu
+from ._launch_cache import is_aligned
 from ._triton.running_statistics import Running
 from .bn_add_relu import (
     FusedBatchNorm2d,
-    arrivals_of,
-    is_itself,
+    aligned_grad,
+    counters_of,
+    has_momentum_state,
     is_relu,
-    moves_as_usual,
-    nobody_listens,
-    ready,
-    with_twin,
+    is_unmodified,
+    is_unobserved,
+    with_alias,
 )
 from .bn_add_relu import kernels as norm_kernels
-from .conv1x1_bn import HALF, by_kernels, follow, narrow_gradient, product, settle_plainly, slopes, spread_of
+from .conv1x1_bn import by_kernels, follow, narrow_gradient, product, settle_plainly, slopes, spread_of
 from .conv1x1_bn import kernels as expansion_kernels
-from .conv3x3_small import computed_dtype
 
 _LAST = torch.channels_last
 
 
 @register("reduced_bottleneck")
-def squeezed_or_none(
+def fused_reduced_bottleneck(
     x: Tensor,
     reduction: tuple[Convolution, Tensor],
     expansion: tuple[Convolution, Tensor],
     norm: nn.Module,
     activation: Activation,
 ) -> Tensor | None:
-    """The operator as one operation, where that is the same and worth it; None elsewhere."""
+    """The operator as one operation where that pays; None elsewhere."""
     (before, reduce), (after, expand) = reduction, expansion
-    return squeezed(x, reduce, expand, norm) if can_squeeze(x, before, after, norm, activation) else None
+    return run_fused(x, reduce, expand, norm) if fits(x, before, after, norm, activation) else None
 
 
-def squeezed(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
+def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
     """relu(x + norm(expand * relu(reduce * x))), of a BatchNorm in train mode; its running statistics move."""
-    kind, twins = x.device.type, is_recording()
+    kind, aliased = x.device.type, is_capturing_here()
     x = x.contiguous(memory_format=_LAST)
-    given = (x, reduce.flatten(1), expand.flatten(1), norm.weight, norm.bias, norm, twins)
+    given = (x, reduce.flatten(1), expand.flatten(1), norm.weight, norm.bias, norm, aliased)
     with torch.autocast(kind, enabled=False):
-        return with_twin(_Squeeze.apply(*given), twins)  # type: ignore[no-untyped-call]
+        return with_alias(_ReducedBottleneck.apply(*given), aliased)  # type: ignore[no-untyped-call]
 
 
-def can_squeeze(
-    x: Tensor, before: Convolution, after: Convolution, norm: nn.Module, activation: Activation
-) -> bool:
-    """Whether that is the same as one after the other, and worth it: on a GPU, in train mode, pixels in rows."""
+def fits(x: Tensor, before: Convolution, after: Convolution, norm: nn.Module, activation: Activation) -> bool:
+    """True on a GPU in train mode and channels_last, where the operation is the same and pays."""
     first: Any = before.shell
     second: Any = after.shell
     return (
-        x.is_cuda
+        on_gpu(x.device)
         and type(norm) in (nn.BatchNorm2d, FusedBatchNorm2d)
         and norm.training
         and is_relu(activation)
-        and all(is_itself(module) for module in (norm, before, after))
-        and computed_dtype(x) is x.dtype
+        and all(is_unmodified(module) for module in (norm, before, after))
+        and compute_dtype(x) is x.dtype
         and is_pointwise(first)
         and is_pointwise(second)
         and x.shape[1] == first.in_channels == second.out_channels
         and 2 * second.in_channels <= second.out_channels
         and x.is_contiguous(memory_format=_LAST)
-        and x.numel() > x.shape[1]  # of one pixel there is no variance: the norm itself says so
-        and nobody_listens()
+        and x.numel() > x.shape[1]  # torch raises for a single pixel, which has no variance
+        and is_unobserved()
         and pays(x.numel())
     )
 
@@ -95,41 +92,41 @@ def is_pointwise(conv: Any) -> bool:
     )
 
 
-class _Squeeze(Function):
+class _ReducedBottleneck(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, reduce: Tensor, expand: Tensor, gamma: Tensor | None, beta: Tensor | None, norm: Any,
-        twins: bool,
+        aliased: bool,
     ) -> Any:  # fmt: skip
         rows = rows_of(x)
         z = torch.mm(rows, reduce.mT)
-        z, sums = let_through(z, z, norm)  # which is relu(z)
+        z, sums = relu_gradient(z, z, norm)  # which is relu(z)
         centre, wide = sums / len(z), expand.to(sums.dtype)
         spread = spread_of(z, wide, centre)
         scaled, shift, numbers = settled(wide, spread, centre, norm, z)
         y = torch.empty_like(x, memory_format=_LAST)  # no view of anything: others may write to it
-        close_(rows_of(y), rows, z, scaled, shift)
+        add_relu_(rows_of(y), rows, z, scaled, shift)
         ctx.save_for_backward(x, z, y, reduce, scaled, wide, centre, spread, numbers)
         ctx.set_materialize_grads(False)
         ctx.norm = norm
         ctx.dtypes = expand.dtype, None if gamma is None else gamma.dtype, None if beta is None else beta.dtype
-        return (y, y.detach()) if twins else y
+        return (y, y.detach()) if aliased else y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [rows_of(ready(grad, _LAST)) for grad in grads if grad is not None]
+        given = [rows_of(aligned_grad(grad, _LAST)) for grad in grads if grad is not None]
         if not given:
             return (None,) * 7
         with torch.autocast(given[0].device.type, enabled=False):
-            return _Squeeze.gradients(ctx, *given)
+            return _ReducedBottleneck.gradients(ctx, *given)
 
     @staticmethod
     def gradients(ctx: Any, grad: Tensor, other: Tensor | None = None) -> tuple[Tensor | None, ...]:
         x, z, y, reduce, scaled, wide, centre, spread, numbers = ctx.saved_tensors
         own, of_gamma, of_beta = ctx.dtypes
         needs_x, needs_reduce, needs_expand = ctx.needs_input_grad[:3]
-        passed, d_beta = let_through(grad, rows_of(y), ctx.norm, other)
+        passed, d_beta = relu_gradient(grad, rows_of(y), ctx.norm, other)
         outer = product(passed.mT, z)  # sum of g z^T over the pixels
         d_gamma, turned, offsets, d_expand = slopes(wide, outer, d_beta, numbers, len(z), centre, spread, own)
         d_reduce = None
@@ -157,7 +154,7 @@ def rows_of(x: Tensor) -> Tensor:
 def settled(wide: Tensor, spread: Tensor, centre: Tensor, norm: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel and the shift with the norm in them, and its numbers; running statistics move."""
     given = (wide, spread, centre, norm.weight, norm.bias, norm.eps, z.dtype)
-    if by_kernels(wide) and moves_as_usual(norm):
+    if by_kernels(wide) and has_momentum_state(norm):
         made: tuple[Tensor, Tensor, Tensor] = expansion_kernels().settle(*given, Running.of(norm, z))
         return made
     made = settle_plainly(*given)
@@ -165,28 +162,28 @@ def settled(wide: Tensor, spread: Tensor, centre: Tensor, norm: Any, z: Tensor) 
     return made
 
 
-def close_(out: Tensor, x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor) -> None:
+def add_relu_(out: Tensor, x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor) -> None:
     """relu(x + z scaled^T + shift) into `out`, in one kernel where there is one for these sizes."""
-    if kernels_run_on(x) and x.dtype in HALF and closing().can_be_cut(*scaled.shape) and x.numel() < 2**31:
-        closing().launch(x if starts_even(x) else x.clone(), z, scaled, shift, out)
+    if launches(x) and x.dtype in HALF and kernels().can_be_cut(*scaled.shape) and x.numel() < 2**31:
+        kernels().launch(x if is_aligned(x) else x.clone(), z, scaled, shift, out)
     else:
         torch.addmm(shift, z, scaled.mT, out=out).add_(x).relu_()
 
 
-def let_through(grad: Tensor, y: Tensor, norm: nn.Module, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def relu_gradient(grad: Tensor, y: Tensor, norm: nn.Module, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The gradient, perhaps in two parts, that a ReLU with the result y lets through, and its sum along pixels."""
     high = torch.promote_types(y.dtype, torch.float32)
-    if kernels_run_on(y) and y.dtype is not torch.float64 and y.shape[1] % 16 == 0 and y.numel() < 2**31:
+    if launches(y) and y.dtype is not torch.float64 and y.shape[1] % 16 == 0 and y.numel() < 2**31:
         passed, sums = torch.empty_like(y), torch.empty(y.shape[1], dtype=high, device=y.device)
-        norm_kernels().launch_passed(grad, other, y, passed, sums, arrivals_of(norm, y.device))
+        norm_kernels().launch_passed(grad, other, y, passed, sums, counters_of(norm, y.device))
         return passed, sums
     passed = torch.ops.aten.threshold_backward(grad if other is None else grad + other, y, 0)
     return passed, passed.sum(0, dtype=high)
 
 
 @cache
-def closing() -> Any:
-    """The module with the kernel; Triton need not be there where it is not used."""
+def kernels() -> Any:
+    """Imported on first use: Triton is optional."""
     from ._triton import reduced_bottleneck as module
 
     return module

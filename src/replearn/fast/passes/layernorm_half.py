@@ -1,4 +1,4 @@
-"""Have the LayerNorms of a flat graph write what the linear layers after them read: half precision."""
+"""LayerNorms that write the half precision which the linear layers behind them read."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ from torch import fx
 
 from ..graph_module import FlatGraph
 from ..inlining import argument
-from ..kernels.layernorm_half import rounded_norm
+from ..kernels.layernorm_half import layernorm_half
+from ._context import Context, has_triton
 
-FEW = 1024 * 384  # numbers that wait for Python and not for the GPU
+AFTER = ("linear_residual",)
+FEW = 1024 * 384  # values that the GPU normalises faster than Python launches the kernel
 
 
-def round_norms_(flat: FlatGraph, *, few: bool) -> None:
-    """Put a norm that rounds in the place of each one that goes into linear layers alone, in place.
+def apply_(flat: FlatGraph, context: Context) -> int:
+    """Replace each LayerNorm that only linear layers read.
 
-    `note_values_` comes first, under the autocast which the graph will run under. Launching a kernel of ours takes
-    Python longer than torch's norm does: where an example is so small that this counts, norms stay, unless `few`
-    are wanted too. So does the norm of a token that was picked, whose rows lie apart.
+    In eager mode norms of few values stay, since torch launches its own faster; so do norms of strided inputs, as
+    of a token that was sliced.
     """
+    if context.dtype is None or context.compile or not has_triton(flat):
+        return 0
+    count = 0
     for node in flat.graph.find_nodes(op="call_function", target=torch.layer_norm):
         value = node.meta.get("value")
-        if value is None or value.dtype is not torch.float32 or (value.numel() <= FEW and not few):
+        if value is None or value.dtype is not torch.float32 or (value.numel() <= FEW and not context.graph):
             continue
-        if node.args[0].meta["value"].is_contiguous() and all(rounds(user, node) for user in node.users):
-            node.target = rounded_norm
+        if node.args[0].meta["value"].is_contiguous() and all(reads_as_half(user, node) for user in node.users):
+            node.target = layernorm_half
+            count += 1
     flat.recompile()
+    return count
 
 
-def rounds(user: fx.Node, node: fx.Node) -> bool:
-    """Does this use cast the value, or ask for its shape alone?"""
+def reads_as_half(user: fx.Node, node: fx.Node) -> bool:
+    """True if this use casts the value, or reads its shape alone."""
     if user.target is getattr:
         return user.args[1] == "shape"
     layer = user.op == "call_function" and user.target is F.linear and argument(user, 0, "input") is node

@@ -1,7 +1,6 @@
-"""Join the residual sums of a flat graph with the linear layers before them, where a kernel of ours computes both.
+"""Residual sums of a transformer with the linear layers before them, under autocast.
 
-Under autocast a block's half ends in u + linear(h, W, b), h being in half precision and u in float32. torch makes
-the product, stores it, and reads it again for the sum.
+Each half of a block ends in u + linear(h, W, b), with h in half precision and u in float32.
 """
 
 from __future__ import annotations
@@ -14,49 +13,53 @@ from torch import fx
 
 from ..graph_module import FlatGraph, held, is_sum
 from ..inlining import argument, drop_unused_, writes_in_place
-from ..kernels.linear_residual import can_be_cut, residual_linear
+from ..kernels.linear_residual import can_tile, linear_residual
+from ._context import Context, has_triton
+
+AFTER = ("patch_embed",)
 
 
-def join_sums_(flat: FlatGraph, dtype: torch.dtype) -> None:
-    """Put one operation in the place of each such sum and its layer, in place; elsewhere nothing changes.
-
-    `note_values_` comes first; `dtype` is that of the autocast which the graph will run under.
-    """
+def apply_(flat: FlatGraph, context: Context) -> int:
+    if context.dtype is None or context.compile or not has_triton(flat):
+        return 0
+    count = 0
     for node in [node for node in flat.graph.nodes if is_sum(node)]:
         for u, layer in (node.args, node.args[::-1]):
-            if fits(flat, u, layer, dtype) and not may_be_written(layer, node):
-                write_(flat, node, u, layer)
+            if can_fuse(flat, u, layer, context.dtype) and not may_be_written(layer, node):
+                fuse_(flat, node, u, layer)
+                count += 1
                 break
     drop_unused_(flat)
+    return count
 
 
-def fits(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:
-    """Is this u + linear(h, W, b), of a stream in float32 and a layer in half precision that nobody else sees?"""
+def can_fuse(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:
+    """True for a float32 u plus a linear layer in `dtype` whose result has no other reader."""
     if layer.target is not F.linear or len(layer.users) > 1:
         return False
     weight = held(flat, argument(layer, 1, "weight"))
     stream, h, made = (node.meta.get("value") for node in (u, argument(layer, 0, "input"), layer))
-    if weight is None or not can_be_cut(*weight.shape) or stream is None or h is None or made is None:
+    if weight is None or not can_tile(*weight.shape) or stream is None or h is None or made is None:
         return False
-    if not (stream.is_contiguous() and h.is_contiguous()):  # as of a token that was picked
+    if not (stream.is_contiguous() and h.is_contiguous()):  # as of a token that was sliced
         return False
     return stream.shape == made.shape and (stream.dtype, h.dtype, made.dtype) == (torch.float32, dtype, dtype)
 
 
 def may_be_written(layer: fx.Node, total: fx.Node) -> bool:
-    """May anything between the two write to what the layer reads, which it will then read where the sum is?"""
+    """True if a node between the two may write to what the layer reads."""
     node = layer.next
     while node is not total and node.op != "call_module" and not writes_in_place(node):
         node = node.next
     return node is not total
 
 
-def write_(flat: FlatGraph, total: fx.Node, u: fx.Node, layer: fx.Node) -> None:
+def fuse_(flat: FlatGraph, total: fx.Node, u: fx.Node, layer: fx.Node) -> None:
     h, weight, bias = (argument(layer, place, name) for place, name in enumerate(("input", "weight", "bias")))
     with flat.graph.inserting_before(total):
-        read = flat.graph.get_attr(str(weight.target))  # apart from others who read it, perhaps in float32
-        read.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
-        made = flat.graph.call_function(residual_linear, (u, h, read, bias))
+        read = flat.graph.get_attr(str(weight.target))  # other readers may want it in float32
+        read.meta["cast"] = True  # the bias is added in float32
+        made = flat.graph.call_function(linear_residual, (u, h, read, bias))
     made.meta["value"] = total.meta["value"]
     total.replace_all_uses_with(made)
     flat.graph.erase_node(total)

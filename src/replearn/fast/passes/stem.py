@@ -1,7 +1,4 @@
-"""Join a convolutional network's first layers in a flat graph, where kernels of ours compute them.
-
-conv2d -> max pool -> bias -> ReLU, as `pool_first_` leaves a ResNet's stem.
-"""
+"""Stem of a ResNet as one operation: conv2d, max pool, bias and ReLU, as `maxpool_relu` orders them."""
 
 from __future__ import annotations
 
@@ -12,30 +9,29 @@ from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held, uses
 from ..inlining import argument, drop_unused_
-from ..kernels.stem import FEW, MANY, WINDOW, can_be_cut, stem
-from .maxpool_relu import POOLS, is_convolution
+from ..kernels.stem import MIN_PIXELS_EAGER, MIN_PIXELS_GRAPH, can_tile, stem
+from ._context import Context, has_triton
+from ._nodes import MAX_POOLS, ONE, add_parameter, as_pair, is_conv2d
 
-ONE = (1, (1, 1), [1, 1], None)
+AFTER = ("channels_last",)  # its result has the memory format of its weight
 
 
-def open_with_kernels_(flat: FlatGraph, *, few: bool) -> None:
-    """Put one operation in the place of such layers, in place; where they are others, nothing changes.
-
-    `few`: take our kernels for a few images too. `pool_first_` and `note_values_` come first.
-    """
+def apply_(flat: FlatGraph, context: Context) -> int:
+    if not has_triton(flat):
+        return 0
     for relu in flat.graph.find_nodes(op="call_function", target=torch.relu_):
-        if write_(flat, relu, FEW if few else MANY):
+        if fuse_(flat, relu, MIN_PIXELS_GRAPH if context.launches_are_free else MIN_PIXELS_EAGER):
             drop_unused_(flat)
-            return
+            return 1
+    return 0
 
 
-def opens_with_kernels(model: nn.Module) -> bool:
-    """Is it a flat graph in float32 with such an operation? Under Autocast that is in half precision."""
+def has_stem(model: nn.Module) -> bool:
     return isinstance(model, FlatGraph) and bool(model.graph.find_nodes(op="call_function", target=stem))
 
 
 @torch.no_grad()
-def write_(flat: FlatGraph, relu: fx.Node, many: int) -> bool:
+def fuse_(flat: FlatGraph, relu: fx.Node, min_pixels: int) -> bool:
     gone: list[Any] = [relu]
     pool: Any = argument(relu, 0, "input")
     added = pool.op == "call_method" and pool.target == "add_" and len(pool.args) == 2 and not pool.kwargs
@@ -43,74 +39,57 @@ def write_(flat: FlatGraph, relu: fx.Node, many: int) -> bool:
         gone.append(pool)
         pool, bias = pool.args
     conv: Any = argument(pool, 0, "input") if pool.op in ("call_module", "call_function") else None
-    if not is_convolution(flat, conv) or any(len(node.users) > 1 for node in (conv, pool, *gone[1:])):
+    if not is_conv2d(flat, conv) or any(len(node.users) > 1 for node in (conv, pool, *gone[1:])):
         return False
     if added and argument(conv, 2, "bias") is not None:  # two of them
         return False
     bias = bias if added else argument(conv, 2, "bias")
     weight, sizes = held(flat, argument(conv, 1, "weight")), sizes_of(flat, conv, pool)
-    if weight is None or sizes is None or not fits(flat, conv, weight) or relu.meta.get("value") is None:
+    if weight is None or sizes is None or not can_fuse(flat, conv, weight, sizes):
         return False
     shape = (len(weight), 1, 1) if added else (len(weight),)
     stored = weight.new_zeros(shape) if bias is None else held(flat, bias)
     if stored is None or stored.shape != shape or (bias is not None and uses(flat, bias) > 1):
-        return False  # one that the model's code computes, spreads otherwise, or reads elsewhere too
+        return False  # the model's code computes it, broadcasts it otherwise, or reads it elsewhere too
     name = str(argument(conv, 1, "weight").target)
-    # of one colour, a weight is contiguous in both orders; torch then goes by its strides too
-    last = weight.is_contiguous(memory_format=torch.channels_last) and weight.stride(1) == 1
-    with flat.graph.inserting_before(conv):  # where its input is what it was: it may be written later
+    # with one input channel a weight is contiguous in both formats; torch then goes by its strides
+    channels_last = weight.is_contiguous(memory_format=torch.channels_last) and weight.stride(1) == 1
+    with flat.graph.inserting_before(conv):  # its input may be written to later
         read = flat.graph.get_attr(name)
-        read.meta["cast"] = True  # once, as autocast would at every call; the bias is added in float32
-        shift = kept(flat, f"{name}_bias", stored.reshape(-1, 1, 1))
-        made = flat.graph.call_function(stem, (argument(conv, 0, "input"), read, shift, sizes, last, many))
-    made.meta["value"] = relu.meta["value"]
+        read.meta["cast"] = True  # the bias is added in float32
+        shift = add_parameter(flat, f"{name}_bias", stored.reshape(-1, 1, 1))
+        given = (argument(conv, 0, "input"), read, shift, sizes, channels_last, min_pixels)
+        made = flat.graph.call_function(stem, given)
+    made.meta["value"] = relu.meta.get("value")
     relu.replace_all_uses_with(made)
-    for node in (*gone, pool, conv):  # by hand: what writes in place counts as used
+    for node in (*gone, pool, conv):  # one by one: nodes that write in place count as used
         flat.graph.erase_node(node)
     return True
 
 
-def fits(flat: FlatGraph, conv: fx.Node, weight: Tensor) -> bool:
-    """Is this a convolution of images that tiles of our kernels cover, with a weight that nobody else reads?"""
+def can_fuse(flat: FlatGraph, conv: fx.Node, weight: Tensor, sizes: tuple[int, ...]) -> bool:
+    """True for a float32 convolution of images that the kernels' tiles cover, whose weight has no other reader."""
     image = argument(conv, 0, "input").meta.get("value")
     plain = argument(conv, 5, "dilation") in ONE and argument(conv, 6, "groups") in (None, 1)
     alone = uses(flat, argument(conv, 1, "weight")) == 1
-    single = weight.dtype is torch.float32 and can_be_cut(weight)
-    return plain and alone and single and image is not None and image.dim() == 4
+    tiled = weight.dtype is torch.float32 and can_tile(weight, sizes)
+    return plain and alone and tiled and image is not None and image.dim() == 4
 
 
 def sizes_of(flat: FlatGraph, conv: fx.Node, pool: fx.Node) -> tuple[int, ...] | None:
-    """Strides and zeros of the two, where they are numbers and the same in both directions."""
-    found = [square(argument(conv, 3, "stride"), 1), square(argument(conv, 4, "padding"), 0)]
+    """Strides and paddings of the two, where they are the same in both directions."""
+    found: list[Any] = [as_pair(argument(conv, 3, "stride"), 1), as_pair(argument(conv, 4, "padding"), 0)]
     if pool.op == "call_module":
         layer: Any = flat.get_submodule(str(pool.target))
         if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices or layer.dilation not in ONE:
             return None
-        found += [square(layer.kernel_size), square(layer.stride), square(layer.padding)]
+        found += [as_pair(layer.kernel_size), as_pair(layer.stride), as_pair(layer.padding)]
     else:
-        if pool.target not in POOLS or argument(pool, 5, "ceil_mode") or argument(pool, 6, "return_indices"):
+        if pool.target not in MAX_POOLS or argument(pool, 5, "ceil_mode") or argument(pool, 6, "return_indices"):
             return None
         if argument(pool, 4, "dilation") not in ONE:
             return None
         window, step = argument(pool, 1, "kernel_size"), argument(pool, 2, "stride")
-        found += [square(window), square(step or window), square(argument(pool, 3, "padding"), 0)]
-    sizes = tuple(size for size in found if size is not None)
-    return sizes if len(sizes) == len(found) and sizes[2] <= WINDOW else None
-
-
-def square(size: Any, default: int | None = None) -> int | None:
-    """One number for both directions, if that is what is given."""
-    if size is None:
-        return default
-    if isinstance(size, int):
-        return size
-    same = isinstance(size, (tuple, list)) and len(set(size)) == 1 and isinstance(size[0], int)
-    return size[0] if same else None
-
-
-def kept(flat: FlatGraph, name: str, tensor: Tensor) -> fx.Node:
-    while hasattr(flat, name):
-        name += "_"
-    trained = any(parameter.requires_grad for parameter in flat.parameters())
-    flat.register_parameter(name, nn.Parameter(tensor.detach().clone().contiguous(), requires_grad=trained))
-    return flat.graph.get_attr(name)
+        found += [as_pair(window), as_pair(step or window), as_pair(argument(pool, 3, "padding"), 0)]
+    square = all(pair is not None and pair[0] == pair[1] for pair in found)
+    return tuple(pair[0] for pair in found) if square else None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...operators._base.mixture import Mixture
+from ..kernels._dispatch import has_memory
 from .layout import Layout, Sizes, lay_out
 
 _KEPT_TABLES = 256
@@ -58,7 +59,7 @@ class Batch:
             block=block_for(layouts),
             source=source_dtype(mixtures[0]),
             device=device,
-            tables=tables_for(mixtures, layouts, device) if has_values(found[0][0]) else None,
+            tables=tables_for(mixtures, layouts, device) if has_memory(found[0][0]) else None,
             coefficients=Coefficients.of(mixtures, layouts),
             again=first_and_again([tensor for tensor, _ in found]),
         )
@@ -164,12 +165,3 @@ def block_for(layouts: Sequence[Layout]) -> int:
 def source_dtype(mixture: Mixture) -> torch.dtype:
     first = mixture.previous if mixture.previous is not None else mixture.next
     return first.dtype if first is not None else torch.float32
-
-
-def has_values(tensor: Tensor) -> bool:
-    """Whether there is memory behind a tensor that says it is on a GPU."""
-    return type(tensor).__name__ != "FakeTensor"
-
-
-def kernels_run_on(tensor: Tensor) -> bool:
-    return tensor.is_cuda and has_values(tensor)

@@ -17,11 +17,17 @@ from torch import Tensor, nn
 from ...operators._base.mixture import CORRECTION, NEXT, PREVIOUS, A, B, Made, Mixture
 from ...operators._base.synthesis import full_precision
 from ...operators.functional import register
-from ..graphs.launch_cache import starts_even
-from ..kernels._transforms import transformed
-from ..train.overlapped_wgrad import let_stand, mixed_behind_gate
-from ..train.side_stream import Uses, beside, may_come_late, used, wait
-from .batch import Batch, has_values, source_dtype
+from ..kernels._dispatch import has_memory, in_transform, on_gpu
+from ..kernels._launch_cache import is_aligned
+from ..train.overlapped_wgrad import gated_sources, set_aliases
+from ..train.side_stream import (
+    UseCount,
+    count_use,
+    mark_overlappable,
+    run_on_side_stream,
+    wait_for_side_stream,
+)
+from .batch import Batch, source_dtype
 from .layout import Layout, rows_are_dense
 
 _KNOWN = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,15 +35,15 @@ _KNOWN = (torch.float32, torch.bfloat16, torch.float16)
 
 @register("synthesize")
 def synthesize_on_gpu(mixtures: Mapping[str, Mixture], dtype: torch.dtype) -> Made | None:
-    """Make every mixture in one kernel; None where no kernel of ours can."""
+    """Synthesize every mixture in one kernel; None off the GPU and in compiled code."""
     device = next(iter(mixtures.values())).tensors[0].device
-    fused = device.type == "cuda" and not torch.compiler.is_compiling()
+    fused = on_gpu(device) and not torch.compiler.is_compiling()
     return synthesize_fused(mixtures, dtype) if fused else None
 
 
 def synthesize_fused(mixtures: Mapping[str, Mixture], dtype: torch.dtype) -> Made:
-    """Make the mixtures together; those that the kernel does not know are made in plain torch."""
-    known = {} if transformed() else {n: ready for n, m in mixtures.items() if (ready := fusable(m)) is not None}
+    """Synthesize the mixtures together; those that the kernel does not take in plain torch."""
+    known = {} if in_transform() else {n: ready for n, m in mixtures.items() if (ready := fusable(m)) is not None}
     made: Made = {}
     groups: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for name, mixture in known.items():
@@ -82,23 +88,23 @@ def mix(mixtures: Sequence[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def mix_batch(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    through = mixed_behind_gate(batch.tensors)
-    given = batch.tensors if through is None else through
-    # two who read the same would have their gradients added before anybody waits
-    uses = None if through is None else [used(each) for each in {id(t): t for t in through}.values()]
+    gated = gated_sources(batch.tensors)
+    given = batch.tensors if gated is None else gated
+    # gradients of two readers would be added before the gate has waited
+    uses = None if gated is None else [count_use(each) for each in {id(t): t for t in gated}.values()]
     made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, uses, *given)  # type: ignore[no-untyped-call]
     if uses is None:
         return made
-    made, late = made[: len(batch.layouts)], made[len(batch.layouts) :]
-    may_come_late(late)
-    let_stand(late, made)
+    made, aliases = made[: len(batch.layouts)], made[len(batch.layouts) :]
+    mark_overlappable(aliases)
+    set_aliases(aliases, made)
     return made
 
 
 class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, batch: Batch, dtype: torch.dtype, uses: list[Uses | None] | None, *tensors: Tensor
+        ctx: Any, batch: Batch, dtype: torch.dtype, uses: list[UseCount | None] | None, *tensors: Tensor
     ) -> Any:
         out = torch.empty(batch.sizes.weights, dtype=dtype, device=batch.device)
         if batch.tables is not None:
@@ -108,11 +114,11 @@ class _Mix(torch.autograd.Function):
         ctx.batch, ctx.uses = batch, uses
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*batch.watched)  # autograd then notices if one is changed before the backward pass
-        # a weight whose gradient may be late is there twice: once for all, and once for who computes it beside
+        # with overlapped gradients a weight is returned twice: for all readers, and for convolutions that overlap
         layouts = batch.layouts if uses is None else (*batch.layouts, *batch.layouts)
         made = [layout.view(out, layout.start) for layout in layouts]
         needed = ctx.needs_input_grad[3:]
-        if not all(needed):  # a layer must not compute a gradient that nobody wants
+        if not all(needed):  # so that layers compute no gradient for it
             learning = {number for (number, _), needs in zip(batch.places, needed, strict=True) if needs}
             idle = (each for n, each in enumerate(made) if n % len(batch.layouts) not in learning)
             ctx.mark_non_differentiable(*idle)
@@ -125,9 +131,9 @@ class _Mix(torch.autograd.Function):
         work = partial(_Mix.gradients, ctx, grads)
         if ctx.uses is None or not read:
             return work()
-        if all(uses is None or uses.alone for uses in ctx.uses):
-            return beside(work, *read, further=True)  # where gradients that are late were made
-        wait(ctx.batch.device)
+        if all(uses is None or uses.single for uses in ctx.uses):
+            return run_on_side_stream(work, *read, after_last=True)  # where the overlapped gradients were made
+        wait_for_side_stream(ctx.batch.device)
         return work()
 
     @staticmethod
@@ -135,7 +141,7 @@ class _Mix(torch.autograd.Function):
         batch: Batch = ctx.batch
         if ctx.uses is not None:
             half = len(batch.layouts)
-            grads = tuple(added(one, late) for one, late in zip(grads[:half], grads[half:], strict=True))
+            grads = tuple(added(one, other) for one, other in zip(grads[:half], grads[half:], strict=True))
         if batch.watched:
             ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
         if all(grad is None for grad in grads):
@@ -196,17 +202,17 @@ def add_together(found: list[Tensor | None], pairs: Sequence[tuple[int, int]]) -
 
 @cache
 def kernels() -> Any:
-    """The module with the kernels; Triton need not be there where it is not used."""
-    from . import _triton as mixing
+    """Imported on first use: Triton is optional."""
+    from . import _triton
 
-    return mixing
+    return _triton
 
 
 def gather(layouts: Sequence[Layout], grads: tuple[Tensor | None, ...]) -> Tensor:
     """All gradients in one buffer, laid out as the weights were: one launch, as their addresses change."""
     if len(layouts) == 1 and grads[0] is not None:
         alone = layouts[0].flat(grads[0])
-        return alone if not has_values(alone) or starts_even(alone) else alone.clone()
+        return alone if not has_memory(alone) or is_aligned(alone) else alone.clone()
     like = next(grad for grad in grads if grad is not None)
     pieces, end = [], 0
     for layout, grad in zip(layouts, grads, strict=True):

@@ -1,4 +1,4 @@
-"""Modules that compute by other means for a while: their class changes, and comes back."""
+"""Class patching: modules of a class belong to a subclass for a while."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-Kind = TypeVar("Kind", bound=nn.Module)
+ModuleClass = TypeVar("ModuleClass", bound=nn.Module)
 
 
 @contextmanager
-def exchanged(modules: Sequence[nn.Module], before: type[nn.Module], after: type[nn.Module]) -> Iterator[None]:
+def patched_class(modules: Sequence[nn.Module], before: type[nn.Module], after: type[nn.Module]) -> Iterator[None]:
     """Inside, modules of the class `before` are of `after`, a subclass of it with the same attributes."""
     try:
         for module in modules:
-            # the class alone changes, so parameters, hooks, state dicts and copies know nothing of it, and a
-            # compiled model notices, since it guards the class of every module
+            # Parameters, hooks, state dicts and copies stay as they are, and compiled code guards the class.
             object.__setattr__(module, "__class__", after)
         yield
     finally:
@@ -25,28 +24,27 @@ def exchanged(modules: Sequence[nn.Module], before: type[nn.Module], after: type
             object.__setattr__(module, "__class__", before)
 
 
-def plain_copies(kind: Any) -> Any:
-    """For a class that stands for another: its `__reduce_ex__`, so that copies and pickles are of the other."""
+def reduce_as(original: Any) -> Any:
+    """The `__reduce_ex__` of a subclass whose copies and pickles are of the original class."""
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        state = kind.__reduce_ex__(self, protocol)[2]
-        return make_bare, (kind,), state
+        state = original.__reduce_ex__(self, protocol)[2]
+        return _new_instance, (original,), state
 
     return __reduce_ex__
 
 
-def make_bare(kind: Any) -> Any:
-    return kind.__new__(kind)
+def _new_instance(original: Any) -> Any:
+    return original.__new__(original)
 
 
-def find_exactly(model: nn.Module, kind: type[Kind]) -> Iterator[Kind]:
-    """The modules of a class, subclasses left to their authors, each once; nothing inside of them is looked at."""
-    seen, waiting = set(), [model]
+def modules_of(model: nn.Module, exact: type[ModuleClass]) -> list[ModuleClass]:
+    """The modules of exactly this class, each once; modules inside of them are left out."""
+    found, waiting = {}, [model]
     while waiting:
         module = waiting.pop()
-        if type(module) is kind:
-            if id(module) not in seen:
-                seen.add(id(module))
-                yield module
+        if type(module) is exact:
+            found[id(module)] = module
         else:
             waiting += [child for child in module._modules.values() if child is not None]
+    return list(found.values())

@@ -1,17 +1,17 @@
-"""Code that we know, and the same with norms, sums and ReLUs as one.
+"""Fused forward methods for the ResNets of torchvision, timm and this package.
 
-A class of another library runs other code only while its own is, word for word, what stands here: a version that
-computes something else is left alone. All conditions are asked when the code runs, as in the library's own.
+A method of another library is replaced only if its code is the one that the fused method was written for: the
+digest of its statements is stored here. Another version's code is left alone.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,45 +19,33 @@ import torch
 from torch import Tensor, nn
 
 from ...operators.functional import norm_add_act
-from ..kernels.bn_add_relu import FusedBatchNorm2d, has_hooks, nobody_listens
+from ..kernels.bn_add_relu import FusedBatchNorm2d, has_hooks, is_unobserved
 
 Method = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class Known:
-    """A method of a class in a library: its code, and what computes the same."""
-
-    module: str
-    kind: str
-    method: str
-    code: str | None  # None: it is ours
-    fused: Method
-
-    def found(self) -> type[nn.Module] | None:
-        """The class, if its library is in use and the code is this; nobody has a model of one that is not."""
-        kind: Any = getattr(sys.modules.get(self.module), self.kind, None)
-        if kind is None or self.code is None:
-            return kind  # type: ignore[no-any-return]
-        return kind if says(getattr(kind, self.method, None), self.code) else None
-
-    def tells_of(self, kind: Any) -> bool:
-        named = (kind.__module__, kind.__name__) == (self.module, self.kind)
-        return named and self.found() is kind
+def fused_method_of(original: Any) -> tuple[str, Method] | None:
+    """The name of a class's method and its fused version, if the class and its code are known."""
+    known = KNOWN.get((original.__module__, original.__name__))
+    if known is None:
+        return None
+    method, digest, fused = known
+    if digest is not None and digest_of(getattr(original, method, None)) != digest:
+        return None
+    return method, fused
 
 
 @cache
-def says(method: Any, code: str) -> bool:
-    """Whether a method's statements are these; comments, annotations and empty lines do not count."""
+def digest_of(method: Any) -> str | None:
+    """A digest of a method's statements, without comments, annotations and docstring; None without source."""
     try:
         (found,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
-    except (OSError, TypeError, SyntaxError, ValueError):  # no source at hand
-        return False
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
     body: list[Any] = list(getattr(found, "body", []))
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-        body = body[1:]  # what it says of itself
-    expected = ast.parse(textwrap.dedent(code)).body
-    return [ast.dump(line) for line in body] == [ast.dump(line) for line in expected]
+        body = body[1:]
+    return hashlib.sha256("\n".join(ast.unparse(line) for line in body).encode()).hexdigest()[:32]
 
 
 def our_basic(self: Any, x: Tensor) -> Tensor:
@@ -99,17 +87,17 @@ def torchvision_resnet(self: Any, x: Tensor) -> Tensor:
 
 
 def timm_basic(self: Any, x: Tensor) -> Tensor:
-    out = self.conv2(self.aa(dropping(self.conv1(x), self.bn1, self.drop_block, self.act1)))
-    return timm_end(self, x, out, self.bn2, self.act2)
+    out = self.conv2(self.aa(norm_drop_act(self.conv1(x), self.bn1, self.drop_block, self.act1)))
+    return timm_residual(self, x, out, self.bn2, self.act2)
 
 
 def timm_bottleneck(self: Any, x: Tensor) -> Tensor:
     out = self.conv2(norm_add_act(self.conv1(x), self.bn1, self.act1))
-    out = self.conv3(self.aa(dropping(out, self.bn2, self.drop_block, self.act2)))
-    return timm_end(self, x, out, self.bn3, self.act3)
+    out = self.conv3(self.aa(norm_drop_act(out, self.bn2, self.drop_block, self.act2)))
+    return timm_residual(self, x, out, self.bn3, self.act3)
 
 
-def timm_end(self: Any, shortcut: Tensor, x: Tensor, norm: nn.Module, activation: Any) -> Tensor:
+def timm_residual(self: Any, shortcut: Tensor, x: Tensor, norm: nn.Module, activation: Any) -> Tensor:
     direct = self.se is None and self.drop_path is None
     if not direct:
         x = norm(x)
@@ -124,9 +112,9 @@ def timm_end(self: Any, shortcut: Tensor, x: Tensor, norm: nn.Module, activation
     return made
 
 
-def dropping(x: Tensor, norm: nn.Module, drop: nn.Module, activation: Any) -> Tensor:
-    """activation(drop(norm(x))), of which the middle does nothing as a rule."""
-    if type(drop) is nn.Identity and not has_hooks(drop) and nobody_listens():
+def norm_drop_act(x: Tensor, norm: nn.Module, drop: nn.Module, activation: Any) -> Tensor:
+    """activation(drop(norm(x))); drop is an Identity by default."""
+    if type(drop) is nn.Identity and not has_hooks(drop) and is_unobserved():
         return norm_add_act(x, norm, activation)
     made: Tensor = activation(drop(norm(x)))
     return made
@@ -143,7 +131,7 @@ def timm_features(self: Any, x: Tensor) -> Tensor:
     return x
 
 
-def sequence(self: Any, input: Any) -> Any:
+def fused_sequential(self: Any, input: Any) -> Any:
     layers, place = list(self._modules.values()), 0
     while place < len(layers):
         layer = layers[place]
@@ -154,143 +142,16 @@ def sequence(self: Any, input: Any) -> Any:
     return input
 
 
-OURS = "replearn.models.cifar_resnet"
-KNOWN = (
-    Known(OURS, "BasicBlock", "forward", None, our_basic),
-    Known(OURS, "Bottleneck", "forward", None, our_bottleneck),
-    Known(OURS, "CifarResNet", "forward", None, our_resnet),
-    Known(
-        "torchvision.models.resnet",
-        "BasicBlock",
-        "forward",
-        """
-        identity = x
-        out = self.conv1(x)
-        out = self.bn1(out)
-        out = self.relu(out)
-        out = self.conv2(out)
-        out = self.bn2(out)
-        if self.downsample is not None:
-            identity = self.downsample(x)
-        out += identity
-        out = self.relu(out)
-        return out
-        """,
-        torchvision_basic,
-    ),
-    Known(
-        "torchvision.models.resnet",
-        "Bottleneck",
-        "forward",
-        """
-        identity = x
-        out = self.conv1(x)
-        out = self.bn1(out)
-        out = self.relu(out)
-        out = self.conv2(out)
-        out = self.bn2(out)
-        out = self.relu(out)
-        out = self.conv3(out)
-        out = self.bn3(out)
-        if self.downsample is not None:
-            identity = self.downsample(x)
-        out += identity
-        out = self.relu(out)
-        return out
-        """,
-        torchvision_bottleneck,
-    ),
-    Known(
-        "torchvision.models.resnet",
-        "ResNet",
-        "_forward_impl",
-        """
-        x = self.conv1(x)
-        x = self.bn1(x)
-        x = self.relu(x)
-        x = self.maxpool(x)
-        x = self.layer1(x)
-        x = self.layer2(x)
-        x = self.layer3(x)
-        x = self.layer4(x)
-        x = self.avgpool(x)
-        x = torch.flatten(x, 1)
-        x = self.fc(x)
-        return x
-        """,
-        torchvision_resnet,
-    ),
-    Known(
-        "timm.models.resnet",
-        "BasicBlock",
-        "forward",
-        """
-        shortcut = x
-        x = self.conv1(x)
-        x = self.bn1(x)
-        x = self.drop_block(x)
-        x = self.act1(x)
-        x = self.aa(x)
-        x = self.conv2(x)
-        x = self.bn2(x)
-        if self.se is not None:
-            x = self.se(x)
-        if self.drop_path is not None:
-            x = self.drop_path(x)
-        if self.downsample is not None:
-            shortcut = self.downsample(shortcut)
-        x += shortcut
-        x = self.act2(x)
-        return x
-        """,
-        timm_basic,
-    ),
-    Known(
-        "timm.models.resnet",
-        "Bottleneck",
-        "forward",
-        """
-        shortcut = x
-        x = self.conv1(x)
-        x = self.bn1(x)
-        x = self.act1(x)
-        x = self.conv2(x)
-        x = self.bn2(x)
-        x = self.drop_block(x)
-        x = self.act2(x)
-        x = self.aa(x)
-        x = self.conv3(x)
-        x = self.bn3(x)
-        if self.se is not None:
-            x = self.se(x)
-        if self.drop_path is not None:
-            x = self.drop_path(x)
-        if self.downsample is not None:
-            shortcut = self.downsample(shortcut)
-        x += shortcut
-        x = self.act3(x)
-        return x
-        """,
-        timm_bottleneck,
-    ),
-    Known(
-        "timm.models.resnet",
-        "ResNet",
-        "forward_features",
-        """
-        x = self.conv1(x)
-        x = self.bn1(x)
-        x = self.act1(x)
-        x = self.maxpool(x)
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            x = checkpoint_seq([self.layer1, self.layer2, self.layer3, self.layer4], x, flatten=True)
-        else:
-            x = self.layer1(x)
-            x = self.layer2(x)
-            x = self.layer3(x)
-            x = self.layer4(x)
-        return x
-        """,
-        timm_features,
-    ),
-)
+_OURS, _TORCHVISION, _TIMM = "replearn.models.cifar_resnet", "torchvision.models.resnet", "timm.models.resnet"
+# by module and class: the method, the digest of its code (None for our own), and its fused version
+KNOWN: dict[tuple[str, str], tuple[str, str | None, Method]] = {
+    (_OURS, "BasicBlock"): ("forward", None, our_basic),
+    (_OURS, "Bottleneck"): ("forward", None, our_bottleneck),
+    (_OURS, "CifarResNet"): ("forward", None, our_resnet),
+    (_TORCHVISION, "BasicBlock"): ("forward", "526c00339e0341fc9c41ed7908fc3984", torchvision_basic),
+    (_TORCHVISION, "Bottleneck"): ("forward", "69ff145d4433fa782f68866ef48fc210", torchvision_bottleneck),
+    (_TORCHVISION, "ResNet"): ("_forward_impl", "cf452043a2333a9b0b5769a7df85aee7", torchvision_resnet),
+    (_TIMM, "BasicBlock"): ("forward", "24d1455c841b16581f6e3400b3981efd", timm_basic),
+    (_TIMM, "Bottleneck"): ("forward", "45e56d6e40f2a2521327fa4bfe81aecf", timm_bottleneck),
+    (_TIMM, "ResNet"): ("forward_features", "5221fbb9f9a6f03e207d566a3f017d11", timm_features),
+}

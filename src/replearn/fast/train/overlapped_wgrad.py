@@ -1,12 +1,12 @@
-"""The door `late_weight_gradients`: in a recorded step, the gradients of convolutions' weights beside the rest.
+"""Overlapped wgrad: in a captured step, weight gradients of convolutions on a side stream.
 
-Backwards, every convolution has two gradients to compute, and only that of its input is waited for. So the weights
-of a step go through a gate: a node of autograd's graph that all their gradients have to pass, and that comes last,
-since the first layer's is among them. The convolutions compute them beside, and the gate waits. Whatever is behind
-it (hooks, sums with what comes from elsewhere, the optimizer) finds them as ever, and the same numbers.
+Of the two gradients of a convolution only that of its input is on the critical path. So the weights of a step go
+through a gate, an autograd node that all their gradients pass and that runs last, since the first layer's gradient
+is among them. Convolutions compute weight gradients on the side stream, and the gate waits for it. What comes
+behind the gate (hooks, sums of gradients, the optimizer) sees the same values as ever.
 
-What operators synthesize from goes through a second gate: its gradients are made beside too, and those of a weight
-that is convolved with and synthesized from are to be added behind both.
+Sources of synthesized weights go through a second gate: their gradients are computed on the side stream too, and
+those of a weight that is both convolved with and synthesized from are added behind both gates.
 """
 
 from __future__ import annotations
@@ -22,132 +22,130 @@ from torch.autograd import Function
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from ..graphs.capture import is_recording
-from ..kernels._transforms import transformed
-from .side_stream import Uses, beside, forget, may_come_late, stands_for, used, wait
+from ..graphs.capture import is_capturing_here
+from ..kernels._dispatch import in_transform
+from .side_stream import (
+    UseCount,
+    count_use,
+    is_gated_alias,
+    mark_overlappable,
+    reset_side_stream,
+    run_on_side_stream,
+    wait_for_side_stream,
+)
 
 aten = torch.ops.aten
 _LAST = torch.channels_last
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-StandIns = dict[int, Tensor]  # by what they stand for
+Aliases = dict[int, Tensor]  # by the id of the tensor
 
 
-class _Step(NamedTuple):
-    """What stands behind the gates of a step."""
+class _Gates(NamedTuple):
+    """Aliases of a step's tensors behind its two gates."""
 
-    convolved: StandIns
-    mixed: StandIns
+    convolved: Aliases
+    mixed: Aliases
 
 
-_step: ContextVar[_Step | None] = ContextVar("step with late gradients", default=None)
+_gates: ContextVar[_Gates | None] = ContextVar("gates of a step", default=None)
 
 
 @contextmanager
-def late_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """Inside, where a step is recorded as a CUDA graph, gradients of convolutions' weights are computed beside.
+def overlapped_wgrad(model: nn.Module) -> Iterator[None]:
+    """Inside, where a step is captured as a CUDA graph, convolutions' weight gradients run on a side stream.
 
-    On a second stream, that is, while the first one goes on with the layer before. They are the same numbers, and
-    complete when `backward` returns; they have no second derivatives. Weights that are used twice are left alone,
-    and convolutions with a bias; where nothing is recorded, all are. Enter it around forward and backward pass,
-    anew for every step. A backward pass to some weights alone goes to all there: they share a node of the graph.
-    It is not for layers that write over what others keep for the backward pass, as some do to save memory: what a
-    convolution kept is read later than they think.
-
-    >>> import torch
-    >>> import replearn
-    >>> model = replearn.models.resnet32()
-    >>> with replearn.fast.late_weight_gradients(model):
-    ...     model(torch.randn(2, 3, 32, 32)).sum().backward()
+    They are complete when `backward` returns, and have no second derivatives. Weights that are used twice and
+    convolutions with a bias are left alone. A backward pass to some weights alone goes to all, since they share a
+    gate. It is not for layers that write over what others keep for the backward pass.
     """
-    if not is_recording():
+    if not is_capturing_here():
         yield
         return
-    outer = _step.get()
+    outer = _gates.get()
     learning = list(filter(learns, model.parameters()))
     devices = {parameter.device for parameter in learning}
     if outer is None:
         for device in devices:
-            forget(device)
-    weights = {id(conv.weight): conv.weight for conv in find_late(model)}  # two may share one
-    token = _step.set(step_of(list(weights.values()), learning, outer))
+            reset_side_stream(device)
+    weights = {id(conv.weight): conv.weight for conv in find_overlappable(model)}  # two may share one
+    token = _gates.set(gates_of(list(weights.values()), learning, outer))
     try:
-        with _Late() if outer is None else nullcontext():
+        with _Conv2dMode() if outer is None else nullcontext():
             yield
         if outer is None:
             for device in devices:
-                wait(device)
+                wait_for_side_stream(device)
     finally:
-        _step.reset(token)
+        _gates.reset(token)
         if outer is None:
             for device in devices:
-                forget(device)
+                reset_side_stream(device)
 
 
-def find_late(model: nn.Module) -> list[nn.Conv2d]:
-    """The convolutions of a model whose weights' gradients can come late; operators' own are not counted."""
+def find_overlappable(model: nn.Module) -> list[nn.Conv2d]:
+    """The convolutions of a model whose weight gradients can be overlapped; operators' own are not listed."""
     convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
     return [conv for conv in convolutions if conv.bias is None and learns(conv.weight)]
 
 
 def learns(parameter: Tensor | None) -> bool:
-    """Whether it is there, and has gradients."""
     return parameter is not None and parameter.requires_grad and not is_lazy(parameter)
 
 
-def step_of(weights: Sequence[Tensor], learning: Sequence[Tensor], outer: _Step | None) -> _Step:
-    """Both gates of a step, and what is behind those of the one around it."""
+def gates_of(weights: Sequence[Tensor], learning: Sequence[Tensor], outer: _Gates | None) -> _Gates:
+    """Both gates of a step, with the aliases of the step around it."""
     convolved, mixed = (
         dict(zip(map(id, given), through_gate(given), strict=True)) for given in (weights, learning)
     )
     if outer is not None:
         convolved, mixed = outer.convolved | convolved, outer.mixed | mixed
-    return _Step(convolved, mixed)
+    return _Gates(convolved, mixed)
 
 
 def through_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same tensors, behind a gate of their own."""
+    """Aliases of the tensors behind a gate of their own."""
     if not tensors:
         return tensors
     with torch.enable_grad():
         through: tuple[Tensor, ...] = _Gate.apply(*tensors)  # type: ignore[no-untyped-call]
-    may_come_late(through)
+    mark_overlappable(through)
     return through
 
 
-def let_come_late(tensors: Sequence[Tensor]) -> None:
-    """Have convolutions find what stands for these, which are no parameters of the model, in such a step."""
-    if _step.get() is not None:
-        let_stand(through_gate(tensors), tensors)
+def gate_(tensors: Sequence[Tensor]) -> None:
+    """Gate weights that are no parameters of the model, in a step that overlaps."""
+    if _gates.get() is not None:
+        set_aliases(through_gate(tensors), tensors)
 
 
-def let_stand(late: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Tell convolutions, and nobody else, that these stand for those in a step whose gradients come late."""
-    for stand_in, tensor in zip(late, tensors, strict=True):
-        tensor._late = stand_in  # type: ignore[attr-defined]
+def set_aliases(aliases: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Have convolutions, and nothing else, use these aliases."""
+    for alias, tensor in zip(aliases, tensors, strict=True):
+        tensor._gated_alias = alias  # type: ignore[attr-defined]
 
 
-def behind_gate(weight: Tensor) -> Tensor:
-    """What stands for the weight of a convolution behind the gate, if there is one."""
-    step = _step.get()
-    if step is None:
+def gated_weight(weight: Tensor) -> Tensor:
+    """The alias of a convolution's weight behind the gate, or the weight itself."""
+    gates = _gates.get()
+    if gates is None:
         return weight
-    found = getattr(weight, "_late", None)
-    if found is not None and (weight._backward_hooks or weight.retains_grad):  # somebody wants all of its gradient
+    alias = getattr(weight, "_gated_alias", None)
+    if alias is not None and (weight._backward_hooks or weight.retains_grad):  # these want the whole gradient
         return weight
-    found = step.convolved.get(id(weight)) if found is None else found
-    return found if found is not None and stands_for(found, weight) else weight
+    alias = gates.convolved.get(id(weight)) if alias is None else alias
+    return alias if alias is not None and is_gated_alias(alias, weight) else weight
 
 
-def mixed_behind_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """What stands for these where weights are synthesized from them; None if some that learn have no such."""
-    step = _step.get()
-    if step is None:
+def gated_sources(tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    """The aliases of synthesis sources behind the gate; None if some that learn have none."""
+    gates = _gates.get()
+    if gates is None:
         return None
-    found = [step.mixed.get(id(tensor)) if tensor.requires_grad else tensor for tensor in tensors]
+    found = [gates.mixed.get(id(tensor)) if tensor.requires_grad else tensor for tensor in tensors]
     pairs = zip(found, tensors, strict=True)
-    if not all(stand_in is tensor or stands_for(stand_in, tensor) for stand_in, tensor in pairs):
+    if not all(alias is tensor or is_gated_alias(alias, tensor) for alias, tensor in pairs):
         return None
-    return [stand_in for stand_in in found if stand_in is not None]
+    return [alias for alias in found if alias is not None]
 
 
 class _Gate(Function):
@@ -159,22 +157,22 @@ class _Gate(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         for device in {grad.device for grad in grads if grad is not None}:
-            wait(device)
+            wait_for_side_stream(device)
         return grads
 
 
-class _Late(TorchFunctionMode):
-    """Whoever convolves, and whatever class the layer is of, it is torch's conv2d that is called."""
+class _Conv2dMode(TorchFunctionMode):
+    """Intercepts torch.conv2d, whatever layer calls it."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.conv2d and all(kind in (Tensor, nn.Parameter) for kind in types):
-            return conv2d(*args, **(kwargs or {}))
+            return conv2d_overlapped(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def conv2d(
+def conv2d_overlapped(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -183,12 +181,12 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """torch's, with a weight's gradient that comes late where it may."""
+    """torch.conv2d, with an overlapped weight gradient where that is possible."""
     if torch.compiler.is_compiling() or not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    weight = behind_gate(weight)
-    uses, pairs = used(weight), [pair(size) for size in (stride, padding, dilation)]
-    if uses is None or bias is not None or None in pairs or not fits(input, weight):
+    weight = gated_weight(weight)
+    uses, pairs = count_use(weight), [as_list(size) for size in (stride, padding, dilation)]
+    if uses is None or bias is not None or None in pairs or not can_overlap(input, weight):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
@@ -197,8 +195,8 @@ def conv2d(
         return _Convolution.apply(input, weight, uses, (*pairs, False, [0, 0], groups))  # type: ignore[no-any-return, no-untyped-call]
 
 
-def fits(input: Tensor, weight: Tensor) -> bool:
-    """Whether it is a batch of images whose convolution has a gradient, in numbers that autocast casts."""
+def can_overlap(input: Tensor, weight: Tensor) -> bool:
+    """True for images and weights that autograd records, in dtypes that autocast casts."""
     kind = input.device.type
     return (
         input.dim() == weight.dim() == 4
@@ -208,17 +206,17 @@ def fits(input: Tensor, weight: Tensor) -> bool:
         and weight.dtype in _DTYPES
         and (torch.is_autocast_enabled(kind) or input.dtype is weight.dtype)
         and torch.is_grad_enabled()
-        and not transformed()
+        and not in_transform()
     )
 
 
 class _Convolution(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, uses: Uses, how: Any) -> Tensor:
-        ctx.dtype, ctx.uses, ctx.how = weight.dtype, uses, how
+    def forward(ctx: Any, x: Tensor, weight: Tensor, uses: UseCount, sizes: Any) -> Tensor:
+        ctx.dtype, ctx.uses, ctx.sizes = weight.dtype, uses, sizes
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
-        made: Tensor = aten.convolution(x, weight, None, *how)
+        made: Tensor = aten.convolution(x, weight, None, *sizes)
         return made
 
     @staticmethod
@@ -229,23 +227,23 @@ class _Convolution(Function):
             grad = grad.contiguous(memory_format=_LAST)
 
         def gradient(number: int) -> Tensor:
-            wanted = [place == number for place in range(3)]
-            made: Tensor = aten.convolution_backward(grad, x, weight, None, *ctx.how, wanted)[number]
+            mask = [place == number for place in range(3)]
+            made: Tensor = aten.convolution_backward(grad, x, weight, None, *ctx.sizes, mask)[number]
             return made
 
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        of_x = gradient(0) if needs_x else None  # first: the layer before waits for it
-        of_weight = when_due(ctx.uses, lambda: gradient(1).to(ctx.dtype), grad, x) if needs_weight else None
-        return of_x, of_weight, None, None
+        d_x = gradient(0) if needs_x else None  # first: it is on the critical path
+        d_weight = overlap(ctx.uses, lambda: gradient(1).to(ctx.dtype), grad, x) if needs_weight else None
+        return d_x, d_weight, None, None
 
 
-def when_due(uses: Uses | None, work: Callable[[], Tensor], *read: Tensor) -> Tensor:
-    """The gradient of a weight: beside, if it goes through a gate alone, and at once elsewhere."""
-    return beside(work, *read) if uses is not None and uses.alone else work()
+def overlap(uses: UseCount | None, work: Callable[[], Tensor], *read: Tensor) -> Tensor:
+    """Compute a weight gradient on the side stream if its weight is gated and used once."""
+    return run_on_side_stream(work, *read) if uses is not None and uses.single else work()
 
 
-def pair(size: Any) -> list[int] | None:
-    """A size in both directions; None for what torch is to make sense of."""
+def as_list(size: Any) -> list[int] | None:
+    """A size in both directions; None for what only torch understands, as 'same'."""
     if type(size) is int:
         return [size, size]
     if isinstance(size, (tuple, list)) and len(size) in (1, 2) and all(type(each) is int for each in size):

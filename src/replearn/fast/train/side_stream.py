@@ -1,8 +1,7 @@
-"""Work that is waited for late, on a stream beside the one that a step is recorded on.
+"""A side stream for work that is needed late, as weight gradients in a captured training step.
 
-A GPU takes kernels of two streams at a time. Where one of them ends, and fills fewer and fewer of the processors,
-or waits for memory, another can begin. So what nobody needs for a while, as the gradient of a weight, goes beside.
-Whoever reads it calls `wait` first; that is what a gate is for, through which a step's weights go.
+Kernels of two streams run at a time. Where one kernel ends and leaves multiprocessors idle, or waits for memory,
+another can start. Readers of the result call `wait_for_side_stream` first.
 """
 
 from __future__ import annotations
@@ -13,116 +12,112 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Made = TypeVar("Made")
-_sides: dict[tuple[torch.device, int], Side] = {}  # by the stream that they are beside
+Result = TypeVar("Result")
+_side_streams: dict[tuple[torch.device, int], SideStream] = {}  # by the main stream
 
 
-class Side:
-    """The stream beside another, and what runs on it now."""
+class SideStream:
+    """A stream beside a main stream, the end of what runs on it, and the tensors that this reads."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
-        self.ends: torch.cuda.Event | None = None
+        self.end: torch.cuda.Event | None = None
         self.kept: tuple[Tensor, ...] = ()
 
     def wait(self) -> None:
-        """Let the current stream wait for what runs here; what that reads may go."""
-        if self.ends is not None:
-            torch.cuda.current_stream(self.stream.device).wait_event(self.ends)
-        self.forget()
+        """Let the current stream wait; then the tensors that were read may be freed."""
+        if self.end is not None:
+            torch.cuda.current_stream(self.stream.device).wait_event(self.end)
+        self.reset()
 
-    def forget(self) -> None:
-        self.ends, self.kept = None, ()
+    def reset(self) -> None:
+        self.end, self.kept = None, ()
 
 
-def beside(work: Callable[[], Made], *read: Tensor, further: bool = False) -> Made:
-    """Do something beside the current stream, after all that this has to do so far; `wait` before reading it.
+def run_on_side_stream(work: Callable[[], Result], *read: Tensor, after_last: bool = False) -> Result:
+    """Run work on the side stream of the current one, after all that this has launched so far.
 
-    The tensors that it reads are kept until then: their memory must not be used for others meanwhile. That is why
-    there is one piece of work at a time, and the current stream waits for the last one, unless this is `further`
-    work on what that gives.
+    The tensors that it reads are kept until the current stream has waited, since their memory must not be reused
+    meanwhile. So there is one piece of work at a time: the current stream waits for the last one first, unless
+    this work reads its result (`after_last`).
     """
     if not read[0].is_cuda:
         return work()
-    side = side_of(read[0].device)
-    if not further:
+    side = _side_stream_of(read[0].device)
+    if not after_last:
         side.wait()
     side.stream.wait_stream(torch.cuda.current_stream(side.stream.device))
     with torch.cuda.stream(side.stream):
         made = work()
-    side.ends, side.kept = side.stream.record_event(), (*side.kept, *read)
+    side.end, side.kept = side.stream.record_event(), (*side.kept, *read)
     return made
 
 
-def wait(device: torch.device) -> None:
-    """Let the current stream wait for what runs beside it."""
-    if device.type == "cuda" and (side := _sides.get(key_of(device))) is not None:
+def wait_for_side_stream(device: torch.device) -> None:
+    """Let the current stream wait for its side stream."""
+    if device.type == "cuda" and (side := _side_streams.get((device, stream_id(device)))) is not None:
         side.wait()
 
 
-def forget(device: torch.device) -> None:
-    """Wait for nothing: a recording broke off, and what it had begun is not there."""
-    if device.type == "cuda" and (side := _sides.get(key_of(device))) is not None:
-        side.forget()
+def reset_side_stream(device: torch.device) -> None:
+    """Drop pending work: a capture failed, and its events can't be waited for."""
+    if device.type == "cuda" and (side := _side_streams.get((device, stream_id(device)))) is not None:
+        side.reset()
 
 
-def side_of(device: torch.device) -> Side:
-    key = key_of(device)
-    if key not in _sides:
-        _sides[key] = Side(device)
-    return _sides[key]
+def _side_stream_of(device: torch.device) -> SideStream:
+    key = device, stream_id(device)
+    if key not in _side_streams:
+        _side_streams[key] = SideStream(device)
+    return _side_streams[key]
 
 
-def key_of(device: torch.device) -> tuple[torch.device, int]:
-    return device, stream_of(device)
+class UseCount:
+    """In how many computations a gated tensor was used, and the stream of its gate.
 
-
-class Uses:
-    """How many computations a tensor was used in: the gradients of two are added by autograd, which can't wait.
-
-    And the stream that its gate is on, beside which they may be computed.
+    Autograd adds the gradients of two uses before the gate has waited, so only a single one may be overlapped.
     """
 
     def __init__(self, stream: int) -> None:
         self.count, self.stream = 0, stream
 
     @property
-    def alone(self) -> bool:
+    def single(self) -> bool:
         return self.count == 1
 
 
-def may_come_late(tensors: Iterable[Tensor]) -> None:
-    """Say of tensors that came through a gate, and that nobody knows yet, that their gradients may come late."""
+def mark_overlappable(tensors: Iterable[Tensor]) -> None:
+    """Mark new outputs of a gate as tensors whose gradients may be computed on the side stream."""
     for tensor in tensors:
-        tensor._uses = Uses(stream_of(tensor.device))  # type: ignore[attr-defined]
+        tensor._overlap_uses = UseCount(stream_id(tensor.device))  # type: ignore[attr-defined]
 
 
-def used(tensor: Tensor) -> Uses | None:
-    """Note that something is computed with a tensor whose gradient may come late; None if it may not."""
-    uses: Uses | None = getattr(tensor, "_uses", None)
+def count_use(tensor: Tensor) -> UseCount | None:
+    """Count a computation with an overlappable tensor; None for other tensors."""
+    uses: UseCount | None = getattr(tensor, "_overlap_uses", None)
     if uses is not None:
         uses.count += 1
     return uses
 
 
-def stands_for(stand_in: Tensor | None, tensor: Tensor) -> bool:
-    """Whether that is the same tensor behind a gate, still, and the gate is on this stream."""
-    uses: Uses | None = getattr(stand_in, "_uses", None)
+def is_gated_alias(alias: Tensor | None, tensor: Tensor) -> bool:
+    """True if `alias` is still the same tensor behind a gate on this stream."""
+    uses: UseCount | None = getattr(alias, "_overlap_uses", None)
     return (
-        stand_in is not None
+        alias is not None
         and uses is not None
-        and stand_in.requires_grad is tensor.requires_grad
-        and stand_in.data_ptr() == tensor.data_ptr()
-        and stand_in.shape == tensor.shape
-        and steps_of(stand_in) == steps_of(tensor)
-        and uses.stream == stream_of(tensor.device)
+        and alias.requires_grad is tensor.requires_grad
+        and alias.data_ptr() == tensor.data_ptr()
+        and alias.shape == tensor.shape
+        and _relevant_strides(alias) == _relevant_strides(tensor)
+        and uses.stream == stream_id(tensor.device)
     )
 
 
-def steps_of(tensor: Tensor) -> list[int]:
-    """Strides, where they count: a view may have others where there is one number."""
+def _relevant_strides(tensor: Tensor) -> list[int]:
+    """Strides of dimensions longer than one: a view may have others elsewhere."""
     return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
-def stream_of(device: torch.device) -> int:
+def stream_id(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ...blocks.anatomy import Part
 from ...errors import ReplearnError
 from .sharded import gathered, is_sharded, stored
-from .stand_ins import parameter_behind
 
 EPS = 1e-12
 
@@ -87,7 +86,7 @@ class Source:
         modules = [self.block]
         for name in names:
             modules.append(getattr(modules[-1], name))
-        found = parameter_behind(stored(modules, last))
+        found = stored(modules, last)
         if found is None:
             raise ReplearnError(f"A source has no parameter {'.'.join(self.path + below)} any more.")
         return found

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import on_device
+from .._launch_cache import device_guard
 from .attention_short_tiles import Tile, rows_for
 
 jit: Any = triton.jit
@@ -98,7 +98,7 @@ def launch(kernel: Any, tensors: tuple[Tensor, ...], heads: int, causal: bool, t
     sequences, tokens, packed = tensors[0].shape
     width = packed // (3 * heads)
     together = gcd(heads, tile.heads)
-    with on_device(tensors[0].device):
+    with device_guard(tensors[0].device):
         kernel[(sequences, heads // together)](
             *tensors, tokens, heads, width**-0.5,
             ROWS=rows_for(tokens), WIDTH=width, HEADS=together, CAUSAL=causal,

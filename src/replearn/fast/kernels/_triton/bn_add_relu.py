@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import relaunch
+from .._launch_cache import launch_cached
 from .running_statistics import Running
 
 jit: Any = triton.jit
@@ -40,13 +40,13 @@ def add_up(partials, column, programs, channels, TOGETHER: tl.constexpr, CHANNEL
 
 
 @jit
-def is_last(arrivals, block, programs):
+def is_last(counters, block, programs):
     """Whether all programs of these channels have stored their sums; the one that learns so starts anew."""
     tl.debug_barrier()  # every thread has stored what it had
-    came = tl.atomic_add(arrivals + block, 1)
+    came = tl.atomic_add(counters + block, 1)
     last = came == programs - 1
     if last:
-        tl.store(arrivals + block, 0)
+        tl.store(counters + block, 0)
     return last
 
 
@@ -83,7 +83,7 @@ def let_through(dy, y, passed, at, inside):
     do_not_specialize_on_alignment=["gamma", "beta", "running_mean", "running_variance", "batches"],
 )
 def statistics_kernel(
-    x, gamma, beta, running_mean, running_variance, batches, arrivals, numbers, partials,
+    x, gamma, beta, running_mean, running_variance, batches, counters, numbers, partials,
     pixels, span, programs, channels, eps, momentum, unbiased,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr, FOLLOWED: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +104,7 @@ def statistics_kernel(
         second += value * value
     tl.store(partials + 2 * program * channels + column, tl.sum(first, 0))
     tl.store(partials + (2 * program + 1) * channels + column, tl.sum(second, 0))
-    if is_last(arrivals, block, programs):
+    if is_last(counters, block, programs):
         near, square = add_up(partials, column, programs, channels, TOGETHER, CHANNELS)
         near /= pixels
         mean = pivot + near
@@ -144,7 +144,7 @@ def apply_kernel(
 
 @jit(do_not_specialize=["pixels", "span", "programs"])
 def slopes_kernel(
-    grad, other, x, y, numbers, passed, slopes, arrivals, factors, partials,
+    grad, other, x, y, numbers, passed, slopes, counters, factors, partials,
     pixels, span, programs, channels,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr, ADDED: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
@@ -177,7 +177,7 @@ def slopes_kernel(
         second += dz * value
     tl.store(partials + 2 * program * channels + column, tl.sum(first, 0))
     tl.store(partials + (2 * program + 1) * channels + column, tl.sum(second, 0))
-    if is_last(arrivals, block, programs):
+    if is_last(counters, block, programs):
         d_beta, along = add_up(partials, column, programs, channels, TOGETHER, CHANNELS)
         tl.store(slopes + column, along * inverse)
         tl.store(slopes + channels + column, d_beta)
@@ -189,7 +189,7 @@ def slopes_kernel(
 
 @jit(do_not_specialize=["pixels", "span", "programs"])
 def passed_kernel(
-    grad, other, y, passed, sums, arrivals, partials, pixels, span, programs, channels,
+    grad, other, y, passed, sums, counters, partials, pixels, span, programs, channels,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
     """The gradient that a ReLU with the result y lets through, and its sum along pixels; likewise."""
@@ -206,7 +206,7 @@ def passed_kernel(
     total = tl.sum(first, 0)  # stored twice, for who adds up two
     tl.store(partials + 2 * program * channels + column, total)
     tl.store(partials + (2 * program + 1) * channels + column, total)
-    if is_last(arrivals, block, programs):
+    if is_last(counters, block, programs):
         total, _ = add_up(partials, column, programs, channels, TOGETHER, CHANNELS)
         tl.store(sums + column, total)
 
@@ -235,20 +235,20 @@ def gradient_kernel(
 
 
 def launch_statistics(
-    x: Tensor, affine: tuple[Tensor, Tensor], running: Running | None, arrivals: Tensor, numbers: Tensor,
+    x: Tensor, affine: tuple[Tensor, Tensor], running: Running | None, counters: Tensor, numbers: Tensor,
     eps: float,
 ) -> None:  # fmt: skip
     """Mean, 1 / sigma, scale and shift of every channel into `numbers`; running statistics, if any, move."""
     pixels, channels = table_of(x)
     cut = Cut.of(pixels, channels, MANY, x.device)
-    moved = running.tensors if running else (numbers, numbers, arrivals)
+    moved = running.tensors if running else (numbers, numbers, counters)
     steps = (running.momentum, running.unbiased) if running else (0.0, 1.0)
-    given = (x, *affine, *moved, arrivals, numbers, cut.room(x.device))
+    given = (x, *affine, *moved, counters, numbers, cut.room(x.device))
     others = (pixels, cut.span, cut.programs, channels, eps, *steps)
     constants = (cut.pixels, cut.channels, cut.together, running is not None)
     kind = (x.dtype, channels, eps, constants)
     programs = cut.programs * (channels // cut.channels)
-    relaunch(statistics_kernel, programs, x, kind, (*given, *others, *constants), num_warps=WARPS)
+    launch_cached(statistics_kernel, programs, x, kind, (*given, *others, *constants), num_warps=WARPS)
 
 
 def launch_apply(x: Tensor, residual: Tensor | None, numbers: Tensor, out: Tensor) -> None:
@@ -258,29 +258,29 @@ def launch_apply(x: Tensor, residual: Tensor | None, numbers: Tensor, out: Tenso
     constants = (FEW // width, width, residual is not None)
     given = (x, x if residual is None else residual, numbers, out, pixels, channels, *constants)
     programs = -(-pixels // constants[0]) * (channels // width)
-    relaunch(apply_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
+    launch_cached(apply_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
 
 
 def launch_slopes(
     grad: Tensor, other: Tensor | None, x: Tensor, y: Tensor | None, numbers: Tensor, passed: Tensor | None,
-    slopes: Tensor, arrivals: Tensor,
+    slopes: Tensor, counters: Tensor,
 ) -> Tensor:  # fmt: skip
     """The gradients of gamma and beta into `slopes`, what passed the ReLU into `passed`; returns the factors."""
     pixels, channels = table_of(x)
     cut = Cut.of(pixels, channels, FEW, x.device)
     factors = torch.empty((2, channels), dtype=torch.float32, device=x.device)
     second, result, rest = (x if tensor is None else tensor for tensor in (other, y, passed))
-    given = (grad, second, x, result, numbers, rest, slopes, arrivals, factors, cut.room(x.device))
+    given = (grad, second, x, result, numbers, rest, slopes, counters, factors, cut.room(x.device))
     constants = (cut.pixels, cut.channels, cut.together, y is not None, other is not None)
     others = (pixels, cut.span, cut.programs, channels)
     programs = cut.programs * (channels // cut.channels)
     kind = (x.dtype, channels, constants)
-    relaunch(slopes_kernel, programs, x, kind, (*given, *others, *constants), num_warps=WARPS)
+    launch_cached(slopes_kernel, programs, x, kind, (*given, *others, *constants), num_warps=WARPS)
     return factors
 
 
 def launch_passed(
-    grad: Tensor, other: Tensor | None, y: Tensor, passed: Tensor, sums: Tensor, arrivals: Tensor
+    grad: Tensor, other: Tensor | None, y: Tensor, passed: Tensor, sums: Tensor, counters: Tensor
 ) -> None:
     """What a ReLU lets through into `passed`, and its sums into `sums`."""
     pixels, channels = table_of(y)
@@ -288,9 +288,9 @@ def launch_passed(
     constants = (cut.pixels, cut.channels, cut.together, other is not None)
     others = (pixels, cut.span, cut.programs, channels)
     second = y if other is None else other
-    given = (grad, second, y, passed, sums, arrivals, cut.room(y.device), *others, *constants)
+    given = (grad, second, y, passed, sums, counters, cut.room(y.device), *others, *constants)
     programs = cut.programs * (channels // cut.channels)
-    relaunch(passed_kernel, programs, y, (y.dtype, channels, constants), given, num_warps=WARPS)
+    launch_cached(passed_kernel, programs, y, (y.dtype, channels, constants), given, num_warps=WARPS)
 
 
 def launch_gradient(
@@ -302,7 +302,7 @@ def launch_gradient(
     constants = (FEW // width, width, passed)
     given = (grad, x, numbers, factors, out, pixels, channels, *constants)
     programs = -(-pixels // constants[0]) * (channels // width)
-    relaunch(gradient_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
+    launch_cached(gradient_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
 
 
 class Cut(NamedTuple):

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import relaunch, starts_even
+from .._launch_cache import is_aligned, launch_cached
 from .bn_add_relu import follow
 from .running_statistics import Running
 
@@ -83,10 +83,10 @@ def settle(
     moved = running.tensors if running else (weight, weight, weight)
     per_row = (weight if gamma is None else gamma, weight if beta is None else beta, *moved)
     others = (eps, columns, rows, gamma is not None, beta is not None, running is not None, block_for(columns))
-    kind = (dtype, others, *((tensor.dtype, starts_even(tensor)) for tensor in per_row))
+    kind = (dtype, others, *((tensor.dtype, is_aligned(tensor)) for tensor in per_row))
     steps = (running.momentum, running.unbiased) if running else (0.0, 1.0)
     given = (weight, spread, centre, *per_row, scaled, shift, numbers, *steps, *others)
-    relaunch(settle_kernel, rows, weight, kind, given)
+    launch_cached(settle_kernel, rows, weight, kind, given)
     return scaled, shift, numbers
 
 
@@ -101,9 +101,9 @@ def slopes(
     d_gamma, offsets = torch.empty((2, rows), dtype=torch.float32, device=weight.device).unbind()
     others = (columns, rows, block_for(columns))
     # the second of two rows begins where it may
-    kind = (dtype, others, starts_even(offsets))
+    kind = (dtype, others, is_aligned(offsets))
     tensors = (weight, outer, d_beta, numbers, centre, spread, d_gamma, turned, offsets, d_weight)
-    relaunch(slopes_kernel, rows, weight, kind, (*tensors, count, *others))
+    launch_cached(slopes_kernel, rows, weight, kind, (*tensors, count, *others))
     return d_gamma, turned, offsets, d_weight
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import relaunch
+from .._launch_cache import launch_cached
 
 jit: Any = triton.jit
 INNER = 64  # how far along the rows a program reads at a time
@@ -55,7 +55,7 @@ def launch(
     tile = (64, 128) if narrow % 128 == 0 else (128, 64)
     programs = -(-rows // tile[0]) * (narrow // tile[1])
     given = (grad, h, scaled, along, shift, out, rows, wide, narrow, *tile, INNER, masked)
-    relaunch(narrowing_kernel, programs, h, (h.dtype, wide, narrow, masked), given, **OPTIONS)
+    launch_cached(narrowing_kernel, programs, h, (h.dtype, wide, narrow, masked), given, **OPTIONS)
 
 
 def can_be_cut(wide: int, narrow: int) -> bool:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import on_device
+from .._launch_cache import device_guard
 from .conv3x3_small_tiles import Tile
 
 jit: Any = triton.jit
@@ -101,7 +101,7 @@ def launch_convolve(x: Tensor, weight: Tensor, out: Tensor, flip: bool, tile: Ti
     n = out.shape[1]
     group = group_of(width) if tile.pack else 1
     grid = (triton.cdiv(images * width, tile.pixels), triton.cdiv(height, tile.strip))
-    with on_device(x.device):
+    with device_guard(x.device):
         convolve_kernel[grid](
             x, weight, out, images, height, width, tile.strip,
             K=k, N=n, SIDE=side_of((group + 2) * k if tile.pack else k), COLS=side_of(group * n), FLIP=flip,

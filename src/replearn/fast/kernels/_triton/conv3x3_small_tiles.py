@@ -1,9 +1,7 @@
-"""How the kernels of narrow convolutions cut their work: one table for each, by the wider of in and out channels.
+"""Tiles of the conv3x3_small kernels, by the larger of in and out channels; 3 is a first convolution of images.
 
-An entry 3 is a network's first convolution, of images with three channels.
-
-Chosen here and not searched for when a model runs: a search would fall into the capture of a step, and what it
-finds changes from run to run. `benchmarks/narrow_convolutions.py` measures the alternatives.
+They are fixed, since autotuning would fall into the capture of a step. `benchmarks/narrow_convolutions.py`
+measures alternatives.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ WEIGHT_TILES = {
 }
 
 
-def is_narrow_between(cin: int, cout: int) -> bool:
-    """Whether a 3x3 convolution of so many channels is one for our kernels."""
+def has_tile(cin: int, cout: int) -> bool:
+    """True if the kernels are used for a 3x3 convolution with these channels."""
     return cout in CHANNELS and (cin in CHANNELS or cin == COLORS)
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import on_device
+from .._launch_cache import device_guard
 from .conv3x3_small import group_of, side_of
 from .conv3x3_small_tiles import WeightTile
 
@@ -163,7 +163,7 @@ def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
     partials = torch.empty((workers, cout, 3, 3, cin), dtype=torch.float32, device=x.device)
     given = (x, grad, partials, images, height, width, tile.strip, strips, work)
     how = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    with on_device(x.device):
+    with device_guard(x.device):
         if tile.roll:
             rolling_weight_kernel[(workers,)](
                 *given, CIN=cin, COUT=cout, WIDE=side_of((group + 2) * cin), SIDE=side_of(group * cout),
@@ -184,7 +184,7 @@ def launch_sum(partials: Tensor) -> Tensor:
         return partials[0]
     out = torch.empty(partials.shape[1:], dtype=torch.float32, device=partials.device)
     numbers = out.numel()
-    with on_device(partials.device):
+    with device_guard(partials.device):
         sum_kernel[(triton.cdiv(numbers, 32),)](
             partials, out, workers, numbers, LINES=min(128, side_of(workers)), COLS=32, num_warps=8
         )

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import Launch, relaunch
+from .._launch_cache import launch_cached
 
 jit: Any = triton.jit
 NUMBERS = 2048  # that a program has on the chip
@@ -37,7 +37,7 @@ def norm_kernel(
     tl.store(out + at, made.to(out.dtype.element_ty), mask=inside)
 
 
-def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, out: Tensor) -> Launch | None:
+def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, out: Tensor) -> None:
     """Normalise the rows of x into `out`; all of them are contiguous and begin at multiples of 16 bytes."""
     width = x.shape[-1]
     rows, side = x.numel() // width, triton.next_power_of_2(width)
@@ -46,4 +46,4 @@ def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
     constants = (width, side, together, weight is not None, bias is not None)
     kind = (out.dtype, *constants)
     numbers = (rows, epsilon, *constants)
-    return relaunch(norm_kernel, -(-rows // together), x, kind, tensors, numbers, num_warps=4)
+    launch_cached(norm_kernel, -(-rows // together), x, kind, tensors, numbers, num_warps=4)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import Launch, relaunch
+from .._launch_cache import launch_cached
 from .linear_residual_tiles import Tile
 
 jit: Any = triton.jit
@@ -54,7 +54,7 @@ def residual_kernel(
 
 def launch(
     u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None, out: Tensor, tile: Tile
-) -> Launch | None:
+) -> None:
     """Add the layer to u into `out`; all of them are contiguous and begin at multiples of 16 bytes."""
     width, inner = weight.shape
     rows = u.numel() // width
@@ -64,4 +64,4 @@ def launch(
     kind = (h.dtype, None if bias is None else bias.dtype, inner, width, tile, *constants[3:])
     numbers = (rows, inner, width, *constants)
     options: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    return relaunch(residual_kernel, programs, u, kind, tensors, numbers, **options)
+    launch_cached(residual_kernel, programs, u, kind, tensors, numbers, **options)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import Launch, relaunch, starts_even
+from .._launch_cache import is_aligned, launch_cached
 
 jit: Any = triton.jit
 
@@ -49,7 +49,7 @@ def embed_kernel(
     tl.store(out + row[:, None] * width + column[None, :], made, mask=row[:, None] < rows)
 
 
-def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tensor) -> Launch | None:
+def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tensor) -> None:
     """Make the tokens of `images` in `out`; weight, table and out are contiguous."""
     width, channels, height, across = weight.shape
     rows = out.shape[0] * out.shape[1]
@@ -60,7 +60,7 @@ def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tenso
     programs = -(-rows // tile[0]) * (width // tile[1])
     sizes = (out.shape[1], first, images.shape[3] // across, *images.stride(), width, channels, height, across)
     tensors = (images, weight, table, out)
-    even = tuple(starts_even(tensor) for tensor in tensors)
+    even = tuple(is_aligned(tensor) for tensor in tensors)
     kind = (images.dtype, weight.dtype, table.dtype, out.dtype, sizes, tile, even)
     numbers = (rows, *sizes, *tile)
-    return relaunch(embed_kernel, programs, images, kind, tensors, numbers, num_warps=4, num_stages=stages)
+    launch_cached(embed_kernel, programs, images, kind, tensors, numbers, num_warps=4, num_stages=stages)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...graphs.launch_cache import relaunch
+from .._launch_cache import launch_cached
 from .linear_residual import multiplied
 
 jit: Any = triton.jit
@@ -43,7 +43,7 @@ def launch(x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor, out: Tensor) -> 
     columns, step, warps = LITTLE if inner <= 128 else MUCH  # to multiply, for what is moved
     programs = -(-rows // ROWS) * (width // columns)
     given = (x, z, scaled, shift, out, rows, inner, width, ROWS, columns, step)
-    relaunch(closing_kernel, programs, x, (x.dtype, inner, width), given, num_warps=warps, num_stages=STAGES)
+    launch_cached(closing_kernel, programs, x, (x.dtype, inner, width), given, num_warps=warps, num_stages=STAGES)
 
 
 def can_be_cut(width: int, inner: int) -> bool:

@@ -1,17 +1,8 @@
-"""How the kernels of a stem cut their work: chosen here and not searched for when a model runs."""
+"""How the stem kernel divides its work; `benchmarks/stem.py` measures the alternatives."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tile:
-    """Pixels of the result that a program makes."""
-
-    rows: int
-    num_warps: int = 4
-    num_stages: int = 3
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +14,16 @@ class Walk:
     num_warps: int = 4
     num_stages: int = 4
 
-    def programs(self, images: int, below: int, beside: int) -> int:
-        """How many walk over pooled images of this size, for each block of channels."""
-        return images * -(-below // self.steps) * -(-beside // (self.lanes - 1))
+    def programs(self, images: int, down: int, across: int) -> int:
+        """Programs for pooled images of this size, for each block of channels."""
+        return images * -(-down // self.steps) * -(-across // (self.lanes - 1))
 
 
-WALKING = Walk(lanes=64, steps=14)
-LEAST = 256  # programs: fewer leave a GPU idle, and two kernels are faster that cut the work finer
-CONVOLVING = Tile(rows=128, num_warps=8)
-POOLING = Tile(rows=8)
+WALK = Walk(lanes=64, steps=14)
+MIN_PROGRAMS = 256  # fewer leave a GPU idle: programs then take shorter walks
+
+
+def walk_for(images: int, down: int, across: int) -> Walk:
+    """The longest walk that gives a GPU enough programs."""
+    walks = [replace(WALK, steps=steps) for steps in (WALK.steps, 7, 4, 2)]
+    return next((walk for walk in walks if walk.programs(images, down, across) >= MIN_PROGRAMS), walks[-1])

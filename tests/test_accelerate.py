@@ -1,0 +1,272 @@
+"""`replearn.fast.accelerate`: the same training, whatever runs it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from interpreting import HERE, INTERPRETED, distance, interpret, runs_kernels, small_vit
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint_sequential
+
+import replearn
+from replearn.experiments.training.recipe import ACCELERATE_BEFORE, Recipe, Variant, recipe_from_dict
+from replearn.experiments.training.step import CapturedStep, autocast_for, step_body
+from replearn.fast import accelerate
+from replearn.fast.graphs import capture
+from replearn.fast.kernels import bn_add_relu as norm_kernel
+from replearn.fast.kernels.conv3x3_small import conv3x3_small
+from replearn.fast.train import known_blocks, overlapped_wgrad, side_stream
+from replearn.fast.train.accelerate import accelerated_layers
+from replearn.fast.train.bn_add_relu import fused_norms, num_fused
+
+LAST = torch.channels_last
+LOW = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter's products are wrong in bfloat16
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a captured step, on any device."""
+    monkeypatch.setattr(capture._thread, "capturing", True)
+
+
+def replaced(model: nn.Module, **placement: Any) -> nn.Module:
+    return replearn.replace_(model, replearn.plan(model, **placement))
+
+
+def small_resnet() -> nn.Module:
+    torch.manual_seed(0)
+    return replaced(replearn.models.CifarResNet(20, width=16), interval=2).to(HERE)
+
+
+def gradients(model: nn.Module, x: Tensor, *, accelerated: bool, mixed: bool = False) -> list[Tensor | None]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    with accelerate(model) if accelerated else nullcontext():
+        with torch.autocast(HERE, LOW, enabled=mixed):
+            loss = model(x).float().square().mean()
+        loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters()), *(b.clone() for b in model.buffers())]
+
+
+MODELS = {
+    "ours": lambda: replearn.models.CifarResNet(8, width=16),
+    "replaced": small_resnet,
+    "torchvision": lambda: torchvision.models.resnet18(num_classes=5),
+    "bottleneck": lambda: torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 1, 1, 1], 5),
+    "timm": lambda: timm.create_model("resnet18d", num_classes=5),
+    "vit": lambda: replaced(small_vit(depth=4), interval=2, first=2),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_step_is_the_same(name: str, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(HERE).double().train()
+    other, x = copy.deepcopy(model), torch.randn(2, 3, 16, 16, device=HERE, dtype=torch.float64)
+    expected = gradients(other, x, accelerated=False)
+    if captured:
+        monkeypatch.setattr(capture._thread, "capturing", True)
+    classes = [type(module) for module in model.modules()]
+    found = gradients(model, x, accelerated=True)
+    torch.testing.assert_close(found, expected)
+    assert [type(module) for module in model.modules()] == classes
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", ["ours", "replaced"])
+@pytest.mark.usefixtures("capturing")
+def test_kernels_train_as_torch_does(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(HERE, memory_format=LAST).train()
+    other = copy.deepcopy(model)
+    x = torch.randn(4, 3, 8, 8, device=HERE).contiguous(memory_format=LAST)
+    for one, two in zip(
+        gradients(model, x, accelerated=True, mixed=True), gradients(other, x, accelerated=False), strict=True
+    ):
+        if two is not None and two.is_floating_point() and two.numel() > 1:
+            assert distance(one, two) < 0.3  # half precision against float32
+
+
+@runs_kernels
+@pytest.mark.usefixtures("capturing")
+def test_attention_by_kernels() -> None:
+    model, x = small_vit().train(), torch.randn(2, 3, 16, 16, device=HERE)
+    other = copy.deepcopy(model)
+    pairs = zip(
+        gradients(model, x, accelerated=True, mixed=True), gradients(other, x, accelerated=False), strict=True
+    )
+    assert all(distance(one, two) < 0.1 for one, two in pairs if two is not None and two.numel() > 64)
+
+
+@pytest.mark.usefixtures("capturing")
+def test_weight_gradients_go_to_the_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    works: list[int] = []
+
+    def note(work: Any, *read: Tensor, after_last: bool = False) -> Any:
+        works.append(after_last)
+        return work()
+
+    monkeypatch.setattr(overlapped_wgrad, "run_on_side_stream", note)
+    shared = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+    model = nn.Sequential(shared, nn.Conv2d(3, 3, 1, bias=False), shared, nn.Conv2d(3, 3, 1))
+    other, x = copy.deepcopy(model), torch.randn(2, 3, 5, 5)
+    torch.testing.assert_close(gradients(model, x, accelerated=True), gradients(other, x, accelerated=False))
+    assert works == [False]  # not the weight that is used twice, nor the layer with a bias
+    works.clear()
+    hooked: list[Tensor] = []
+    model[1].weight.register_hook(hooked.append)
+    gradients(model, x, accelerated=True)
+    assert torch.equal(hooked[0], model[1].weight.grad)
+
+
+def test_a_failed_capture_leaves_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture._thread, "capturing", True)
+    model = nn.Sequential(nn.Conv2d(3, 3, 1, bias=False))
+    with pytest.raises(RuntimeError, match="channels"), accelerate(model):
+        model(torch.randn(1, 2, 2, 2))
+    assert overlapped_wgrad._gates.get() is None
+    assert side_stream.count_use(model[0].weight) is None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_parts_synthesize_their_own_weights(reentrant: bool) -> None:
+    model = small_resnet().double()
+    other, x = copy.deepcopy(model), torch.randn(2, 3, 8, 8, device=HERE, dtype=torch.float64)
+    plain = type(model.layer1).forward
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return checkpoint_sequential(list(self), 2, x, use_reentrant=reentrant)
+
+    model.layer2.forward = forward.__get__(model.layer2)
+    found, expected = gradients(model, x, accelerated=True), gradients(other, x, accelerated=False)
+    assert type(model.layer1).forward is plain
+    sizes = len(list(model.parameters())) + 1
+    torch.testing.assert_close(found[:sizes], expected[:sizes])
+
+
+def test_weights_are_made_once_in_a_step_and_anew_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    from replearn.fast.synthesis import ahead
+
+    made: list[int] = []
+    plain = ahead.made_for
+    monkeypatch.setattr(ahead, "made_for", lambda readers: (made.append(len(readers)), plain(readers))[1])
+    model, x = small_resnet().cpu(), torch.randn(2, 3, 8, 8)
+    for _ in range(2):
+        with accelerate(model):
+            (model(x).sum() + model(x).sum()).backward()
+    assert made == [len(ahead.readers_in(model))] * 2
+    with accelerate(model), torch.no_grad():
+        model(x)
+    assert len(made) == 2
+
+
+def test_copies_and_pickles_are_of_the_original_classes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
+    with fused_norms(model):
+        assert type(model[1]) is norm_kernel.FusedBatchNorm2d
+        assert type(pickle.loads(pickle.dumps(model))[1]) is nn.BatchNorm2d
+        assert type(copy.deepcopy(model)) is nn.Sequential
+    assert type(model[1]) is nn.BatchNorm2d
+
+
+def test_known_code_is_recognised_and_other_code_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from timm.models import resnet as timms
+    from torchvision.models import resnet
+
+    for kind in (resnet.BasicBlock, resnet.Bottleneck, resnet.ResNet, timms.BasicBlock, timms.Bottleneck):
+        assert known_blocks.fused_method_of(kind) is not None, kind
+    assert num_fused(torchvision.models.resnet18()) == 17
+    monkeypatch.setattr(resnet.BasicBlock, "forward", lambda self, x: x)
+    assert known_blocks.fused_method_of(resnet.BasicBlock) is None
+    assert known_blocks.fused_method_of(type("BasicBlock", (nn.Module,), {})) is None
+
+
+def test_what_it_does_is_told_in_words() -> None:
+    lines = accelerated_layers(replearn.models.resnet32(), torch.device("cuda"), torch.bfloat16)
+    assert any("side stream" in line for line in lines)
+    assert any("BatchNorms fused" in line for line in lines)
+    assert accelerated_layers(nn.Linear(2, 2), torch.device("cpu"), None) == []
+
+
+def test_the_step_body_averages_parts_and_clips() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    other, x = copy.deepcopy(model), torch.randn(4, 3)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, other)]
+    halves = [lambda part=part: model(part).mean() for part in x.chunk(2)]
+    step_body(model, optimizers[0], lambda: halves, autocast_for(x.device, low=False), clip_norm=1e-3)()
+    whole = [lambda: other(x).mean()]
+    step_body(other, optimizers[1], lambda: whole, autocast_for(x.device, low=False), accelerated=False)()
+    torch.testing.assert_close(model.bias.grad, 1e-3 * other.bias.grad / other_norm(other))
+
+
+@pytest.mark.parametrize(("switches", "accelerated"), [((False,) * 4, False), ((False, True, False, False), True)])
+def test_recipes_with_the_switches_of_before_are_read(switches: tuple[bool, ...], accelerated: bool) -> None:
+    variant = Variant(label="E2E", method="e2e")
+    base = Recipe(name="a", table="", model="m", data=("d",), variants=(variant,), epochs=1, batch_size=2)
+    before = base.to_dict() | dict(zip(ACCELERATE_BEFORE, switches, strict=True))
+    del before["accelerate"]
+    assert recipe_from_dict(before).accelerate is accelerated
+    assert recipe_from_dict(base.to_dict()) == base
+
+
+def other_norm(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+
+
+def test_in_the_interpreter() -> None:
+    interpret(__file__, "kernels")
+
+
+CUDA = {
+    "resnet32": (lambda: replearn.models.resnet32(), 32),
+    "RepL resnet32": (lambda: replaced(replearn.models.resnet32()), 32),
+    "RepL resnet34": (lambda: replaced(torchvision.models.resnet34(num_classes=10), first=2), 64),
+    "RepL vit": (lambda: replaced(timm.create_model("vit_small_patch16_224", img_size=64), first=2), 64),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", CUDA)
+def test_a_captured_step_trains_as_an_eager_one(name: str) -> None:
+    make, size = CUDA[name]
+    torch.manual_seed(0)
+    model = make().cuda().to(memory_format=LAST).train()
+    x = torch.randn(16, 3, size, size, device="cuda").contiguous(memory_format=LAST)
+    losses = {}
+    for captured in (False, True):
+        own = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.01, momentum=0.9)
+        kept = torch.zeros((), device="cuda")
+
+        def loss(own: nn.Module = own, kept: Tensor = kept) -> Tensor:
+            made = own(x).float().square().mean()
+            kept.copy_(made.detach())
+            return made
+
+        body = step_body(own, optimizer, lambda loss=loss: [loss], autocast_for(x.device, low=True))
+        step = CapturedStep(body, own, optimizer, [kept]) if captured else body
+        losses[captured] = []
+        for _ in range(5):
+            step()
+            losses[captured].append(float(kept))
+    assert losses[True] == pytest.approx(losses[False], rel=0.05)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_small_convolutions_of_real_sizes_agree() -> None:
+    x = torch.randn(64, 16, 32, 32, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=LAST)
+    weight = torch.randn(32, 16, 3, 3, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        found, expected = conv3x3_small(x, weight), nn.functional.conv2d(x, weight, padding=1)
+    assert distance(found, expected) < 1e-2
