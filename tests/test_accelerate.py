@@ -245,7 +245,7 @@ def test_a_captured_step_trains_as_an_eager_one(name: str) -> None:
     losses = {}
     for captured in (False, True):
         own = copy.deepcopy(model)
-        optimizer = torch.optim.SGD(own.parameters(), lr=0.01, momentum=0.9)
+        optimizer = torch.optim.SGD(own.parameters(), lr=1e-3, momentum=0.9)  # losses that fall slowly
         kept = torch.zeros((), device="cuda")
 
         def loss(own: nn.Module = own, kept: Tensor = kept) -> Tensor:
