@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from html import escape
 from importlib import import_module
 from pathlib import Path
+from textwrap import wrap
 
 import grimp
 
@@ -47,7 +48,9 @@ WAY = {  # where a model stops, and what it is given there or leaves with
     "fitting": "calibrate_: after training",
     "deployment": "deploy: plain modules",
 }
-ROW, TOP, LEFT, BOX, LINE = 58, 56, 300, 210, 905
+ROW, TOP, LEFT, BOX, LINE, WIDTH = 58, 56, 260, 220, 930, 1130
+USERS = ("experiments", "cli")  # built on the library
+MOST = 58  # characters of names in a line
 STYLE = """
 svg { --paper: #ffffff; --ink: #1f2933; --soft: #52606d; --box: #eef2f6; --edge: #7b8794; --way: #0b69a3 }
 @media (prefers-color-scheme: dark) {
@@ -58,7 +61,8 @@ text { font: 13px system-ui, sans-serif; fill: var(--ink) }
 .folder, .public { font-weight: 600 }
 .public, .inner { font-family: ui-monospace, monospace }
 .box { fill: var(--box); stroke: var(--edge) }
-.import { fill: none; stroke: var(--edge); stroke-width: 1.2; opacity: .75 }
+.import { fill: none; stroke: var(--edge); stroke-width: 1.3 }
+.user { opacity: .4 }
 .way { fill: none; stroke: var(--way); stroke-width: 2.5 }
 .stop { fill: var(--way) }
 .note { fill: var(--way); font-size: 12px }
@@ -107,13 +111,13 @@ def draw() -> str:
     middle = rows()
     height = TOP + ROW * len(middle) + 30
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1120 {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'aria-label="The layers of replearn, their imports, and the way of a model through them">',
         f"<style>{STYLE}</style>",
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
-        f'<rect width="1120" height="{height}" rx="8" fill="var(--paper)"/>',
-        _text(24, 30, "imports (everything imports errors)", "job"),
+        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="var(--paper)"/>',
+        _text(24, 30, "imports; all import errors", "job"),
         _text(LEFT + BOX + 20, 30, "public functions", "job"),
         *_arrows(middle),
         *_boxes(middle),
@@ -131,9 +135,9 @@ def _arrows(middle: dict[str, float]) -> Iterator[str]:
         if order.index(imported) > order.index(importer):
             raise SystemExit(f"{importer} imports {imported}, which comes after it.")
         start, end = middle[importer] - 8, middle[imported] + 8
-        bend = LEFT - 24 - 21 * (order.index(importer) - order.index(imported))
+        bend = LEFT - 24 - 19 * (order.index(importer) - order.index(imported))
         yield (
-            f'<path class="import" marker-end="url(#head)" d="M{LEFT} {start:g}C{bend} {start:g} {bend} {end:g} '
+            f'<path class="import{" user" if importer in USERS else ""}" marker-end="url(#head)" d="M{LEFT} {start:g}C{bend} {start:g} {bend} {end:g} '
             f'{LEFT - 2} {end:g}"><title>{importer} imports {imported}</title></path>'
         )
 
@@ -144,10 +148,10 @@ def _boxes(middle: dict[str, float]) -> Iterator[str]:
         yield _text(LEFT + 12, y - 4, folder, "folder")
         yield _text(LEFT + 12, y + 13, JOBS[folder], "job")
         public, inner = names_of(folder)
-        if public:
-            yield _text(LEFT + BOX + 20, y - 4 if inner else y + 4, ", ".join(public), "public")
-        if inner:
-            yield _text(LEFT + BOX + 20, y + 13 if public else y + 4, f"{folder}.: {', '.join(inner)}", "inner")
+        lines = [(line, "public") for line in wrap(", ".join(public), MOST)]
+        lines += [(line, "inner") for line in wrap(f"{folder}: {', '.join(inner)}", MOST) if inner]
+        for number, (line, style) in enumerate(lines):
+            yield _text(LEFT + BOX + 20, y + 4 + 16 * (number - (len(lines) - 1) / 2), line, style)
 
 
 def _way(middle: dict[str, float]) -> Iterator[str]:
@@ -159,7 +163,7 @@ def _way(middle: dict[str, float]) -> Iterator[str]:
     for folder, y in stops.items():
         yield f'<circle class="stop" cx="{LINE}" cy="{y:g}" r="6"/>'
         yield _text(LINE + 14, y + 4, WAY[folder], "note")
-    yield _text(LINE + 14, middle["fast"] + 4, "your own training loop", "note")
+    yield _text(LINE + 14, middle["fast"] + 4, "your training loop", "note")
 
 
 def _text(x: float, y: float, text: str, style: str) -> str:
