@@ -48,9 +48,9 @@ WAY = {  # where a model stops, and what it is given there or leaves with
     "fitting": "calibrate_: after training",
     "deployment": "deploy: plain modules",
 }
-ROW, TOP, LEFT, BOX, LINE, WIDTH = 58, 56, 260, 220, 930, 1130
+ROW, TOP, LEFT, BOX, LINE, WIDTH = 60, 56, 165, 212, 690, 880
 USERS = ("experiments", "cli")  # built on the library
-MOST = 58  # characters of names in a line
+MOST = 36  # characters of names in a line
 STYLE = """
 svg { --paper: #ffffff; --ink: #1f2933; --soft: #52606d; --box: #eef2f6; --edge: #7b8794; --way: #0b69a3 }
 @media (prefers-color-scheme: dark) {
@@ -117,8 +117,8 @@ def draw() -> str:
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="var(--paper)"/>',
-        _text(24, 30, "imports; all import errors", "job"),
-        _text(LEFT + BOX + 20, 30, "public functions", "job"),
+        _text(24, 30, "imports (all: errors)", "job"),
+        _text(LEFT + BOX + 14, 30, "public functions", "job"),
         *_arrows(middle),
         *_boxes(middle),
         *_way(middle),
@@ -135,7 +135,7 @@ def _arrows(middle: dict[str, float]) -> Iterator[str]:
         if order.index(imported) > order.index(importer):
             raise SystemExit(f"{importer} imports {imported}, which comes after it.")
         start, end = middle[importer] - 8, middle[imported] + 8
-        bend = LEFT - 24 - 19 * (order.index(importer) - order.index(imported))
+        bend = LEFT - 20 - 13 * (order.index(importer) - order.index(imported))
         yield (
             f'<path class="import{" user" if importer in USERS else ""}" marker-end="url(#head)" d="M{LEFT} {start:g}C{bend} {start:g} {bend} {end:g} '
             f'{LEFT - 2} {end:g}"><title>{importer} imports {imported}</title></path>'
@@ -151,7 +151,7 @@ def _boxes(middle: dict[str, float]) -> Iterator[str]:
         lines = [(line, "public") for line in wrap(", ".join(public), MOST)]
         lines += [(line, "inner") for line in wrap(f"{folder}: {', '.join(inner)}", MOST) if inner]
         for number, (line, style) in enumerate(lines):
-            yield _text(LEFT + BOX + 20, y + 4 + 16 * (number - (len(lines) - 1) / 2), line, style)
+            yield _text(LEFT + BOX + 14, y + 4 + 16 * (number - (len(lines) - 1) / 2), line, style)
 
 
 def _way(middle: dict[str, float]) -> Iterator[str]:
