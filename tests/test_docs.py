@@ -11,8 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from interpreting import HERE, interpret, runs_kernels
 
 import replearn
 from replearn.operators import functional
@@ -129,13 +132,32 @@ def test_the_blocks_of_a_page_run_in_order(
     page: Path, tmp_path: Path, extended: Extended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # pages save checkpoints
-    namespace: dict[str, object] = {"__name__": "__docs__"}
+    run(page, extended)
+
+
+def run(page: Path, extended: Extended) -> dict[str, Any]:
+    """Add the page's files to the package and run its other blocks; the names that they leave."""
+    namespace: dict[str, Any] = {"__name__": "__docs__"}
     files = new_files(page)
     for line, block in python_blocks(page):
         if line in files:
             extended.add(*files[line])
         else:
             exec(compile(block, str(page), "exec"), namespace)
+    return namespace
+
+
+@runs_kernels
+def test_the_kernel_of_its_page_computes_the_reference(extended: Extended) -> None:
+    page = run(ROOT / "docs" / "how-to" / "new-kernel.md", extended)
+    gate, up = (page[name].detach().to(HERE) for name in ("gate", "up"))
+    assert page["fits"](gate, up)
+    torch.testing.assert_close(page["silu_mul"](gate, up), page["reference"](gate, up))
+    torch.library.opcheck(torch.ops.replearn.silu_mul.default, (gate, up))
+
+
+def test_the_kernel_of_its_page_in_tritons_interpreter() -> None:
+    interpret(__file__, "kernel_of_its_page_computes")
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("new-*.md")), ids=name_of)
