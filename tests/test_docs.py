@@ -180,6 +180,12 @@ def test_long_pages_stay_short(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name_of)
+def test_code_fits_the_column_of_the_site(page: Path) -> None:
+    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name_of)
 def test_a_page_opens_with_what_the_reader_can_do_after_it(page: Path) -> None:
     first = page.read_text(encoding="utf-8").split("\n\n")[1]
     assert first.startswith("After this page") or page.name == "index.md"
