@@ -9,7 +9,9 @@ Boxes are the folders, arrows the imports that grimp finds, names the public fun
 from __future__ import annotations
 
 import inspect
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from html import escape
 from importlib import import_module
@@ -21,10 +23,6 @@ import grimp
 import replearn
 
 PICTURE = Path(__file__).with_name("layers.svg")
-LAYERS = (  # a folder imports only from those before it
-    *("errors", "blocks", "operators", "planning", "surgery", "costs", "fitting", "fast", "deployment"),
-    *("compression", "analysis", "models", "experiments", "cli"),
-)
 JOBS = {
     "errors": "the one error class",
     "blocks": "recognise blocks and stacks",
@@ -69,6 +67,18 @@ text { font: 13px system-ui, sans-serif; fill: var(--ink) }
 """
 
 
+def layers() -> list[str]:
+    """The folders in the order of import-linter's contract, the one that imports nothing first."""
+    settings = tomllib.loads((PICTURE.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = (
+        found
+        for found in settings["tool"]["importlinter"]["contracts"]
+        if found["type"] == "layers"
+    )
+    names = [re.findall(r"\w+", layer) for layer in reversed(contract["layers"])]
+    return [name for layer in names for name in layer if _exists(name)]
+
+
 def imports() -> set[tuple[str, str]]:
     """Pairs of folders of which the first imports the second."""
     graph = grimp.build_graph("replearn", exclude_type_checking_imports=True, cache_dir=None)
@@ -79,16 +89,22 @@ def imports() -> set[tuple[str, str]]:
         for imported in graph.find_modules_directly_imported_by(".".join(parts))
         if len(parts) > 1 and "." in imported
     }
-    return {(importer, imported) for importer, imported in pairs if importer != imported and importer in LAYERS}
+    known = layers()
+    return {
+        (importer, imported)
+        for importer, imported in pairs
+        if importer != imported and importer in known
+    }
 
 
 def names_of(folder: str) -> tuple[list[str], list[str]]:
     """The functions of a folder that are public as `replearn.NAME`, and as `replearn.FOLDER.NAME`."""
     public = [name for name in replearn.__all__ if home_of(getattr(replearn, name)) == folder]
-    inner = getattr(import_module(f"replearn.{folder}"), "__all__", [])
     module = import_module(f"replearn.{folder}")
-    functions = [name for name in inner if inspect.isfunction(getattr(module, name)) and name not in public]
-    return public, functions if folder != "models" else []
+    if folder in public:  # the folder itself is public: operators, models
+        return public, []
+    names = [name for name in getattr(module, "__all__", []) if name not in public]
+    return public, [name for name in names if inspect.isfunction(getattr(module, name))]
 
 
 def home_of(thing: object) -> str:
@@ -98,8 +114,7 @@ def home_of(thing: object) -> str:
 
 def rows() -> dict[str, float]:
     """The middle of each folder's box, from the top."""
-    present = [name for name in LAYERS if _exists(name)]
-    return {name: TOP + ROW * (number + 0.5) for number, name in enumerate(present)}
+    return {name: TOP + ROW * (number + 0.5) for number, name in enumerate(layers())}
 
 
 def _exists(name: str) -> bool:
@@ -114,8 +129,8 @@ def draw() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'aria-label="The layers of replearn, their imports, and the way of a model through them">',
         f"<style>{STYLE}</style>",
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"',
+        'orient="auto"><path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="var(--paper)"/>',
         _text(24, 30, "imports (all: errors)", "job"),
         _text(LEFT + BOX + 14, 30, "public functions", "job"),
@@ -129,24 +144,26 @@ def draw() -> str:
 
 def _arrows(middle: dict[str, float]) -> Iterator[str]:
     order = list(middle)
-    for importer, imported in sorted(imports(), key=lambda pair: (order.index(pair[0]), order.index(pair[1]))):
+    for importer, imported in sorted(
+        imports(), key=lambda pair: (order.index(pair[0]), order.index(pair[1]))
+    ):
         if imported == "errors":
             continue
         if order.index(imported) > order.index(importer):
             raise SystemExit(f"{importer} imports {imported}, which comes after it.")
         start, end = middle[importer] - 8, middle[imported] + 8
         bend = LEFT - 20 - 13 * (order.index(importer) - order.index(imported))
-        yield (
-            f'<path class="import{" user" if importer in USERS else ""}" marker-end="url(#head)" d="M{LEFT} {start:g}C{bend} {start:g} {bend} {end:g} '
-            f'{LEFT - 2} {end:g}"><title>{importer} imports {imported}</title></path>'
-        )
+        curve = f"M{LEFT} {start:g}C{bend} {start:g} {bend} {end:g} {LEFT - 2} {end:g}"
+        style = "import user" if importer in USERS else "import"
+        title = f"<title>{importer} imports {imported}</title>"
+        yield f'<path class="{style}" marker-end="url(#head)" d="{curve}">{title}</path>'
 
 
 def _boxes(middle: dict[str, float]) -> Iterator[str]:
     for folder, y in middle.items():
         yield f'<rect class="box" x="{LEFT}" y="{y - 22:g}" width="{BOX}" height="44" rx="6"/>'
         yield _text(LEFT + 12, y - 4, folder, "folder")
-        yield _text(LEFT + 12, y + 13, JOBS[folder], "job")
+        yield _text(LEFT + 12, y + 13, JOBS.get(folder, ""), "job")
         public, inner = names_of(folder)
         lines = [(line, "public") for line in wrap(", ".join(public), MOST)]
         lines += [(line, "inner") for line in wrap(f"{folder}: {', '.join(inner)}", MOST) if inner]
