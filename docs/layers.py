@@ -1,9 +1,9 @@
-"""Draw docs/layers.svg: the folders of the package in layer order, their imports, and the way of a model.
+"""Draw docs/layers.svg: the folders in layer order, their imports, and the way of a model.
 
     python docs/layers.py          # writes docs/layers.svg
     python docs/layers.py --check  # fails if the committed picture is not what the code says
 
-Boxes are the folders, arrows the imports that grimp finds, names the public functions of each folder.
+Boxes are folders, arrows imports that grimp finds, names the public functions of each folder.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ ROW, TOP, LEFT, BOX, LINE, WIDTH = 60, 56, 165, 212, 690, 880
 USERS = ("experiments", "cli")  # built on the library
 MOST = 36  # characters of names in a line
 STYLE = """
-svg { --paper: #ffffff; --ink: #1f2933; --soft: #52606d; --box: #eef2f6; --edge: #7b8794; --way: #0b69a3 }
+svg { --paper: #fff; --ink: #1f2933; --soft: #52606d; --box: #eef2f6 }
+svg { --edge: #7b8794; --way: #0b69a3 }
 @media (prefers-color-scheme: dark) {
-  svg { --paper: #1b1f24; --ink: #e6e9ee; --soft: #aab4c0; --box: #2a313a; --edge: #8792a2; --way: #6cb8f0 }
+  svg { --paper: #1b1f24; --ink: #e6e9ee; --soft: #aab4c0; --box: #2a313a }
+  svg { --edge: #8792a2; --way: #6cb8f0 }
 }
 text { font: 13px system-ui, sans-serif; fill: var(--ink) }
 .job, .inner { font-size: 12px; fill: var(--soft) }
@@ -98,7 +100,7 @@ def imports() -> set[tuple[str, str]]:
 
 
 def names_of(folder: str) -> tuple[list[str], list[str]]:
-    """The functions of a folder that are public as `replearn.NAME`, and as `replearn.FOLDER.NAME`."""
+    """The names of a folder that are public as `replearn.NAME`, and as `replearn.FOLDER.NAME`."""
     public = [name for name in replearn.__all__ if home_of(getattr(replearn, name)) == folder]
     module = import_module(f"replearn.{folder}")
     if folder in public:  # the folder itself is public: operators, models
@@ -129,8 +131,8 @@ def draw() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'aria-label="The layers of replearn, their imports, and the way of a model through them">',
         f"<style>{STYLE}</style>",
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"',
-        'orient="auto"><path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="var(--paper)"/>',
         _text(24, 30, "imports (all: errors)", "job"),
         _text(LEFT + BOX + 14, 30, "public functions", "job"),
