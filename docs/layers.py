@@ -132,7 +132,8 @@ def draw() -> str:
         'aria-label="The layers of replearn, their imports, and the way of a model through them">',
         f"<style>{STYLE}</style>",
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
+        'markerHeight="7" orient="auto">'
+        '<path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="var(--paper)"/>',
         _text(24, 30, "imports (all: errors)", "job"),
         _text(LEFT + BOX + 14, 30, "public functions", "job"),
