@@ -169,7 +169,10 @@ def _boxes(middle: dict[str, float]) -> Iterator[str]:
         yield _text(LEFT + 12, y + 13, JOBS.get(folder, ""), "job")
         public, inner = names_of(folder)
         lines = [(line, "public") for line in wrap(", ".join(public), MOST)]
-        lines += [(line, "inner") for line in wrap(f"{folder}: {', '.join(inner)}", MOST) if inner]
+        if inner:
+            text = f"{folder}: {', '.join(inner)}"
+            fitted = wrap(text, MOST, max_lines=max(1, 3 - len(lines)), placeholder=" ...")
+            lines += [(line, "inner") for line in fitted]
         for number, (line, style) in enumerate(lines):
             yield _text(LEFT + BOX + 14, y + 4 + 16 * (number - (len(lines) - 1) / 2), line, style)
 
