@@ -6,19 +6,27 @@ import ast
 import doctest
 import importlib
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from interpreting import HERE, interpret, runs_kernels
 
 import replearn
+from replearn.operators import functional
 from replearn.operators._base import options
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NEW_FILE = re.compile(r"# src/replearn/([\w/]+)/(\w+\.py)\n")  # a block that is a file of the package
+MOST_LINES = {"design.md": 250, "speed.md": 150, "deployment.md": 200}
 
 pages_with_code = [page for page in PAGES if FENCE.search(page.read_text(encoding="utf-8"))]
 modules_with_doctests = [
@@ -42,6 +50,16 @@ def python_blocks(page: Path) -> list[tuple[int, ast.Module]]:
     return found
 
 
+def new_files(page: Path) -> dict[int, tuple[str, str, str]]:
+    """The blocks that are files to be added to the package, by their line: folder, name and text."""
+    text = page.read_text(encoding="utf-8")
+    return {
+        text.count("\n", 0, match.start(1)) + 1: (file[1], file[2], match[1])
+        for match in FENCE.finditer(text)
+        if (file := NEW_FILE.match(match[1]))
+    }
+
+
 def has_check(block: ast.Module) -> bool:
     """An assert, torch.testing.assert_close or the like, or pytest.raises."""
     for node in ast.walk(block):
@@ -56,26 +74,121 @@ def has_check(block: ast.Module) -> bool:
 
 @pytest.mark.parametrize("page", pages_with_code, ids=name_of)
 def test_every_block_of_a_page_contains_a_check(page: Path) -> None:
-    unchecked = [line for line, block in python_blocks(page) if not has_check(block)]
+    files = new_files(page)
+    unchecked = [line for line, block in python_blocks(page) if not has_check(block) and line not in files]
     assert not unchecked, f"{name_of(page)}: the blocks at lines {unchecked} check nothing"
 
 
+class Extended:
+    """The package with files added to its folders, each in a temporary folder on that folder's path."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.paths: list[tuple[list[str], str]] = []
+
+    def add(self, folder: str, name: str, text: str) -> None:
+        package = importlib.import_module(f"replearn.{folder.replace('/', '.')}")
+        place = self.home / folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text, encoding="utf-8")
+        package.__path__.append(str(place))
+        self.paths.append((package.__path__, str(place)))
+        forget_lists()
+
+    def restore(self) -> None:
+        for paths, place in self.paths:
+            paths.remove(place)
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(str(self.home)):
+                package, _, last = name.rpartition(".")
+                vars(sys.modules[package]).pop(last, None)
+                del sys.modules[name]
+        forget_lists()
+
+
+def forget_lists() -> None:
+    """Folders that are lists may have been walked already."""
+    importlib.invalidate_caches()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("replearn."):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear") and getattr(value, "__module__", "").startswith("replearn."):
+                    value.cache_clear()
+
+
 @pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a page registers is gone after it: other tests walk over all operators."""
+def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Extended]:
+    """What a page adds or registers is gone after it: other tests walk over all of them."""
     replearn.operators.available()
     monkeypatch.setattr(options, "_registry", dict(options._registry))
+    monkeypatch.setattr(functional, "_faster", dict(functional._faster))
+    package = Extended(tmp_path / "added")
+    yield package
+    package.restore()
 
 
-@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("page", pages_with_code, ids=name_of)
 def test_the_blocks_of_a_page_run_in_order(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, tmp_path: Path, extended: Extended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # pages save checkpoints
-    namespace: dict[str, object] = {"__name__": "__docs__"}
-    for _, block in python_blocks(page):
-        exec(compile(block, str(page), "exec"), namespace)
+    run(page, extended)
+
+
+def run(page: Path, extended: Extended) -> dict[str, Any]:
+    """Add the page's files to the package and run its other blocks; the names that they leave."""
+    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    files = new_files(page)
+    for line, block in python_blocks(page):
+        if line in files:
+            extended.add(*files[line])
+        else:
+            exec(compile(block, str(page), "exec"), namespace)
+    return namespace
+
+
+@runs_kernels
+def test_the_kernel_of_its_page_computes_the_reference(extended: Extended) -> None:
+    page = run(ROOT / "docs" / "how-to" / "new-kernel.md", extended)
+    gate, up = (page[name].detach().to(HERE) for name in ("gate", "up"))
+    assert page["fits"](gate, up)
+    torch.testing.assert_close(page["silu_mul"](gate, up), page["reference"](gate, up))
+    torch.library.opcheck(torch.ops.replearn.silu_mul.default, (gate, up))
+
+
+def test_the_kernel_of_its_page_in_tritons_interpreter() -> None:
+    interpret(__file__, "kernel_of_its_page_computes")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("new-*.md")), ids=name_of)
+def test_adding_something_is_one_file_and_no_edited_one(page: Path) -> None:
+    """A kernel may have a second file, with its Triton code."""
+    files = [f"{folder}/{name}" for folder, name, _ in new_files(page).values()]
+    assert len([file for file in files if "/_triton/" not in file]) == 1
+    assert not any((SOURCE / "replearn" / file).exists() for file in files)
+
+
+def test_the_picture_of_the_layers_is_what_the_code_says() -> None:
+    """`python docs/layers.py` draws it."""
+    layers = runpy.run_path(str(ROOT / "docs" / "layers.py"))
+    assert layers["PICTURE"].read_text(encoding="utf-8") == layers["draw"]()
+
+
+@pytest.mark.parametrize("name", MOST_LINES)
+def test_long_pages_stay_short(name: str) -> None:
+    assert len((ROOT / "docs" / name).read_text(encoding="utf-8").splitlines()) <= MOST_LINES[name]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name_of)
+def test_code_fits_the_column_of_the_site(page: Path) -> None:
+    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name_of)
+def test_a_page_opens_with_what_the_reader_can_do_after_it(page: Path) -> None:
+    first = page.read_text(encoding="utf-8").split("\n\n")[1]
+    assert first.startswith("After this page") or page.name == "index.md"
 
 
 @pytest.mark.parametrize("name", modules_with_doctests)
