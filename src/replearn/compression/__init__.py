@@ -7,6 +7,7 @@ from .heal import Healing, heal_
 from .measure import Agreement, Cost, costs
 from .recognise import Recognition, recognise
 from .report import Compressed
+from .shipping import Shipped, ship, standard
 
 __all__ = [
     "Agreement",
@@ -16,10 +17,13 @@ __all__ = [
     "Fitted",
     "Healing",
     "Recognition",
+    "Shipped",
     "choose",
     "compress",
     "costs",
     "fit_",
     "heal_",
     "recognise",
+    "ship",
+    "standard",
 ]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..deployment.saving import refuse_saving_
 from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.similarity import unchanged
@@ -94,6 +95,10 @@ def compress(
             healing = heal_(student, model, data, found.way, heal=heal, augment=augment, progress=progress)
         if plain:
             plain_(student)
+        student.eval()
+        refuse_saving_(
+            student, "replearn.compression.ship(small, folder) writes the standard architecture where that is one."
+        )
         before, after = costs([model, student], data)
         return Compressed(
             model=student,

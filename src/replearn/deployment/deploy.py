@@ -30,6 +30,7 @@ from ..surgery.plan_metadata import drop_
 from ..surgery.replace import operators_of, plan_of, set_submodule
 from .absorb import absorb_
 from .merge import merge_, refuse_unfit
+from .saving import refuse_saving_
 
 
 @lasting()
@@ -106,6 +107,9 @@ def deploy(
         plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
         optimize_(plain, example, context)
     check_outputs(model, plain, example)
+    refuse_saving_(
+        plain, "Save the model as it was before deploy, which replearn.from_pretrained reads, and deploy again."
+    )
     return on_backend(plain, example, compile, context)
 
 

@@ -1,0 +1,130 @@
+"""`replearn compress`: take blocks out of a trained model, repair the rest, and write what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from ...errors import ReplearnError
+from ..flags import DataRoot, Device, Json
+
+FILES = ("standard", "pt2", "onnx", "safetensors")
+
+
+def compress(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="The folder of a run, hf:FOLDER, timm:NAME or torchvision:NAME with --weights, FILE.py:FUNCTION.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the files.")],
+    budget: Annotated[str, typer.Option(help="As latency<=75%, parameters<=60%, flops<=70% or blocks=12.")],
+    data: Annotated[
+        str | None,
+        typer.Option(help="A folder of images, a text file, a data set or FILE.py:FUNCTION; a run has its own."),
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Trained weights of a named model.")] = None,
+    heal: Annotated[
+        str | None, typer.Option(help="Train towards the full model: epochs, or seconds as 30s.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option(help="What stands for a block: auto, removal (a standard model), full, low-rank, ...")
+    ] = "auto",
+    realign: Annotated[bool, typer.Option("--realign/--no-realign", help="Solve kept layers again.")] = True,
+    formats: Annotated[
+        str | None,
+        typer.Option("--format", help="Of standard, pt2, onnx, safetensors; standard if it can be, else pt2."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Images or windows of text to fit on.")] = 512,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples a batch.")] = 64,
+    length: Annotated[int, typer.Option(min=1, help="Tokens in a window of text.")] = 128,
+    size: Annotated[int | None, typer.Option(min=1, help="Side length of the images; the model's own.")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Of a named model; as the weights have.")] = None,
+    picture: Annotated[
+        bool, typer.Option("--picture/--no-picture", help="Draw what goes against latency.")
+    ] = True,
+    device: Device = "auto",
+    data_root: DataRoot = None,
+    as_json: Json = False,
+) -> None:
+    """Take blocks out of a trained model, with as little harm as a few unlabelled samples allow.
+
+    Prints what went, what it costs and what it keeps, and writes compress.json, a picture (compress.png, .svg)
+    and the model. With --form removal that is the standard architecture with fewer blocks, which its own library
+    loads.
+
+    Examples:
+
+    * `replearn compress runs/t1_resnet32/cifar10/e2e/seed-0 --budget "latency<=75%" --heal 1 -o out`
+
+    * `replearn compress hf:my_llama --data text.txt --budget blocks=4 --form removal -o out`
+
+    * `replearn compress torchvision:resnet50 --weights resnet50.pth --data images --budget "flops<=80%" -o out`
+
+    * `replearn compress my_models.py:trained --data cifar10 --budget blocks=12 --format onnx -o out`
+
+    FUNCTION returns the trained model and an example of its input; that of --data returns batches.
+    """
+    from ...compression import compress as compress_model
+    from ...compression.batches import plain
+    from ...compression.budget import read_budget
+    from ...compression.heal import read_heal
+    from ...compression.stand_ins import FORMS
+    from ...experiments.training.fit import device_named
+    from ..compress_data import samples_of
+    from ..compress_model import subject_of
+    from ..compress_output import said, written
+
+    flagged("--budget", budget, lambda: read_budget(budget))
+    if heal is not None:
+        flagged("--heal", heal, lambda: read_heal(heal))
+    if form not in ("auto", *FORMS):
+        raise ReplearnError(f"--form {form}: write auto or one of {', '.join(FORMS)}.")
+    wanted = [part.strip() for part in formats.split(",")] if formats is not None else []
+    if unknown := [part for part in wanted if part not in FILES]:
+        raise ReplearnError(f"--format {unknown[0]}: write some of {', '.join(FILES)}.")
+    if out.exists() and not out.is_dir():
+        raise ReplearnError(f"--out {out} is a file: name a folder.")
+    subject = subject_of(model, weights, num_classes, size, device_named(device), data_root)
+    found = samples_of(data, subject, samples, batch_size, length, data_root)
+    batches = list(found.batches)
+    with said() as progress:
+        small = flagged(
+            "--budget",
+            budget,
+            lambda: compress_model(
+                subject.model,
+                batches,
+                budget=budget,
+                form=cast(Any, form),
+                realign=realign,
+                heal=heal,
+                samples=samples,
+                progress=progress,
+            ),
+        )
+        # everything that was measured is written first, so that a refused format loses nothing
+        out.mkdir(parents=True, exist_ok=True)
+        table, lines = written(
+            small, subject, batches, out, wanted, plain(batches[0], None), found.accuracy if picture else None,
+            picture=picture, samples=samples, progress=progress,
+        )  # fmt: skip
+    typer.echo(table if as_json else "\n".join([str(small), "", *lines]))
+
+
+def flagged(flag: str, value: str, call: Any) -> Any:
+    """Call; an error about the budget or the healing names the flag."""
+    try:
+        return call()
+    except ReplearnError as error:
+        text = str(error)
+        name = flag.removeprefix("--")
+        if text.startswith(f"{name}={value!r}"):
+            text = text.removeprefix(f"{name}={value!r}").lstrip(": ")
+        elif "can't meet" not in text:
+            raise
+        raise ReplearnError(f"{flag} {value}: {text}") from error

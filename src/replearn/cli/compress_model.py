@@ -1,0 +1,133 @@
+"""The trained model of `replearn compress`, by what the user wrote for MODEL, and what its images look like."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..deployment.exporting.own_models import built_by
+from ..errors import ReplearnError
+from ..experiments.training.architectures import architecture
+from ..experiments.training.full_model import FullModel, read_full_model
+from ..experiments.training.pretrained import head_names, read_weights
+from .subjects import is_small
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+WORDS = "a run's folder, hf:FOLDER, timm:NAME or torchvision:NAME with --weights FILE, or FILE.py:FUNCTION"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A trained model in eval mode; the side, mean and spread of its images; where it came from."""
+
+    model: nn.Module
+    name: str
+    size: int | None = None  # unknown for an own model without an example image
+    mean: tuple[float, ...] = IMAGENET[0]
+    std: tuple[float, ...] = IMAGENET[1]
+    folder: Path | None = None  # of a Hugging Face model, with its tokenizer
+    run: FullModel | None = None
+
+
+def subject_of(
+    name: str,
+    weights: Path | None,
+    num_classes: int | None,
+    size: int | None,
+    device: torch.device,
+    root: Path | None,
+) -> Subject:
+    """Read the model; ReplearnError that names the flag for what is missing."""
+    folder = Path(name.removeprefix("hf:"))
+    hugging_face = name.startswith("hf:") or (folder / "config.json").is_file()
+    runs = not hugging_face and (folder / "result.json").is_file()
+    if weights is not None and (hugging_face or runs):
+        raise ReplearnError(f"--weights {weights}: {name} has its weights in its folder; leave the flag out.")
+    if runs:
+        run = read_full_model(folder, device, root)
+        return Subject(run.model.eval(), run.name, run=run)
+    if hugging_face:
+        made = of_folder(folder, size)
+    elif ".py:" in name:
+        model, example = built_by(name)
+        if weights is not None:
+            fill_(model, weights)
+        side = int(example.shape[-1]) if isinstance(example, torch.Tensor) and example.dim() == 4 else None
+        made = Subject(model, name, size or side)
+    elif folder.is_dir():
+        raise ReplearnError(
+            f"MODEL {name}: the folder has neither a result.json nor a config.json. Write {WORDS}."
+        )
+    else:
+        made = named(name, weights, num_classes, size)
+    made.model.eval().to(device)
+    return made
+
+
+def named(name: str, weights: Path | None, num_classes: int | None, size: int | None) -> Subject:
+    """A model of timm, torchvision or this package with the weights of a file."""
+    side = size or (32 if is_small(name) else 224)
+    if weights is None:
+        architecture(name, num_classes=num_classes or 1000, size=side)  # a wrong name is told first
+        raise ReplearnError(f"--weights is missing: {name} alone is untrained. Add --weights FILE.")
+    state = read_weights(weights)
+    if num_classes is None:
+        head = next((key for key in head_names(architecture(name, size=side)) if key.endswith("weight")), "")
+        num_classes = len(state[head]) if head in state else 1000
+    model = architecture(name, num_classes=num_classes, size=side)
+    fill_(model, weights)
+    about = getattr(model, "pretrained_cfg", None) or {}
+    if size is None and name.startswith("timm:"):
+        side = int(about.get("input_size", (3, side, side))[-1])
+    return Subject(model, name, side, tuple(about.get("mean", IMAGENET[0])), tuple(about.get("std", IMAGENET[1])))
+
+
+def fill_(model: nn.Module, weights: Path) -> None:
+    if not weights.is_file():
+        raise ReplearnError(f"--weights {weights}: there is no such file.")
+    state = read_weights(weights)
+    own = model.state_dict()
+    other = [
+        key for key in (*own, *state) if key not in own or key not in state or own[key].shape != state[key].shape
+    ]
+    if other:
+        raise ReplearnError(
+            f"--weights {weights} does not fit {type(model).__name__}: {other[0]} is missing or of another shape "
+            f"({len(other)} tensors differ)."
+        )
+    model.load_state_dict(state)
+
+
+def of_folder(folder: Path, size: int | None) -> Subject:
+    """A model as save_pretrained wrote it, of the class that its config names."""
+    if not (folder / "config.json").is_file():
+        raise ReplearnError(f"MODEL hf:{folder}: there is no config.json in that folder.")
+    try:
+        import transformers
+    except ImportError as error:
+        raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        names = [getattr(transformers, name, None) for name in config.architectures or ()]
+        kind: Any = next((found for found in names if found is not None), transformers.AutoModel)
+        model = kind.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ReplearnError(f"MODEL hf:{folder} can't be loaded by transformers: {told}") from error
+    side = getattr(config, "image_size", None) or 224
+    about: dict[str, Any] = {}
+    if (folder / "preprocessor_config.json").is_file():
+        about = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    return Subject(
+        model,
+        f"hf:{folder}",
+        size or int(side[0] if isinstance(side, (list, tuple)) else side),
+        tuple(about.get("image_mean") or IMAGENET[0]),
+        tuple(about.get("image_std") or IMAGENET[1]),
+        folder,
+    )

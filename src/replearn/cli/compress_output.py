@@ -1,0 +1,145 @@
+"""What `replearn compress` says while it works, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..compression import Compressed
+from ..compression.curve import curve, draw
+from ..compression.shipping import ship
+from ..deployment.exporting import export
+from ..errors import ReplearnError
+from .compress_model import Subject
+
+EVERY = 10.0  # seconds between plain lines
+WITH_THE_MODEL = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+    "chat_template*",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+Progress = Callable[[str], None]
+
+
+@contextmanager
+def said() -> Iterator[Progress]:
+    """One changing line on a terminal, now and then a plain line elsewhere; both on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        with console.status("reading") as status:
+            yield lambda text: status.update(text)
+        return
+    last = time.monotonic()
+
+    def line(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    yield line
+
+
+def written(
+    small: Compressed,
+    subject: Subject,
+    batches: Sequence[Any],
+    out: Path,
+    formats: Sequence[str],
+    example: Any,
+    accuracy: Any,
+    *,
+    picture: bool,
+    samples: int,
+    progress: Progress,
+) -> tuple[str, list[str]]:
+    """Write the picture, compress.json and the model; returns the JSON, and lines to print."""
+    lines = []
+    about = summary(small, subject)
+    if picture:
+        found = curve(subject.model, batches, small, accuracy=accuracy, samples=samples, progress=progress)
+        about["curve"] = found.as_dict()
+        draw(found, out / "compress.png", out / "compress.svg")
+        lines += [str(out / "compress.png"), str(out / "compress.svg")]
+        if accuracy is not None:
+            lines.insert(0, f"accuracy {found.points[0].kept:.2f} -> {found.chosen.kept:.2f} %\n")
+    file = out / "compress.json"
+    file.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    lines.append(str(file))
+    wanted = list(formats)
+    if not wanted or "standard" in wanted:
+        try:
+            lines.append(str(ship(small, out, example)))
+            about["standard"] = True
+            beside(subject, out)
+        except ReplearnError as error:
+            if wanted:
+                raise ReplearnError(f"--format standard: {error}") from error
+            lines.append(f"note  no standard model: {error}")
+            about["standard"] = False
+            wanted = ["pt2"]
+    # beside a standard model's own file a bare one would have the same name
+    names = {"safetensors": "weights.safetensors", "pt2": "model.pt2", "onnx": "model.onnx"}
+    about["files"] = [
+        str(made.path) for made in made_by(small, out, example, [n for n in wanted if n in names], names, lines)
+    ]
+    text = json.dumps(about, indent=1)
+    file.write_text(text + "\n", encoding="utf-8")
+    return text, lines
+
+
+def made_by(
+    small: Compressed, out: Path, example: Any, wanted: Sequence[str], names: dict[str, str], lines: list[str]
+) -> list[Any]:
+    made = []
+    for name in wanted:
+        try:
+            made.append(export(small.model.eval(), out / names[name], example, to=name))
+        except ReplearnError as error:
+            raise ReplearnError(f"--format {name}: {error}") from error
+        lines.append(str(made[-1]))
+    return made
+
+
+def beside(subject: Subject, out: Path) -> None:
+    """A tokenizer or a preprocessor belongs to the model and goes with it."""
+    for pattern in WITH_THE_MODEL if subject.folder is not None else ():
+        for file in (subject.folder or out).glob(pattern):
+            if file.resolve().parent != out.resolve():
+                shutil.copy2(file, out / file.name)
+
+
+def summary(small: Compressed, subject: Subject) -> dict[str, Any]:
+    """What went and what it brought, as JSON has it."""
+    return {
+        "model": subject.name,
+        "class": type(small.model).__name__,
+        "budget": small.budget,
+        "num_blocks": small.num_blocks,
+        "removed": list(small.removed),
+        "blocks": [{"name": fit.name, "form": fit.form, "error": fit.error} for fit in small.fitted.blocks],
+        "before": asdict(small.before),
+        "promised": asdict(small.promised),
+        "after": asdict(small.after),
+        "agreement": asdict(small.agreement),
+        "bare_removal": {key: value if value < 1e300 else None for key, value in asdict(small.removal).items()},
+        "num_samples": small.num_samples,
+        "seconds": small.seconds,
+        "healing": None if small.healing is None else asdict(small.healing),
+        "notes": list(small.notes),
+    }

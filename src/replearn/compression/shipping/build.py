@@ -1,0 +1,139 @@
+"""Build the standard model, give it the compressed model's weights, and refuse every other difference."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ReplearnError
+from .lists import Shortened, named
+
+# what differs by a block's place alone, and what acts in training alone
+PLACES = {
+    "layer_idx",
+    "layer_id",
+    "layer_index",
+    "layer_number",
+    "block_idx",
+    "drop_prob",
+    "drop_path",
+    "p",
+    "training",
+}
+IDLE = {"Identity", "Dropout", "DropPath", "StochasticDepth"}  # these compute nothing in eval mode
+
+
+@dataclass(frozen=True, eq=False)
+class Build:
+    """One way to build a standard model: a call that its library documents."""
+
+    library: str
+    make: Callable[[], nn.Module]
+    call: str  # as Python: "timm.create_model"
+    arguments: dict[str, Any]  # classes stand as themselves
+
+
+def first_fit(short: Shortened, builds: Iterable[Build]) -> tuple[nn.Module, Build]:
+    """The first build that is the compressed model without its empty places, with its weights.
+
+    Raises ReplearnError that names the difference of the build that comes nearest.
+    """
+    reasons: list[tuple[int, str]] = []
+    for build in builds:
+        try:
+            made = without_values(build.make)
+        except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError) as error:
+            told = (str(error).splitlines() or [""])[0]
+            reasons.append((10**9, f"{build.call} could not build it ({type(error).__name__}: {told})"))
+            continue
+        found = differences(short, made)
+        if not found:
+            fill_(made, short)
+            return made.eval(), build
+        reasons.append((len(found), found[0]))
+    if not reasons:
+        raise ReplearnError(f"{named(short.model)} has no argument for its number of blocks that is known here.")
+    raise ReplearnError(
+        f"The compressed model is no standard {type(short.model).__name__}: {min(reasons)[1]}. Give what it was "
+        "built with as arguments={...}, or export it as pt2 or ONNX."
+    )
+
+
+def without_values(make: Callable[[], nn.Module]) -> nn.Module:
+    """The model on the meta device; on the CPU where its constructor computes with values."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except (NotImplementedError, RuntimeError):
+        return make()
+
+
+def differences(short: Shortened, made: nn.Module) -> list[str]:
+    """What a freshly built model has otherwise: names and shapes of tensors, classes and settings of modules."""
+    old = short.model
+    found = []
+    wanted = {new: tuple(t.shape) for name, t in old.state_dict().items() if (new := short.new_name(name))}
+    given = {name: tuple(t.shape) for name, t in made.state_dict().items()}
+    for name in [*wanted, *(name for name in given if name not in wanted)]:
+        if wanted.get(name) != given.get(name):
+            found.append(f"{name} is {wanted.get(name, 'not there')}, and {given.get(name, 'not there')} in that")
+    if found:
+        return found
+    modules = dict(made.named_modules())
+    counts: set[Any] = {(one.length, len(one.kept)) for one in short.changed}
+    for name, module in old.named_modules():
+        new = short.new_name(name) if name else ""
+        if new is None or type(module).__name__ in IDLE:
+            continue
+        other = modules.get(new)
+        if other is None or type(other) is not type(module):
+            there = "not there" if other is None else f"{type(other).__name__} in that"
+            found.append(f"{new or 'the model'} is {type(module).__name__}, and {there}")
+            continue
+        for key, value in vars(module).items():
+            theirs: Any = vars(other).get(key)
+            if key in PLACES or key.startswith("_") or not simple(value) or (value, theirs) in counts:
+                continue
+            if value != theirs:
+                found.append(f"{new or 'the model'}.{key} is {value!r}, and {theirs!r} in that")
+    return found
+
+
+def simple(value: Any) -> bool:
+    """A setting that can be compared: a number, a text, or a tuple of those."""
+    if isinstance(value, tuple):
+        return all(simple(part) for part in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+@torch.no_grad()
+def fill_(made: nn.Module, short: Shortened) -> None:
+    """Give a built model copies of the weights; tied ones stay tied, and buffers that are not saved come along."""
+    old = short.model
+    tensors: dict[str, Tensor] = {
+        **dict(old.named_parameters(remove_duplicate=False)),
+        **dict(old.named_buffers(remove_duplicate=False)),
+    }
+    own: dict[str, Tensor] = copy.deepcopy(
+        {new: tensor for name, tensor in tensors.items() if (new := short.new_name(name))}
+    )
+    for name in made.state_dict():
+        place(made, name, own[name])
+    for name, _ in list(made.named_buffers(remove_duplicate=False)):
+        place(made, name, own[name])
+    modules = {short.new_name(name) if name else "": module for name, module in old.named_modules()}
+    for name, module in made.named_modules():  # tensors that are plain attributes
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and name in modules:
+                vars(module)[key] = copy.deepcopy(vars(modules[name])[key])
+
+
+def place(model: nn.Module, name: str, tensor: Tensor) -> None:
+    parent, _, key = name.rpartition(".")
+    module = model.get_submodule(parent)
+    (module._parameters if key in module._parameters else module._buffers)[key] = tensor  # type: ignore[assignment]

@@ -1,0 +1,173 @@
+"""The door `ship`: the compressed model as the standard architecture with fewer blocks, in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import ReplearnError
+from ...fast.verify import compare, exact, run_on_example, tensors_in
+from ...planning.similarity import call, unchanged
+from ..report import Compressed
+from . import hugging_face, timm, torchvision
+from .build import Build, first_fit
+from .lists import Shortened, named, shortened
+
+WEIGHTS, ARGUMENTS, LOADER = "model.safetensors", "model.json", "load.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """The files of a standard model that were read back; `print` shows how to load them without this package."""
+
+    folder: Path
+    files: tuple[str, ...]
+    snippet: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {', '.join(self.files)}; to load:\n\n{self.snippet}"
+
+
+def standard(small: Compressed, example: Any = None, *, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """The compressed model as an ordinary one of its own class with fewer blocks, in eval mode.
+
+    For Hugging Face models, timm's, and torchvision's ResNets and vision transformers, where blocks were removed
+    and nothing stands for them. `example` is an input on which both are compared; without one it is made up.
+    `arguments` are constructor arguments that can't be read off the model. Raises ReplearnError that names the
+    first thing which the standard architecture does not have.
+    """
+    return _standard(small, example, arguments)[0]
+
+
+def ship(
+    small: Compressed,
+    folder: str | os.PathLike[str],
+    example: Any = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+) -> Shipped:
+    """Write the standard model into a folder, read it back and compare; no replearn is needed to load it.
+
+    A Hugging Face model is written by its save_pretrained; others as a state dict in safetensors, with the
+    constructor's arguments as JSON and as a short script.
+    """
+    model, build, given = _standard(small, example, arguments)
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ReplearnError(f"Can't write a model to {folder}, which is a file: name a folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".replearn-ship-") as part:
+        write = write_hugging_face if build.library == "transformers" else write_state
+        try:
+            snippet, again = write(model, build, Path(part), folder)
+        except (ValueError, TypeError, RuntimeError, KeyError) as error:
+            told = (str(error).splitlines() or [""])[0]
+            raise ReplearnError(
+                f"{named(model)} could not be written and read back ({type(error).__name__}: {told}). "
+                "Nothing is written; export small.model as pt2 or ONNX."
+            ) from error
+        compare_on(model, again, given, "the model that was read back")
+        files = sorted(file.name for file in Path(part).iterdir())
+        for name in files:
+            os.replace(Path(part) / name, folder / name)
+    return Shipped(folder, tuple(files), snippet)
+
+
+def _standard(
+    small: Compressed, example: Any, arguments: Mapping[str, Any] | None
+) -> tuple[nn.Module, Build, Any]:
+    model, given = small.model, dict(arguments or {})
+    for known, room in (
+        (hugging_face.is_hugging_face, hugging_face),
+        (timm.is_timm, timm),
+        (torchvision.is_torchvision, torchvision),
+    ):
+        if known(model):
+            short = shortened(small)
+            made, build = first_fit(short, room.builds(short, given))
+            example = made_up(short) if example is None else example
+            compare_on(model, made, example, f"the standard {type(model).__name__}")
+            return made, build, example
+    raise ReplearnError(
+        f"{named(model)} is of no library whose constructors are known here (Hugging Face transformers, timm, "
+        "torchvision). Export it as pt2 or ONNX."
+    )
+
+
+@torch.no_grad()
+def compare_on(model: nn.Module, other: nn.Module, example: Any, what: str) -> None:
+    with exact(), unchanged(model), unchanged(other), run_on_example(model):
+        expected, found = (tensors_in(call(part, example)) for part in (model, other))
+    # a cache among the outputs has an empty entry for every removed block
+    floats = [[tensor for tensor in tensors if tensor.is_floating_point()][:1] for tensors in (expected, found)]
+    compare(floats[0], floats[1], what)
+
+
+def made_up(short: Shortened) -> Any:
+    """An input as the model takes it: token numbers, or noise of the size of its images."""
+    model: Any = short.model
+    first = next(model.parameters())
+    config = getattr(model, "config", None)
+    if getattr(model, "main_input_name", "") == "input_ids":
+        words = min(getattr(part, "vocab_size", 1000) or 1000 for _, part in hugging_face.parts(config))
+        return {"input_ids": torch.arange(16, device=first.device).view(2, 8) * 7 % words}
+    size = getattr(config, "image_size", None) or getattr(model, "image_size", None)
+    size = size or getattr(getattr(model, "patch_embed", None), "img_size", None) or 224
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+    noise = torch.randn(2, channels, height, width, generator=torch.Generator().manual_seed(0))
+    return noise.to(first)
+
+
+def write_hugging_face(model: Any, build: Build, part: Path, folder: Path) -> tuple[str, nn.Module]:
+    model.save_pretrained(part)
+    name, module = type(model).__name__, type(model).__module__.partition(".")[0]
+    again = type(model).from_pretrained(part, local_files_only=True, dtype=model.dtype).to(model.device)
+    snippet = f'from {module} import {name}\n\nmodel = {name}.from_pretrained("{folder}").eval()\n'
+    return snippet, again.eval()
+
+
+def write_state(model: nn.Module, build: Build, part: Path, folder: Path) -> tuple[str, nn.Module]:
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, part / WEIGHTS)
+    plain = {name: path_of(value) if isinstance(value, type) else value for name, value in build.arguments.items()}
+    (part / ARGUMENTS).write_text(json.dumps({"call": build.call, "arguments": plain}, indent=1) + "\n", "utf-8")
+    snippet = loading(build, str(folder / WEIGHTS))
+    (part / LOADER).write_text(snippet, "utf-8")
+    device = next(model.parameters()).device
+    again = build.make()
+    again.load_state_dict(load_file(part / WEIGHTS))
+    return snippet, again.to(next(model.parameters())).eval().to(device)
+
+
+def loading(build: Build, weights: str) -> str:
+    """Python that loads the model with its own library."""
+    classes = [path_of(value) for value in build.arguments.values() if isinstance(value, type)]
+    plain = build.call == "timm.create_model"
+    names: dict[str, set[str]] = {"safetensors.torch": {"load_file"}}
+    for path in (*classes, *(() if plain else (build.call,))):
+        module, _, name = path.rpartition(".")
+        names.setdefault(module, set()).add(name)
+    imports = [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]
+    if plain:
+        imports.insert(0, "import timm")
+    name = build.call if plain else build.call.rpartition(".")[2]
+    given = [
+        f"{key}={value.__name__ if isinstance(value, type) else repr(value)}"
+        for key, value in build.arguments.items()
+    ]
+    lines = [*imports, "", f"model = {name}({', '.join(given)})"]
+    return "\n".join([*lines, f'model.load_state_dict(load_file("{weights}"))', "model.eval()", ""])
+
+
+def path_of(value: type) -> str:
+    return f"{value.__module__}.{value.__qualname__}"

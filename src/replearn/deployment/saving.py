@@ -1,0 +1,50 @@
+"""Refuse save_pretrained where the file would load as another model."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from ..errors import ReplearnError
+from ..surgery.plan_metadata import written_config
+
+
+class RefusedSaving:
+    """Stands for the save_pretrained of a model that from_pretrained would load as another one.
+
+    Pickled it is its text, since a deployed model's pickle must not need this package.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ReplearnError(self.text)
+
+    def __deepcopy__(self, memo: Any) -> RefusedSaving:
+        return self
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.text,)
+
+
+def refuse_saving_(model: nn.Module, instead: str) -> None:
+    """Take a Hugging Face model's save_pretrained away where its class has other tensors than the model."""
+    config = written_config(model)
+    if config is None:
+        return
+    try:
+        with torch.device("meta"):
+            fresh = type(model)(config)
+        wanted = {name: tensor.shape for name, tensor in fresh.state_dict().items()}
+    except Exception:  # whatever its code raises: what can't be built can't be loaded either
+        wanted = {}
+    given = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if other := [name for name in (*given, *wanted) if given.get(name) != wanted.get(name)]:
+        name = type(model).__name__
+        vars(model)["save_pretrained"] = RefusedSaving(
+            f"save_pretrained would write a {name} that loads as another model: {other[0]} is not as {name} has "
+            f"it. {instead} Or keep this one with torch.save, or export it as pt2 or ONNX."
+        )
