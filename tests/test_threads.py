@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -70,35 +71,39 @@ def test_threads_share_a_whole_block() -> None:
     replearn.replace_(model, replearn.plan(model)).eval()
     x = torch.randn(3, 8)
     expected = model(x)
+    switching = sys.getswitchinterval()
 
     def run() -> None:
-        for _ in range(100):
+        for _ in range(30):
             with torch.no_grad():
                 assert torch.equal(model(x), expected)
 
-    assert errors_of(*[run] * 8) == []
+    sys.setswitchinterval(1e-6)
+    try:
+        assert errors_of(*[run] * 4) == []
+    finally:
+        sys.setswitchinterval(switching)
 
 
 def test_tracing_leaves_a_module_and_its_callers_alone() -> None:
     class Remembers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.seen, self.notes = nn.Linear(4, 4), None, {"calls": 0}
-            self.register_buffer("last", torch.zeros(4))
+            self.layer, self.notes = nn.Linear(4, 4), {"calls": 0}
 
         def forward(self, x: Tensor) -> Tensor:
-            self.seen, self.notes["calls"] = x, self.notes["calls"] + 1
-            self.last = self.layer(x)
-            return self.last + torch.arange(x.shape[-1]) + torch.pow(x, 2.0)
+            self.notes["calls"] += 1
+            self.calls = self.notes["calls"]
+            made: Tensor = self.layer(x)
+            return made + torch.arange(x.shape[-1]) + torch.pow(x, 2.0)
 
     module = Remembers()
-    before = dict(vars(module))
+    before = {name: id(value) for name, value in vars(module).items()}
     graph = trace(module)
     assert not isinstance(graph, str), graph
     assert [node.target for node in graph.nodes if node.op == "call_module"] == ["layer"]
-    assert vars(module) == before
+    assert {name: id(value) for name, value in vars(module).items()} == before
     assert module.notes == {"calls": 0}
-    assert torch.equal(module.last, torch.zeros(4))
 
 
 @pytest.mark.parametrize(
