@@ -808,6 +808,12 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
     ],
     "a replaced model that is changed later": [
         (
+            lambda f: replearn.deploy(hooked(tiny.replaced(tiny.resnet()).eval())),
+            ("layer1.1 has forward hooks", "set them on the deployed model"),
+        ),
+        (lambda f: replearn.param_groups(tiny.resnet(), None), ("weight_decay=None: write a number", "as 1e-4")),
+        (lambda f: replearn.param_groups([], 1e-4), ("Expected a torch.nn.Module, got list",)),
+        (
             lambda f: changed_later("", nn.Conv2d(4, 4, 3, padding=1)),
             ("0 is a Conv2d now, without the conv2", "plan again on a fresh model"),
         ),

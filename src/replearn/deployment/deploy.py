@@ -23,6 +23,7 @@ from ..fast.inlining import flatten as flat_form
 from ..fast.passes._context import Context
 from ..fast.verify import tensors_in as tensors_in
 from ..fast.verify import verify as verify
+from ..planning.targets import records_hidden_states
 from ..planning.validate import own_copy, unwrapped
 from ..surgery.hidden_states import record_stand_in
 from ..surgery.inference_mode import lasting, writable
@@ -94,6 +95,7 @@ def deploy(
     drop_(plain)
     operators = dict(operators_of(plain))
     for name, operator in operators.items():
+        refuse_hooks(name, operator)
         fused = operator.fuse()
         refuse_infinite(name, fused)
         if merge:
@@ -107,6 +109,17 @@ def deploy(
         optimize_(plain, example, context)
     check_outputs(model, plain, example)
     return on_backend(plain, example, compile, context)
+
+
+def refuse_hooks(name: str, operator: nn.Module) -> None:
+    """Refuse hooks that would be lost with the operator that they are set on."""
+    for path, module in operator.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(not records_hidden_states(hook) for hook in hooks):
+            raise ReplearnError(
+                f"{f'{name}.{path}'.rstrip('.')} has forward hooks, and the plain module in its place would not "
+                "run them. Remove them first, and set them on the deployed model."
+            )
 
 
 def refuse_infinite(name: str, fused: nn.Module) -> None:
