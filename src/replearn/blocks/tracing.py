@@ -51,11 +51,15 @@ class OneForward(fx.Tracer):
             for name, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         }
+        self.prepare()
         self.graph = fx.Graph(tracer_cls=type(self))
         forward, args = self.create_args_for_root(forward_of(self.root), True)
         with wrapped_functions(self.root, self.functions):
             self.create_node("output", "output", (self.create_arg(forward(*args)),), {})
         return self.graph
+
+    def prepare(self) -> None:
+        """Change the shadow before it is traced."""
 
     def record_read(self, tensor: Any) -> Any:
         """A proxy of a parameter or buffer of the root, the same one each time."""
@@ -76,7 +80,7 @@ class OneForward(fx.Tracer):
         return fn, args
 
     def is_optional(self, arg: Any) -> bool:
-        return type(arg) is TensorProxy and arg.node.op == "placeholder" and bool(arg.node.args)
+        return isinstance(arg, TensorProxy) and arg.node.op == "placeholder" and bool(arg.node.args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m is not self.root and not is_sequence(m)
