@@ -22,9 +22,9 @@ from zoo import ZOO
 
 import replearn
 from replearn import operators
+from replearn.blocks.running import call
 from replearn.models.cifar_resnet import BasicBlock
 from replearn.operators._base.options import Options, ReadingOptions
-from replearn.planning.similarity import call
 
 # one stack of three blocks each: a target and its two sources
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

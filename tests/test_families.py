@@ -13,7 +13,7 @@ from zoo import ZOO, Declared, Listed, Residual, Scaled, Staged, hugging_face, o
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.planning.similarity import call
+from replearn.blocks.running import call
 
 
 def on_meta(build: Callable[..., nn.Module], *args: Any, **settings: Any) -> nn.Module:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import operators
+from replearn.blocks.running import call
 from replearn.deployment.deploy import tensors_in
 from replearn.operators._base.options import Options
-from replearn.planning.similarity import call
 
 NO_MLP = ("mlp", "attention_mlp")  # operators that need the MLP's own matrices
 VARIANTS = (

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..blocks.running import call, unchanged
 from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
 from ..fitting.calibrate import calibrate_
 from ..fitting.observe import Forward
 from ..operators._base.options import Options
 from ..planning.data import Plan, Target
-from ..planning.similarity import call, unchanged
 from ..planning.validate import refuse_wrapped
 from ..surgery.replace import check_fit, exchange_, plan_of
 from .deviation import deviation, quality

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from ..blocks.running import unchanged
 from ..blocks.tracing import WholeForward
 from ..errors import ReplearnError
-from ..planning.similarity import unchanged
 from .graph_module import FlatGraph, with_short_names
 from .verify import run_on_example
 

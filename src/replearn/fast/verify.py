@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..blocks.running import call, unchanged
 from ..costs.precision import float32_products
 from ..errors import ReplearnError
-from ..planning.similarity import call, unchanged
 from .graphs.signature import rebuilt
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from ..blocks.running import unchanged
 from ..errors import ReplearnError
 from ..planning.data import Plan
-from ..planning.similarity import unchanged
 from ..planning.table import text_table
 from ..planning.validate import refuse_wrapped
 from ..surgery.hidden_states import record_stand_in

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.anatomy import resolve
+from ..blocks.running import call
 from ..errors import ReplearnError
 from ..planning.data import Target
-from ..planning.similarity import call
 
 Forward = Callable[[nn.Module, Any], Any]
 HELD_OUT = 5  # every fifth batch is kept for choosing and for the reported errors
