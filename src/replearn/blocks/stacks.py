@@ -1,4 +1,4 @@
-"""Room one: find the stacks of a model, the runs of sibling blocks that share a shape."""
+"""Find the stacks of a model: runs of sibling blocks that share a shape."""
 
 from __future__ import annotations
 

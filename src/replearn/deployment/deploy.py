@@ -1,4 +1,4 @@
-"""Room four: turn a replaced model into an ordinary one."""
+"""Turn a replaced model into an ordinary one."""
 
 from __future__ import annotations
 

@@ -90,14 +90,14 @@ def refuse_unfit(model: nn.Module, example: Any) -> None:
 
 
 def drop_checks_(graph: fx.Graph) -> None:
-    """Without torch._assert: an input of a wrong shape is then told by the operation that can't take it."""
+    """Remove torch._assert: an input of a wrong shape is then told by the operation that can't take it."""
     for node in reversed(graph.nodes):
         if node.op == "call_function" and node.target is torch._assert:
             graph.erase_node(node)
 
 
 def drop_idle_(graph: fx.Graph) -> None:
-    """Without dropout, which does nothing in eval mode."""
+    """Remove dropout, which does nothing in eval mode."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in DROPOUTS and argument(node, 2, "training") is False:
             node.replace_all_uses_with(node.args[0])
@@ -121,12 +121,12 @@ def call_builtins_(graph: fx.Graph) -> None:
 
 
 def drop_dead_(graph: fx.Graph) -> None:
-    """Without what nobody uses; what writes in place is used."""
+    """Remove dead code; a node that writes in place is not dead."""
     graph.eliminate_dead_code(lambda node: node.is_impure() or writes_in_place(node))
 
 
 def drop_left_out_(graph: fx.Graph, given: Collection[str]) -> None:
-    """Without arguments that the example leaves out: the graph has their defaults, and giving one is an error."""
+    """Remove arguments that the example leaves out: the graph has their defaults, and giving one is an error."""
     for node in graph.find_nodes(op="placeholder"):
         starred = str(node.target).startswith("*") and not node.users
         if (node.args or starred) and str(node.target).lstrip("*") not in given:
@@ -173,7 +173,7 @@ class NotingValues(fx.Interpreter):
 
 
 def drop_unused_(flat: FlatGraph) -> None:
-    """Without the nodes that nobody uses, and the weights that no node reads."""
+    """Remove dead nodes, and the weights that no node reads."""
     drop_dead_(flat.graph)
     read = {str(node.target) for node in flat.graph.nodes}
     for name, _ in list(flat.named_parameters(recurse=False)):

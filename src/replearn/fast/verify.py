@@ -1,4 +1,4 @@
-"""Do two models compute the same?"""
+"""Compare the outputs of two models."""
 
 from __future__ import annotations
 

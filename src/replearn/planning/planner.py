@@ -1,4 +1,4 @@
-"""Room two: decide everything about a replacement, and touch nothing."""
+"""Decide everything about a replacement; the model is not touched."""
 
 from __future__ import annotations
 

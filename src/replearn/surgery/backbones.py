@@ -1,4 +1,4 @@
-"""The door `load_backbone_`: a trained classifier's weights, and its plan, in the backbone of another model."""
+"""Load a trained classifier's weights, and its plan, into the backbone of another model."""
 
 from __future__ import annotations
 

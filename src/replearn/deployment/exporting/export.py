@@ -1,4 +1,4 @@
-"""The door `export`: write a file, read it back, compare, and only then put it in its place."""
+"""Export: write a file, read it back, compare, and only then put it in its place."""
 
 from __future__ import annotations
 

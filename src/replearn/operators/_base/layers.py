@@ -22,7 +22,7 @@ def fresh_norm(norm: Any, device: torch.device) -> nn.Module:
     """A new normalisation layer with the settings of the block's, and none of its values.
 
     Frozen BatchNorm, which detectors use for pretrained backbones, becomes a trained one: the
-    operator's statistics are known to nobody yet.
+    operator's statistics are not known yet.
     """
     if type(norm).__name__.startswith("FrozenBatchNorm"):
         fresh: nn.Module = nn.BatchNorm2d(int(norm.weight.numel()), eps=float(norm.eps))
