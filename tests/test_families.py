@@ -256,12 +256,12 @@ def shallow(name: str) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", VIT_FILES)
-def test_every_vit_of_timm_is_known(file: str) -> None:
+def test_vits_of_every_file_of_timm_are_known(file: str) -> None:
     import timm
 
     names = timm.list_models(module=file)
     assert names
-    for name in names:
+    for name in names[:: -(-len(names) // 8)]:  # at most eight of a file
         model = shallow(name)
         stack = next(stack for stack in replearn.find_stacks(model) if stack.name.endswith("blocks"))
         block = stack.block_type.rpartition(".")[2]
