@@ -202,3 +202,9 @@ def test_a_killed_run_resumes_bit_equal(tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_every_promise_of_the_security_page_names_a_test_that_exists() -> None:
+    named = re.findall(r"`(tests/\w+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 20
+    assert [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text()] == []
