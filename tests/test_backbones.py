@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import narrow
 import pytest
 import test_segmentation as segmentation
+import tiny
 import torch
+from safetensors.torch import save_file
 from scenes import write_camvid
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import get_model
 
 import replearn
 from replearn import ReplearnError
 from replearn.experiments.training.fit import fit
-from replearn.experiments.training.pretrained import start_backbone_
+from replearn.experiments.training.pretrained import load_pretrained_, start_backbone_
 from replearn.experiments.training.scene_models import detector, segmenter
 from replearn.surgery.backbones import load_backbone_
 
@@ -127,7 +130,7 @@ def test_what_does_not_fit_is_told_and_the_model_is_unchanged(tmp_path: Path) ->
         (lacking, r"does not fill backbone\.body of this Detector\. \S+\.layer2\.0\.conv2\.weight is missing"),
         (wider, r"conv1\.weight is 32x3x7x7 there, 64x3x7x7 here"),
         ({"blocks.0.w": torch.zeros(1)}, r"No part of this Detector has the tensors of the state dict"),
-        (tmp_path / "none.safetensors", r"none\.safetensors can't be read as a safetensors file"),
+        (tmp_path / "none.safetensors", r"There is no file .*none\.safetensors to read weights from"),
     ):
         with pytest.raises(ReplearnError, match=told):
             load_backbone_(model, source)
@@ -171,3 +174,60 @@ def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(
     (after,) = fit([segmentation.spec(tmp_path / "after", tmp_path / "data", "RepL", **start)], device="cpu")
     assert after.plan is not None
     assert after.plan["placement"] == "interval=4, first=2"
+
+
+def odd(kind: str) -> Tensor:
+    """A tensor in the shape of conv1.weight that no weight is."""
+    weight = tiny.resnet().state_dict()["conv1.weight"]
+    makers: dict[str, Callable[[], Tensor]] = {
+        "quantized": lambda: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        "sparse": lambda: weight.to_sparse(),
+        "meta": lambda: weight.to("meta"),
+        "int8": lambda: weight.to(torch.int8),
+        "complex": lambda: weight.to(torch.complex64),
+        "nan": lambda: weight.fill_(float("nan")),
+    }
+    return makers[kind]()
+
+
+@pytest.mark.parametrize("kind", ["quantized", "sparse", "meta", "int8", "complex", "nan"])
+@pytest.mark.parametrize("way", ["backbone", "pretrained"])
+def test_weights_that_are_none_leave_the_model_as_it_was(kind: str, way: str, tmp_path: Path) -> None:
+    def load(model: nn.Module) -> None:
+        if way == "backbone":
+            load_backbone_(model, state, at="")
+        else:
+            load_pretrained_(model, str(tmp_path / "weights.pth"))
+
+    model, state = tiny.resnet(), {**tiny.resnet().state_dict(), "conv1.weight": odd(kind)}
+    state = dict(reversed(state.items()))  # so that others would be copied first
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.save(state, tmp_path / "weights.pth")
+    with pytest.raises(
+        ReplearnError, match=r"can't be loaded: conv1\.weight .*The model is unchanged|holds more than"
+    ):
+        load(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda f: torch.save({3: torch.ones(2)}, f), id="integer keys"),
+        pytest.param(lambda f: f.write_bytes(b"\x80\x02}q\x00(X\x01."), id="cut pickle"),
+        pytest.param(lambda f: f.write_bytes(b"\x80\x02N0."), id="empty stack"),
+        pytest.param(lambda f: f.write_bytes(b""), id="nothing"),
+    ],
+)
+def test_a_malformed_weight_file_is_refused_by_name(wrong: Callable[[Path], Any], tmp_path: Path) -> None:
+    wrong(tmp_path / "weights.pth")
+    with pytest.raises(ReplearnError, match=r"weights\.pth (can't be read|holds no state dict)"):
+        load_pretrained_(tiny.resnet(), str(tmp_path / "weights.pth"))
+
+
+def test_a_file_with_deep_json_beside_its_weights_is_loaded(tmp_path: Path) -> None:
+    file, given = tmp_path / "weights.safetensors", tiny.resnet()
+    save_file(given.state_dict(), file, {"about": "[" * 100_000})
+    model = tiny.resnet()
+    load_pretrained_(model, str(file))
+    assert torch.equal(model.conv1.weight, given.conv1.weight)

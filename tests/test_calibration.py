@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import tiny
@@ -427,3 +428,27 @@ def test_operators_of_a_stage_in_eval_mode_stay_in_it() -> None:
     model.layer1.eval()  # as a frozen backbone is
     replearn.calibrate_(model, replearn.plan(model, first=2), [torch.randn(4, 3, 8, 8) for _ in range(3)])
     assert [stage[1].training for stage in (model.layer1, model.layer2)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "takes a list or a loader of batches, got NoneType"),
+        ([None], "could not be run on calibration batch 0"),
+        ([torch.randn(8, 3, 8, 8), torch.randn(0, 3, 8, 8)], "Calibration batch 1 has no samples"),
+        ([torch.full((8, 3, 8, 8), 1e30)] * 2, r"layer1\.1 can't be fitted: its .* would be inf or NaN"),
+    ],
+)
+def test_data_that_gives_no_fit_leaves_the_model_as_it_was(data: Any, says: str) -> None:
+    model = tiny.resnet().eval()
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(ReplearnError, match=says) as caught:
+        replearn.calibrate_(model, replearn.plan(model, 2, first=2), data)
+    assert "\n" not in str(caught.value)
+    assert [type(module) for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("decay", ["x", float("nan"), -1, float("inf"), True])
+def test_a_weight_decay_is_a_number_from_0_up(decay: Any) -> None:
+    with pytest.raises(ReplearnError, match="write a number from 0 up"):
+        replearn.param_groups(tiny.resnet(), decay)

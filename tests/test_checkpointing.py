@@ -15,9 +15,9 @@ from zoo import ZOO
 
 import replearn
 from replearn import operators
+from replearn.blocks.running import call
 from replearn.models.cifar_resnet import BasicBlock
 from replearn.operators._base.options import Options, ReadingOptions
-from replearn.planning.similarity import call
 
 KINDS = {
     "basic": (lambda: BasicBlock(4, 4, 1), (2, 4, 6, 6)),

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 from zoo import shake_, torchvision_bottleneck
 
 import replearn
+from replearn import ReplearnError
 from replearn.fast.folding import fold_
-from replearn.fast.verify import verify
+from replearn.fast.verify import TOLERANCE, verify
+from replearn.operators.basic import BasicOperator
 
 
 def settled(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -404,3 +407,31 @@ def test_what_is_deployed_of_a_compiled_model_has_no_wrappers(inside: bool) -> N
     assert plain.state_dict().keys() == names
     replearn.deploy(given, x, flatten=True)
     assert type(replearn.fast.streamline(torch.compile(plain, backend="eager"), x)) is type(model)
+
+
+class Chooses(nn.Module):
+    """Gives one or the other sample, by digits that float32 rounds, as a detector chooses among boxes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = tiny.resnet()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.body(x)
+        return made[int(made.sum() * 1e7) % 2 :][:1]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_difference_in_float32_is_refused_unless_float64_shows_that_it_is_rounding(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Chooses()
+    replearn.replace_(model, replearn.plan(model, 2, first=2)).eval()
+    monkeypatch.setitem(TOLERANCE, torch.float32, 0.0)
+    if broken:
+        plain = BasicOperator.plain
+        monkeypatch.setattr(BasicOperator, "plain", lambda self: nn.Sequential(plain(self), nn.Tanh()))
+        with pytest.raises(ReplearnError, match="differs from the model: output 0"):
+            replearn.deploy(model, torch.randn(4, 3, 8, 8))
+    else:
+        assert replearn.deploy(model, torch.randn(4, 3, 8, 8)).training is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import re
@@ -13,6 +14,7 @@ from random import Random
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import replearn
 from replearn import ReplearnError
@@ -100,6 +102,41 @@ def test_a_layer_that_computes_its_weight_is_refused_by_name(wrap: object) -> No
         replearn.plan(model, interval=2, first=2)
 
 
+@pytest.mark.parametrize("new", ["same class", "another class"])
+def test_a_neighbour_that_is_exchanged_later_is_the_one_that_is_read(new: str, tmp_path: Path) -> None:
+    model = replearn.models.CifarResNet(20, width=4)
+    replearn.replace_(model, replearn.plan(model, interval=2, first=2)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    if new == "another class":
+        model.layer1[0] = nn.Conv2d(4, 4, 3, padding=1)
+        with pytest.raises(ReplearnError, match=r"0 is a Conv2d now, without the conv2 that an operator reads"):
+            model(x)
+        return
+    before = model(x)
+    model.layer1[0] = copy.deepcopy(model.layer1[2])
+    assert not torch.equal(model(x), before)
+    replearn.save(model, tmp_path / "model.safetensors")
+    again = replearn.load(replearn.models.CifarResNet(20, width=4), tmp_path / "model.safetensors").eval()
+    torch.testing.assert_close(again(x), model(x))
+    again.layer1[0] = nn.Sequential(again.layer1[0])  # a wrapper: what is in it is read
+    torch.testing.assert_close(again(x), model(x))
+
+
+@pytest.mark.parametrize("way", ["pruning", "weight_norm"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_neighbour_whose_weight_is_computed_later_is_refused(way: str) -> None:
+    model = replearn.models.CifarResNet(20, width=4)
+    replearn.replace_(model, replearn.plan(model, interval=2, first=2)).eval()
+    kept: nn.Module = model.layer1[0].conv2
+    prune.random_unstructured(kept, "weight", 0.5) if way == "pruning" else nn.utils.weight_norm(kept)
+    with pytest.raises(
+        ReplearnError, match=r"0\.conv2\.weight, which an operator reads, is no parameter any more"
+    ):
+        model(torch.randn(2, 3, 8, 8))
+    prune.remove(kept, "weight") if way == "pruning" else nn.utils.remove_weight_norm(kept)
+    assert model(torch.randn(2, 3, 8, 8)).isfinite().all()
+
+
 def test_a_neighbour_without_a_bias_is_told_as_a_misfit() -> None:
     model = hostile.model()
     model[0].mix = nn.Linear(3, 3, bias=False)
@@ -165,3 +202,9 @@ def test_a_killed_run_resumes_bit_equal(tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_every_promise_of_the_security_page_names_a_test_that_exists() -> None:
+    named = re.findall(r"`(tests/\w+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 20
+    assert [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text()] == []

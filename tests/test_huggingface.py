@@ -13,8 +13,8 @@ from zoo import SMALL, ZOO, shake_
 
 import replearn
 from replearn import ReplearnError, operators
+from replearn.blocks.running import call
 from replearn.operators._base.operator import Operator
-from replearn.planning.similarity import call
 from replearn.surgery.replace import plan_of
 
 DECODERS = ("hf_gpt2", "hf_llama", "hf_qwen2", "hf_mistral")

@@ -25,9 +25,9 @@ from zoo import ZOO, Entry, builds, outputs, shake_
 
 import replearn
 from replearn import ReplearnError, operators
+from replearn.blocks.running import call
 from replearn.deployment.deploy import tensors_in
 from replearn.operators._base.options import Options
-from replearn.planning.similarity import call
 
 
 @dataclass

@@ -16,10 +16,10 @@ from zoo import ZOO
 
 import replearn
 from replearn import operators
+from replearn.blocks.running import call
 from replearn.models.cifar_resnet import BasicBlock
 from replearn.operators._base.operator import Operator
 from replearn.operators._base.options import MixingOptions, Options, ReadingOptions
-from replearn.planning.similarity import call
 
 LOW = (torch.bfloat16, torch.float16)
 

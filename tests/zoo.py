@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import operators
+from replearn.blocks.running import call
 from replearn.deployment.deploy import tensors_in
 from replearn.operators._base.options import Options
-from replearn.planning.similarity import call
 
 NO_MLP = ("mlp", "attention_mlp")  # operators that need the MLP's own matrices
 VARIANTS = (
@@ -428,8 +428,12 @@ ZOO = {entry.name: entry for entry in entries()}
 
 
 def builds() -> Iterator[tuple[Entry, type[Options]]]:
-    """Every model with every operator that suits its blocks; variants of a model with a few."""
+    """Every model with an operator that suits its blocks, and every operator on a model of every family."""
+    seen: set[tuple[str, str]] = set()
     for entry in ZOO.values():
         for options in operators.available().values():
             if entry.suits(options) and (options.name in FEW or not entry.variant):
-                yield entry, options
+                proves = {("", entry.name), (options.name, entry.family)}
+                if not proves <= seen:
+                    yield entry, options
+                seen |= proves

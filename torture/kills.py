@@ -101,7 +101,7 @@ def live(out: Path, variant: Variant, way: str, rank: int, port: int, bell: int,
 def watch(phase: str, ring: Any) -> None:
     places: dict[str, list[tuple[Any, str]]] = {
         "data": [(DeviceBatches, "start_epoch"), (DeviceBatches, "advance")],
-        "step": [(Run, "_body")],
+        "step": [(Run, "_loss")],
         "evaluation": [(Run, "evaluate")],
         "checkpoint": [
             (fitting, "save_run"),

@@ -1,4 +1,4 @@
-"""The door: analyse what a plan would do to a trained model."""
+"""Analyse what a plan would do to a trained model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..blocks.running import call, unchanged
 from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
 from ..fitting.calibrate import calibrate_
 from ..fitting.observe import Forward
 from ..operators._base.options import Options
 from ..planning.data import Plan, Target
-from ..planning.similarity import call, unchanged
 from ..planning.validate import refuse_wrapped
 from ..surgery.replace import check_fit, exchange_, plan_of
 from .deviation import deviation, quality
@@ -53,7 +53,7 @@ def analyze(
     `data` is a list or loader of at least two batches, as `calibrate_` takes them; every fifth, beginning with
     the second, is held out, and everything is measured there. `loss(output, batch)` is for the gradients;
     without it the full model's own predictions are the labels. `score(output, batch)` is any number to show
-    beside the deviation, as accuracy. The operators are fitted to the blocks on a copy, or start as they
+    next to the deviation, as accuracy. The operators are fitted to the blocks on a copy, or start as they
     would in training with `fit=False`, or are those of `replaced`, a model of yours with this plan.
 
     The model is left as it was. Raises ReplearnError for a plan that does not fit it, a model whose blocks are

@@ -43,7 +43,7 @@ def draw(analysis: Analysis, path: str | Path) -> Path:
 
 
 def _local(axes: Any, analysis: Analysis) -> None:
-    """epsilon_r of every target beside that of removing it."""
+    """epsilon_r of every target, and that of removing it."""
     targets = analysis.targets
     places = range(len(targets))
     axes.bar([p - 0.2 for p in places], [t.alone.removal for t in targets], 0.4, color=PALE, label="removal")

@@ -1,4 +1,4 @@
-"""Room one: find the stacks of a model, the runs of sibling blocks that share a shape."""
+"""Find the stacks of a model: runs of sibling blocks that share a shape."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from .anatomy import Anatomy
+from .dataflow import use_of
 from .families import describe
 
 
@@ -44,9 +45,19 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
         return tuple(stack for stack in known if len(stack) > 1)
     declared = _declared_blocks(model)
     runs = [stack for container in _containers(model, _anything, declared) for stack in _equal_runs(*container)]
-    blocks = [stack for stack in runs if all(declared(name, model.get_submodule(name)) for name in stack.blocks)]
-    # some models declare their stages instead, and the blocks lie further inside
-    return tuple(_outermost(blocks or runs))
+    fed: dict[Stack, list[Stack]] = {}
+    while True:
+        blocks = [
+            stack for stack in runs if all(declared(name, model.get_submodule(name)) for name in stack.blocks)
+        ]
+        # some models declare their stages instead, and the blocks lie further inside
+        found = list(_outermost(blocks or runs))
+        fed |= {stack: list(_fed(model, stack)) for stack in found if stack not in fed}
+        if all(fed[stack] == [stack] for stack in found):
+            return tuple(found)
+        # without siblings that run side by side: there may be stacks inside of them
+        runs = [piece for stack in runs for piece in fed.get(stack, [stack])]
+        fed |= {piece: [piece] for stack in found for piece in fed[stack]}
 
 
 def class_path(module: nn.Module) -> str:
@@ -130,6 +141,23 @@ def _equal_runs(container: str, children: Children) -> list[Stack]:
         for run in runs
         if len(run) > 2 and _signature(run[1][1])
     ]
+
+
+def _fed(model: nn.Module, stack: Stack) -> Iterator[Stack]:
+    """The parts of a run whose blocks feed each other; siblings that run side by side, as heads do, are none."""
+    container = stack.blocks[0].rpartition(".")[0]
+    use = use_of(model, stack.blocks, training=False)
+    if use is None or not use.apart:
+        yield stack
+        return
+    starts = [
+        i for i, pair in enumerate(zip(stack.blocks, stack.blocks[1:], strict=False), 1) if pair in use.apart
+    ]
+    for begin, end in zip([0, *starts], [*starts, len(stack)], strict=True):
+        if end - begin > 2:
+            names = [stack.blocks[i] for i in range(begin, end)]
+            run = [(name, model.get_submodule(name), stack.anatomies[0]) for name in names]
+            yield _stack(container, run, whole=False)
 
 
 def _signature(block: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:

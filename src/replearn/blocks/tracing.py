@@ -1,25 +1,17 @@
-"""Which submodules a module's forward calls, in which order and with what: read off a trace of its code."""
+"""Which submodules a module's forward calls, in which order and with what: a trace of its code by torch.fx.
+
+Nothing outside of the trace changes: neither the module, nor torch, nor what other threads call.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-# They take numbers and sizes, for which C++ would read a stand-in as the tensor that it says it is, and crash
-MAKERS = tuple(
-    getattr(torch, name)
-    for name in (
-        *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "normal", "ones", "rand"),
-        *("randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices"),
-        "zeros",
-    )
-)
-
+from .shadow import TensorProxy, forward_of, library_functions, library_modules, shadow_of, wrapped_functions
 
 # layers whose call is one function of their weights, or nothing at all: a module call more than doubles its price
 OPENED = (
@@ -28,32 +20,58 @@ OPENED = (
 )
 
 
-class TensorProxy(fx.Proxy):
-    """A stand-in that also answers isinstance(x, Tensor), so that such a branch is taken as in a real call."""
-
-    _is_param = False  # what isinstance(x, Parameter) asks of a tensor
-
-    @property
-    def __class__(self) -> type:
-        return Tensor
-
-    @__class__.setter
-    def __class__(self, value: type) -> None:
-        raise TypeError("a stand-in keeps its class")
-
-
 class OneForward(fx.Tracer):
     """Traces one module's own code; submodules are calls, and only sequences are looked into.
 
-    Arguments with a default are stand-ins too, as if they were given; `left_out` says what the code sees instead.
+    Arguments with a default are proxies too, as if they were given; `left_out` says what the code sees instead.
     """
 
-    proxy_buffer_attributes = True  # a real tensor that is sliced by a stand-in would end the process
+    functions: tuple[Any, ...] = ()  # recorded as calls, besides those that fx records
 
-    def __init__(self, root: nn.Module, left_out: Callable[[Any], Any] | None = None) -> None:
-        super().__init__(autowrap_functions=MAKERS)
-        self._autowrap_search.append(torch)
-        self._top, self._left_out = root, left_out
+    def __init__(self, left_out: Callable[[Any], Any] | None = None) -> None:
+        super().__init__()
+        self._left_out = left_out
+
+    def trace(
+        self, root: Any, concrete_args: Any = None, instead: Mapping[str, nn.Module] | None = None
+    ) -> fx.Graph:
+        """The graph of the module's forward, with other modules `instead` of those of the given names."""
+        self.root = shadow_of(root, self.record_read, self.record_call)
+        for name, module in (instead or {}).items():
+            owner, _, key = name.rpartition(".")
+            self.root.get_submodule(owner)._modules[key] = shadow_of(module, self.record_read, self.record_call)
+        self.root_module_name = type(root).__name__
+        self.submodule_paths = {module: name for name, module in self.root.named_modules()}
+        held = (*self.root.named_parameters(), *self.root.named_buffers())
+        self._names = {id(tensor): name for name, tensor in reversed(held)}
+        self._reads: dict[str, fx.Proxy] = {}
+        self.tensor_attrs = {
+            value: f"{path}.{name}".lstrip(".")
+            for path, module in self.root.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        }
+        self.prepare()
+        self.graph = fx.Graph(tracer_cls=type(self))
+        forward, args = self.create_args_for_root(forward_of(self.root), True)
+        with wrapped_functions(self.root, self.functions):
+            self.create_node("output", "output", (self.create_arg(forward(*args)),), {})
+        return self.graph
+
+    def prepare(self) -> None:
+        """Change the shadow before it is traced."""
+
+    def record_read(self, tensor: Any) -> Any:
+        """A proxy of a parameter or buffer of the root, the same one each time."""
+        name = self._names.get(id(tensor))
+        if name is None:
+            return tensor
+        if name not in self._reads:
+            self._reads[name] = self.create_proxy("get_attr", name, (), {})
+        return self._reads[name]
+
+    def record_call(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.call_module(module, module._call_impl, args, kwargs)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
@@ -62,17 +80,17 @@ class OneForward(fx.Tracer):
         return fn, args
 
     def is_optional(self, arg: Any) -> bool:
-        return type(arg) is TensorProxy and arg.node.op == "placeholder" and bool(arg.node.args)
+        return isinstance(arg, TensorProxy) and arg.node.op == "placeholder" and bool(arg.node.args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return m is not self._top and not is_sequence(m)
+        return m is not self.root and not is_sequence(m)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         node.meta["measure"] = is_measure(node)
         return fx.Proxy(node, self) if node.meta["measure"] else TensorProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        # the base class would take a stand-in that passes for a tensor for a constant
+        # the base class would take it for a constant
         return a.node if type(a) is TensorProxy else super().create_arg(a)
 
 
@@ -82,14 +100,9 @@ class WholeForward(OneForward):
     Arguments that are not `given` are left out: the code takes the way that it takes without them.
     """
 
-    def __init__(self, root: nn.Module, given: Collection[str]) -> None:
-        super().__init__(root, lambda default: default)
-        self._given = given
-        # timm keeps a list of what must not be traced, with reasons; it is read where timm is in use
-        library: Any = sys.modules.get("timm.layers")
-        self._closed = tuple(library.get_notrace_modules()) if library else ()
-        functions = library.get_notrace_functions() if library else ()
-        self._autowrap_function_ids |= {id(function) for function in functions if callable(function)}
+    def __init__(self, given: Collection[str]) -> None:
+        super().__init__(lambda default: default)
+        self._given, self._closed, self.functions = given, library_modules(), library_functions()
 
     def is_optional(self, arg: Any) -> bool:
         return super().is_optional(arg) and arg.node.target not in self._given
@@ -121,32 +134,14 @@ def runs_nothing(module: nn.Module) -> bool:
     return isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward
 
 
-def trace(module: nn.Module, left_out: Callable[[Any], Any] | None = None) -> fx.Graph | str:
-    """The graph of the module's forward, or why it has none; the module is left as it was."""
+def trace(
+    module: nn.Module,
+    left_out: Callable[[Any], Any] | None = None,
+    instead: Mapping[str, nn.Module] | None = None,
+) -> fx.Graph | str:
+    """The graph of the module's forward, or why it has none."""
     try:
-        with left_alone(module), torch.random.fork_rng(devices=[]):
-            return OneForward(module, left_out).trace(module)
+        with torch.random.fork_rng(devices=[]):
+            return OneForward(left_out).trace(module, instead=instead)
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-@contextmanager
-def left_alone(module: nn.Module) -> Iterator[None]:
-    """Take back whatever attributes the traced code sets: they would be stand-ins, not tensors."""
-    before: list[tuple[nn.Module, dict[str, Any]]] = [
-        (part, {name: value.copy() if isinstance(value, dict) else value for name, value in vars(part).items()})
-        for part in module.modules()
-    ]
-    try:
-        yield
-    finally:
-        for part, attributes in before:
-            for name, value in attributes.items():
-                if isinstance(value, dict):
-                    kept = part.__dict__.get(name)
-                    if isinstance(kept, dict):
-                        kept.clear()
-                        kept.update(value)
-                        attributes[name] = kept
-            part.__dict__.clear()
-            part.__dict__.update(attributes)

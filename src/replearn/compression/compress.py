@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..blocks.running import unchanged
 from ..deployment.saving import refuse_saving_
 from ..errors import ReplearnError
 from ..planning.data import Plan
-from ..planning.similarity import unchanged
 from ..planning.validate import own_copy, refuse_wrapped
 from ..surgery.inference_mode import lasting
 from ..surgery.replace import set_submodule

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..blocks.running import unchanged
 from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
-from ..planning.similarity import unchanged
 from ..planning.table import shown, text_table
 from ..planning.targets import has_hooks
 from .batches import Data, Forward, read

@@ -1,4 +1,4 @@
-"""The doors `estimate` and `predict`: what training a model costs, without its weights and without a GPU."""
+"""What training a model costs, estimated from shapes, without its weights and without a GPU."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Machine:
 
 # Dense peaks and bandwidths in tera, as the makers' data sheets have them (SXM if there is a choice, no sparsity),
 # written from memory and not looked up again: 16 bits with float32 accumulation, TF32, float32, memory. A GPU
-# without TF32 computes such work in float32. Ratios for the H200 stand beside measured ones in
+# without TF32 computes such work in float32. Ratios for the H200 are compared with measured ones in
 # benchmarks/results/predicted_steps.json; where a number matters, probe your machine.
 DATA_SHEETS = {
     "B200": (2250.0, 1125.0, 80.0, 8.0),

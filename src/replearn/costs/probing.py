@@ -41,9 +41,9 @@ def probe(device: str | torch.device | None = None, *, again: bool = False) -> M
     if found is None:
         found = measure(where, name, SECONDS)
         file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps({"replearn_machine": FORMAT, **encode(found)}), encoding="utf-8")
-        beside.replace(file)
+        temporary = file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"replearn_machine": FORMAT, **encode(found)}), encoding="utf-8")
+        temporary.replace(file)
     return found
 
 

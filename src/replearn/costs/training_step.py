@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..blocks.running import call
 from ..errors import ReplearnError
-from ..planning.similarity import call
 from .backward import run_backward
 from .fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
 from .operations import tensors_in

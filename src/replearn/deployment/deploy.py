@@ -1,14 +1,15 @@
-"""Room four: turn a replaced model into an ordinary one."""
+"""Turn a replaced model into an ordinary one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import ReplearnError
 from ..fast.graphs.replay import check_graph
+from ..fast.graphs.signature import rebuilt
 from ..fast.inference import (
     Folding,
     check_backend,
@@ -21,8 +22,10 @@ from ..fast.inference import (
 )
 from ..fast.inlining import flatten as flat_form
 from ..fast.passes._context import Context
+from ..fast.verify import Differs
 from ..fast.verify import tensors_in as tensors_in
 from ..fast.verify import verify as verify
+from ..planning.targets import records_hidden_states
 from ..planning.validate import own_copy, unwrapped
 from ..surgery.hidden_states import record_stand_in
 from ..surgery.inference_mode import lasting, writable
@@ -95,6 +98,7 @@ def deploy(
     drop_(plain)
     operators = dict(operators_of(plain))
     for name, operator in operators.items():
+        refuse_hooks(name, operator)
         fused = operator.fuse()
         refuse_infinite(name, fused)
         if merge:
@@ -106,11 +110,44 @@ def deploy(
         flat = flat_form(plain, example)
         plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
         optimize_(plain, example, context)
-    check_outputs(model, plain, example)
+    try:
+        check_outputs(model, plain, example)
+    except Differs:
+        if not deploys_in_double(model, example, fold=fold, merge=merge, flatten=flatten):
+            raise
     refuse_saving_(
         plain, "Save the model as it was before deploy, which replearn.from_pretrained reads, and deploy again."
     )
     return on_backend(plain, example, compile, context)
+
+
+def deploys_in_double(model: nn.Module, example: Any, **how: Any) -> bool:
+    """Can the model be deployed in float64, with equal outputs? Then a difference in float32 is rounding.
+
+    Deep networks amplify rounding, and where a detector chooses boxes by scores, it can change the choice.
+    """
+
+    def doubled(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.is_floating_point() else tensor
+
+    if all(parameter.dtype is torch.float64 for parameter in model.parameters()):
+        return False
+    try:
+        deploy(own_copy(model).double(), rebuilt(example, doubled), **how)
+    except Exception:
+        return False
+    return True
+
+
+def refuse_hooks(name: str, operator: nn.Module) -> None:
+    """Refuse hooks that would be lost with the operator that they are set on."""
+    for path, module in operator.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(not records_hidden_states(hook) for hook in hooks):
+            raise ReplearnError(
+                f"{f'{name}.{path}'.rstrip('.')} has forward hooks, and the plain module in its place would not "
+                "run them. Remove them first, and set them on the deployed model."
+            )
 
 
 def refuse_infinite(name: str, fused: nn.Module) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..blocks.tracing import is_sequence, left_alone, runs_nothing, trace
+from ..blocks.tracing import is_sequence, runs_nothing, trace
 from ..errors import ReplearnError
 from ..operators._base.layers import norm_as_affine
 from ..surgery.replace import set_submodule
@@ -112,12 +112,12 @@ class Evidence:
 
     def trouble_without(self, owner: str, pairs: dict[str, str]) -> str | None:
         """What goes wrong when the code runs with these norms gone: it may ask for more than their output."""
-        module, prefix = self.modules[owner], f"{owner}." if owner else ""
-        with left_alone(module):
-            for norm, conv in pairs.items():
-                set_submodule(module, norm.removeprefix(prefix), nn.Identity())
-                set_submodule(module, conv.removeprefix(prefix), _with_bias(self.modules[conv]))
-            again = trace(module)
+        prefix = f"{owner}." if owner else ""
+        instead: dict[str, nn.Module] = {}
+        for norm, conv in pairs.items():
+            instead[norm.removeprefix(prefix)] = nn.Identity()
+            instead[conv.removeprefix(prefix)] = _with_bias(self.modules[conv])
+        again = trace(self.modules[owner], instead=instead)
         if isinstance(again, str) or _steps(again) != _steps(self.graphs[owner]):
             return f"the code of {owner or 'the model'} asks for more than the output of its layers"
         return None

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..blocks.tracing import WholeForward, left_alone
+from ..blocks.running import unchanged
+from ..blocks.tracing import WholeForward
 from ..errors import ReplearnError
-from ..planning.similarity import unchanged
 from .graph_module import FlatGraph, with_short_names
 from .verify import run_on_example
 
@@ -44,11 +45,10 @@ def graph_of(model: nn.Module, example: Any) -> FlatGraph | str:
     """The flat graph, or why there is none."""
     try:
         given = given_to(model, example)
-        with left_alone(model), torch.random.fork_rng(devices=[]):
-            graph = WholeForward(model, given).trace(model)
-            for node in graph.nodes:  # else its code would tell every later trace in this process to wrap the name
-                node.meta.pop("is_wrapped", None)
-            traced = fx.GraphModule(model, graph)
+        tracer = WholeForward(given)
+        with torch.random.fork_rng(devices=[]):
+            graph = tracer.trace(model)
+        traced = fx.GraphModule(held_by(model, tracer.root, graph), graph)
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     drop_checks_(traced.graph)
@@ -56,7 +56,16 @@ def graph_of(model: nn.Module, example: Any) -> FlatGraph | str:
     call_builtins_(traced.graph)
     drop_dead_(traced.graph)
     drop_left_out_(traced.graph, given)
+    for node in traced.graph.find_nodes(op="placeholder"):
+        if str(node.target).startswith("*"):
+            return f"it uses {node.target}"
     return with_short_names(traced, type(model).__name__)
+
+
+def held_by(model: nn.Module, shadow: nn.Module, graph: fx.Graph) -> dict[str, Any]:
+    """What the graph's nodes name: the model's own modules and tensors, and constants that the trace met."""
+    targets = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
+    return {name: attrgetter(name)(shadow if name in vars(shadow) else model) for name in targets}
 
 
 def given_to(model: nn.Module, example: Any) -> dict[str, Any]:
@@ -81,14 +90,14 @@ def refuse_unfit(model: nn.Module, example: Any) -> None:
 
 
 def drop_checks_(graph: fx.Graph) -> None:
-    """Without torch._assert: an input of a wrong shape is then told by the operation that can't take it."""
+    """Remove torch._assert: an input of a wrong shape is then told by the operation that can't take it."""
     for node in reversed(graph.nodes):
         if node.op == "call_function" and node.target is torch._assert:
             graph.erase_node(node)
 
 
 def drop_idle_(graph: fx.Graph) -> None:
-    """Without dropout, which does nothing in eval mode."""
+    """Remove dropout, which does nothing in eval mode."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in DROPOUTS and argument(node, 2, "training") is False:
             node.replace_all_uses_with(node.args[0])
@@ -112,14 +121,15 @@ def call_builtins_(graph: fx.Graph) -> None:
 
 
 def drop_dead_(graph: fx.Graph) -> None:
-    """Without what nobody uses; what writes in place is used."""
+    """Remove dead code; a node that writes in place is not dead."""
     graph.eliminate_dead_code(lambda node: node.is_impure() or writes_in_place(node))
 
 
 def drop_left_out_(graph: fx.Graph, given: Collection[str]) -> None:
-    """Without arguments that the example leaves out: the graph has their defaults, and giving one is an error."""
+    """Remove arguments that the example leaves out: the graph has their defaults, and giving one is an error."""
     for node in graph.find_nodes(op="placeholder"):
-        if node.args and node.target not in given:
+        starred = str(node.target).startswith("*") and not node.users
+        if (node.args or starred) and str(node.target).lstrip("*") not in given:
             graph.erase_node(node)
 
 
@@ -163,7 +173,7 @@ class NotingValues(fx.Interpreter):
 
 
 def drop_unused_(flat: FlatGraph) -> None:
-    """Without the nodes that nobody uses, and the weights that no node reads."""
+    """Remove dead nodes, and the weights that no node reads."""
     drop_dead_(flat.graph)
     read = {str(node.target) for node in flat.graph.nodes}
     for name, _ in list(flat.named_parameters(recurse=False)):

@@ -1,4 +1,4 @@
-"""Do two models compute the same?"""
+"""Compare the outputs of two models."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..blocks.running import call, unchanged
 from ..costs.precision import float32_products
 from ..errors import ReplearnError
-from ..planning.similarity import call, unchanged
 from .graphs.signature import rebuilt
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -20,7 +20,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, tor
 
 @torch.no_grad()
 def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
-    """The largest relative difference of the two models' outputs; ReplearnError if it is not rounding."""
+    """The largest relative difference of the two models' outputs; Differs if it is not rounding."""
     with exact(), unchanged(model), unchanged(plain):
         with run_on_example(model):
             expected = tensors_in(call(model, example))
@@ -31,6 +31,10 @@ def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
             "models agree on that. Give an example of a sample or more."
         )
     return compare(expected, found, "the deployed model")
+
+
+class Differs(ReplearnError):
+    """Two models gave different outputs."""
 
 
 @contextmanager
@@ -75,7 +79,7 @@ def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: flo
     """
     what = what[0].upper() + what[1:]
     if len(expected) != len(found):
-        raise ReplearnError(
+        raise Differs(
             f"{what} differs from the model: it returns {len(found)} tensors, not {len(expected)}. {NOTHING}"
         )
     if not expected:
@@ -86,7 +90,7 @@ def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: flo
     worst = 0.0
     for index, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one.shape != other.shape:
-            raise ReplearnError(
+            raise Differs(
                 f"{what} differs from the model: output {index} has the shape {tuple(other.shape)}, "
                 f"not {tuple(one.shape)}. {NOTHING}"
             )
@@ -101,7 +105,7 @@ def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: flo
         difference = float((one.double() - other.double().to(one.device)).abs().max()) / scale
         limit = TOLERANCE.get(one.dtype, 1e-5) if allowed is None else allowed
         if not difference <= limit:
-            raise ReplearnError(
+            raise Differs(
                 f"{what} differs from the model: output {index} by {difference:.2e} of its largest "
                 f"value, where {limit:.0e} is rounding. {NOTHING}"
             )

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from ..blocks.running import unchanged
 from ..errors import ReplearnError
 from ..planning.data import Plan
-from ..planning.similarity import unchanged
 from ..planning.table import text_table
 from ..planning.validate import refuse_wrapped
 from ..surgery.hidden_states import record_stand_in
@@ -52,6 +52,8 @@ def calibrate_(
         raise ReplearnError(
             f"calibrate_ takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model)."
         )
+    if not isinstance(data, Iterable):
+        raise ReplearnError(f"calibrate_ takes a list or a loader of batches, got {type(data).__name__}.")
     if iter(data) is data:
         raise ReplearnError(
             "calibrate_ goes through the data once per target; give a list or a loader, not an iterator."
@@ -64,6 +66,7 @@ def calibrate_(
         for target in plan.targets:
             imitation = Imitation(model, target, data, forward)
             fits.append(imitation.fit())
+            refuse_infinite(imitation)
             samples = imitation.samples
             set_submodule(model, target.name, imitation.operator)
             record_stand_in(model, blocks[target.name], imitation.operator)
@@ -71,3 +74,13 @@ def calibrate_(
     for name, block in blocks.items():
         model.get_submodule(name).train(block.training)
     return Calibration(tuple(fits), samples)
+
+
+def refuse_infinite(imitation: Imitation) -> None:
+    """Stop where a fit gave inf or NaN: activations that are finite can have squares that are not."""
+    for path, tensor in imitation.operator.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ReplearnError(
+                f"{imitation.target.name} can't be fitted: its {path} would be inf or NaN, because "
+                "activations are too large to be squared. Check that the batches are scaled as in training."
+            )

@@ -1,4 +1,4 @@
-"""The door `place`: choose the targets that meet a budget with the least predicted damage, and say why."""
+"""Choose the targets that meet a budget with the least predicted damage, and say why."""
 
 from __future__ import annotations
 

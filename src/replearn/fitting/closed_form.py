@@ -28,7 +28,7 @@ class Fit:
     """How well one operator imitates its block on held-out rows.
 
     Errors are mean squares over the block's output, divided by the mean square of its residual branch: 0 is a
-    perfect imitation. Removal's own error stands beside it: 1, or less where an activation follows the sum.
+    perfect imitation. Removal's own error is given too: 1, or less where an activation follows the sum.
     """
 
     name: str

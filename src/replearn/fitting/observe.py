@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.anatomy import resolve
+from ..blocks.running import call
 from ..errors import ReplearnError
 from ..planning.data import Target
-from ..planning.similarity import call
 
 Forward = Callable[[nn.Module, Any], Any]
 HELD_OUT = 5  # every fifth batch is kept for choosing and for the reported errors
@@ -105,9 +105,10 @@ def run_to(model: nn.Module, batch: Any, forward: Forward, number: int) -> Any:
     except ReplearnError:
         raise
     except Exception as error:
+        told = (str(error).splitlines() or [""])[0]
         raise ReplearnError(
             f"{type(model).__name__} could not be run on calibration batch {number} "
-            f"({type(error).__name__}: {error}). Batches are passed as the model takes them: a tensor, "
+            f"({type(error).__name__}: {told}). Batches are passed as the model takes them: a tensor, "
             "a tuple of arguments or a dict of keywords; for others give forward=lambda model, batch: ..."
         ) from error
 
@@ -126,6 +127,8 @@ def _split(seen: Seen) -> list[Seen]:
 def _checked(caught: dict[str, Any], target: Target, number: int, held_out: bool) -> Seen:
     if "y" not in caught:
         raise ReplearnError(f"Calibration batch {number} never reached {target.name}.")
+    if not len(caught["x"]):
+        raise ReplearnError(f"Calibration batch {number} has no samples: leave empty batches out.")
     if not isinstance(caught["y"], Tensor) or caught["x"].shape != caught["y"].shape:
         made = tuple(caught["y"].shape) if isinstance(caught["y"], Tensor) else type(caught["y"]).__name__
         raise ReplearnError(

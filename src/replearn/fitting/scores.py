@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..blocks.running import unchanged
 from ..errors import ReplearnError
 from ..planning.data import Target
-from ..planning.similarity import unchanged
 from .closed_form import Imitation
 from .observe import Forward
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..blocks.anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
@@ -28,7 +27,7 @@ from ._base.least_squares import Solution, damped_solve
 from ._base.operator import MixingOperator, Operator
 from ._base.options import MixingOptions, Need
 from ._base.recompute import recomputed
-from ._base.shell import parameter_names, shell_of
+from ._base.shell import Turn, parameter_names, shell_of
 from ._base.site import Site
 from ._base.synthesis import full_precision, mean_of, wide
 
@@ -74,6 +73,7 @@ class WholeBlockOperator(MixingOperator):
         sides = tuple(s for s in ("previous", "next") if any(s in found for found in self._sources.values()))
         self.make_coefficients(site, sides, len(self._names))
         self.run = _ForwardOnly(shell_of(site.block, device=site.device))
+        self._turn = Turn()  # functional_call swaps the parameters of what it runs, which another thread may run
         if site.device.type != "meta":
             start_statistics(self.run.block, site)
 
@@ -106,7 +106,7 @@ class WholeBlockOperator(MixingOperator):
         x = first_tensor(args, kwargs)
         with full_precision(x.device):
             made = {f"block.{name}": tensor for name, tensor in self.parameters_of_block(x).items()}
-        return functional_call(self.run, made, args, kwargs)
+        return self._turn.call(self.run, made, args, kwargs)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from .. import operators
+from ..blocks.dataflow import use_of
 from ..blocks.stacks import Stack
 from ..errors import ReplearnError
 from ..operators._base.options import Options
@@ -27,6 +28,7 @@ class Survey:
         self.operator = operator
         self.places = {name: (stack, i + 1) for stack in stacks for i, name in enumerate(stack.blocks)}
         self._found: dict[str, Target | str] = {}
+        self._reads: dict[str, dict[str, str]] = {}
         registered: dict[int, list[str]] = {}
         for name, module in model.named_modules(remove_duplicate=False):
             registered.setdefault(id(module), []).append(name)
@@ -47,6 +49,8 @@ class Survey:
             return f"the same module is also registered as {elsewhere[0]}"
         if has_hooks(block):
             return "it has hooks, which would be lost with it; remove them, or keep the block"
+        if name in (reads := self._reads_of(stack)):
+            return f"the code around it reads {name}.{reads[name]}, which an operator does not have"
         options = self.operator or default_operator(stack.anatomies[position - 1])
         try:
             return build_target(self.model, stack, position, options)
@@ -60,6 +64,13 @@ class Survey:
             return str(error)
         note = f"{options.name} does not fit ({misfit}), so the whole-block operator is used"
         return replace(found, notes=(note, *found.notes))
+
+    def _reads_of(self, stack: Stack) -> dict[str, str]:
+        """By block of a stack: a part of it that the code around it reads, in training or evaluation."""
+        if stack.name not in self._reads:
+            uses = [use_of(self.model, stack.blocks, training) for training in (False, True)]
+            self._reads[stack.name] = {block: part for use in uses if use for block, part in use.reads.items()}
+        return self._reads[stack.name]
 
     def legal(self, stack: Stack) -> list[int]:
         return [p for p in range(1, len(stack) + 1) if isinstance(self.target(stack, p), Target)]

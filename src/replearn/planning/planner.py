@@ -1,4 +1,4 @@
-"""Room two: decide everything about a replacement, and touch nothing."""
+"""Decide everything about a replacement; the model is not touched."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def plan(
     if not stacks:
         raise ReplearnError(
             f"{type(model).__name__} has no stack of blocks: no known block class, and no nn.Sequential or "
-            "nn.ModuleList with at least three equal siblings. Give your block class a `replearn_anatomy`, or "
-            "put the blocks into one nn.ModuleList."
+            "nn.ModuleList with at least three equal siblings that feed each other. Give your block class a "
+            "`replearn_anatomy`, or put the blocks into one nn.ModuleList."
         )
     options = options_named(operator) if isinstance(operator, str) else operator
     names = _check_arguments(interval, first, fraction, targets, similarity, options)

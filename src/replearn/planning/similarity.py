@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from ..blocks.running import call, unchanged
 from ..errors import ReplearnError
 
 
@@ -81,32 +82,3 @@ def _cosine(given: Tensor, made: Any) -> float:
         return -1.0
     rows = max(1, len(given)) if given.dim() > 1 else 1
     return float(cosine_similarity(given.float().reshape(rows, -1), made.float().reshape(rows, -1), dim=1).mean())
-
-
-def call(model: nn.Module, batch: Any) -> Any:
-    """Call a model as users write a batch: a tuple of arguments, a dict of keywords, or the one argument."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards modes, buffers and the random state are as before."""
-    modes = {module: module.training for module in model.modules()}
-    buffers = {module: dict(module._buffers) for module in model.modules()}
-    values = {buffer: buffer.clone() for buffer in model.buffers() if not buffer.is_meta}
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    for module in modes:  # not model.eval(), which some models override to freeze parameters too
-        module.training = False
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-            module._buffers.update(buffers[module])
-        with torch.no_grad():
-            for buffer, value in values.items():
-                if not torch.equal(buffer, value):  # most models change none
-                    buffer.copy_(value)

@@ -78,7 +78,7 @@ def build_operator(model: nn.Module, target: Target, device: torch.device) -> Op
     block, previous, following = (
         model.get_submodule(name) for name in (target.name, target.previous, target.next)
     )
-    return target.operator.module(Site(target, block, previous, following, device))
+    return target.operator.module(Site(target, block, previous, following, device, model))
 
 
 def expand(needs: tuple[Need, ...], block: nn.Module) -> Iterable[Need]:

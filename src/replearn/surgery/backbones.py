@@ -1,4 +1,4 @@
-"""The door `load_backbone_`: a trained classifier's weights, and its plan, in the backbone of another model."""
+"""Load a trained classifier's weights, and its plan, into the backbone of another model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..planning.validate import refuse_wrapped
 from .checkpoint import FORMAT, read
 from .inference_mode import lasting
 from .replace import exchange_, restored_on_error
+from .state_dicts import check_weights
 
 Source = str | os.PathLike[str] | Mapping[str, Tensor]
 
@@ -70,6 +71,10 @@ def load_backbone_(
     ('body', ('fc.bias', '10 there, 5 here'))
     """
     refuse_wrapped(model)
+    if isinstance(source, Mapping) and not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in source.items()
+    ):
+        raise ReplearnError("A state dict maps names to tensors; this mapping holds something else.")
     named = "the state dict" if isinstance(source, Mapping) else os.fspath(source)
     found, tensors = (None, dict(source)) if isinstance(source, Mapping) else read_weights(source)
     where = place_of(model, tensors, named) if at is None else at
@@ -95,13 +100,20 @@ def load_backbone_(
                 "Use a classifier of the same backbone, or write strict=False to take what fits. The model is "
                 "unchanged."
             )
-        for name in report.loaded:
-            own[name].copy_(tensors[name.removeprefix(prefix)])
+        found_here = {name: tensors[name.removeprefix(prefix)] for name in report.loaded}
+        try:
+            check_weights(model, {name: own[name] for name in found_here}, found_here)
+        except ReplearnError as error:
+            raise ReplearnError(f"{named} can't be loaded: {error} The model is unchanged.") from error
+        for name, tensor in found_here.items():
+            own[name].copy_(tensor)
     return report
 
 
 def read_weights(path: str | os.PathLike[str]) -> tuple[Plan | None, dict[str, Tensor]]:
     """The plan, if there is one, and the tensors of a safetensors file."""
+    if not os.path.isfile(path):
+        raise ReplearnError(f"There is no file {os.fspath(path)} to read weights from.")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             ours = (file.metadata() or {}).get("format") == FORMAT

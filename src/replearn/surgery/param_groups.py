@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import ReplearnError
 from ..operators._base.operator import Operator
 
 
@@ -19,6 +20,11 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     >>> [group["weight_decay"] for group in optimizer.param_groups]
     [0.0001, 0.0]
     """
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
+    if not number or not 0 <= weight_decay < float("inf"):
+        raise ReplearnError(f"weight_decay={weight_decay!r}: write a number from 0 up, as 1e-4.")
     free = {id(p) for m in model.modules() if isinstance(m, Operator) for p in m.coefficients()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [

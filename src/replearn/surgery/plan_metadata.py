@@ -44,7 +44,7 @@ def drop_(model: nn.Module) -> None:
 
 
 def written_config(model: nn.Module) -> Any:
-    """The config that a Hugging Face model writes beside its weights, or None."""
+    """The config that a Hugging Face model writes next to its weights, or None."""
     config = getattr(model, "config", None)
     return config if hasattr(model, "save_pretrained") and hasattr(config, "to_json_string") else None
 

@@ -1,4 +1,4 @@
-"""Room three: exchange blocks for operators, exactly as the plan says."""
+"""Exchange blocks for operators, exactly as the plan says."""
 
 from __future__ import annotations
 

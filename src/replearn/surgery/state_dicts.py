@@ -91,6 +91,15 @@ def check_copyable(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[s
             )
 
 
+def check_weights(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Can these trained weights be copied onto tensors of the model, and are they numbers?"""
+    check_storable(found)
+    check_copyable(model, own, found)
+    for name, tensor in own.items():
+        if tensor.is_floating_point() and bool((~found[name].isfinite() & tensor.isfinite().cpu()).any()):
+            raise ReplearnError(f"{name} holds inf or NaN. Use weights of a training that did not diverge.")
+
+
 def tied(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Names whose tensor is exactly that of an earlier name, mapped to that name."""
     first: dict[tuple[object, ...], str] = {}

@@ -48,6 +48,7 @@ CODES = {
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write the tensors and the texts; the file at `path` changes at once, after all is on the disk."""
+    refuse_special(path)
     temporary = path.with_name(f".{uuid4().hex}{PART}")
     try:
         with open(temporary, "xb") as file:
@@ -72,6 +73,14 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, st
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse to replace a device, a pipe, a socket or a folder by a file."""
+    if os.path.lexists(path) and not path.is_file():
+        raise ReplearnError(
+            f"{path} is no regular file, and would be replaced by one. Write the name of a new file."
+        )
 
 
 def read_file(

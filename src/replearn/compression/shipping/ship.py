@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...blocks.running import call, unchanged
 from ...errors import ReplearnError
 from ...fast.verify import compare, exact, run_on_example, tensors_in
-from ...planning.similarity import call, unchanged
 from ..report import Compressed
 from . import hugging_face, timm, torchvision
 from .build import Build, first_fit

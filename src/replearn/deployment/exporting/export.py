@@ -1,4 +1,4 @@
-"""The door `export`: write a file, read it back, compare, and only then put it in its place."""
+"""Export: write a file, read it back, compare, and only then put it in its place."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ...fast.inference import Autocast, check_ready
 from ...fast.verify import compare
 from ...operators._base.operator import Operator
 from ...planning.validate import own_copy, unwrapped
+from ...surgery.tensor_file import refuse_special
 from . import formats
 from .job import Job
 from .tracing import inputs_of, random_like, resized, run, with_plain_outputs
@@ -76,6 +77,7 @@ def export(
         raise ReplearnError(
             f"Can't export to {path}, which is a folder: name a file in it, as model{form.SUFFIX}."
         )
+    refuse_special(file)
     inputs = inputs_of(example)
     plain = own_copy(model).cpu()
     job = Job(model=plain, inputs=inputs, dynamic_batch=dynamic_batch, opset=opset)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
+from ...planning.serialization import parse
 from ...surgery.backbones import load_backbone_
+from ...surgery.state_dicts import check_weights
 from .architectures import num_heads
 
 FOLDER_NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -65,10 +65,14 @@ def load_pretrained_(
     before = about.get("outputs")
     other = before is not None and outputs is not None and before != outputs
     whole_head = head <= kept.keys() and not other
+    copied = {key: tensor for key, tensor in kept.items() if key not in head or whole_head}
+    try:
+        check_weights(model, {key: own[key] for key in copied}, copied)
+    except ReplearnError as error:
+        raise ReplearnError(f"{source} can't be loaded: {error} The model is unchanged.") from error
     with torch.no_grad():
-        for key, tensor in kept.items():
-            if key not in head or whole_head:
-                own[key].copy_(tensor)
+        for key, tensor in copied.items():
+            own[key].copy_(tensor)
 
 
 def weights_of(model: nn.Module, source: str) -> dict[str, Tensor]:
@@ -120,8 +124,8 @@ def told_about(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt", device="cpu") as file:
         about = (file.metadata() or {}).get("about", "{}")
     try:
-        return dict(json.loads(about))
-    except (ValueError, TypeError):
+        return dict(parse(about, "it"))
+    except (ReplearnError, ValueError, TypeError):
         return {}
 
 
@@ -158,9 +162,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             with safe_open(path, framework="pt", device="cpu") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+    except Exception as error:  # a malformed pickle can raise any error
         told = (str(error).splitlines() or ["it is cut off"])[0]
-        if isinstance(error, pickle.UnpicklingError):  # whose own words are advice to run the code in it
+        if not isinstance(error, (SafetensorError, OSError, RuntimeError)):
+            # UnpicklingError's own words are advice to run the code in the file
             told = "it is no file of torch.save, or holds more than tensors"
         raise ReplearnError(
             f"{path} can't be read as weights: {told}. Use a "
@@ -169,7 +174,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    if not isinstance(loaded, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items()
+    ):
         raise ReplearnError(f"{path} holds no state dict; save one with torch.save(model.state_dict(), FILE).")
     return dict(loaded)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
-from ...operators._base.mixture import HandOut, Made, Mixture, dtype_beside
+from ...operators._base.mixture import HandOut, Made, Mixture, compute_dtype
 from ...operators._base.operator import Operator, ReadingOperator
 from ...operators._base.sharded import is_sharded
 from ...operators.functional import synthesize
@@ -139,7 +139,7 @@ class Prepared:
         """The weights by operator."""
         if self._batch is None or in_transform():
             return made_for(self.readers)
-        dtype = dtype_beside(self._batch.tensors[0], self.readers[0].stored_dtype)
+        dtype = compute_dtype(self._batch.tensors[0], self.readers[0].stored_dtype)
         made: dict[int, Made] = {id(reader): {} for reader in self.readers}
         for (owner, name), tensor in zip(self._owners, mix_batch(self._batch, dtype), strict=True):
             made[owner][name] = tensor
@@ -188,7 +188,7 @@ def made_for(readers: list[ReadingOperator]) -> dict[int, Made]:
             if mixture is not None:
                 key = f"{number}/{name}"
                 mixtures[key] = mixture
-                dtype = dtype_beside(mixture.tensors[0], reader.stored_dtype)
+                dtype = compute_dtype(mixture.tensors[0], reader.stored_dtype)
                 groups.setdefault(dtype, []).append(key)
     made: dict[int, Made] = {id(reader): {} for reader in readers}
     for dtype, names in groups.items():

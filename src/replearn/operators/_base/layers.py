@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import unfold
 
 from ...errors import ReplearnError
 from .least_squares import Moments
-from .shell import shell_of, without_hooks
+from .shell import Turn, shell_of, without_hooks
 from .synthesis import Source, as_computed
 
 Activation = Callable[[Tensor], Tensor]
@@ -23,7 +22,7 @@ def fresh_norm(norm: Any, device: torch.device) -> nn.Module:
     """A new normalisation layer with the settings of the block's, and none of its values.
 
     Frozen BatchNorm, which detectors use for pretrained backbones, becomes a trained one: the
-    operator's statistics are known to nobody yet.
+    operator's statistics are not known yet.
     """
     if type(norm).__name__.startswith("FrozenBatchNorm"):
         fresh: nn.Module = nn.BatchNorm2d(int(norm.weight.numel()), eps=float(norm.eps))
@@ -47,7 +46,7 @@ class Convolution(nn.Module):
 
     def __init__(self, layer: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self.shell = shell_of(layer, device=device)
+        self.shell, self._turn = shell_of(layer, device=device), Turn()
 
     def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         kernel = as_computed(kernel, x)
@@ -55,7 +54,7 @@ class Convolution(nn.Module):
         if type(shell).forward is nn.Conv2d.forward:  # the plain case without the cost of functional_call
             made: Tensor = shell._conv_forward(x, kernel, None)
         else:
-            made = functional_call(shell, {"weight": kernel}, (x,))
+            made = self._turn.call(shell, {"weight": kernel}, (x,))
         return made
 
     @property
@@ -147,12 +146,12 @@ class BorrowedNorm(nn.Module):
             raise ReplearnError(f"Expected a normalisation layer at {'.'.join(source.path)}.")
         self._source = source
         self._names = tuple(name for name, _ in layer.named_parameters())
-        self.shell = shell_of(layer, device=device)
+        self.shell, self._turn = shell_of(layer, device=device), Turn()
 
     def forward(self, x: Tensor) -> Tensor:
         paths = {name: name.split(".") for name in self._names}
         read = {n: self._source.read(*p).to(self._source.dtype_with(x, *p)) for n, p in paths.items()}
-        result: Tensor = functional_call(self.shell, read, (x,))
+        result: Tensor = self._turn.call(self.shell, read, (x,))
         return result
 
     def plain(self) -> nn.Module:

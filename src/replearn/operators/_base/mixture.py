@@ -79,7 +79,7 @@ Mixtures = Mapping[str, Mixture | None]
 Made = dict[str, Tensor]
 
 
-def dtype_beside(x: Tensor, stored: torch.dtype) -> torch.dtype:
+def compute_dtype(x: Tensor, stored: torch.dtype) -> torch.dtype:
     """The dtype that x is computed in by a layer whose weights are stored in this one."""
     if not autocasting(x):
         return x.dtype

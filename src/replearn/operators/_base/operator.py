@@ -14,7 +14,7 @@ from ...errors import ReplearnError
 from ..functional import load_faster, recompute_context, synthesize
 from .correction import Correction, LowRankCorrection, correction_of
 from .least_squares import Moments, Solution, Step, fit_full
-from .mixture import Along, HandOut, Made, Mixture, Mixtures, dtype_beside, handed_out
+from .mixture import Along, HandOut, Made, Mixture, Mixtures, compute_dtype, handed_out
 from .options import MixingOptions, ReadingOptions
 from .recompute import recomputed
 from .site import Site
@@ -200,7 +200,7 @@ class ReadingOperator(Operator):
 
     def synthesized(self, x: Tensor) -> Made:
         """The mixtures, made, in the dtype that x is computed in."""
-        dtype = dtype_beside(x, self._dtype)
+        dtype = compute_dtype(x, self._dtype)
         # a compiled graph makes its own: it must not depend on what happened to be made before
         made = None if torch.compiler.is_compiling() else handed_out(self, dtype)
         return synthesize(self.mixtures(), dtype) if made is None else made

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+
+from ...blocks.twins import twin_of
 
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") or "_hooks_" in name)
 
@@ -40,37 +43,39 @@ def shell_of(
     Settings (a Hugging Face config, say) are shared with the original, not copied. Where `fill`
     gives tensors by name, they become the copy's parameters.
     """
-    fill = fill or {}
-    copies: dict[int, nn.Module] = {}
-
-    def copy(original: nn.Module, prefix: str) -> nn.Module:
-        if id(original) in copies:
-            return copies[id(original)]
-        shell = original.__class__.__new__(original.__class__)
-        copies[id(original)] = shell
-        shell.__dict__ = original.__dict__.copy()
-        shell.__dict__["_parameters"] = {
-            name: nn.Parameter(fill[prefix + name]) if prefix + name in fill else None
-            for name in original._parameters
+    shell = twin_of(module)
+    for path, layer in shell.named_modules():
+        prefix = f"{path}." if path else ""
+        vars(layer)["_parameters"] = {
+            name: nn.Parameter(fill[prefix + name]) if fill and prefix + name in fill else None
+            for name in layer._parameters
         }
-        shell.__dict__["_buffers"] = {
+        vars(layer)["_buffers"] = {
             name: None if buffer is None else buffer.detach().to(device or buffer.device, copy=True)
-            for name, buffer in original._buffers.items()
+            for name, buffer in layer._buffers.items()
         }
-        shell.__dict__["_modules"] = {
-            name: None if child is None else copy(child, f"{prefix}{name}.")
-            for name, child in original._modules.items()
-        }
-        return shell
-
-    made = copy(module, "")
-    for shell in copies.values():
-        vars(shell).update({name: _own(value, copies) for name, value in vars(shell).items()})
-    return without_hooks(made)
+    return without_hooks(shell)
 
 
-def _own(value: Any, copies: Mapping[int, nn.Module]) -> Any:
-    """An attribute that points at the original (`self.run = self.run_fast`), turned to the copy."""
-    if isinstance(value, MethodType) and id(value.__self__) in copies:
-        return MethodType(value.__func__, copies[id(value.__self__)])
-    return copies.get(id(value), value)
+class Turn:
+    """Calls a module with other parameters, from any thread; copies and pickles have turns of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def call(self, module: nn.Module, made: dict[str, Tensor], args: Any, kwargs: Any = None) -> Any:
+        """Call the module with these parameters, or a twin of it while another call has it."""
+        if torch.compiler.is_compiling():
+            return functional_call(module, made, args, kwargs)
+        if not self._lock.acquire(blocking=False):
+            return functional_call(twin_of(module), made, args, kwargs)
+        try:
+            return functional_call(module, made, args, kwargs)
+        finally:
+            self._lock.release()
+
+    def __deepcopy__(self, memo: object) -> Turn:
+        return Turn()
+
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
+        return Turn, ()

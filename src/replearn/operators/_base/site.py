@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where an operator is built: the target's data, its block, and the two neighbours.
+    """Where an operator is built: the target's data, its block, the two neighbours, and the model they are in.
 
     `device` is `meta` while planning, so that counting parameters costs nothing.
     """
@@ -29,6 +29,7 @@ class Site:
     previous: nn.Module
     next: nn.Module
     device: torch.device
+    model: nn.Module
 
     @property
     def options(self) -> Options:
@@ -48,13 +49,20 @@ class Site:
         """The sources of a role by side, previous first."""
         options = self.options
         held = options.stop_gradient if isinstance(options, ReadingOptions) else True
-        blocks = {"previous": self.previous, "next": self.next}
         return {
-            side: Source.of(blocks[side], read.part, held)
+            side: self._source(side, read.part, held)
             for side in ("previous", "next")
             for read in self.target.reads
             if read.role == role and read.side == side
         }
+
+    def _source(self, side: str, part: Part, held: bool) -> Source:
+        own, name = self.target.name.split("."), (self.target.previous if side == "previous" else self.target.next)
+        names = name.split(".")
+        shared = next(i for i, (one, other) in enumerate(zip(own, names, strict=False)) if one != other)
+        owner = self.model.get_submodule(".".join(names[:shared]))
+        block = self.previous if side == "previous" else self.next
+        return Source.of(block, part, held, owner, tuple(names[shared:]))
 
     def shape(self, role: str) -> tuple[int, ...]:
         """The shape, as (out, in, ...), of the removed block's weight in this role."""

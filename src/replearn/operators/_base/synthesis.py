@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...blocks.anatomy import Part
+from ...blocks.anatomy import Part, resolve
 from ...errors import ReplearnError
 from .sharded import gathered, is_sharded, stored
 
@@ -26,7 +26,8 @@ class Source:
     """A part of a neighbour, looked up anew at every read.
 
     The neighbour is held in plain data, not as a submodule: its keys stay where they are, and
-    `deepcopy` and pickle of the model carry the reference over to the copy's own neighbour.
+    `deepcopy` and pickle of the model carry the reference over to the copy's own neighbour. A block that takes
+    its place is read instead, unless it wraps the neighbour.
     """
 
     block: nn.Module
@@ -34,16 +35,41 @@ class Source:
     transposed: bool
     rows: tuple[int, int] | None
     stop_gradient: bool
+    owner: nn.Module | None = None  # a module around both the operator and the neighbour, and the way from there
+    way: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, block: nn.Module, part: Part, stop_gradient: bool) -> Source:
-        return cls(block, tuple(part.path.split(".")), part.transposed, part.rows, stop_gradient)
+    def of(
+        cls,
+        block: nn.Module,
+        part: Part,
+        stop_gradient: bool,
+        owner: nn.Module | None = None,
+        way: tuple[str, ...] = (),
+    ) -> Source:
+        return cls(block, tuple(part.path.split(".")), part.transposed, part.rows, stop_gradient, owner, way)
 
     def look_up(self) -> nn.Module | Tensor:
-        found: nn.Module | Tensor = self.block
+        found: nn.Module | Tensor = self.neighbour()
         for name in self.path:
             found = getattr(found, name)
         return found
+
+    def neighbour(self) -> nn.Module:
+        """The block that stands where the neighbour stood."""
+        found: Any = self.owner
+        for name in self.way:
+            found = found._modules[name]
+        if found is self.block or not self.way or any(part is self.block for part in found.modules()):
+            return self.block
+        try:
+            resolve(found, ".".join(self.path))
+        except AttributeError:
+            raise ReplearnError(
+                f"{'.'.join(self.way)} is a {type(found).__name__} now, without the {'.'.join(self.path)} that an "
+                "operator reads. Put a block of the old class there, or plan again on a fresh model."
+            ) from None
+        return found  # type: ignore[no-any-return]
 
     def weight(self) -> Tensor:
         """The weight as (out, in, ...), in the dtype that it is stored in."""
@@ -64,7 +90,11 @@ class Source:
 
     def anchors(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
         """The registers in which the parts on the way to this source stand: name and entry of each."""
-        found: Any = self.block
+        found: Any = self.owner
+        for name in self.way:
+            yield found._modules, name, found._modules[name]
+            found = found._modules[name]
+        found = self.neighbour()
         for name in self.path:
             if isinstance(found, Tensor):
                 return
@@ -83,12 +113,18 @@ class Source:
 
     def _stored(self, below: tuple[str, ...]) -> Tensor:
         *names, last = self.path + below
-        modules = [self.block]
+        modules = [self.neighbour()]
         for name in names:
             modules.append(getattr(modules[-1], name))
         found = stored(modules, last)
         if found is None:
             raise ReplearnError(f"A source has no parameter {'.'.join(self.path + below)} any more.")
+        if not torch.compiler.is_compiling() and last in vars(modules[-1]):
+            raise ReplearnError(
+                f"{'.'.join((*self.way, *self.path, *below))}, which an operator reads, is no parameter any more: "
+                "pruning or weight_norm computes it anew when its layer is called. Make it permanent first, as "
+                "torch.nn.utils.prune.remove or remove_weight_norm do."
+            )
         return found
 
     def _cut(self, tensor: Tensor) -> Tensor:

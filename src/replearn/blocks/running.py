@@ -1,0 +1,39 @@
+"""Run a model on a batch, and leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Call a model as users write a batch: a tuple of arguments, a dict of keywords, or the one argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards modes, buffers and the random state are as before."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = {module: dict(module._buffers) for module in model.modules()}
+    values = {buffer: buffer.clone() for buffer in model.buffers() if not buffer.is_meta}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    for module in modes:  # not model.eval(), which some models override to freeze parameters too
+        module.training = False
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+            module._buffers.update(buffers[module])
+        with torch.no_grad():
+            for buffer, value in values.items():
+                if not torch.equal(buffer, value):  # most models change none
+                    buffer.copy_(value)
