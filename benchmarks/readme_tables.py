@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from replearn.experiments.training.results import read_result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "docs/deployment.md", "docs/transformers.md")
+PAGES = ("README.md", "docs/deployment.md", "docs/training.md", "docs/transformers.md")
 
 
 def read(name: str) -> Any:
@@ -41,6 +42,58 @@ def steps() -> str:
         for entry in read(file)["training"]:
             found[entry["case"]["model"], entry["backend"]] = entry
     return readme_table({"training": list(found.values())})
+
+
+def captured() -> str:
+    """Time and memory of a training step that is captured as a CUDA graph."""
+    lines = ["| backbone | removal: time | RepL: time | removal: memory | RepL: memory |", "|---|---|---|---|---|"]
+    for line in steps().splitlines()[2:]:
+        name, backend, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        if backend == "captured":
+            lines.append("| " + " | ".join([name, cells[0], cells[1], cells[5], cells[6]]) + " |")
+    return "\n".join(lines)
+
+
+COMPRESSED = "compress_published_resnet56_cpu.jsonl"
+
+
+def compressed() -> str:
+    """What a published ResNet-56 keeps without a training step, by method, over draws of the images."""
+    found = [json.loads(line) for line in (RESULTS / COMPRESSED).read_text(encoding="utf-8").splitlines()]
+    trained = next(line["score"] for line in found if line["kind"] == "trained")
+    lines = [
+        f"| published ResNet-56, CIFAR-10, trained: {trained:.2f} | blocks out | accuracy | latency | parameters |",
+        "|---|---|---|---|---|",
+    ]
+    methods: dict[str, list[Any]] = {}
+    for line in found:
+        if line["kind"] == "method":
+            methods.setdefault(line["method"], []).append(line)
+    order = sorted(methods.items(), key=lambda item: (item[1][0]["blocks_out"], mean_score(item[1])))
+    for name, draws in order:
+        scores = [draw["score"] for draw in draws]
+        latency = statistics.mean(draw["latency_ms"] / draw["latency_before_ms"] for draw in draws)
+        parameters = draws[0]["parameters"] / draws[0]["parameters_before"]
+        label = ("replearn: " if draws[0]["ours"] else "") + name.removesuffix(", fewer out")
+        cells = [
+            label,
+            str(draws[0]["blocks_out"]),
+            f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}",
+        ]
+        lines.append("| " + " | ".join([*cells, f"{latency:.2f}", f"{parameters:.2f}"]) + " |")
+    return "\n".join(lines)
+
+
+def mean_score(draws: list[Any]) -> float:
+    return statistics.mean(draw["score"] for draw in draws)
+
+
+def deployed() -> str:
+    """How much faster deployed RepL is than E2E for 64 images."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in inference().splitlines()]
+    kept = [place for place, cell in enumerate(rows[0]) if not cell or "batch 64" in cell]
+    shown = [row for row in rows if all(row[1:]) and row[0] != "channels_last+graph"]
+    return "\n".join("| " + " | ".join(row[place] for place in kept) + " |" for row in shown)
 
 
 def kept() -> str:
@@ -209,6 +262,9 @@ def fused() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "captured": captured,
+    "compressed": compressed,
+    "deployed": deployed,
     "finetune": finetune,
     "fused": fused,
     "heal": heal,

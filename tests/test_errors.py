@@ -28,6 +28,7 @@ from torch.nn.utils import prune
 import replearn
 from replearn import Plan, ReplearnError, operators
 from replearn.deployment.deploy import verify
+from replearn.deployment.saving import RefusedSaving
 from replearn.fast.kernels.attention_short import attention_short
 from replearn.operators._base.layers import BorrowedNorm
 from replearn.operators._base.options import options_from_dict
@@ -388,6 +389,7 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("has no targets (interval=4, first=4)", "3, 3, 3 blocks", "first=2"),
         ),
         (lambda f: plan(tiny.resnet(), operator=operators.Basic), ("not an operator's options", "as Basic()")),
+        (lambda f: RefusedSaving("It loads as another model. Export it.")(f), ("another model", "Export")),
         (lambda f: plan(tiny.resnet(), operator="base"), ("no operator 'base'", "reduced_bottleneck")),
         (lambda f: plan(tiny.resnet(), operator="basic:rank"), ("operator='basic:rank'", "NAME:option=value")),
         (lambda f: evenly({"a": [2, 3]}, 2), ("2 targets do not fit; at most 1",)),

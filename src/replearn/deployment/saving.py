@@ -14,7 +14,7 @@ from ..surgery.plan_metadata import written_config
 class RefusedSaving:
     """Stands for the save_pretrained of a model that from_pretrained would load as another one.
 
-    Pickled it is its text, since a deployed model's pickle must not need this package.
+    A pickle holds a word in its place, since a deployed model's pickle must not need this package.
     """
 
     def __init__(self, text: str) -> None:
@@ -27,7 +27,7 @@ class RefusedSaving:
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (self.text,)
+        return str, ("refused: it would load as another model",)
 
 
 def refuse_saving_(model: nn.Module, instead: str) -> None:
