@@ -11,7 +11,7 @@ READY   := $(VENV)/.ready
 .PHONY: help demo test check docs torture audit clean
 
 help:
-	@echo "make demo    E2E, removal and RepL on digits: a table and a picture"
+	@echo "make demo    E2E, removal and RepL on digits, then compress: tables, pictures and a page"
 	@echo "make test    lint, types and the whole test suite"
 	@echo "make check   lint, types and layers only"
 	@echo "make docs    the documentation as a site, in build/site"
@@ -21,6 +21,8 @@ help:
 
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/replearn compare demo --out runs/demo
+	OMP_NUM_THREADS=1 $(BIN)/replearn compress runs/demo/digits/e2e/seed-0 --budget blocks=4 --out runs/demo/compressed
+	$(BIN)/replearn report runs/demo --out runs/demo/report.html
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

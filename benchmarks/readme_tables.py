@@ -62,7 +62,7 @@ def compressed() -> str:
     found = [json.loads(line) for line in (RESULTS / COMPRESSED).read_text(encoding="utf-8").splitlines()]
     trained = next(line["score"] for line in found if line["kind"] == "trained")
     lines = [
-        f"| published ResNet-56, CIFAR-10, trained: {trained:.2f} | blocks out | accuracy | latency | parameters |",
+        f"| published ResNet-56 (trained: {trained:.2f}) | blocks out | accuracy | latency | parameters |",
         "|---|---|---|---|---|",
     ]
     methods: dict[str, list[Any]] = {}

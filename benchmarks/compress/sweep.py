@@ -60,9 +60,10 @@ def measure(options: argparse.Namespace) -> None:
     for count in COUNTS:
         part = subject.taking_out(evenly(every_second(subject.model), count))
         for method in LABELS:
-            if results.get(**about, method=method, out=count) is None:
+            key = {**about, "method": method, "budget": f"blocks={count}"}
+            if results.get(**key) is None:
                 score = part.score(made(method, part, samples))
-                results.add({**about, **origin, "method": method, "out": count, "score": score})
+                results.add({**key, **origin, "out": count, "score": score})
                 print(f"{count} out, {method}: {score:.2f}", flush=True)
 
 
