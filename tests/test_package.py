@@ -137,24 +137,6 @@ def test_all_is_sorted_and_lists_no_name_twice() -> None:
     assert replearn.__all__ == sorted(set(replearn.__all__))
 
 
-def test_type_checkers_see_exactly_the_operators_of_the_folder() -> None:
-    """The list under TYPE_CHECKING is the one list kept by hand, so it is held against the folder."""
-    tree = ast.parse((PACKAGE / "operators" / "__init__.py").read_text(encoding="utf-8"))
-    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
-    assert ast.unparse(guarded.test) == "TYPE_CHECKING"
-    listed = {
-        (node.module, alias.name, alias.asname)
-        for node in guarded.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    folder = {
-        (options.__module__.rpartition(".")[2], options.__name__, options.__name__)
-        for options in replearn.operators.available().values()
-    }
-    assert listed == folder
-
-
 # ---- how the files hang together ----------------------------------------------------------------
 
 

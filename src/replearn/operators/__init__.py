@@ -9,31 +9,20 @@ from __future__ import annotations
 
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ._base.options import Options, registry
-
-if TYPE_CHECKING:  # for type checkers; at run time __getattr__ finds every operator of the folder
-    from .attention_mlp import AttentionMLP as AttentionMLP
-    from .basic import Basic as Basic
-    from .bottleneck import Bottleneck as Bottleneck
-    from .head_wise import HeadWise as HeadWise
-    from .mlp import MLP as MLP
-    from .no_weights import NoWeights as NoWeights
-    from .projection import Projection as Projection
-    from .reduced_bottleneck import ReducedBottleneck as ReducedBottleneck
-    from .removal import Removal as Removal
-    from .whole_block import WholeBlock as WholeBlock
 
 
 def available() -> dict[str, type[Options]]:
     """Every operator by name."""
     for module in iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")
+        if not module.name.startswith("_"):
+            import_module(f"{__name__}.{module.name}")
     return registry()
 
 
-def __getattr__(name: str) -> type[Options]:
+def __getattr__(name: str) -> Any:  # every operator of the folder, by its own name
     for options in available().values():
         if options.__name__ == name:
             return options
