@@ -106,8 +106,8 @@ def test_every_method_trains_digits_and_leaves_its_files(variant: str, tmp_path:
 def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
     variant: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit([spec(tmp_path / "whole", variant, ema_decay=0.9)], device="cpu")[0]
-    stopped = spec(tmp_path / "stopped", variant, ema_decay=0.9)
+    whole = fit([spec(tmp_path / "whole", variant)], device="cpu")[0]
+    stopped = spec(tmp_path / "stopped", variant)
     if where == "between epochs":
         with pytest.raises(Interrupted, match=r"checkpoint\.safetensors"):
             fit([stopped], device="cpu", progress=StopAt(None, 1))
@@ -392,8 +392,8 @@ def test_a_captured_step_trains_as_the_plain_one(
 def test_a_resumed_run_is_bit_equal_on_a_gpu_in_deterministic_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit([spec(tmp_path / "whole", ema_decay=0.9)], device="cuda", deterministic=True)[0]
-    stopped = spec(tmp_path / "stopped", ema_decay=0.9)
+    whole = fit([spec(tmp_path / "whole")], device="cuda", deterministic=True)[0]
+    stopped = spec(tmp_path / "stopped")
     interrupt_at_step(monkeypatch, 4)
     with pytest.raises(Interrupted):
         fit([stopped], device="cuda", deterministic=True)

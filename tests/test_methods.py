@@ -574,14 +574,10 @@ def test_scoring_leaves_no_trace_and_gives_the_same_mask_again() -> None:
     assert masked(other) == first
 
 
-def test_an_average_made_earlier_follows_and_a_checkpoint_remembers_the_mask() -> None:
+def test_a_checkpoint_remembers_the_mask() -> None:
     method, model = prepared("adaptive", vit())
-    average = copy.deepcopy(model)
     make_redundant(model, 2, 6, 8)
     method.start_epoch(model, 0, images)
-    assert masked(average) != masked(model)
-    method.follow(model, average)
-    assert masked(average) == masked(model)
     resumed, fresh = prepared("adaptive", vit())
     resumed.load_state(fresh, method.state())
     assert masked(fresh) == masked(model)

@@ -65,7 +65,6 @@ def spec(out: Path, variant: Variant, way: str) -> RunSpec:
         optimizer=Optimizer(name="adamw", lr=0.01) if way != "one" else Optimizer(lr=0.1),
         schedule=Schedule(warmup_epochs=1),
         augment={"digits": Augment(pad=1, pad_mode="zeros")},
-        ema_decay=0.9 if way == "one" else None,
     )
     return RunSpec(recipe=recipe, variant=variant, data="digits", seed=3, out=out)
 

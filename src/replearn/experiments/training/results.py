@@ -21,7 +21,7 @@ from ...errors import ReplearnError
 from ...planning.serialization import decode, encode, parse
 from ...surgery.tensor_file import PART
 from .metrics import Metric
-from .recipe import Recipe, Variant, paper_fields
+from .recipe import Recipe, Variant
 from .tasks import task_named
 
 FORMAT = "replearn-result-1"
@@ -184,30 +184,14 @@ def _decoded(data: dict[str, Any]) -> Result:
     decode(int, data["hardware"].get("processes", 1), "hardware.processes")
     plain = {name: decode(kind, data[name], name) for name, kind in PLAIN_TYPES.items() if name in data}
     epochs = tuple(epoch_from_dict(entry, f"epochs[{place}]") for place, entry in enumerate(data["epochs"]))
-    # settings that are younger than the file had their defaults when it was written
-    recipe = {**defaults_of(Recipe), **data["recipe"]}
-    variant = {**defaults_of(Variant), **data["variant"]}
-    known = {field.name for field in dataclasses.fields(Recipe)}  # an older file may hold others
-    checked = {name: value for name, value in recipe.items() if name in known}
-    decode(Recipe, {**checked, "paper": [paper_fields(row) for row in recipe["paper"]]}, "recipe")
-    decode(Variant, variant, "variant")
+    recipe = encode(decode(Recipe, data["recipe"], "recipe"))
+    variant = encode(decode(Variant, data["variant"], "variant"))
     task = task_named(recipe["task"])
     for epoch in epochs:
         if missing := [metric.key for metric in (task.metric, *task.also) if metric.key not in epoch.measures]:
             raise ReplearnError(f"epoch {epoch.epoch} has no {missing[0]}")
     held = {**data, **plain, "epochs": epochs, "recipe": recipe, "variant": variant}
     return Result(**held)
-
-
-def defaults_of(kind: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass that need not be given, as a file holds them."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if field.default is not dataclasses.MISSING:
-            found[field.name] = encode(field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = encode(field.default_factory())
-    return found
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:
