@@ -12,7 +12,6 @@ from .examples import as_address
 from .kinds import measured_in
 from .markup import Content, Raw, counted, fold, join, table, tag
 from .measured_part import figure, measured_card
-from .others import others_part
 from .paper_part import paper_part
 from .scene import PALETTE
 from .sections import Section
@@ -112,11 +111,9 @@ def _main(collection: Collection, sections: Sequence[Section]) -> list[Raw]:
             paper_part(sections, measured),
         )
         parts.append(tag("section", *part, class_="card", id="paper"))
-    if rest:
-        shown = others_part(rest)
-        parts.append(tag("section", tag("h2", "Other measurements"), shown, class_="card", id="others"))
-    if collection.unread:
-        rows = [(entry.path.as_posix(), entry.reason) for entry in collection.unread[:MOST_UNREAD]]
+    unread = [*((entry.path, entry.reason) for entry in collection.unread), *rest]
+    if unread:
+        rows = [(path.as_posix(), reason) for path, reason in unread[:MOST_UNREAD]]
         shown = table(("file", "why"), rows, (0, 1), "files not read")
         parts.append(tag("section", tag("h2", "Files not read"), shown, class_="card", id="unread"))
     return parts
