@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import signal
@@ -16,14 +15,12 @@ import torch
 
 pytest.importorskip("sklearn")
 
-from replearn import ReplearnError, operators
+from replearn import ReplearnError
 from replearn.experiments.training.fit import Interrupted, fit
-from replearn.experiments.training.keeping import resume_run
-from replearn.experiments.training.optimizers import make_optimizer, set_rate
+from replearn.experiments.training.optimizers import make_optimizer, rate_at, set_rate
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
 from replearn.experiments.training.results import read_result
 from replearn.experiments.training.run import RunSpec
-from replearn.experiments.training.schedules import rate_at
 from replearn.experiments.training.state import read_state
 
 VARIANTS = {
@@ -147,19 +144,6 @@ def test_runs_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
     assert measured(together[0]) != measured(together[1])
 
 
-def test_runs_that_share_a_gpu_take_the_same_streams_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from replearn.experiments.training import fit as fit_module
-
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
-    monkeypatch.setattr(fit_module, "_stream", functools.cache(fit_module._stream.__wrapped__))
-    gpu = torch.device("cuda", 0)
-    three, two = fit_module.streams_for(3, gpu), fit_module.streams_for(2, gpu)
-    assert len(set(three)) == 3
-    assert two == three[:2]
-    assert fit_module.streams_for(1, gpu) == [None]
-    assert fit_module.streams_for(2, torch.device("cpu")) == [None, None]
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -279,12 +263,6 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     if not torch.cuda.is_available():
         with pytest.raises(ReplearnError, match=r"no GPU here.*device='cpu'"):
             fit([spec(tmp_path / "x")], device="cuda")
-
-
-def test_recipes_survive_json() -> None:
-    special = dataclasses.replace(VARIANTS["repl"], operator=operators.Basic(stop_gradient=False, start=0.5))
-    original = recipe(variants=(special,), clip_norm=1.0)
-    assert recipe_from_dict(json.loads(json.dumps(original.to_dict()))) == original
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -424,17 +402,6 @@ def test_runs_that_share_a_gpu_do_not_disturb_each_other(tmp_path: Path) -> None
 def test_a_run_is_not_charged_with_what_those_before_it_left(tmp_path: Path) -> None:
     peaks = [fit([spec(tmp_path / name)], device="cuda")[0].peak_memory for name in "abcd"]
     assert max(peaks[1:]) - min(peaks[1:]) < 2**20  # cuBLAS alone would keep 68 MB for a stream of each
-
-
-def test_resume_run_says_when_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    from replearn.experiments.training.processes import Processes
-    from replearn.experiments.training.run import Run
-    from replearn.experiments.training.tasks.classification import Classification
-
-    tmp_path.mkdir(exist_ok=True)
-    cpu = torch.device("cpu")
-    made = spec(tmp_path)
-    assert not resume_run(Run(made, Classification.open(made, cpu, Processes(), {}), cpu, Processes()))
 
 
 def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ import torch
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...planning.serialization import encode
-from .compiling import many_graphs
 from .interrupting import Interruption, interruption
 from .keeping import result_of, resume_run, save_run, tidy, write_model, write_result
 from .locking import locked
@@ -25,6 +24,7 @@ from .processes import Parallel, Processes, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
+from .step import many_graphs
 from .tasks import task_named
 
 CHECKPOINT_SECONDS = 60.0

@@ -16,16 +16,14 @@ from ...errors import ReplearnError
 from ...fast.train.accelerate import accelerated_layers
 from ...fitting.calibrate import calibrate_
 from ...planning.data import Plan
-from .compiling import not_compiled
 from .methods import method_for
 from .methods.base import Setting
-from .optimizers import make_optimizer, set_rate
+from .optimizers import make_optimizer, rate_at, set_rate
 from .processes import Processes
 from .recipe import Recipe, Variant, slug
 from .results import Epoch, now
-from .schedules import rate_at
 from .seeds import seed_at
-from .step import CapturedStep, autocast_for, step_body
+from .step import CapturedStep, autocast_for, not_compiled, step_body
 from .tasks import Task
 
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from .. import data as data_room
 from ..coco_metrics import coco_metrics, need_pycocotools, write_results_file
-from ..data.defects import Defects
 from ..data.masks import read_scene
-from ..data.scenes import DetectionSet, Scene
+from ..data.scenes import Defects, DetectionSet, Scene
 from ..detection_batches import Batch, DetectionBatches
 from ..examples import box_examples
 from ..metrics import Metric
