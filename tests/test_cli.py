@@ -121,7 +121,7 @@ def test_train_writes_the_run_it_was_asked_for(here):
     result = read_result(folder / "result.json")
     assert (result.seed, result.variant["label"], result.finished) == (3, "RepL first=2", True)
     assert result.recipe["optimizer"]["lr"] == 0.01
-    assert f"{result.last.test_accuracy:.2f} %" in said
+    assert f"{result.last.measures['test_accuracy']:.2f} %" in said
 
 
 def test_a_run_that_is_there_is_never_trained_over(here):

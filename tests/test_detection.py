@@ -230,7 +230,7 @@ def test_accumulated_parts_and_sizes_drawn_at_random_train_too(root: Path, tmp_p
     several = Detection(min_size=(64, 80), max_size=96, keep_empty=False)
     made = spec(tmp_path, root, epochs=1, accumulate=2, detection=several)
     (result,) = fit([made], device="cpu")
-    assert result.last.train_loss > 0
+    assert result.last.measures["train_loss"] > 0
 
 
 def test_the_pictures_stand_side_by_side_in_the_report(runs: Path, tmp_path: Path) -> None:
@@ -337,4 +337,4 @@ def test_two_processes_train_both_tasks_and_look_at_every_test_picture(
         assert (tmp_path / name / "examples" / "0-found.png").is_file()
     assert read_result(tmp_path / "masks" / "result.json").last.measures["test_overall"] > 0
     boxes, sharded = (read_result(tmp_path / name / "result.json").last for name in ("boxes", "sharded"))
-    assert sharded.train_loss == pytest.approx(boxes.train_loss, rel=1e-3)
+    assert sharded.measures["train_loss"] == pytest.approx(boxes.measures["train_loss"], rel=1e-3)

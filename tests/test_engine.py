@@ -61,7 +61,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def measured(result: object) -> list[tuple[float, ...]]:
-    return [(e.train_loss, e.train_accuracy, e.test_loss, e.test_accuracy) for e in result.epochs]  # type: ignore[attr-defined]
+    return [tuple(epoch.measures.values()) for epoch in result.epochs]  # type: ignore[attr-defined]
 
 
 class StopAt:
@@ -87,7 +87,7 @@ def test_every_method_trains_digits_and_leaves_its_files(variant: str, tmp_path:
     (result,) = fit([spec(tmp_path, variant, **changes)], device="cpu")
     assert result.finished
     assert len(result.epochs) == 2
-    assert result.epochs[1].train_loss < result.epochs[0].train_loss
+    assert result.epochs[1].measures["train_loss"] < result.epochs[0].measures["train_loss"]
     assert read_result(tmp_path / "result.json") == result
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
@@ -207,9 +207,9 @@ def test_coefficients_take_no_weight_decay_and_vectors_only_if_asked() -> None:
 def test_accumulation_clipping_and_label_smoothing_train(tmp_path: Path) -> None:
     plain = fit([spec(tmp_path / "a", model="vit:16:3:2:4")], device="cpu")[0]
     parts = fit([spec(tmp_path / "b", model="vit:16:3:2:4", accumulate=2)], device="cpu")[0]
-    assert parts.last.train_loss == pytest.approx(plain.last.train_loss, rel=1e-4)
+    assert parts.last.measures["train_loss"] == pytest.approx(plain.last.measures["train_loss"], rel=1e-4)
     other = fit([spec(tmp_path / "c", model="vit:16:3:2:4", clip_norm=0.01, label_smoothing=0.1)], device="cpu")[0]
-    assert other.last.train_loss != pytest.approx(plain.last.train_loss, rel=1e-3)
+    assert other.last.measures["train_loss"] != pytest.approx(plain.last.measures["train_loss"], rel=1e-3)
 
 
 def test_nan_stops_the_run_and_names_the_last_good_state(tmp_path: Path) -> None:

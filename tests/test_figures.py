@@ -85,7 +85,7 @@ def test_a_loaded_run_reaches_what_its_result_file_says(resnets: dict[str, Path]
         images, labels = run.test(360)
         with torch.no_grad():
             reached = 100 * (run.model(images).argmax(1) == labels).float().mean().item()
-        assert reached == pytest.approx(run.result.last.test_accuracy, abs=1e-3)
+        assert reached == pytest.approx(run.result.last.measures["test_accuracy"], abs=1e-3)
 
 
 def test_the_same_images_are_shown_of_every_run_with_classes_evenly(resnets: dict[str, Path]) -> None:

@@ -279,7 +279,7 @@ def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
         return replace(base.epochs[0], epoch=number + 1, measures={"test_accuracy": accuracy})
 
     risen = [reached(number, 50 + number / 30) for number in range(1000)]
-    higher = [reached(number, epoch.test_accuracy + 1) for number, epoch in enumerate(risen)]
+    higher = [reached(number, epoch.measures["test_accuracy"] + 1) for number, epoch in enumerate(risen)]
     long = [replace(base, seed=seed, epochs=tuple(epochs)) for seed, epochs in enumerate((risen, higher))]
     drawing = curves_figure(long, ACCURACY, "c")
     assert drawing is not None

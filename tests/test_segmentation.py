@@ -218,7 +218,7 @@ def test_it_learns_and_a_stopped_run_goes_on_as_if_nothing_had_happened(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fit([spec(tmp_path / "whole", root, epochs=4)], device="cpu")[0]
-    assert whole.last.train_loss < whole.epochs[0].train_loss
+    assert whole.last.measures["train_loss"] < whole.epochs[0].measures["train_loss"]
     names = {"train_loss", "train_overall", "test_loss", "test_iou", "test_overall", "test_mean"}
     assert set(whole.last.measures) == names
     assert whole.plan is not None

@@ -201,7 +201,7 @@ def differences(whole: Path, out: Path) -> list[str]:
 
 
 def metrics(epoch: Any) -> tuple[float, ...]:
-    return (epoch.train_loss, epoch.train_accuracy, epoch.test_loss, epoch.test_accuracy, epoch.lr)
+    return *epoch.measures.values(), epoch.lr
 
 
 def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -43,26 +43,6 @@ class Epoch:
     seconds: float  # training alone, without evaluation
     images_per_second: float  # or tokens, or whatever the task counts
     peak_memory: int  # 0 where the device can't tell
-
-    @property
-    def train_loss(self) -> float:
-        return self.measures["train_loss"]
-
-    @property
-    def test_loss(self) -> float:
-        return self.measures["test_loss"]
-
-    @property
-    def train_accuracy(self) -> float:
-        return self.measures["train_accuracy"]
-
-    @property
-    def test_accuracy(self) -> float:
-        return self.measures["test_accuracy"]
-
-    @property
-    def test_top5(self) -> float:
-        return self.measures["test_top5"]
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in PLAIN}
@@ -162,19 +142,6 @@ def result_from_json(text: str, where: str = "this") -> Result:
         raise ReplearnError(f"{where} is not a readable result file: {str(error).removesuffix('.')}.") from error
 
 
-PLAIN_TYPES: dict[str, Any] = {
-    "data": str,
-    "seed": int,
-    "parameters": int,
-    "flops": int,
-    "step_ms": float,
-    "versions": Mapping[str, str],
-    "started": str,
-    "finished": bool,
-    "notes": tuple[str, ...],
-}
-
-
 def _decoded(data: dict[str, Any]) -> Result:
     for name, kinds in (("epochs", list), ("recipe", dict), ("variant", dict), ("hardware", dict)):
         if not isinstance(data.get(name), kinds):
@@ -182,7 +149,9 @@ def _decoded(data: dict[str, Any]) -> Result:
     if not isinstance(data.get("plan"), dict | None):
         raise ReplearnError("plan is an object or null")
     decode(int, data["hardware"].get("processes", 1), "hardware.processes")
-    plain = {name: decode(kind, data[name], name) for name, kind in PLAIN_TYPES.items() if name in data}
+    free = ("recipe", "variant", "hardware", "plan", "epochs")
+    hints = {name: kind for name, kind in get_type_hints(Result).items() if name not in free}
+    plain = {name: decode(kind, data[name], name) for name, kind in hints.items() if name in data}
     epochs = tuple(epoch_from_dict(entry, f"epochs[{place}]") for place, entry in enumerate(data["epochs"]))
     recipe = encode(decode(Recipe, data["recipe"], "recipe"))
     variant = encode(decode(Variant, data["variant"], "variant"))
