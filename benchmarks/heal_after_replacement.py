@@ -31,12 +31,11 @@ import replearn
 from replearn import operators
 from replearn.experiments import recipes
 from replearn.experiments.training.fit import device_named, synchronize
-from replearn.experiments.training.optimizers import make_optimizer, set_rate
+from replearn.experiments.training.optimizers import make_optimizer, rate_at, set_rate
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Recipe, Schedule, Variant
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 from replearn.experiments.training.run import Run, RunSpec
-from replearn.experiments.training.schedules import rate_at
 from replearn.experiments.training.tasks import Task, task_named
 from replearn.experiments.training.trained import read_trained
 from replearn.operators._base.options import Options

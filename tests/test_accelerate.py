@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 import replearn
-from replearn.experiments.training.recipe import ACCELERATE_BEFORE, Recipe, Variant, recipe_from_dict
 from replearn.experiments.training.step import CapturedStep, autocast_for, step_body
 from replearn.fast import accelerate
 from replearn.fast.graphs import capture
@@ -206,16 +205,6 @@ def test_the_step_body_averages_parts_and_clips() -> None:
     whole = [lambda: other(x).mean()]
     step_body(other, optimizers[1], lambda: whole, autocast_for(x.device, low=False), accelerated=False)()
     torch.testing.assert_close(model.bias.grad, 1e-3 * other.bias.grad / other_norm(other))
-
-
-@pytest.mark.parametrize(("switches", "accelerated"), [((False,) * 4, False), ((False, True, False, False), True)])
-def test_recipes_with_the_switches_of_before_are_read(switches: tuple[bool, ...], accelerated: bool) -> None:
-    variant = Variant(label="E2E", method="e2e")
-    base = Recipe(name="a", table="", model="m", data=("d",), variants=(variant,), epochs=1, batch_size=2)
-    before = base.to_dict() | dict(zip(ACCELERATE_BEFORE, switches, strict=True))
-    del before["accelerate"]
-    assert recipe_from_dict(before).accelerate is accelerated
-    assert recipe_from_dict(base.to_dict()) == base
 
 
 def other_norm(model: nn.Module) -> Tensor:

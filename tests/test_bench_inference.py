@@ -30,8 +30,7 @@ from replearn.experiments.bench.inference_sides import (
 )
 from replearn.experiments.bench.inference_sides import DYNAMIC as MOVING
 from replearn.experiments.bench.inference_table import line_of
-from replearn.experiments.bench.launching import launching
-from replearn.experiments.bench.timing import Timing
+from replearn.experiments.bench.timing import Timing, launching
 from replearn.experiments.report.collecting import Other
 from replearn.experiments.report.kinds import measured_in
 from replearn.fast.graph_module import FlatGraph

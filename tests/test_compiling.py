@@ -15,10 +15,10 @@ from torch._dynamo import config
 from torch._dynamo.utils import counters
 
 from replearn.experiments.bench.steps import precision_of
-from replearn.experiments.training.compiling import many_graphs, not_compiled
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.recipe import Recipe, Variant
 from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.step import many_graphs, not_compiled
 
 VARIANTS = (
     Variant(label="E2E", method="e2e"),

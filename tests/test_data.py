@@ -19,7 +19,6 @@ from official_layouts import LAYOUTS, cifar10_binary, cifar10_python, pictures, 
 
 from replearn.errors import ReplearnError
 from replearn.experiments.training import data
-from replearn.experiments.training.augmentation import one_thread
 from replearn.experiments.training.data.base import ImageSet
 from replearn.experiments.training.data.inspection import inspect_source, md5_of
 from replearn.experiments.training.data.pickles import images_and_labels
@@ -109,15 +108,6 @@ def test_a_missing_file_is_named(written):
             data.load(name, root, strict_counts=False)
         assert str(path) in str(error.value)
         path.with_name("aside").rename(path)
-
-
-def test_a_folder_in_place_of_a_file_is_told(written):
-    name, root, _ = written
-    first = files_of(root)[0]
-    first.unlink()
-    first.mkdir()
-    with pytest.raises(ReplearnError, match="is missing"):
-        data.load(name, root, strict_counts=False)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +259,6 @@ def test_data_that_is_not_there_says_where_it_was_looked_for_and_how_to_get_it(t
     assert (status.found, status.num_train, status.checksums, status.ok) == (None, None, (), False)
 
 
-def test_an_unknown_name_is_answered_with_those_there_are():
-    with pytest.raises(ReplearnError, match="no data set 'mnist'; there are bccd, camvid, cifar10, cifar100"):
-        data.load("mnist")
-
-
 # ---- status and checksums --------------------------------------------------------------------
 
 
@@ -399,14 +384,3 @@ def test_statistics_are_those_of_the_pixels():
     assert mean == pytest.approx(scaled.mean((0, 2, 3)).tolist(), abs=1e-12)
     assert std[:2] == pytest.approx(scaled.std((0, 2, 3), correction=0).tolist()[:2], abs=1e-12)
     assert std[2] == 1.0  # a constant channel is not divided by zero
-
-
-def test_one_thread_is_for_as_long_as_it_is_asked_for() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

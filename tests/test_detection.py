@@ -20,7 +20,7 @@ from replearn import ReplearnError, deploy
 from replearn.deployment.exporting import export
 from replearn.experiments import recipes
 from replearn.experiments.report.building import build_report
-from replearn.experiments.training.coco_metrics import by_pycocotools, by_replearn, coco_metrics, read_results_file
+from replearn.experiments.training.coco_metrics import coco_metrics, read_results_file
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.fit import Interrupted, fit
@@ -62,22 +62,12 @@ def made_up(seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return truth, found
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_our_arithmetic_gives_pycocotools_numbers(seed: int) -> None:
-    pytest.importorskip("pycocotools")
-    truth, found = made_up(seed)
-    ours = by_replearn(truth, found)
-    assert ours == pytest.approx(by_pycocotools(truth, found), abs=1e-9)
-    assert 0 < ours["map"] < ours["ap50"] < 100
-
-
-def test_more_boxes_than_count_and_a_perfect_answer() -> None:
-    pytest.importorskip("pycocotools")
-    truth, _ = made_up(0)
+def test_boxes_are_judged_as_coco_does_and_a_perfect_answer_is_100() -> None:
+    truth, found = made_up(0)
+    measured = coco_metrics(truth, found)
+    assert 0 < measured["map"] < measured["ap50"] < 100
     perfect = [{**entry, "score": 0.9} for entry in truth["annotations"] if not entry["iscrowd"]]
-    assert by_replearn(truth, perfect) == pytest.approx({"map": 100, "ap50": 100, "ap75": 100})
-    noise = [{**perfect[0], "bbox": [n % 60, n // 60, 9, 9], "score": 0.95 - n / 1000} for n in range(150)]
-    assert by_replearn(truth, perfect + noise) == pytest.approx(by_pycocotools(truth, perfect + noise), abs=1e-9)
+    assert coco_metrics(truth, perfect) == pytest.approx({"map": 100, "ap50": 100, "ap75": 100})
     assert coco_metrics(truth, []) == {"map": 0, "ap50": 0, "ap75": 0}
     assert coco_metrics({**truth, "annotations": []}, perfect) == {"map": 0, "ap50": 0, "ap75": 0}
 
@@ -240,7 +230,7 @@ def test_accumulated_parts_and_sizes_drawn_at_random_train_too(root: Path, tmp_p
     several = Detection(min_size=(64, 80), max_size=96, keep_empty=False)
     made = spec(tmp_path, root, epochs=1, accumulate=2, detection=several)
     (result,) = fit([made], device="cpu")
-    assert result.last.train_loss > 0
+    assert result.last.measures["train_loss"] > 0
 
 
 def test_the_pictures_stand_side_by_side_in_the_report(runs: Path, tmp_path: Path) -> None:
@@ -347,4 +337,4 @@ def test_two_processes_train_both_tasks_and_look_at_every_test_picture(
         assert (tmp_path / name / "examples" / "0-found.png").is_file()
     assert read_result(tmp_path / "masks" / "result.json").last.measures["test_overall"] > 0
     boxes, sharded = (read_result(tmp_path / name / "result.json").last for name in ("boxes", "sharded"))
-    assert sharded.train_loss == pytest.approx(boxes.train_loss, rel=1e-3)
+    assert sharded.measures["train_loss"] == pytest.approx(boxes.measures["train_loss"], rel=1e-3)

@@ -54,10 +54,6 @@ class Server:
                 self.end_headers()
                 self.wfile.write(body[: act.get("cut", len(body))])
                 self.wfile.flush()
-                for piece in act.get("drip", ()):
-                    time.sleep(0.1)
-                    self.wfile.write(piece)
-                    self.wfile.flush()
                 time.sleep(act.get("stall", 0))
 
             def log_message(self, *args: object) -> None:
@@ -145,13 +141,6 @@ def test_a_server_in_trouble_is_tried_again_but_not_for_ever(server, tmp_path, s
         fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, QUICK)
     assert len(server.asked) == 7
     assert leftovers(tmp_path) == []
-
-
-def test_a_slow_server_is_waited_for(server, tmp_path):
-    # in all it takes longer than the timeout, but never that long without a byte
-    server.script.append({"cut": 1000, "drip": [BODY[i : i + 17_000] for i in range(1000, len(BODY), 17_000)]})
-    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM, replace(QUICK, timeout=1.0))
-    assert len(server.asked) == 1
 
 
 def test_a_server_that_falls_silent_is_left_and_asked_again(server, tmp_path):

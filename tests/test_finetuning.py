@@ -64,7 +64,7 @@ def test_rows_start_from_the_trained_weights_and_the_fitted_one_closest(weights:
     # a rate of zero: what is measured is the start
     still = {"pretrained": weights, "classes": LOW, "optimizer": Optimizer(name="sgd", lr=0.0)}
     results = {label: fit([spec(tmp_path / label, label, **still)], device="cpu")[0] for label in VARIANTS}
-    loss = {label: result.last.test_loss for label, result in results.items()}
+    loss = {label: result.last.measures["test_loss"] for label, result in results.items()}
     assert loss["E2E"] < 0.8
     assert loss["E2E"] < loss["fitted"] < loss["removal"]
     assert loss["fitted"] < loss["RepL"]
@@ -77,7 +77,7 @@ def test_other_classes_get_an_output_layer_of_their_own(weights: str, tmp_path: 
     tuned = {"classes": HIGH, "epochs": 4, "batch_size": 50, "optimizer": Optimizer(name="adamw", lr=5e-3)}
     fresh = fit([spec(tmp_path / "fresh", **tuned)], device="cpu")[0]
     moved = fit([spec(tmp_path / "moved", "fitted", pretrained=weights, **tuned)], device="cpu")[0]
-    assert moved.last.train_loss < fresh.last.train_loss
+    assert moved.last.measures["train_loss"] < fresh.last.measures["train_loss"]
 
     def head(classes: tuple[int, ...]) -> torch.Tensor:
         still = {"pretrained": weights, "classes": classes, "optimizer": Optimizer(name="sgd", lr=0.0)}
@@ -156,7 +156,7 @@ def test_a_hugging_face_model_trains_and_starts_from_its_folder(tmp_path: Path) 
     name = f"hf:{tmp_path / 'vit'}"
     made = spec(tmp_path / "run", "fitted", model=name, pretrained=str(tmp_path / "vit"), epochs=2)
     (result,) = fit([made], device="cpu")
-    assert result.epochs[1].train_loss < result.epochs[0].train_loss
+    assert result.epochs[1].measures["train_loss"] < result.epochs[0].measures["train_loss"]
     with pytest.raises(ReplearnError, match=r"hf:.*nowhere: there is no config.json"):
         fit([spec(tmp_path / "x", model=f"hf:{tmp_path / 'nowhere'}")], device="cpu")
 

@@ -209,7 +209,7 @@ def test_every_row_of_the_recipe_learns_and_rows_compare_by_perplexity(
     for run, result in zip(runs, results, strict=True):
         first, last = (epoch.measures["test_perplexity"] for epoch in result.epochs)
         assert last < first < 40
-        assert last == pytest.approx(math.exp(result.last.test_loss))
+        assert last == pytest.approx(math.exp(result.last.measures["test_loss"]))
         assert result.score == last
         assert result.best == result.last  # the lowest perplexity is the best
         assert read_result(run.out / "result.json") == result
@@ -287,7 +287,7 @@ def test_weights_of_another_vocabulary_or_length_are_refused(text_root: Path, tm
     (result,) = fit([spec(text_root, tmp_path / "base", "E2E", epochs=1)], device="cpu")
     weights = str(tmp_path / "base" / "model.safetensors")
     tuned = fit([spec(text_root, tmp_path / "on", "E2E", epochs=1, pretrained=weights)], device="cpu")[0]
-    assert tuned.last.train_loss < result.last.train_loss
+    assert tuned.last.measures["train_loss"] < result.last.measures["train_loss"]
     other = {"pretrained": weights, "text": Text(sequence_length=8, min_count=200)}  # the full stop alone
     with pytest.raises(ReplearnError, match=r"vocabulary has 15 words, and this text gives 3: use the text and"):
         fit([spec(text_root, tmp_path / "x", **other)], device="cpu")

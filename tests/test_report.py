@@ -10,19 +10,15 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import runs_made_up
 from runs_made_up import RECIPE, run
 
 import replearn
 from replearn.errors import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.report.axes import padded, spread_labels, ticks
-from replearn.experiments.report.blueprint import blocks_of
 from replearn.experiments.report.bubble import bubble_figure
 from replearn.experiments.report.building import build_report
 from replearn.experiments.report.collecting import Reader, collect
@@ -31,7 +27,7 @@ from replearn.experiments.report.frontier import frontier, frontier_figure
 from replearn.experiments.report.page import page
 from replearn.experiments.report.paper_part import ours_of
 from replearn.experiments.report.reproducing import command_of
-from replearn.experiments.report.scene import PALETTE, series_roles
+from replearn.experiments.report.scene import PALETTE
 from replearn.experiments.report.sections import sections_of
 from replearn.experiments.report.strip import strip_figure
 from replearn.experiments.report.svg import standalone_svg
@@ -160,7 +156,7 @@ def test_files_that_cant_be_read_are_named_and_the_others_shown(runs: Path) -> N
     assert "9</b> runs" in text
 
 
-def test_json_of_other_kinds_is_shown_and_nothing_in_it_can_break_the_page(tmp_path: Path) -> None:
+def test_json_of_other_kinds_is_named_and_nothing_in_it_can_break_the_page(tmp_path: Path) -> None:
     odd = (
         [],
         3,
@@ -173,12 +169,8 @@ def test_json_of_other_kinds_is_shown_and_nothing_in_it_can_break_the_page(tmp_p
     )
     for number, data in enumerate(odd):
         (tmp_path / f"bench_{number}.json").write_text(json.dumps(data))
-    rows = [{"backend": "tf32", "ratio": 0.91}] * 500
-    (tmp_path / "bench_rows.json").write_text(json.dumps({"hardware": {"gpu": "a GPU"}, "rows": rows}))
     text = html(tmp_path)
-    assert "bench_rows.json" in text
-    assert "and 300 more rows" in text
-    assert text.count("<td") < 3000
+    assert all(f"bench_{number}.json" in text for number in range(len(odd)))
 
 
 def test_runs_in_progress_are_shown_with_what_they_have(runs: Path) -> None:
@@ -287,7 +279,7 @@ def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
         return replace(base.epochs[0], epoch=number + 1, measures={"test_accuracy": accuracy})
 
     risen = [reached(number, 50 + number / 30) for number in range(1000)]
-    higher = [reached(number, epoch.test_accuracy + 1) for number, epoch in enumerate(risen)]
+    higher = [reached(number, epoch.measures["test_accuracy"] + 1) for number, epoch in enumerate(risen)]
     long = [replace(base, seed=seed, epochs=tuple(epochs)) for seed, epochs in enumerate((risen, higher))]
     drawing = curves_figure(long, ACCURACY, "c")
     assert drawing is not None
@@ -297,10 +289,6 @@ def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
     assert max(len(mark.points) for mark in lines) <= MOST_POINTS
     assert thinned(list(range(1, 1001)))[0] == 1
     assert thinned(list(range(1, 1001)))[-1] == 1000
-
-
-def test_a_run_without_an_epoch_has_no_curve() -> None:
-    assert curves_figure([run("E2E", 0, 90.0, epochs=())], ACCURACY, "c") is None
 
 
 def test_the_frontier_holds_what_nothing_beats_and_follows_the_metrics_direction() -> None:
@@ -356,13 +344,6 @@ def test_skipped_blocks_are_told_with_their_reason() -> None:
     assert any("though its turn came: has hooks" in getattr(mark, "tip", "") for mark in drawing.marks)
 
 
-def test_a_models_blocks_are_known_without_weights_and_without_the_compiler() -> None:
-    blocks = blocks_of("resnet110")
-    assert blocks is not None
-    assert {name: len(found) for name, found in blocks.items()} == {"layer1": 18, "layer2": 18, "layer3": 18}
-    assert blocks["layer1"][0].parameters == 2 * (16 * 16 * 9) + 4 * 16
-
-
 def contrast(one: str, other: str) -> float:
     """As WCAG 2 defines it."""
 
@@ -381,34 +362,11 @@ def test_everything_that_is_read_stands_out_on_both_grounds(role: str) -> None:
         assert contrast(PALETTE[role][shade], PALETTE["ground"][shade]) >= 4.5
 
 
-def test_baselines_keep_their_colours_and_others_take_turns() -> None:
-    assert series_roles(["e2e", "removal", "repl", "repl", "adaptive"]) == [
-        "e2e",
-        "removal",
-        "repl",
-        "series0",
-        "series1",
-    ]
-
-
 def test_standalone_figures_are_titled_for_screen_readers(runs: Path) -> None:
     (section,) = sections_of(collect(runs))
     for drawing in (*section.figures, *section.strips):
         assert f"<title>{drawing.title}</title>" in standalone_svg(drawing)
         assert drawing.about
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (91.2, 91.9), (-3, 4000), (0.0001, 0.0002), (5, 5)])
-def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 1 <= len(found) <= 8
-    assert all(low - 1e-9 <= value <= high + 1e-9 for value in found)
-
-
-def test_labels_are_moved_apart() -> None:
-    places = sorted(spread_labels([10, 10, 11, 50], 13, 0, 100))
-    assert all(b - a >= 13 - 1e-9 for a, b in pairwise(places))
-    assert padded([3.0]) == (pytest.approx(2.9), pytest.approx(3.1))
 
 
 # ---- metrics, commands, the paper ---------------------------------------------------------------
@@ -458,13 +416,6 @@ def test_a_run_that_blew_up_is_shown_and_breaks_no_figure(tmp_path: Path) -> Non
     for figure in section.figures:
         assert not re.search(r"\b(nan|inf)\b", standalone_svg(figure))
     assert ">inf<" in html(tmp_path)
-
-
-def test_a_task_that_is_not_known_here_is_named(tmp_path: Path) -> None:
-    text = run("E2E", 0, 90.0).to_json().replace('"task": "classification"', '"task": "juggling"')
-    (tmp_path / "one.json").write_text(text)
-    (entry,) = Reader(tmp_path).read().unread
-    assert "There is no task 'juggling'" in entry.reason
 
 
 def test_the_command_names_what_was_changed_and_the_shell_takes_it(tmp_path: Path) -> None:
@@ -536,10 +487,6 @@ def test_committed_results_make_a_report() -> None:
     sections = sections_of(collection)
     assert {"demo", "t1_resnet32"} <= {section.recipe for section in sections}
     assert all(section.comparison is not None for section in sections)
-
-
-def test_the_made_up_runs_are_what_a_run_writes() -> None:
-    assert runs_made_up.run("E2E", 0, 1.0).to_json()
 
 
 def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

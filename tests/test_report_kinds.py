@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from replearn.experiments.bench.inference_paper import latencies, quantized_rows
-from replearn.experiments.report.building import build_report
 from replearn.experiments.report.collecting import Other, Reader, collect
 from replearn.experiments.report.dots import Case, Dot, dot_figure
-from replearn.experiments.report.kinds import available, measured_in
+from replearn.experiments.report.kinds import measured_in
 from replearn.experiments.report.measured import command_of, made_on
 from replearn.experiments.report.page import page
 from replearn.experiments.report.paper_part import ours_of, paper_part
@@ -34,7 +32,7 @@ ROW: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Any]:
     known, rest = measured_in(collect(RESULTS).others)
-    assert [why for _, why in rest if why] == []  # nothing of a known kind is off its form
+    assert [why for _, why in rest if why.startswith("looks")] == []  # nothing of a known kind is off its form
     return {entry.path.stem: entry for entry in known}
 
 
@@ -117,31 +115,13 @@ def test_int8_rows_stand_beside_the_papers() -> None:
         {"format": "replearn-memory-promise-1", "rows": [{"measured": None}]},
     ],
 )
-def test_a_file_that_only_looks_known_is_shown_as_it_stands_and_says_why(data: Any, tmp_path: Path) -> None:
+def test_a_file_that_only_looks_known_is_named_and_says_why(data: Any, tmp_path: Path) -> None:
     known, ((_, why),) = kind_of(data)
     assert known == []
     assert why.startswith("looks like ")
     (tmp_path / "odd.json").write_text(json.dumps(data))
     collection = Reader(tmp_path).read()
-    assert "it is shown as it stands" in page(collection, [])
-
-
-@pytest.mark.parametrize("data", [3, [], {}, {"rows": [1, 2]}, {"rows": []}, {"format": 7}])
-def test_json_of_no_kind_is_left_to_the_others(data: Any) -> None:
-    known, ((_, why),) = kind_of(data)
-    assert (known, why) == ([], "")
-
-
-def test_the_folder_of_kinds_is_their_list() -> None:
-    assert all(callable(kind.claims) and callable(kind.show) for kind in available())
-    assert len(available()) >= 7
-
-
-def test_the_report_of_the_committed_results_writes_their_figures(tmp_path: Path) -> None:
-    report = build_report(RESULTS, tmp_path / "r.html", png=False)
-    assert {"measured-steps-h200-step.svg", "measured-heal-lm-perplexity.svg"} <= {p.name for p in report.figures}
-    text = report.page.read_text(encoding="utf-8")
-    assert 'id="measured-inference-h200"' in text
+    assert f"looks like {why.split()[2]}" in page(collection, [])
 
 
 def test_dots_stay_inside_and_long_names_are_cut() -> None:
@@ -167,9 +147,3 @@ def test_commands_are_written_from_what_a_file_says() -> None:
     shown = "python b.py --epochs 3 --no-operators --ranks 1 2 --out FILE"
     assert command_of({"script": "b.py", "arguments": given}) == shown
     assert made_on({"about": {"device": "a GPU", "torch": "9"}}) == "a GPU, torch 9"
-
-
-def test_the_papers_latencies_are_the_data_files() -> None:
-    assert len(latencies()) == 12
-    assert len(quantized_rows()) == 4
-    assert next(row for row in latencies() if row.backend == "amp").deployed == 11.86

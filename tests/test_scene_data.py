@@ -14,9 +14,8 @@ from scenes import edit, write_camvid, write_cityscapes, write_coco, write_mask,
 from replearn import ReplearnError
 from replearn.experiments.training import data
 from replearn.experiments.training.data.coco import read_part
-from replearn.experiments.training.data.defects import Defects
 from replearn.experiments.training.data.masks import read_pair, read_scene
-from replearn.experiments.training.data.scenes import DetectionSet, SegmentationSet
+from replearn.experiments.training.data.scenes import Defects, DetectionSet, SegmentationSet
 from replearn.experiments.training.data.sets.cityscapes import official_numbers
 from replearn.experiments.training.picture_store import PictureStore, shares
 

@@ -74,13 +74,6 @@ def same(left: list, right: list) -> bool:
 # ---- what every stream keeps -----------------------------------------------------------------
 
 
-def test_a_stream_tells_its_counts(stream):
-    assert (stream.name, stream.num_train, stream.num_test) == ("imagenet", TRAIN, TEST)
-    assert (stream.channels, replace(stream, size=224).size) == (3, 224)
-    assert stream.steps(4) == 3
-    assert len(stream.mean) == len(stream.std) == 3
-
-
 def test_batches_are_uint8_with_the_right_labels(stream):
     for images, labels in [*stream.train_batches(0, 0, batch_size=4), *stream.test_batches(batch_size=4)]:
         assert (images.shape[1:], images.dtype, labels.dtype) == ((3, 16, 16), torch.uint8, torch.int64)
@@ -138,13 +131,6 @@ def test_every_test_image_is_seen_once_by_as_many_batches_in_each_process(stream
     assert all(int(label) in (0, 1, 2, IGNORED) for part in parts for _, labels in part for label in labels)
     if world == 1:
         assert sum(len(labels) for _, labels in parts[0]) == TEST  # nothing to fill up
-
-
-def test_one_process_s_test_images_are_the_same_with_workers(stream):
-    alone = list(stream.test_batches(batch_size=3))
-    helped = list(replace(stream, workers=2).test_batches(batch_size=3))
-    seen = [sorted(number for images, _ in part for number in numbers(images)) for part in (alone, helped)]
-    assert seen == [list(range(TEST))] * 2
 
 
 def test_rand_augment_changes_the_pictures(stream):

@@ -65,7 +65,6 @@ def spec(out: Path, variant: Variant, way: str) -> RunSpec:
         optimizer=Optimizer(name="adamw", lr=0.01) if way != "one" else Optimizer(lr=0.1),
         schedule=Schedule(warmup_epochs=1),
         augment={"digits": Augment(pad=1, pad_mode="zeros")},
-        ema_decay=0.9 if way == "one" else None,
     )
     return RunSpec(recipe=recipe, variant=variant, data="digits", seed=3, out=out)
 
@@ -202,7 +201,7 @@ def differences(whole: Path, out: Path) -> list[str]:
 
 
 def metrics(epoch: Any) -> tuple[float, ...]:
-    return (epoch.train_loss, epoch.train_accuracy, epoch.test_loss, epoch.test_accuracy, epoch.lr)
+    return *epoch.measures.values(), epoch.lr
 
 
 def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from ..experiments.training.recipe import Recipe, recipe_from_dict
 FIXED = ("name", "table", "data", "variants", "paper")
 SIZES = ("sequence_length", "resize", "crop", "min_size", "max_size")
 AT_LEAST_ONE = ("epochs", "batch_size", "accumulate", *SIZES)
-SHARES = ("momentum", "label_smoothing", "ema_decay")
+SHARES = ("momentum", "label_smoothing")
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:

@@ -27,9 +27,7 @@ def carry_(model: nn.Module, plan: Plan) -> None:
 def carried(model: nn.Module) -> Plan | None:
     """The plan that a model carries, if it does."""
     found = getattr(model, PLAN, None)
-    if isinstance(found, str):
-        return Plan.from_json(found)
-    return found if isinstance(found, Plan) else None  # as earlier releases pickled it
+    return None if found is None else Plan.from_json(found)
 
 
 def drop_(model: nn.Module) -> None:

@@ -24,7 +24,6 @@ from ..errors import ReplearnError
 
 PART = ".replearn-part"  # the end of the name of a file that is not whole yet
 LARGEST_HEADER = 32 * 2**20  # bytes; a thousand layers need less than one
-UNCHECKED = "replearn-run-1"  # the one format that had no checksum yet
 
 CODES = {
     torch.float64: "F64",
@@ -83,14 +82,11 @@ def refuse_special(path: Path) -> None:
         )
 
 
-def read_file(
-    path: Path, kinds: str | tuple[str, ...], largest: int | None = None
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The texts and the tensors of a file whose `format` is one of these, checked against its checksum.
+def read_file(path: Path, kind: str, largest: int | None = None) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The texts and the tensors of a file of this `format`, checked against its checksum.
 
     A file of more than `largest` bytes is refused before it is read.
     """
-    kinds = (kinds,) if isinstance(kinds, str) else kinds
     if path.is_dir():
         raise ReplearnError(f"{path} is a folder. Write the name of the file in it.")
     if not path.is_file():
@@ -100,10 +96,10 @@ def read_file(
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             about: dict[str, str] = file.metadata() or {}
-            if about.get("format") not in kinds:
+            if about.get("format") != kind:
                 raise ReplearnError(
                     f"{path} is a safetensors file, but not a replearn checkpoint of this version (its format is "
-                    f"{ascii(about.get('format'))[:60]}, not {kinds[0]!r}). Write it with replearn.save."
+                    f"{ascii(about.get('format'))[:60]}, not {kind!r}). Write it with replearn.save."
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except ReplearnError:
@@ -112,8 +108,6 @@ def read_file(
         raise ReplearnError(
             f"{path} is not a readable safetensors file ({error}). It may be cut off or damaged: use another copy."
         ) from error
-    if about["format"] == UNCHECKED:
-        return about, tensors
     digest = Digest({key: text for key, text in about.items() if key != "checksum"})
     for name in in_order(tensors):
         digest.add(name, tensors[name])

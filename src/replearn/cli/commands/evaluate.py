@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,7 @@ def evaluate(
 ) -> None:
     """Evaluate what a detector found: mAP, AP50 and AP75 in percent.
 
-    By pycocotools where it is installed (pip install 'replearn[scenes]'), else by the same arithmetic of our own.
+    By pycocotools: pip install 'replearn[scenes]'.
 
     Examples:
 
@@ -44,6 +43,5 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(measures))
         return
-    by = "pycocotools" if find_spec("pycocotools") else "replearn's own arithmetic (pycocotools is not installed)"
     numbers = ", ".join(f"{name} {value:.2f} %" for name, value in measures.items())
-    typer.echo(f"{numbers}; {len(found):,} boxes in {len(pictures):,} pictures, by {by}")
+    typer.echo(f"{numbers}; {len(found):,} boxes in {len(pictures):,} pictures, by pycocotools")

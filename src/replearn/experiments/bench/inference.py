@@ -19,8 +19,8 @@ from ...fast.graph_module import FlatGraph
 from ...fast.graphs.replay import Replayed
 from ...fast.inference import Autocast
 from ...fast.verify import compare, exact, tensors_in
-from ..training.compiling import many_graphs
 from ..training.results import hardware_of, versions_of
+from ..training.step import many_graphs
 from .inference_counts import counted
 from .inference_paper import printed
 from .inference_sides import (
@@ -37,8 +37,7 @@ from .inference_sides import (
     make_sides,
     runner,
 )
-from .launching import launching
-from .timing import Timing, interleave, ratio
+from .timing import Timing, interleave, launching, ratio
 
 FORMAT = "replearn-bench-inference-1"
 MODELS = ("resnet34", "resnet101", "vit_small_16")

@@ -13,10 +13,9 @@ from torch.nn.functional import cross_entropy
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...fast.graphs.capture import take_workspaces
-from ..training.compiling import many_graphs
 from ..training.optimizers import make_optimizer
 from ..training.run import to_channels_last_
-from ..training.step import CapturedStep, autocast_for, step_body
+from ..training.step import CapturedStep, autocast_for, many_graphs, step_body
 from .cases import Candidate, Case
 
 Backend = Literal["tf32", "bf16", "captured", "compiled"]

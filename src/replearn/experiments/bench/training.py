@@ -17,11 +17,10 @@ from ...costs import Machine
 from ...errors import ReplearnError
 from ...planning.serialization import encode
 from .cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, Candidate, Case, candidates
-from .launching import launching
 from .promised import Promised, promised
 from .record import Comparison, Row
 from .steps import Backend, TrainingStep, flops_of, precision_of
-from .timing import Timing, interleave, ratio
+from .timing import Timing, interleave, launching, ratio
 
 Say = Callable[[str], None]
 

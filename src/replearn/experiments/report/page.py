@@ -11,13 +11,12 @@ from .collecting import Collection
 from .examples import as_address
 from .kinds import measured_in
 from .markup import Content, Raw, counted, fold, join, table, tag
-from .measured_part import figure, measured_card
-from .others import others_part
+from .measured import Measured, Table
 from .paper_part import paper_part
-from .scene import PALETTE
+from .scene import PALETTE, Drawing
 from .sections import Section
-from .svg import style_rules, variables
-from .tables import cost_table, reached_table, reproduce_list, runs_table, sentence
+from .svg import inline_svg, style_rules, variables
+from .tables import command, cost_table, reached_table, reproduce_list, runs_table, sentence
 
 OPEN_SECTIONS = 4  # the others are parsed when they are opened: a thousand runs must stay usable
 MOST_UNREAD = 200
@@ -112,11 +111,9 @@ def _main(collection: Collection, sections: Sequence[Section]) -> list[Raw]:
             paper_part(sections, measured),
         )
         parts.append(tag("section", *part, class_="card", id="paper"))
-    if rest:
-        shown = others_part(rest)
-        parts.append(tag("section", tag("h2", "Other measurements"), shown, class_="card", id="others"))
-    if collection.unread:
-        rows = [(entry.path.as_posix(), entry.reason) for entry in collection.unread[:MOST_UNREAD]]
+    unread = [*((entry.path, entry.reason) for entry in collection.unread), *rest]
+    if unread:
+        rows = [(path.as_posix(), reason) for path, reason in unread[:MOST_UNREAD]]
         shown = table(("file", "why"), rows, (0, 1), "files not read")
         parts.append(tag("section", tag("h2", "Files not read"), shown, class_="card", id="unread"))
     return parts
@@ -166,3 +163,36 @@ def _made_with(section: Section) -> Raw:
     versions = "; ".join(section.versions) or "not recorded"
     hardware = "; ".join(section.machines)
     return tag("p", f"Trained on {hardware}, with {versions}. Files: {section.folder.as_posix()}", class_="quiet")
+
+
+MOST_ROWS = 24  # a longer table is folded
+
+
+def measured_card(measured: Measured, open_: bool) -> Raw:
+    """A fold like those of the comparisons: the filter finds it, and a closed one is laid out when opened."""
+    found = measured.found
+    summary = join(tag("h2", found.title), tag("p", found.sentence, class_="sentence"))
+    parts = [tag("p", found.about, class_="quiet")] if found.about else []
+    parts.append(tag("div", *(figure(drawing) for drawing in found.figures), class_="figures"))
+    parts += [_table(shown, found.title) for shown in found.tables]
+    if measured.command:
+        parts.append(tag("p", command(measured.command)))
+    parts.append(tag("p", f"Measured on {measured.made_on}. File: {measured.path.as_posix()}", class_="quiet"))
+    inside = tag("div", *parts, class_="inside")
+    words = f"{found.title} {measured.path.as_posix()}".lower()
+    attributes: dict[str, str | bool] = {"id": measured.key, "class_": "card comparison", "data_words": words}
+    held = inside if open_ else tag("template", inside)
+    return tag("details", tag("summary", summary), held, open=open_, **attributes)
+
+
+def _table(shown: Table, label: str) -> Raw:
+    made = table(shown.heads, shown.rows, shown.left, shown.title or label)
+    title = shown.title
+    if len(shown.rows) > MOST_ROWS or shown.folded:
+        return fold(f"{title or 'Every number'} ({len(shown.rows)} rows)", made)
+    return join(tag("h3", title), made) if title else made
+
+
+def figure(drawing: Drawing) -> Raw:
+    caption = join(tag("b", f"{drawing.title}."), " ", drawing.about[:1].upper() + drawing.about[1:])
+    return tag("figure", Raw(inline_svg(drawing)), tag("figcaption", caption), id=drawing.name)

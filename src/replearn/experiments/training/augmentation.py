@@ -61,6 +61,13 @@ class DeviceImages:
             x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
         return self.normalised(x), self.labels[image]
 
+    def drawn(self, count: int, size: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+        """So many training images, drawn once and not augmented, in batches with their labels."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count]
+        draws = torch.zeros(len(order), 4, dtype=torch.int64)
+        draws[:, 0] = order
+        return [self.batch(part.to(self.labels.device)) for part in draws.split(size)]
+
     def originals(self) -> Tensor:
         """The training images as they are, neither padded nor flipped."""
         edge = self.augment.pad

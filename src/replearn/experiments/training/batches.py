@@ -38,6 +38,15 @@ class Batches(ABC):
     def steps(self, batch_size: int) -> int:
         """Steps in an epoch."""
 
+    def whole_steps(self, count: int, what: str, name: str, batch_size: int) -> int:
+        """Full batches among so many samples; ReplearnError where there is none."""
+        if count < batch_size:
+            raise ReplearnError(
+                f"A batch of {batch_size} is larger than {name}, which has {count} training {what}. Write a "
+                "smaller batch_size."
+            )
+        return count // batch_size
+
     @abstractmethod
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         """Draw the epoch, which depends on (seed, epoch) alone."""
@@ -107,12 +116,7 @@ class DeviceBatches(ImageBatches):
         self._step = 0
 
     def steps(self, batch_size: int) -> int:
-        if len(self.images) < batch_size:
-            raise ReplearnError(
-                f"A batch of {batch_size} is larger than {self.images.data.name}, which has {len(self.images)} "
-                "training images. Write a smaller batch_size."
-            )
-        return len(self.images) // batch_size
+        return self.whole_steps(len(self.images), "images", self.images.data.name, batch_size)
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         self._seed, self._epoch = seed, epoch

@@ -44,10 +44,6 @@ class Row:
     paper_time_ratio: float | None
     paper_memory_ratio: float | None
 
-    @property
-    def top5(self) -> float:
-        return self.also["top5"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -155,8 +151,8 @@ def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]])
         time_ratio=time_ratio,
         memory_ratio=memory_ratio,
         paper=paper,
-        paper_time_ratio=_ratio(paper, paper_e2e, "seconds_per_epoch"),
-        paper_memory_ratio=_ratio(paper, paper_e2e, "memory_gb"),
+        paper_time_ratio=paper_ratio(paper, paper_e2e, "seconds_per_epoch"),
+        paper_memory_ratio=paper_ratio(paper, paper_e2e, "memory_gb"),
     )
 
 
@@ -206,6 +202,6 @@ def _paper(result: Result, label: str) -> PaperRow | None:
     return None
 
 
-def _ratio(row: PaperRow | None, full: PaperRow | None, field: str) -> float | None:
+def paper_ratio(row: PaperRow | None, full: PaperRow | None, field: str) -> float | None:
     ours, whole = getattr(row, field, None), getattr(full, field, None)
     return ours / whole if ours and whole else None

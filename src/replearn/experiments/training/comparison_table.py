@@ -55,7 +55,7 @@ def score_columns(rows: Sequence[Row], metric: Metric) -> dict[str, list[str]]:
         "against E2E": [difference(row.against_e2e) for row in rows],
         "against removal": [difference(row.against_removal) for row in rows],
         "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],
-        "top-5": [f"{row.top5:.2f}" if any(paper) else "" for row in rows],
+        "top-5": [f"{row.also['top5']:.2f}" if any(paper) else "" for row in rows],
         "paper top-5": [spread(row.top5, row.top5_std) if row and row.top5 else "" for row in paper],
     }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .data.scenes import DetectionSet, Scene
 from .picture_batches import PictureBatches
-from .picture_store import PictureStore, Sample, shares
+from .picture_store import Sample, shares
 from .processes import Processes
 from .seeds import seed_at
 
@@ -21,21 +21,9 @@ Batch = tuple[list[Tensor], list[Boxes]]
 class DetectionBatches(PictureBatches[DetectionSet]):
     """Pictures as float 0..1 on the device, flipped or not; a detector normalises and resizes them itself."""
 
-    def __init__(
-        self,
-        data: DetectionSet,
-        train: PictureStore,
-        test: PictureStore,
-        processes: Processes,
-        batch_size: int,
-        *,
-        flip: bool,
-        device: torch.device,
-    ) -> None:
-        super().__init__(data, train, test, processes, batch_size, flip=flip, device=device)
-        self._seed, self._flips = 0, torch.zeros(0, 0)
-        self._stream: Iterator[list[Sample]] = iter(())
-        self._batch: Batch | None = None
+    _flips: Tensor
+    _stream: Iterator[list[Sample]]
+    _batch: Batch | None = None
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         rows, self._flips = self._draw(seed, epoch)
@@ -76,7 +64,7 @@ class DetectionBatches(PictureBatches[DetectionSet]):
         return self._batch
 
     def peek(self) -> list[Tensor]:
-        rows, _ = self._draw(self._seed, 0)
+        rows, _ = self._draw(0, 0)
         samples = next(self._train.batches(rows[:1], substitute=True))
         return self.as_batch(samples, self.data.train, [False] * len(samples))[0]
 

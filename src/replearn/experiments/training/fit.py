@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -16,7 +16,6 @@ import torch
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...planning.serialization import encode
-from .compiling import many_graphs
 from .interrupting import Interruption, interruption
 from .keeping import result_of, resume_run, save_run, tidy, write_model, write_result
 from .locking import locked
@@ -25,6 +24,7 @@ from .processes import Parallel, Processes, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
+from .step import many_graphs
 from .tasks import task_named
 
 CHECKPOINT_SECONDS = 60.0
@@ -67,13 +67,15 @@ def fit(
     processes = start_processes(where, parallel)
     if where.type == "cuda":
         gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
-    for spec in specs:
-        spec.out.mkdir(parents=True, exist_ok=True)
-    with settings(specs[0], deterministic), locked([s.out for s in specs] if processes.leads else []):
-        shared = {} if shared is None else shared
-        runs = []
+    shared = {} if shared is None else shared
+    with settings(specs[0], deterministic), ExitStack() as held:
+        # before any folder is made: data that is not there leaves nothing behind
+        tasks = [task_named(spec.recipe.task).open(spec, where, processes, shared) for spec in specs]
         for spec in specs:
-            task = task_named(spec.recipe.task).open(spec, where, processes, shared)
+            spec.out.mkdir(parents=True, exist_ok=True)
+        held.enter_context(locked([spec.out for spec in specs] if processes.leads else []))
+        runs = []
+        for spec, task in zip(specs, tasks, strict=True):
             runs.append(Run(spec, task, where, processes))
             if processes.leads:
                 tidy(spec.out)

@@ -50,11 +50,7 @@ class FullModel:
             return [batches.cut(part) for part in starts.split(size)]
         if not isinstance(batches, DeviceBatches):
             raise ReplearnError(f"{self.name}: its data is streamed; pass batches of your own.")
-        images = batches.images
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:count]
-        draws = torch.zeros(len(order), 4, dtype=torch.int64)
-        draws[:, 0] = order
-        return [images.batch(part.to(images.labels.device)) for part in draws.split(size)]
+        return batches.images.drawn(count, size, seed)
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:

@@ -14,7 +14,6 @@ from ...errors import ReplearnError
 from ...planning.serialization import encode
 from ...surgery.checkpoint import save
 from ...surgery.replace import operators_of
-from .recipe import recipe_from_dict, variant_from_dict
 from .results import Result, epoch_from_dict, hardware_of, versions_of, write_atomically
 from .run import Run, RunSpec
 from .shards import read_shards, recover_shards, write_shards
@@ -39,7 +38,7 @@ def save_run(run: Run) -> None:
         write_shards(run.checkpoint, run.model, run.optimizer, about)
         (run.spec.out / "checkpoint.safetensors").unlink(missing_ok=True)  # a form that is older now
         return
-    tensors, held = collect(run.bare, run.optimizer, run.ema)
+    tensors, held = collect(run.bare, run.optimizer)
     if run.processes.leads:
         write_state(run.checkpoint, tensors, {**about, "optimizer": held})
         shutil.rmtree(run.spec.out / "checkpoint", ignore_errors=True)
@@ -72,7 +71,7 @@ def _restore(run: Run, found: Path) -> None:
     else:
         tensors, about = read_state(found)
         check_identity(run, about)
-        restore(tensors, about["optimizer"], run.bare, run.optimizer, run.ema)
+        restore(tensors, about["optimizer"], run.bare, run.optimizer)
     run.method.load_state(run.bare, about["method"])
     if run.processes.leads:  # the sums of all processes were saved as one
         run.sums.copy_(torch.tensor(about["sums"]))
@@ -88,7 +87,7 @@ def tidy(folder: Path) -> None:
 
 
 def check_identity(run: Run, about: dict[str, Any]) -> None:
-    found = identity_as_now(about["identity"])
+    found = about["identity"]
     changed = sorted(k for k, v in identity(run.spec).items() if found.get(k) != v)
     if changed:
         raise ReplearnError(
@@ -106,26 +105,11 @@ def identity(spec: RunSpec) -> dict[str, Any]:
     return dict(json.loads(json.dumps(values)))
 
 
-def identity_as_now(found: dict[str, Any]) -> dict[str, Any]:
-    """An identity as this version writes it: a field that an older one did not have yet has its default."""
-    try:
-        recipe = encode(recipe_from_dict({**found["recipe"], "variants": (), "data": ()}))
-        for field in ("variants", "paper", "data"):
-            recipe.pop(field)
-        values = {**found, "recipe": recipe, "variant": encode(variant_from_dict(found["variant"]))}
-    except (ReplearnError, KeyError, TypeError):  # of a newer version, or damaged: then it is compared as it is
-        return found
-    return dict(json.loads(json.dumps(values)))
-
-
 def write_model(run: Run) -> None:
     """Write the trained model, with its plan if it has one: `replearn.load` reads it."""
-    if run.sharded:
-        return  # its weights are in the checkpoint; no process holds the whole model
-    if not run.processes.leads:
+    if run.sharded or not run.processes.leads:  # sharded weights are in the checkpoint alone
         return
-    measured = run.bare if run.ema is None else run.ema.module  # what the result file's numbers are of
-    model = run.method.finish(copy.deepcopy(measured))
+    model = run.method.finish(copy.deepcopy(run.bare))
     path = run.spec.out / "model.safetensors"
     if any(True for _ in operators_of(model)):
         save(model, path)
@@ -133,9 +117,8 @@ def write_model(run: Run) -> None:
         recipe = run.spec.recipe
         about = {"model": recipe.model, "outputs": [run.spec.data, list(recipe.classes)]}
         write_state(path, model.state_dict(), about)
-    shown = run.ema or run.bare
     with torch.no_grad():
-        run.task.keep(shown.eval(), run.autocast())
+        run.task.keep(run.bare.eval(), run.autocast())
 
 
 def result_of(run: Run, step_ms: float = 0.0) -> Result:

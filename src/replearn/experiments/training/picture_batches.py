@@ -6,7 +6,6 @@ from typing import Generic, TypeVar
 
 import torch
 
-from ...errors import ReplearnError
 from .batches import Batches
 from .data.scenes import DetectionSet, SegmentationSet
 from .picture_store import PictureStore
@@ -35,13 +34,7 @@ class PictureBatches(Batches, Generic[Set]):
         self._train, self._test = train, test
 
     def steps(self, batch_size: int) -> int:
-        count = len(self._train.numbers)
-        if count < batch_size:
-            raise ReplearnError(
-                f"A batch of {batch_size} is larger than {self.data.name}, which has {count} training pictures. "
-                "Write a smaller batch_size."
-            )
-        return count // batch_size
+        return self.whole_steps(len(self._train.numbers), "pictures", self.data.name, batch_size)
 
     def chosen(self, count: int) -> list[list[int]]:
         """The numbers of a few test pictures, spread over the set, each as a row of its own."""

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...errors import ReplearnError
 from .data.base import default_workers
-from .data.defects import Defects
+from .data.scenes import Defects
 
 HELD_AT_MOST = 4 * 2**30  # bytes
 TRIES = 20  # pictures tried in place of a broken one

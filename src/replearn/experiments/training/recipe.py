@@ -13,8 +13,6 @@ from ...operators._base.options import Options, options_from_dict
 from ...planning.serialization import encode
 
 FORMAT = "replearn-recipe-1"
-# written by version 0.1.0 in place of `accelerate`
-ACCELERATE_BEFORE = ("narrow_convolutions", "fused_norms", "late_weight_gradients", "short_attention")
 Data = TypeVar("Data")
 
 
@@ -144,7 +142,6 @@ class Recipe:
     augment: Mapping[str, Augment] = field(default_factory=dict)  # by data set; none if missing
     label_smoothing: float = 0.0
     clip_norm: float | None = None
-    ema_decay: float | None = None
     accumulate: int = 1
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     channels_last: bool = False
@@ -176,19 +173,14 @@ def slug(label: str) -> str:
 def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
     """A recipe as written by `to_dict`; an unknown or missing field is named in the error."""
     fields = dict(data)
-    found = fields.pop("format", FORMAT)  # the first release wrote none
+    found = fields.pop("format", FORMAT)
     if found != FORMAT:
         raise ReplearnError(
             f"This is not a recipe of this version of replearn: its format is {found!r}, not {FORMAT!r}."
         )
-    switches = [fields.pop(name) for name in ACCELERATE_BEFORE if name in fields]
-    if switches:
-        fields.setdefault("accelerate", any(switches))
-    fields["optimizer"] = _make(Optimizer, fields.get("optimizer", {}), "optimizer")
-    fields["schedule"] = _make(Schedule, fields.get("schedule", {}), "schedule")
-    fields["text"] = _make(Text, fields.get("text", {}), "text")
-    fields["detection"] = _make(Detection, fields.get("detection", {}), "detection")
-    fields["segmentation"] = _make(Segmentation, fields.get("segmentation", {}), "segmentation")
+    for kind in (Optimizer, Schedule, Text, Detection, Segmentation):
+        name = kind.__name__.lower()
+        fields[name] = _make(kind, fields.get(name, {}), name)
     augment = fields.get("augment", {})
     if not isinstance(augment, Mapping):
         raise ReplearnError(f"augment: expected a table of data sets and their fields, got {augment!r}.")
@@ -206,14 +198,7 @@ def variant_from_dict(data: Mapping[str, Any]) -> Variant:
 
 
 def paper_row_from_dict(data: Any) -> PaperRow:
-    return _make(PaperRow, paper_fields(data), "paper")
-
-
-def paper_fields(data: Any) -> Any:
-    """The fields of a printed row; files of version 0.1.0 call the score an accuracy."""
-    if not isinstance(data, Mapping):
-        return data
-    return {"score" if name == "accuracy" else name: value for name, value in data.items()}
+    return _make(PaperRow, data, "paper")
 
 
 def _make(kind: type[Data], data: Any, where: str) -> Data:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -21,7 +21,7 @@ from ...errors import ReplearnError
 from ...planning.serialization import decode, encode, parse
 from ...surgery.tensor_file import PART
 from .metrics import Metric
-from .recipe import Recipe, Variant, paper_fields
+from .recipe import Recipe, Variant
 from .tasks import task_named
 
 FORMAT = "replearn-result-1"
@@ -43,26 +43,6 @@ class Epoch:
     seconds: float  # training alone, without evaluation
     images_per_second: float  # or tokens, or whatever the task counts
     peak_memory: int  # 0 where the device can't tell
-
-    @property
-    def train_loss(self) -> float:
-        return self.measures["train_loss"]
-
-    @property
-    def test_loss(self) -> float:
-        return self.measures["test_loss"]
-
-    @property
-    def train_accuracy(self) -> float:
-        return self.measures["train_accuracy"]
-
-    @property
-    def test_accuracy(self) -> float:
-        return self.measures["test_accuracy"]
-
-    @property
-    def test_top5(self) -> float:
-        return self.measures["test_top5"]
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in PLAIN}
@@ -162,19 +142,6 @@ def result_from_json(text: str, where: str = "this") -> Result:
         raise ReplearnError(f"{where} is not a readable result file: {str(error).removesuffix('.')}.") from error
 
 
-PLAIN_TYPES: dict[str, Any] = {
-    "data": str,
-    "seed": int,
-    "parameters": int,
-    "flops": int,
-    "step_ms": float,
-    "versions": Mapping[str, str],
-    "started": str,
-    "finished": bool,
-    "notes": tuple[str, ...],
-}
-
-
 def _decoded(data: dict[str, Any]) -> Result:
     for name, kinds in (("epochs", list), ("recipe", dict), ("variant", dict), ("hardware", dict)):
         if not isinstance(data.get(name), kinds):
@@ -182,32 +149,18 @@ def _decoded(data: dict[str, Any]) -> Result:
     if not isinstance(data.get("plan"), dict | None):
         raise ReplearnError("plan is an object or null")
     decode(int, data["hardware"].get("processes", 1), "hardware.processes")
-    plain = {name: decode(kind, data[name], name) for name, kind in PLAIN_TYPES.items() if name in data}
+    free = ("recipe", "variant", "hardware", "plan", "epochs")
+    hints = {name: kind for name, kind in get_type_hints(Result).items() if name not in free}
+    plain = {name: decode(kind, data[name], name) for name, kind in hints.items() if name in data}
     epochs = tuple(epoch_from_dict(entry, f"epochs[{place}]") for place, entry in enumerate(data["epochs"]))
-    # settings that are younger than the file had their defaults when it was written
-    recipe = {**defaults_of(Recipe), **data["recipe"]}
-    variant = {**defaults_of(Variant), **data["variant"]}
-    known = {field.name for field in dataclasses.fields(Recipe)}  # an older file may hold others
-    checked = {name: value for name, value in recipe.items() if name in known}
-    decode(Recipe, {**checked, "paper": [paper_fields(row) for row in recipe["paper"]]}, "recipe")
-    decode(Variant, variant, "variant")
+    recipe = encode(decode(Recipe, data["recipe"], "recipe"))
+    variant = encode(decode(Variant, data["variant"], "variant"))
     task = task_named(recipe["task"])
     for epoch in epochs:
         if missing := [metric.key for metric in (task.metric, *task.also) if metric.key not in epoch.measures]:
             raise ReplearnError(f"epoch {epoch.epoch} has no {missing[0]}")
     held = {**data, **plain, "epochs": epochs, "recipe": recipe, "variant": variant}
     return Result(**held)
-
-
-def defaults_of(kind: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass that need not be given, as a file holds them."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if field.default is not dataclasses.MISSING:
-            found[field.name] = encode(field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = encode(field.default_factory())
-    return found
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:

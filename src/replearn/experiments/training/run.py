@@ -11,22 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...errors import ReplearnError
 from ...fast.train.accelerate import accelerated_layers
 from ...fitting.calibrate import calibrate_
 from ...planning.data import Plan
-from .compiling import not_compiled
 from .methods import method_for
 from .methods.base import Setting
-from .optimizers import make_optimizer, set_rate
+from .optimizers import make_optimizer, rate_at, set_rate
 from .processes import Processes
 from .recipe import Recipe, Variant, slug
 from .results import Epoch, now
-from .schedules import rate_at
 from .seeds import seed_at
-from .step import CapturedStep, autocast_for, step_body
+from .step import CapturedStep, autocast_for, not_compiled, step_body
 from .tasks import Task
 
 
@@ -85,12 +82,6 @@ class Run:
             self._note_kernels()
         elif recipe.compile:
             self.note(f"not compiled: {self.method.name} takes another path at every step")
-        self.ema: AveragedModel | None = None
-        if recipe.ema_decay is not None and self.sharded:
-            raise ReplearnError("Averaging (ema_decay) does not work on a sharded model; train it with ddp.")
-        if recipe.ema_decay is not None:
-            average = get_ema_multi_avg_fn(recipe.ema_decay)
-            self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
         self.optimizer = make_optimizer(self.model, recipe.optimizer, device)
         self._body = step_body(
             self.model,
@@ -126,8 +117,6 @@ class Run:
             self.seconds = 0.0
             if self.method.start_epoch(self.bare, self.epoch, self.batches.peek):
                 self._captured = None
-            if self.ema is not None:
-                self.method.follow(self.bare, self.ema.module)
         self.model.train()
         self._step_times = []
         if self.device.type == "cuda":
@@ -147,8 +136,6 @@ class Run:
         if not self._warm and self.device.type == "cuda" and self.steps_per_epoch > 1:
             torch.cuda.reset_peak_memory_stats(self.device)  # cuDNN's trials took what they could get
         self._warm = True
-        if self.ema is not None:
-            self.ema.update_parameters(self.bare)
         self.step_in_epoch += 1
 
     def rate(self, step: int) -> float:
@@ -233,8 +220,8 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """What the task measures on the test set, of the averaged model if there is one."""
-        model = self.ema or (self.model if self.processes.parallel == "fsdp" else self.bare)
+        """What the task measures on the test set."""
+        model = self.model if self.processes.parallel == "fsdp" else self.bare
         model.eval()
         with not_compiled(self._compiled):
             measures = self.task.evaluate(model, self.autocast())

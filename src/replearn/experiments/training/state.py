@@ -15,19 +15,14 @@ from ...planning.serialization import parse
 from ...surgery.tensor_file import PART, read_file, write_file
 
 FORMAT = "replearn-run-2"
-FORMATS = (FORMAT, "replearn-run-1")  # the first had no checksum
 
 
-def collect(
-    model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def collect(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that training changes: tensors by name, and the optimizer's plain values.
 
     `model` is the model itself, not what it is wrapped in, so a run saved by two processes goes on in one.
     """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    if ema is not None:
-        tensors |= {f"ema/{name}": tensor for name, tensor in ema.state_dict().items()}
     values: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -43,12 +38,9 @@ def restore(
     values: Mapping[str, Mapping[str, Any]],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    ema: nn.Module | None,
 ) -> None:
     """Put a collected state back into a run that was built alike."""
     model.load_state_dict(under(tensors, "model/"))
-    if ema is not None:
-        ema.load_state_dict(under(tensors, "ema/"))
     state: dict[str, dict[str, Any]] = {name: dict(entries) for name, entries in values.items()}
     for path, tensor in under(tensors, "optimizer/").items():
         name, _, key = path.rpartition("/")
@@ -86,7 +78,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, A
 def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a state back; ReplearnError for a file that is damaged or not ours."""
     try:
-        about, tensors = read_file(path, FORMATS)
+        about, tensors = read_file(path, FORMAT)
         values = parse(about.get("about", ""), "what it says of the run")
         if not isinstance(values, dict):
             raise ReplearnError("what it says of the run is no object.")

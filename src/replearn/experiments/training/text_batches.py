@@ -54,12 +54,8 @@ class TextBatches(Batches):
         self._slot = torch.zeros(batch_size // processes.world, dtype=torch.int64, device=device)
 
     def steps(self, batch_size: int) -> int:
-        if self.windows < batch_size:
-            raise ReplearnError(
-                f"A batch of {batch_size} is larger than {self.text.data.name}, which has {self.windows} training "
-                f"sequences of {self.length} words. Write a smaller batch_size."
-            )
-        return self.windows // batch_size
+        what = f"sequences of {self.length} words"
+        return self.whole_steps(self.windows, what, self.text.data.name, batch_size)
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         self._starts.copy_(self.starts(seed, epoch))

@@ -71,10 +71,7 @@ class Trained:
 
     def train_batches(self, count: int, size: int, seed: int = 0) -> list[Labelled]:
         """So many training images, drawn once and not augmented, in batches with their labels."""
-        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(seed))[:count]
-        draws = torch.zeros(len(order), 4, dtype=torch.int64)
-        draws[:, 0] = order
-        return [self.images.batch(part.to(self.images.labels.device)) for part in draws.split(size)]
+        return self.images.drawn(count, size, seed)
 
     def test(self, count: int) -> Labelled:
         """Test images as the model takes them, and labels: the same ones for every run, classes evenly."""

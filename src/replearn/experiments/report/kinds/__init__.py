@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -22,31 +23,24 @@ def available() -> tuple[Any, ...]:
     return tuple(import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__))
 
 
-def measured_in(others: Sequence[Other], most: int = 200) -> tuple[list[Measured], list[tuple[Other, str]]]:
-    """The files of a known kind, shown, and all others with the reason where one looked known and was not."""
+def measured_in(others: Sequence[Other], most: int = 200) -> tuple[list[Measured], list[tuple[Path, str]]]:
+    """The files of a known kind, shown, and the paths of all others with the reason."""
     known: list[Measured] = []
-    rest: list[tuple[Other, str]] = []
+    rest: list[tuple[Path, str]] = []
     for other in others:
         data = other.data if isinstance(other.data, dict) else {}
         kind = next((kind for kind in available() if claims(kind, data)), None)
         if kind is None or len(known) >= most:
-            rest.append((other, ""))
+            rest.append((other.path, "measurements of a kind that a report does not show"))
             continue
         key = f"measured-{slug(other.path.with_suffix('').as_posix()) or 'file'}"
         try:
             found = kind.show(data, key)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
-            rest.append((other, f"looks like {kind.__name__.rpartition('.')[2]}, but {error!r}"))
+            rest.append((other.path, f"looks like {kind.__name__.rpartition('.')[2]}, but {error!r}"))
             continue
-        known.append(
-            Measured(
-                key=key,
-                path=other.path,
-                found=found,
-                made_on=made_on(data),
-                command=found.command or command_of(data),
-            )
-        )
+        command = found.command or command_of(data)
+        known.append(Measured(key=key, path=other.path, found=found, made_on=made_on(data), command=command))
     return known, rest
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...bench.record import FORMAT
+from ...training.compare import paper_ratio
 from ...training.paper import SCORES, paper_row, paper_tables
 from ...training.recipe import PaperRow, paper_row_from_dict
 from ..dots import Case, Dot, dot_figure
@@ -25,8 +26,8 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     for entry in data["epochs"]:
         rows, papers = entry["rows"], papers_of(entry)
         full = papers.get("E2E")
-        paper_time = [ratio(papers.get(row["label"]), full, "seconds_per_epoch") for row in rows]
-        paper_memory = [ratio(papers.get(row["label"]), full, "memory_gb") for row in rows]
+        paper_time = [paper_ratio(papers.get(row["label"]), full, "seconds_per_epoch") for row in rows]
+        paper_memory = [paper_ratio(papers.get(row["label"]), full, "memory_gb") for row in rows]
         base = next((row["memory"] for row in rows if row["label"] == "E2E"), None)
         memory = [row["memory"] / base if base and row["memory"] else None for row in rows]
         tables.append(
@@ -95,11 +96,6 @@ def papers_of(entry: Mapping[str, Any]) -> dict[str, PaperRow]:
     recipe = entry["recipe"]
     rows = [paper_row_from_dict(row) for row in recipe.get("paper", ()) if row["data"] == entry["data"]]
     return {row.label: replace(row, table=row.table or recipe["table"]) for row in rows}
-
-
-def ratio(row: PaperRow | None, full: PaperRow | None, field: str) -> float | None:
-    ours, whole = getattr(row, field, None), getattr(full, field, None)
-    return ours / whole if ours and whole else None
 
 
 def beside_of(row: PaperRow, time: float, memory: float | None) -> Iterator[Beside]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ....errors import ReplearnError
-from .defects import Defects
-from .scenes import Scene
+from .places import locate
+from .scenes import Defects, DetectionSet, Scene
+from .source import Source
 
 TOLERANCE = 2.0  # pixels that a box may stick out by, and is cut: the official files round so
 Categories = tuple[tuple[int, str], ...]
@@ -156,3 +159,42 @@ def as_truth(entry: Mapping[str, Any]) -> dict[str, Any]:
         "area": entry.get("area", box[2] * box[3]),
         "iscrowd": int(bool(entry.get("iscrowd", 0))),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Which parts of a data set are trained on and tested on."""
+
+    train: str
+    test: str
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        return tuple(f"annotations/instances_{part}.json" for part in (self.train, self.test))
+
+
+COCO_2017 = Parts(train="train2017", test="val2017")
+
+
+def load_parts(
+    source: Source,
+    parts: Parts,
+    root: str | os.PathLike[str] | None,
+    strict_counts: bool = True,
+    defects: Defects | None = None,
+) -> DetectionSet:
+    """The data set; `defects` says whether a wrong box or a missing picture ends it or is left out."""
+    folder, _ = locate(source, root)
+    defects = defects if defects is not None else Defects()
+    file = folder / "annotations" / "instances_{}.json"
+    train, _, categories = read_part(file.with_name(file.name.format(parts.train)), folder / parts.train, defects)
+    test, truth, _ = read_part(
+        file.with_name(file.name.format(parts.test)), folder / parts.test, defects, categories
+    )
+    expected = (("training", len(train), source.num_train), ("test", len(test), source.num_test))
+    for which, found, right in expected:
+        if strict_counts and defects.policy == "refuse" and found != right:
+            raise ReplearnError(
+                f"{folder} lists {found:,} {which} pictures, and {source.title} has {right:,}. {source.how}"
+            )
+    return DetectionSet(name=source.name, categories=categories, train=train, test=test, truth=truth)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
-from .defects import Defects
-from .scenes import UNKNOWN, Pair, Scene, SegmentationSet
+from .scenes import UNKNOWN, Defects, Pair, Scene, SegmentationSet
 from .source import Source
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")

@@ -6,9 +6,39 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor
+
+from ....errors import ReplearnError
+
+Policy = Literal["refuse", "skip"]
+SHOWN = 5
+
+
+class Defects:
+    """Collects what is wrong. Under `refuse` the first defect is an error; under `skip` all are remembered."""
+
+    def __init__(self, policy: Policy = "refuse") -> None:
+        self.policy = policy
+        self.found: list[str] = []
+
+    def report(self, text: str) -> None:
+        """Say one defect: what, in which file."""
+        if self.policy == "refuse":
+            raise ReplearnError(
+                f"{text} Mend it, or write bad_data=skip in the recipe (--set bad_data=skip) to leave it out."
+            )
+        if text not in self.found:
+            self.found.append(text)
+
+    def notes(self) -> list[str]:
+        """The defects for a result file: a count and the first few of them."""
+        if not self.found:
+            return []
+        more = f" and {len(self.found) - SHOWN} more (skipped.txt)" if len(self.found) > SHOWN else ""
+        return [f"left out as bad data: {' '.join(self.found[:SHOWN])}{more}"]
+
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -86,10 +86,6 @@ class Adaptive(Method):
         chosen = best_apart({place: scores[name] for place, name in places.items()}, count)
         return {places[place] for place in chosen}
 
-    def follow(self, model: nn.Module, copy: nn.Module) -> None:
-        for mine, theirs in zip(patches(model, Switch), patches(copy, Switch), strict=True):
-            theirs.replaced = mine.replaced
-
     def state(self) -> dict[str, Any]:
         return {"replaced": [] if self.plan is None else [target.name for target in self.plan.targets]}
 

@@ -50,9 +50,6 @@ class Method(ABC):
     def start_step(self, model: nn.Module, epoch: int, step: int) -> None:  # noqa: B027 - may stay empty
         """Called before each training step; must depend on (seed, epoch, step) alone."""
 
-    def follow(self, model: nn.Module, copy: nn.Module) -> None:  # noqa: B027 - may stay empty
-        """Let a copy that was made earlier, an EMA say, take the path that the model takes now."""
-
     def state(self) -> dict[str, Any]:
         """What a checkpoint in the middle of an epoch must remember, as JSON can hold it."""
         return {}

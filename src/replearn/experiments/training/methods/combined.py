@@ -40,10 +40,6 @@ class Combined(Method):
         for part in self.parts:
             part.start_step(model, epoch, step)
 
-    def follow(self, model: nn.Module, copy: nn.Module) -> None:
-        for part in self.parts:
-            part.follow(model, copy)
-
     def state(self) -> dict[str, Any]:
         return {part.name: part.state() for part in self.parts}
 

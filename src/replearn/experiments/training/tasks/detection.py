@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import data as data_room
-from ..data.defects import Defects
+from ..coco_metrics import coco_metrics, need_pycocotools, write_results_file
 from ..data.masks import read_scene
-from ..data.scenes import DetectionSet, Scene
+from ..data.scenes import Defects, DetectionSet, Scene
 from ..detection_batches import Batch, DetectionBatches
 from ..examples import box_examples
 from ..metrics import Metric
@@ -43,6 +43,7 @@ class Detection(Task):
 
     @classmethod
     def open(cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]) -> Detection:
+        need_pycocotools()  # told before an epoch is trained
         task = cls(spec, device, processes)
         recipe = spec.recipe
         key = (spec.data, str(spec.data_root), recipe.bad_data, recipe.detection.keep_empty)
@@ -111,8 +112,6 @@ class Detection(Task):
             for place in real:
                 found += self.as_results(scenes[place], boxes[place])
         found, seen = self.gathered(found), self.gathered(seen)
-        from ..coco_metrics import coco_metrics, write_results_file  # NumPy is not needed before
-
         if self.processes.leads:
             write_results_file(self.spec.out / RESULTS, found)
         loss, count = self.processes.total(sums).tolist()

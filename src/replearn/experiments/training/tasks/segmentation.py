@@ -11,9 +11,8 @@ from torch.nn.functional import cross_entropy, pad
 
 from .. import data as data_room
 from ..data.base import IGNORED
-from ..data.defects import Defects
 from ..data.masks import read_pair
-from ..data.scenes import Pair, SegmentationSet
+from ..data.scenes import Defects, Pair, SegmentationSet
 from ..examples import mask_examples
 from ..metrics import Metric
 from ..picture_store import PictureStore

@@ -6,11 +6,9 @@ pictures of train and tested on the 72 of test.
 
 from __future__ import annotations
 
-import os
+from functools import partial
 
-from ..defects import Defects
-from ..detection_layout import Parts, load_parts
-from ..scenes import DetectionSet
+from ..coco import Parts, load_parts
 from ..source import Layout, Source
 
 PARTS = Parts(train="train", test="test")
@@ -24,9 +22,4 @@ SOURCE = Source(
     layouts=(Layout(name="COCO", folders=("bccd",), signs=PARTS.signs),),
     how="Put the pictures and instances_{train,test}.json (COCO's format) into ROOT/bccd, as its file describes.",
 )
-
-
-def load(
-    root: str | os.PathLike[str] | None = None, strict_counts: bool = True, defects: Defects | None = None
-) -> DetectionSet:
-    return load_parts(SOURCE, PARTS, root, strict_counts, defects)
+load = partial(load_parts, SOURCE, PARTS)

@@ -10,10 +10,9 @@ import os
 
 import torch
 
-from ..defects import Defects
 from ..masks import check_counts, list_pairs
 from ..places import locate
-from ..scenes import UNKNOWN, VOID, SegmentationSet
+from ..scenes import UNKNOWN, VOID, Defects, SegmentationSet
 from ..source import Layout, Source
 
 CLASSES = (

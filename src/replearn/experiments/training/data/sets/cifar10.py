@@ -8,12 +8,11 @@ the official archive have.
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from ..base import ImageSet
 from ..pickles import images_and_labels
 from ..reading import load_images, records_of
 from ..source import Download, Layout, OfficialFile, Source
@@ -77,7 +76,4 @@ SOURCE = Source(
     ),
     how=f"unpack {HOME}/cifar-10-binary.tar.gz into the root.",
 )
-
-
-def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True) -> ImageSet:
-    return load_images(SOURCE, root, strict_counts)
+load = partial(load_images, SOURCE)

@@ -6,12 +6,11 @@ Python version: a pickle a split, read without running anything in it. The coars
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from ..base import ImageSet
 from ..pickles import images_and_labels
 from ..reading import load_images, records_of
 from ..source import Download, Layout, OfficialFile, Source
@@ -68,7 +67,4 @@ SOURCE = Source(
     ),
     how=f"unpack {HOME}/cifar-100-binary.tar.gz into the root.",
 )
-
-
-def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True) -> ImageSet:
-    return load_images(SOURCE, root, strict_counts)
+load = partial(load_images, SOURCE)

@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 
 from .....errors import ReplearnError
-from ..defects import Defects
 from ..masks import check_counts
 from ..places import locate
-from ..scenes import UNKNOWN, VOID, Pair, SegmentationSet
+from ..scenes import UNKNOWN, VOID, Defects, Pair, SegmentationSet
 from ..source import Layout, Source
 
 LABELS = {  # the official label id to the class, in the order of the official train ids

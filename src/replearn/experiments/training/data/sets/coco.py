@@ -6,11 +6,9 @@ val2017, as everywhere: the boxes of the official test part are not given out.
 
 from __future__ import annotations
 
-import os
+from functools import partial
 
-from ..defects import Defects
-from ..detection_layout import COCO_2017, load_parts
-from ..scenes import DetectionSet
+from ..coco import COCO_2017, load_parts
 from ..source import Layout, Source
 
 SOURCE = Source(
@@ -26,9 +24,4 @@ SOURCE = Source(
         "into ROOT/coco."
     ),
 )
-
-
-def load(
-    root: str | os.PathLike[str] | None = None, strict_counts: bool = True, defects: Defects | None = None
-) -> DetectionSet:
-    return load_parts(SOURCE, COCO_2017, root, strict_counts, defects)
+load = partial(load_parts, SOURCE, COCO_2017)

@@ -5,11 +5,9 @@ coco-tiny/train2017, coco-tiny/val2017 and coco-tiny/annotations, with official 
 
 from __future__ import annotations
 
-import os
+from functools import partial
 
-from ..defects import Defects
-from ..detection_layout import COCO_2017, load_parts
-from ..scenes import DetectionSet
+from ..coco import COCO_2017, load_parts
 from ..source import Layout, Source
 
 SOURCE = Source(
@@ -22,9 +20,4 @@ SOURCE = Source(
     layouts=(Layout(name="COCO", folders=("coco-tiny",), signs=COCO_2017.signs),),
     how="Put 50 pictures of each part of COCO, and annotation files that list these alone, into ROOT/coco-tiny.",
 )
-
-
-def load(
-    root: str | os.PathLike[str] | None = None, strict_counts: bool = True, defects: Defects | None = None
-) -> DetectionSet:
-    return load_parts(SOURCE, COCO_2017, root, strict_counts, defects)
+load = partial(load_parts, SOURCE, COCO_2017)

@@ -6,13 +6,12 @@ image, from 1 to 10. The 100,000 images without labels are not used.
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from .....errors import ReplearnError
-from ..base import ImageSet
 from ..reading import load_images, records_of
 from ..source import Download, Layout, OfficialFile, Source
 
@@ -57,7 +56,4 @@ SOURCE = Source(
     ),
     how=f"unpack {ADDRESS} into the root.",
 )
-
-
-def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True) -> ImageSet:
-    return load_images(SOURCE, root, strict_counts)
+load = partial(load_images, SOURCE)

@@ -6,14 +6,13 @@ training images (extra_32x32.mat) are not used.
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .....errors import ReplearnError
-from ..base import ImageSet
 from ..reading import load_images
 from ..source import Download, Layout, OfficialFile, Source
 
@@ -70,7 +69,4 @@ SOURCE = Source(
     ),
     how=f"put {HOME}/train_32x32.mat and test_32x32.mat into the folder svhn below the root.",
 )
-
-
-def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True) -> ImageSet:
-    return load_images(SOURCE, root, strict_counts)
+load = partial(load_images, SOURCE)
