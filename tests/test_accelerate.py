@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from interpreting import HERE, INTERPRETED, distance, interpret, runs_kernels, small_vit
+from interpreting import HERE, INTERPRETED, distance, runs_kernels, small_vit
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
@@ -220,10 +220,6 @@ def test_recipes_with_the_switches_of_before_are_read(switches: tuple[bool, ...]
 
 def other_norm(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
-
-
-def test_in_the_interpreter() -> None:
-    interpret(__file__, "kernels")
 
 
 CUDA = {

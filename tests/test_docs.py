@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 
 import replearn
 from replearn.operators import functional
@@ -154,10 +154,6 @@ def test_the_kernel_of_its_page_computes_the_reference(extended: Extended) -> No
     assert page["fits"](gate, up)
     torch.testing.assert_close(page["silu_mul"](gate, up), page["reference"](gate, up))
     torch.library.opcheck(torch.ops.replearn.silu_mul.default, (gate, up))
-
-
-def test_the_kernel_of_its_page_in_tritons_interpreter() -> None:
-    interpret(__file__, "kernel_of_its_page_computes")
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("new-*.md")), ids=name_of)

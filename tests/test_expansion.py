@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from alike import learned_alike
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
@@ -153,10 +153,6 @@ def test_the_kernels_compute_what_the_plain_steps_do(affine: bool, columns: int)
     torch.testing.assert_close(found[2], expected[2], rtol=1e-4, atol=1e-5)
     slopes = (weight, outer, d_beta, expected[2], 7, centre, spread, torch.float32)
     torch.testing.assert_close(expanding.slopes(*slopes), expansion.slopes_plainly(*slopes), rtol=1e-4, atol=1e-5)
-
-
-def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "plain_steps")
 
 
 @pytest.mark.cuda

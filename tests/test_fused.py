@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 from torch import Tensor, nn
 
 import replearn
@@ -314,10 +314,6 @@ def test_a_composed_operator_gets_the_weights_of_both_halves() -> None:
 
 def test_nothing_is_made_of_nothing() -> None:
     assert synthesize({"bias": None}, torch.float32) == {}
-
-
-def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "equal or float32 or zero or changing or know or prepared or several or none or frozen")
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreting import HERE, INTERPRETED, distance, interpret, runs_kernels
+from interpreting import HERE, INTERPRETED, distance, runs_kernels
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -185,7 +185,3 @@ def test_torch_computes_without_a_gpu() -> None:
         for given in inference_calls(name):
             module = module_of(name)
             assert not module.fits(*given)
-
-
-def test_in_the_interpreter() -> None:
-    interpret(__file__, "kernel_ or bn_add_relu")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 from torch import Tensor, nn
 from zoo import ZOO, outputs
 
@@ -403,7 +403,3 @@ def test_on_a_gpu_a_resnet_needs_no_copies(
         assert one.stride() == other.stride()
         assert near(one, other, {torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype])
         assert near(one, model(given), {torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype])
-
-
-def test_the_kernels_in_the_interpreter() -> None:
-    interpret(__file__, "stems_kernels")

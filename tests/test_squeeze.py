@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from alike import learned_alike
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
@@ -230,10 +230,6 @@ def test_operators_that_squeeze_train_as_those_that_do_not(
     assert all(used)  # and on a CPU it is not taken by itself
     learned_alike(model, twin, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(dict(twin.named_buffers()), dict(model.named_buffers()))
-
-
-def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "kernels_train or last_product or lets_through or narrow_gradient")
 
 
 @pytest.mark.cuda
