@@ -112,7 +112,7 @@ def test_layers_with_hooks_are_called_one_after_another(listener: str, monkeypat
     replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
     layer: Any = next(operators_in(model))
     x = torch.empty(4, layer.conv1.shell.in_channels, 8, 8).to(memory_format=LAST)
-    given = (layer.conv1, layer.conv3, layer.norm, layer.activation)
+    given = ((layer.conv1, x), (layer.conv3, x), layer.norm, layer.activation)
     monkeypatch.setattr(paying, "LEAST", 0)
     monkeypatch.setattr(squeeze, "on_gpu", lambda device: True)
     on_gpu: Any = SimpleNamespace(is_cuda=True, shape=x.shape, dtype=x.dtype, device=x.device)

@@ -12,6 +12,7 @@ s = gamma / sigma, and the sums over the P pixels of g and g h^T, all that the b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,14 +27,31 @@ from ._launch_cache import is_aligned
 
 
 @register("conv_norm_add_act")
-def expanded(
+def conv1x1_bn(
     z: Tensor, conv: Convolution, kernel: Tensor, norm: nn.Module, activation: Activation, x: Tensor
 ) -> Tensor | None:
     """activation(x + norm(kernel * z)), with the norm in the kernel where that is the same; None elsewhere.
 
     Inside `accelerate` the norm is fused with the sum and the activation instead: less time, and more memory.
     """
-    return activation(x + normalised_expansion(z, kernel, norm)) if fits(z, conv.shell, norm) else None
+    fitting = fits(z, conv, kernel, norm, activation, x)
+    return activation(x + normalised_expansion(z, kernel, norm)) if fitting else None
+
+
+def reference(
+    z: Tensor, conv: Convolution, kernel: Tensor, norm: nn.Module, activation: Activation, x: Tensor
+) -> Tensor:
+    return activation(x + norm(conv(z, kernel)))
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernels take where launches are free, for tests."""
+    for narrow, wide in ((8, 32), (64, 128)):
+        conv = Convolution(nn.Conv2d(narrow, wide, 1, bias=False), torch.device(device))
+        kernel = torch.randn(wide, narrow, 1, 1, device=device, dtype=dtype) * narrow**-0.5
+        z, x = (torch.randn(4, width, 3, 2, device=device, dtype=dtype) for width in (narrow, wide))
+        z, x = (tensor.to(memory_format=torch.channels_last) for tensor in (z, x))
+        yield z, conv, kernel, nn.BatchNorm2d(wide, device=device), torch.relu, x
 
 
 def normalised_expansion(z: Tensor, kernel: Tensor, norm: Any) -> Tensor:
@@ -50,8 +68,11 @@ def normalised_expansion(z: Tensor, kernel: Tensor, norm: Any) -> Tensor:
     return made
 
 
-def fits(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
+def fits(
+    z: Tensor, layer: Convolution, kernel: Tensor, norm: nn.Module, activation: Activation, x: Tensor
+) -> bool:
     """True on a GPU in train mode and channels_last, for a widening convolution where it pays."""
+    conv = layer.shell
     return (
         on_gpu(z.device)
         and type(norm) is nn.BatchNorm2d

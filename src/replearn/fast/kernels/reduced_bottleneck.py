@@ -9,10 +9,12 @@ writes one 22 times, forward and backward, and this 11 times.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
@@ -41,7 +43,7 @@ _LAST = torch.channels_last
 
 
 @register("reduced_bottleneck")
-def fused_reduced_bottleneck(
+def reduced_bottleneck(
     x: Tensor,
     reduction: tuple[Convolution, Tensor],
     expansion: tuple[Convolution, Tensor],
@@ -49,8 +51,30 @@ def fused_reduced_bottleneck(
     activation: Activation,
 ) -> Tensor | None:
     """The operator as one operation where that pays; None elsewhere."""
+    fitting = fits(x, reduction, expansion, norm, activation)
+    return run_fused(x, reduction[1], expansion[1], norm) if fitting else None
+
+
+def reference(
+    x: Tensor,
+    reduction: tuple[Convolution, Tensor],
+    expansion: tuple[Convolution, Tensor],
+    norm: nn.Module,
+    activation: Activation,
+) -> Tensor:
     (before, reduce), (after, expand) = reduction, expansion
-    return run_fused(x, reduce, expand, norm) if fits(x, before, after, norm, activation) else None
+    return activation(x + norm(after(activation(before(x, reduce)), expand)))
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernels take where launches are free, for tests."""
+    for inner, width in ((16, 32), (64, 128)):
+        pairs = []
+        for into, out in ((width, inner), (inner, width)):
+            conv = Convolution(nn.Conv2d(into, out, 1, bias=False), torch.device(device))
+            pairs.append((conv, torch.randn(out, into, 1, 1, device=device, dtype=dtype) * into**-0.5))
+        x = torch.randn(4, width, 3, 2, device=device, dtype=dtype).to(memory_format=_LAST)
+        yield x, *pairs, nn.BatchNorm2d(width, device=device), F.relu
 
 
 def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
@@ -62,8 +86,15 @@ def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
         return with_alias(_ReducedBottleneck.apply(*given), aliased)  # type: ignore[no-untyped-call]
 
 
-def fits(x: Tensor, before: Convolution, after: Convolution, norm: nn.Module, activation: Activation) -> bool:
+def fits(
+    x: Tensor,
+    reduction: tuple[Convolution, Tensor],
+    expansion: tuple[Convolution, Tensor],
+    norm: nn.Module,
+    activation: Activation,
+) -> bool:
     """True on a GPU in train mode and channels_last, where the operation is the same and pays."""
+    before, after = reduction[0], expansion[0]
     first: Any = before.shell
     second: Any = after.shell
     return (
