@@ -21,8 +21,8 @@ from replearn.experiments.training.architectures import architecture
 from replearn.fast.graphs import capture as capturing
 from replearn.fast.kernels import conv1x1_bn as expansion
 from replearn.fast.kernels import reduced_bottleneck as squeeze
-from replearn.fast.kernels.conv1x1_bn import can_narrow, narrow_gradient
-from replearn.fast.kernels.reduced_bottleneck import add_relu_, fits, relu_gradient, run_fused
+from replearn.fast.kernels.conv1x1_bn import has_input_grad_kernel, input_grad
+from replearn.fast.kernels.reduced_bottleneck import add_relu_, fits, relu_grad_and_sum, run_fused
 from replearn.fast.synthesis import launch_cost as paying
 from replearn.fast.synthesis.ahead import operators_in
 from replearn.fast.train.bn_add_relu import fused_norms
@@ -149,8 +149,8 @@ def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(
     x[0, 3] = float("nan")
     from replearn.fast.kernels._triton import reduced_bottleneck as closing
 
-    assert closing.can_be_cut(256, inner)
-    assert not closing.can_be_cut(192, 64)
+    assert closing.can_tile(256, inner)
+    assert not closing.can_tile(192, 64)
     found = torch.empty_like(x)
     if HERE == "cuda":
         add_relu_(found, x, z, scaled, shift)
@@ -179,14 +179,14 @@ def test_the_narrow_gradient_is_two_products_a_shift_and_a_mask(
     weight, turned = (torch.randn(256, narrow, device=HERE) / 16 for _ in range(2))
     given = (h, grad, scaled, weight, turned, torch.randn(256, device=HERE))
     monkeypatch.setattr(expansion, "launches", lambda tensor: True)
-    assert can_narrow(h, grad, scaled)
+    assert has_input_grad_kernel(h, grad, scaled)
     with float32_products(tf32=False):
-        found = narrow_gradient(*given, masked=masked)
-        exact = narrow_gradient(*(tensor.double() for tensor in given), masked=masked)
+        found = input_grad(*given, masked=masked)
+        exact = input_grad(*(tensor.double() for tensor in given), masked=masked)
     assert found.dtype is dtype
     torch.testing.assert_close(found.double(), exact, rtol=2e-2, atol=2e-2, equal_nan=True)
-    assert not can_narrow(h[:, :48].contiguous(), grad, scaled[:, :48].contiguous())
-    assert rows == 1 or not can_narrow(h, grad.mT.contiguous().mT, scaled)
+    assert not has_input_grad_kernel(h[:, :48].contiguous(), grad, scaled[:, :48].contiguous())
+    assert rows == 1 or not has_input_grad_kernel(h, grad.mT.contiguous().mT, scaled)
 
 
 @runs_kernels
@@ -196,11 +196,11 @@ def test_a_relu_lets_through_what_torch_says(monkeypatch: pytest.MonkeyPatch) ->
     y[5, 7] = float("nan")
     norm, other = nn.BatchNorm2d(48), torch.randn(300, 48, device=HERE)
     monkeypatch.setattr(squeeze, "launches", lambda tensor: False)
-    expected, of_both = relu_gradient(grad, y, norm), relu_gradient(grad, y, norm, other)
+    expected, of_both = relu_grad_and_sum(grad, y, norm), relu_grad_and_sum(grad, y, norm, other)
     monkeypatch.setattr(squeeze, "launches", lambda tensor: True)
     for _ in range(2):  # who counts arrivals starts anew
-        torch.testing.assert_close(relu_gradient(grad, y, norm), expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(relu_gradient(grad, y, norm, other), of_both, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(relu_grad_and_sum(grad, y, norm), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(relu_grad_and_sum(grad, y, norm, other), of_both, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("correction", ["none", "full"])

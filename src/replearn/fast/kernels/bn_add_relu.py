@@ -204,11 +204,13 @@ class _BatchNormAddReLU(Function):
         grad, other = given[0], given[1] if len(given) == 2 else None
         passed = None if y is None else torch.empty_like(x)
         slopes = torch.empty((2, x.shape[1]), dtype=torch.float32, device=x.device)
-        factors = by.launch_slopes(grad, other, x, y, numbers, passed, slopes, ctx.counters)
+        factors = by.launch_affine_grads(grad, other, x, y, numbers, passed, slopes, ctx.counters)
         d_x = None
         if ctx.needs_input_grad[0]:
             d_x = torch.empty_like(x)
-            by.launch_gradient(grad if passed is None else passed, x, numbers, factors, d_x, passed=y is not None)
+            by.launch_input_grad(
+                grad if passed is None else passed, x, numbers, factors, d_x, passed=y is not None
+            )
         d_gamma, d_beta = slopes.unbind()
         return d_x, d_gamma, d_beta, passed, None, None
 
