@@ -19,7 +19,6 @@ from replearn import operators
 from replearn.costs.precision import float32_products
 from replearn.experiments.training.architectures import architecture
 from replearn.fast.graphs import capture as capturing
-from replearn.fast.kernels import conv1x1_bn as expansion
 from replearn.fast.kernels import reduced_bottleneck as squeeze
 from replearn.fast.kernels.conv1x1_bn import has_input_grad_kernel, input_grad
 from replearn.fast.kernels.reduced_bottleneck import add_relu_, fits, relu_grad_and_sum, run_fused
@@ -52,36 +51,20 @@ def drawn(dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(shape, device=HERE).to(dtype).contiguous(memory_format=LAST) for shape in shapes]
 
 
-@runs_kernels
 @pytest.mark.parametrize("name", NORMS)
-def test_the_kernels_train_as_the_layers_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(name, torch.float32, monkeypatch, 1e-4)
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_outputs_gradients_and_running_statistics_are_those_of_the_layers(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare(name, torch.float64, monkeypatch, 1e-9)
-
-
-def compare(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, within: float) -> None:
+def test_outputs_gradients_and_running_statistics_are_those_of_the_layers(name: str) -> None:
     torch.manual_seed(0)
-    if dtype is torch.float32:
-        for home in (squeeze, expansion):
-            monkeypatch.setattr(home, "launches", lambda tensor: True)  # the interpreter's are on the CPU
-    first = NORMS[name]().to(HERE, dtype)
+    first = NORMS[name]().to(HERE, torch.float64)
     for parameter in first.parameters():
         nn.init.normal_(parameter)
     second = copy.deepcopy(first)
     for _ in range(3):
-        given, weigh = drawn(dtype), torch.randn(4, 32, 3, 2, device=HERE, dtype=dtype)
-        with float32_products(tf32=False):
-            expected = gradients(one_after_the_other, given, first, weigh)
-            found = gradients(run_fused, given, second, weigh)
-        torch.testing.assert_close(found, expected, rtol=within, atol=10 * within)
+        given, weigh = drawn(torch.float64), torch.randn(4, 32, 3, 2, device=HERE, dtype=torch.float64)
+        expected = gradients(one_after_the_other, given, first, weigh)
+        found = gradients(run_fused, given, second, weigh)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-8)
     buffers = dict(second.named_buffers()), dict(first.named_buffers())
-    torch.testing.assert_close(*buffers, rtol=within, atol=within)
+    torch.testing.assert_close(*buffers, rtol=1e-9, atol=1e-9)
 
 
 def test_the_gradient_is_the_slope_of_the_loss() -> None:
@@ -138,39 +121,23 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_does(frozen: int) -> None:
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "inner"), [(1, 64), (130, 64), (130, 192)])
-def test_the_last_product_goes_with_the_shift_the_residual_and_the_relu(
-    dtype: torch.dtype, rows: int, inner: int
-) -> None:
+@torch.no_grad()
+@pytest.mark.parametrize(("rows", "inner"), [(1, 64), (130, 192)])
+def test_the_end_of_the_bottleneck_propagates_nan(rows: int, inner: int) -> None:
     torch.manual_seed(0)
-    x, z = torch.randn(rows, 256, device=HERE).to(dtype), torch.randn(rows, inner, device=HERE).relu().to(dtype)
-    scaled, shift = torch.randn(256, inner, device=HERE).to(dtype) / 8, torch.randn(256, device=HERE).to(dtype)
+    shapes = (rows, 256), (rows, inner), (256, inner), (256,)
+    x, z, scaled, shift = (torch.randn(shape, device=HERE).half() / 4 for shape in shapes)
     x[0, 3] = float("nan")
-    from replearn.fast.kernels._triton import reduced_bottleneck as closing
-
-    assert closing.can_tile(256, inner)
-    assert not closing.can_tile(192, 64)
-    found = torch.empty_like(x)
-    if HERE == "cuda":
-        add_relu_(found, x, z, scaled, shift)
-    elif dtype is torch.float16:  # the interpreter multiplies bfloat16 as integers
-        closing.launch(x, z, scaled, shift, found)
-    else:
-        return
+    add_relu_(found := torch.empty_like(x), x, z, scaled, shift)
     expected = (x.float() + z.float() @ scaled.float().mT + shift.float()).relu()
     torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "narrow"), [(1, 64), (200, 64), (130, 128)])
+@pytest.mark.parametrize(("rows", "narrow"), [(1, 64), (130, 128)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_narrow_gradient_is_two_products_a_shift_and_a_mask(
-    dtype: torch.dtype, rows: int, narrow: int, masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if HERE == "cpu" and dtype is torch.bfloat16:  # the interpreter multiplies bfloat16 as integers
-        return
+def test_the_narrow_gradient_is_two_products_a_shift_and_a_mask(rows: int, narrow: int, masked: bool) -> None:
+    dtype = torch.float16
     torch.manual_seed(0)
     h, grad = (torch.randn(rows, size, device=HERE).to(dtype) for size in (narrow, 256))
     h = h.relu() if masked else h
@@ -178,7 +145,6 @@ def test_the_narrow_gradient_is_two_products_a_shift_and_a_mask(
     scaled = torch.randn(256, narrow, device=HERE).to(dtype) / 16
     weight, turned = (torch.randn(256, narrow, device=HERE) / 16 for _ in range(2))
     given = (h, grad, scaled, weight, turned, torch.randn(256, device=HERE))
-    monkeypatch.setattr(expansion, "launches", lambda tensor: True)
     assert has_input_grad_kernel(h, grad, scaled)
     with float32_products(tf32=False):
         found = input_grad(*given, masked=masked)

@@ -27,8 +27,8 @@ def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
         found = tensors_in(call(plain, example))
     if expected and not any(tensor.numel() for tensor in expected):
         raise ReplearnError(
-            "The model's outputs on the example are empty, so there is nothing to compare. Give an "
-            "example with at least one sample."
+            "The model's outputs on the example hold no number, as for a batch without a sample, and any two "
+            "models agree on that. Give an example of a sample or more."
         )
     return compare(expected, found, "the deployed model")
 

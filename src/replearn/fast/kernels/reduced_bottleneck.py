@@ -82,7 +82,7 @@ def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             conv = Convolution(nn.Conv2d(into, out, 1, bias=False), torch.device(device))
             pairs.append((conv, torch.randn(out, into, 1, 1, device=device, dtype=dtype) * into**-0.5))
         x = torch.randn(4, width, 3, 2, device=device, dtype=dtype).to(memory_format=_LAST)
-        yield x, *pairs, nn.BatchNorm2d(width, device=device), F.relu
+        yield x, *pairs, nn.BatchNorm2d(width, affine=inner > 16, device=device), F.relu
 
 
 def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
