@@ -1,10 +1,9 @@
-"""Triton's kernels without a GPU: the tests that need them run again in a process where Triton interprets them."""
+"""Triton kernels without a GPU: tests marked `runs_kernels` run in the interpreter, by test_interpreter.py."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,22 +12,12 @@ from torch import Tensor, nn
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-runs_kernels = pytest.mark.skipif(
-    HERE == "cpu" and not INTERPRETED,
-    reason="kernels need a GPU, or Triton's interpreter: see below",
-)
 
 
-def interpret(file: str, chosen: str) -> None:
-    """Run the chosen tests of a file so; none of them may fail or be skipped."""
-    if HERE == "cuda" or INTERPRETED:
-        pytest.skip("the kernels ran for real")
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, file]
-    changes = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading plugins takes two seconds
-    done = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout.splitlines()[-1], done.stdout
+def runs_kernels(test: Callable[..., Any]) -> Any:
+    """Mark a test that launches Triton kernels: it runs on a GPU, or in Triton's interpreter."""
+    skipped = HERE == "cpu" and not INTERPRETED
+    return pytest.mark.interpreter(pytest.mark.skipif(skipped, reason="runs in test_interpreter.py")(test))
 
 
 def distance(found: Tensor | None, expected: Tensor) -> float:

@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from interpreting import HERE, INTERPRETED, distance, interpret, runs_kernels, small_vit
+from interpreting import HERE, INTERPRETED, distance, runs_kernels, small_vit
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
@@ -209,10 +209,6 @@ def test_the_step_body_averages_parts_and_clips() -> None:
 
 def other_norm(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
-
-
-def test_in_the_interpreter() -> None:
-    interpret(__file__, "kernels")
 
 
 CUDA = {

@@ -25,7 +25,7 @@ from replearn.fast.graphs.capture import (
     on_capture_stream,
     take_workspaces,
 )
-from replearn.fast.graphs.replay import Recording, Replayed, Weights
+from replearn.fast.graphs.replay import CapturedGraph, Replayed, Weights
 
 GPU = torch.device("cuda", 1)
 
@@ -159,7 +159,7 @@ def test_graphs_that_work_in_the_same_memory_are_launched_in_turn(cuda: list[str
         other = a_graph()
     for stream, launch in ((one, first), (two, other)):
         with on(stream):
-            launch()  # after their recordings
+            launch()  # after their graphs
     cuda.clear()
     for stream, launch in ((one, first), (one, second), (two, other), (two, first), (one, second)):
         with on(stream):
@@ -191,7 +191,7 @@ def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str])
     with pytest.raises(ReplearnError) as caught:
         capture("Net", body, GPU, "pool")
     assert (
-        "Net can't be recorded as a CUDA graph: RuntimeError: operation not permitted when stream is capturing. A"
+        "Net can't be captured as a CUDA graph: RuntimeError: operation not permitted when stream is capturing. A"
         in (str(caught.value))
     )
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -311,11 +311,11 @@ def test_a_replayed_model_in_another_one_is_recorded_with_it_and_nobody_waits_fo
 def test_a_call_on_another_stream_waits_for_the_one_before_it(
     cuda: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def record(model: nn.Module, *_: Any) -> Recording:
-        return Recording(GPU, [torch.zeros(4, 3)], None, lambda: cuda.append("replay"), Weights(model), [])
+    def record(model: nn.Module, *_: Any) -> CapturedGraph:
+        return CapturedGraph(GPU, [torch.zeros(4, 3)], None, lambda: cuda.append("replay"), Weights(model), [])
 
     monkeypatch.setattr(replaying, "device_of", lambda *_: GPU)
-    monkeypatch.setattr(replaying, "record", record)
+    monkeypatch.setattr(replaying, "capture_forward", record)
     fast, x = Replayed(nn.Linear(3, 2)), torch.randn(4, 3)
     one, two = Stream(7), Stream(8)
     for stream in (one, two, two, one):
@@ -329,15 +329,15 @@ def test_memory_of_a_failed_recording_or_of_graphs_that_are_gone_is_not_used_aga
 ) -> None:
     pools: list[int] = []
 
-    def record(model: nn.Module, args: Any, kwargs: Any, device: torch.device, pool: int) -> Recording:
+    def record(model: nn.Module, args: Any, kwargs: Any, device: torch.device, pool: int) -> CapturedGraph:
         pools.append(pool)
         if args[0].shape[0] > 4:
             raise ReplearnError("too many")
-        return Recording(GPU, [args[0].clone()], None, lambda: None, Weights(model), [])
+        return CapturedGraph(GPU, [args[0].clone()], None, lambda: None, Weights(model), [])
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: len(pools))
     monkeypatch.setattr(replaying, "device_of", lambda *_: GPU)
-    monkeypatch.setattr(replaying, "record", record)
+    monkeypatch.setattr(replaying, "capture_forward", record)
     fast = Replayed(nn.Linear(3, 2))
     for batch in (1, 2, 5, 3):
         with suppress(ReplearnError):
@@ -352,7 +352,7 @@ def test_forgetting_waits_for_the_device_of_the_graphs(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
     fast = Replayed(nn.Linear(3, 2))
     for key, device in enumerate((GPU, GPU, torch.device("cpu"))):
-        fast._recordings[key] = Recording(device, [], None, lambda: None, Weights(fast.model), [])
+        fast._graphs[key] = CapturedGraph(device, [], None, lambda: None, Weights(fast.model), [])
     fast.forget()
     assert (waited, fast.num_graphs) == ([GPU], 0)
 

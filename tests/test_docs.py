@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 
 import replearn
 from replearn.operators import functional
@@ -150,14 +150,10 @@ def run(page: Path, extended: Extended) -> dict[str, Any]:
 @runs_kernels
 def test_the_kernel_of_its_page_computes_the_reference(extended: Extended) -> None:
     page = run(ROOT / "docs" / "how-to" / "new-kernel.md", extended)
-    gate, up = (page[name].detach().to(HERE) for name in ("gate", "up"))
-    assert page["fits"](gate, up)
-    torch.testing.assert_close(page["silu_mul"](gate, up), page["reference"](gate, up))
-    torch.library.opcheck(torch.ops.replearn.silu_mul.default, (gate, up))
-
-
-def test_the_kernel_of_its_page_in_tritons_interpreter() -> None:
-    interpret(__file__, "kernel_of_its_page_computes")
+    for given in page["examples"](HERE, torch.bfloat16):
+        assert page["fits"](*given)
+        torch.testing.assert_close(page["silu_mul"](*given), page["reference"](*given))
+        torch.library.opcheck(torch.ops.replearn.silu_mul.default, given)
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("new-*.md")), ids=name_of)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from alike import learned_alike
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
@@ -17,7 +17,7 @@ from replearn import operators
 from replearn.experiments.training.architectures import architecture
 from replearn.fast.graphs import capture as capturing
 from replearn.fast.kernels import conv1x1_bn as expansion
-from replearn.fast.kernels.conv1x1_bn import fits, normalised_expansion
+from replearn.fast.kernels.conv1x1_bn import expand_and_normalize, fits
 from replearn.fast.synthesis import launch_cost as paying
 
 NORMS = {
@@ -51,7 +51,7 @@ def test_outputs_gradients_and_running_statistics_are_those_of_convolution_and_n
         z, kernel = torch.randn(4, 5, 3, 2).double().relu(), torch.randn(12, 5, 1, 1).double()
         weigh = torch.randn(4, 12, 3, 2).double()
         expected = gradients(one_after_the_other, z, kernel, first, weigh)
-        found = gradients(normalised_expansion, z, kernel, second, weigh)
+        found = gradients(expand_and_normalize, z, kernel, second, weigh)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(dict(second.named_buffers()), dict(first.named_buffers()), rtol=1e-12, atol=1e-12)
 
@@ -62,7 +62,7 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
         torch.randn(3, 5, 2, 2).double().requires_grad_(),
         torch.randn(12, 5, 1, 1).double().requires_grad_(),
     )
-    assert torch.autograd.gradcheck(lambda a, b: normalised_expansion(a, b, norm), (z, kernel))
+    assert torch.autograd.gradcheck(lambda a, b: expand_and_normalize(a, b, norm), (z, kernel))
 
 
 def test_under_autocast_the_products_are_in_half_precision_and_the_statistics_are_not() -> None:
@@ -71,7 +71,7 @@ def test_under_autocast_the_products_are_in_half_precision_and_the_statistics_ar
     z, kernel = (torch.randn(8, 16, 7, 7) + 1).relu(), torch.randn(64, 16, 1, 1)
     expected = first(conv2d(z, kernel))
     with torch.autocast("cpu", torch.bfloat16):
-        found = normalised_expansion(z.bfloat16(), kernel, second)
+        found = expand_and_normalize(z.bfloat16(), kernel, second)
     assert found.dtype is torch.bfloat16
     assert float((found.float() - expected).detach().norm() / expected.detach().norm()) < 1e-2
     torch.testing.assert_close(second.running_var, first.running_var, rtol=5e-3, atol=0)
@@ -80,11 +80,11 @@ def test_under_autocast_the_products_are_in_half_precision_and_the_statistics_ar
 def test_a_frozen_kernel_gets_no_gradient_and_a_constant_input_neither() -> None:
     norm = nn.BatchNorm2d(12)
     z, kernel = torch.randn(4, 5, 3, 3), torch.randn(12, 5, 1, 1)
-    normalised_expansion(z, kernel, norm).sum().backward()
+    expand_and_normalize(z, kernel, norm).sum().backward()
     assert norm.weight.grad is not None
     assert norm.bias.grad is not None
     z.requires_grad_()
-    normalised_expansion(z, kernel, norm).square().sum().backward()
+    expand_and_normalize(z, kernel, norm).square().sum().backward()
     assert z.grad is not None
 
 
@@ -109,8 +109,8 @@ def test_operators_that_expand_at_once_train_as_those_that_do_not(
     used = []
     plain = fits
 
-    def anywhere(z: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
-        used.append(not plain(z, conv, norm))
+    def anywhere(*given: Any) -> bool:
+        used.append(not plain(*given))
         return True
 
     monkeypatch.setattr(expansion, "fits", anywhere)
@@ -148,15 +148,13 @@ def test_the_kernels_compute_what_the_plain_steps_do(affine: bool, columns: int)
     centre, outer, d_beta = centre.to(HERE), outer.to(HERE), d_beta.to(HERE)
     gamma, beta = (torch.randn(12).to(HERE), torch.randn(12).to(HERE)) if affine else (None, None)
     given = (weight, spread, centre, gamma, beta, 1e-5, torch.bfloat16)
-    expected, found = expansion.settle_plainly(*given), expanding.settle(*given)
+    expected, found = expansion.fold_norm_reference(*given), expanding.fold_norm(*given)
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(found[2], expected[2], rtol=1e-4, atol=1e-5)
     slopes = (weight, outer, d_beta, expected[2], 7, centre, spread, torch.float32)
-    torch.testing.assert_close(expanding.slopes(*slopes), expansion.slopes_plainly(*slopes), rtol=1e-4, atol=1e-5)
-
-
-def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "plain_steps")
+    torch.testing.assert_close(
+        expanding.norm_grads(*slopes), expansion.norm_grads_reference(*slopes), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.cuda
@@ -177,6 +175,6 @@ def test_on_a_gpu_it_is_taken_in_train_mode_alone_and_agrees(monkeypatch: pytest
         kernel = conv.weight.detach().to(dtype)
         weigh = torch.randn(8, 64, 9, 9, device="cuda").to(dtype)
         (expected,) = torch.autograd.grad((twin(conv2d(low, kernel)) * weigh).sum(), low)
-        (found,) = torch.autograd.grad((normalised_expansion(low, kernel, norm) * weigh).sum(), low)
+        (found,) = torch.autograd.grad((expand_and_normalize(low, kernel, norm) * weigh).sum(), low)
         assert float((found - expected).float().norm() / expected.float().norm()) < most
     torch.testing.assert_close(norm.running_var, twin.running_var, rtol=1e-2, atol=1e-3)

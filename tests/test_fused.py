@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 from torch import Tensor, nn
 
 import replearn
@@ -165,18 +165,6 @@ def test_tables_and_sums_are_in_float32_whatever_the_default_is() -> None:
 
 
 @runs_kernels
-def test_rows_of_zeros_stay_finite() -> None:
-    one = mixture(4, 6, along="rows", normalise=True)
-    with torch.no_grad():
-        for source in (one.previous, one.next):
-            assert source is not None
-            source[2] = 0
-    made = fused.mix([one], torch.float32)[0]
-    assert torch.equal(made[2], torch.zeros(6, device=HERE))
-    assert all(torch.isfinite(g).all() for g in gradients([made], [one]) if g is not None)
-
-
-@runs_kernels
 def test_changing_a_source_before_the_backward_pass_is_noticed() -> None:
     one = mixture(4, 6, along="rows", normalise=True)
     made = fused.mix([one], torch.float32)[0]
@@ -314,10 +302,6 @@ def test_a_composed_operator_gets_the_weights_of_both_halves() -> None:
 
 def test_nothing_is_made_of_nothing() -> None:
     assert synthesize({"bias": None}, torch.float32) == {}
-
-
-def test_the_kernels_run_in_tritons_interpreter() -> None:
-    interpret(__file__, "equal or float32 or zero or changing or know or prepared or several or none or frozen")
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------

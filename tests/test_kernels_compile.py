@@ -29,22 +29,16 @@ from replearn.fast.kernels import _launch_cache as launch_cache
 from replearn.fast.kernels._triton import attention_short as short
 from replearn.fast.kernels._triton import attention_short_tiles as short_tiles
 from replearn.fast.kernels._triton import bn_add_relu as normed
-from replearn.fast.kernels._triton import (
-    conv1x1_bn_expand as expanding,
-)
-from replearn.fast.kernels._triton import (
-    conv1x1_bn_reduce as narrowing,
-)
+from replearn.fast.kernels._triton import conv1x1_bn_expand as expanding
+from replearn.fast.kernels._triton import conv1x1_bn_reduce as narrowing
 from replearn.fast.kernels._triton import conv3x3_small as narrow
 from replearn.fast.kernels._triton import conv3x3_small_tiles as narrow_tiles
 from replearn.fast.kernels._triton import conv3x3_small_wgrad as weight_kernels
 from replearn.fast.kernels._triton import layernorm_half as norms
 from replearn.fast.kernels._triton import linear_residual as residual
 from replearn.fast.kernels._triton import patch_embed as patches
-from replearn.fast.kernels._triton import (
-    reduced_bottleneck as closing,
-)
-from replearn.fast.kernels._triton import stem as stem
+from replearn.fast.kernels._triton import reduced_bottleneck as closing
+from replearn.fast.kernels._triton import stem
 from replearn.fast.kernels._triton.linear_residual_tiles import tile_for as residual_tile
 from replearn.fast.kernels._triton.running_statistics import Running
 from replearn.fast.kernels._triton.stem_tiles import walk_for
@@ -136,9 +130,9 @@ def expansion() -> None:
         of(256, dtype=SINGLE),
     )
     running = Running((gamma, gamma, of(dtype=torch.int64)), 0.1, 1.01)
-    expanding.settle(weight, spread, centre, gamma, gamma, 1e-5, HALF, running)
+    expanding.fold_norm(weight, spread, centre, gamma, gamma, 1e-5, HALF, running)
     wide = of(256, 64, dtype=SINGLE)
-    expanding.slopes(weight, wide, gamma, of(4, 256, dtype=SINGLE), 1000, centre, wide, HALF)
+    expanding.norm_grads(weight, wide, gamma, of(4, 256, dtype=SINGLE), 1000, centre, wide, HALF)
     x = of(1000, 256, dtype=torch.bfloat16)
     for inner in (64, 256):
         z, scaled, shift = (of(*shape, dtype=torch.bfloat16) for shape in ((1000, inner), (256, inner), (256,)))
@@ -156,9 +150,11 @@ def norm_and_relu(channels: int, size: int, dtype: torch.dtype, added: bool) -> 
     arrivals, other = of(64, dtype=torch.int32), x if added else None
     normed.launch_statistics(x, (per_channel, per_channel), running, arrivals, numbers, 1e-5)
     normed.launch_apply(x, other, numbers, x)
-    factors = normed.launch_slopes(x, other, x, other, numbers, other, of(2, channels, dtype=SINGLE), arrivals)
-    normed.launch_gradient(x, x, numbers, factors, x, passed=added)
-    normed.launch_passed(x, other, x, x, per_channel, arrivals)
+    factors = normed.launch_affine_grads(
+        x, other, x, other, numbers, other, of(2, channels, dtype=SINGLE), arrivals
+    )
+    normed.launch_input_grad(x, x, numbers, factors, x, passed=added)
+    normed.launch_relu_backward(x, other, x, x, per_channel, arrivals)
 
 
 def first_layers(dtype: torch.dtype, last: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreting import HERE, interpret, runs_kernels
+from interpreting import HERE, runs_kernels
 from torch import Tensor, nn
 from zoo import ZOO, outputs
 
@@ -70,16 +70,6 @@ def test_an_ordinary_resnet_is_ordered_and_its_model_is_not_touched() -> None:
     assert outputs(flat, x)[0].stride() == before.stride()
     cast_weights_(flat, torch.bfloat16)
     assert all(is_last(weight) and weight.dtype is torch.bfloat16 for weight in kernels(flat).values())
-
-
-def test_every_value_in_between_is_in_that_order() -> None:
-    flat = noted(replearn.models.CifarResNet(8, width=8), images())
-    ordering.apply_(flat, Context(dtype=torch.bfloat16))
-    note_values_(flat, images(), torch.bfloat16)
-    maps = [node.meta["value"] for node in flat.graph.nodes if "value" in node.meta and node.op == "call_function"]
-    maps = [value for value in maps if value.dim() == 4 and value.shape[-1] > 1]
-    assert len(maps) > 10
-    assert all(map(is_last, maps))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -291,15 +281,6 @@ def test_graphs_in_full_precision_stay() -> None:
         assert not any(map(is_last, kernels(flat).values()))
 
 
-@pytest.mark.parametrize("name", ["timm_vit", "timm_convit", "torchvision_vit", "swin"])
-def test_transformers_stay(name: str) -> None:
-    model, x = ZOO[name].fresh(), ZOO[name].batch()
-    flat = noted(model, x)
-    held = dict(flat.named_parameters())
-    ordering.apply_(flat, Context(dtype=torch.bfloat16))
-    assert all(weight is held[key] for key, weight in flat.named_parameters())
-
-
 class Grey(nn.Module):
     """A stem of images with one or three colours, and one more convolution."""
 
@@ -373,14 +354,6 @@ def test_it_is_exported(to: str, tmp_path: Any) -> None:
     assert export(flat, tmp_path / f"model.{to}", x).batch_sizes == (1, 3)
 
 
-def test_torch_exports_it_in_half_precision() -> None:
-    model, x = ZOO["timm_resnet"].replaced(), images()
-    form: Any = replearn.deploy(model, x, flatten=True, graph=False, dtype=torch.bfloat16)
-    with torch.no_grad():
-        program = torch.export.export(form, (x,))
-        assert near(program.module()(x), form(x), 5e-2)
-
-
 @needs_gpu
 @pytest.mark.cuda
 @torch.no_grad()
@@ -403,7 +376,3 @@ def test_on_a_gpu_a_resnet_needs_no_copies(
         assert one.stride() == other.stride()
         assert near(one, other, {torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype])
         assert near(one, model(given), {torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype])
-
-
-def test_the_kernels_in_the_interpreter() -> None:
-    interpret(__file__, "stems_kernels")

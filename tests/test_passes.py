@@ -22,21 +22,7 @@ from replearn.fast.passes import _context, passes
 from replearn.fast.passes import conv_bias_add_relu as fusion
 from replearn.fast.passes._context import Context
 
-MODELS = {
-    "resnet": lambda: torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5),
-    "cifar": lambda: replearn.models.CifarResNet(8, width=8),
-    "vit": lambda: small_vit(img_size=16),
-}
-FIRES = {
-    "maxpool_relu": "resnet",
-    "token_slice": "vit",
-    "channels_last": "cifar",
-    "stem": "resnet",
-    "patch_embed": "vit",
-    "linear_residual": "vit",
-    "layernorm_half": "vit",
-    "conv_bias_add_relu": "resnet",
-}
+NAMES = [name for name, _ in passes()]
 LOW = Context(dtype=torch.bfloat16, graph=True, fuse=True)
 
 
@@ -47,35 +33,37 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_context, "has_cudnn", lambda device: True)
 
 
-def test_every_pass_is_tested_and_has_its_place() -> None:
-    order = [name for name, _ in passes()]
-    assert set(order) == set(FIRES)
-    for name, module in passes():
-        assert all(order.index(before) < order.index(name) for before in module.AFTER)
+def resnet() -> nn.Module:
+    return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5).eval()
+
+
+@pytest.mark.parametrize(("name", "module"), list(passes()))
+def test_a_file_offers_what_the_contract_asks_for(name: str, module: Any) -> None:
+    for part in ("apply_", "example"):
+        says = f"fast/passes/{name}.py has no function `{part}`: see docs/how-to/new-pass.md"
+        assert callable(getattr(module, part, None)), says
+    assert all(NAMES.index(before) < NAMES.index(name) for before in module.AFTER)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("name", FIRES)
+@pytest.mark.parametrize("name", [*NAMES, "resnet", "vit"])
 @torch.no_grad()
-def test_a_pass_fires_and_outputs_stay(name: str) -> None:
+def test_a_pass_applies_to_its_example_and_all_passes_keep_outputs(name: str) -> None:
     torch.manual_seed(0)
-    for key, make in MODELS.items():
-        model, x = streamline(make().eval()), torch.randn(3, 3, 16, 16)  # BatchNorms folded
-        flat = flatten(model, x)
-        note_values_(flat, x, LOW.dtype)
-        counts = {}
-        for each, module in passes():
-            counts[each] = module.apply_(flat, LOW)
-            if each == name:
-                break
-        if key == FIRES[name]:
-            assert counts[name] > 0
+    models = {"resnet": (resnet(), torch.randn(3, 3, 16, 16)), "vit": (small_vit(), torch.randn(3, 3, 16, 16))}
+    model, x = models[name] if name in models else dict(passes())[name].example()
+    model = streamline(model.eval())  # BatchNorms folded
+    flat = flatten(model, x)
+    note_values_(flat, x, LOW.dtype)
+    for each, module in passes():
+        count = module.apply_(flat, LOW)
+        assert each != name or count > 0, f"fast/passes/{name}.py leaves its own example alone"
         with torch.autocast("cpu", torch.bfloat16):
-            assert distance(flat(x), model(x)) < 0.02
-            assert distance(flat(x[:2]), model(x[:2])) < 0.02  # the batch size stays free
-        values = {node: node.meta["value"] for node in flat.graph.nodes if node.meta.get("value") is not None}
-        note_values_(flat, x, LOW.dtype)
-        assert all(node.meta["value"].shape == value.shape for node, value in values.items())
+            assert distance(flat(x), model(x)) < 0.02, each
+            assert distance(flat(x[:2]), model(x[:2])) < 0.02, each  # the batch size stays free
+    values = {node: node.meta["value"] for node in flat.graph.nodes if node.meta.get("value") is not None}
+    note_values_(flat, x, LOW.dtype)
+    assert all(node.meta["value"].shape == value.shape for node, value in values.items())
 
 
 @pytest.fixture
@@ -126,7 +114,7 @@ def num_fused(model: Any) -> int:
 
 def test_convolutions_are_validated_and_fused(cudnn: list[Any]) -> None:
     torch.manual_seed(0)
-    model, x = MODELS["resnet"]().eval(), torch.randn(2, 3, 16, 16)
+    model, x = resnet(), torch.randn(2, 3, 16, 16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         form = streamline(model, x, flatten=True, fuse=True)
@@ -155,7 +143,7 @@ def test_a_convolution_that_fails_stays_torchs(
 
     monkeypatch.setattr(torch, "cudnn_convolution_relu", broken)
     torch.manual_seed(0)
-    model, x = MODELS["resnet"]().eval(), torch.randn(2, 3, 16, 16)
+    model, x = resnet(), torch.randn(2, 3, 16, 16)
     with pytest.warns(UserWarning, match="4 of 8 convolutions stay torch's"):
         form = streamline(model, x, flatten=True, fuse=True)
     assert num_fused(form) == 4
@@ -208,7 +196,7 @@ def test_what_others_read_is_not_fused(how: str, count: int) -> None:
 )
 def test_where_it_can_not_work_it_says_so(how: dict[str, Any], says: str) -> None:
     with pytest.raises(ReplearnError, match=says):
-        streamline(MODELS["cifar"]().eval(), torch.randn(2, 3, 8, 8), **how)
+        streamline(nn.Conv2d(3, 4, 3).eval(), torch.randn(2, 3, 8, 8), **how)
 
 
 @pytest.mark.cuda

@@ -62,20 +62,6 @@ def test_after_the_last_attention_one_token_is_left(changes: dict[str, Any]) -> 
     assert {node.meta["value"].dim() for node in behind} == {2}
 
 
-def test_torchvision_computes_one_token_after_its_attention() -> None:
-    from torchvision.models.vision_transformer import VisionTransformer
-
-    torch.manual_seed(0)
-    model = VisionTransformer(16, 8, 2, 2, 64, 64, num_classes=10).to(HERE).eval()
-    nn.init.normal_(model.heads[-1].weight)
-    x = torch.randn(2, 3, 16, 16, device=HERE)
-    flat = picked(model, x)
-    same(model, flat, x)
-    layer = 2 * 2 * 4 * 64 * 64  # of two images and the other four tokens
-    # two layers, and not the one that is inside of torch's own attention
-    assert flops(model, x) - flops(flat, x) == 2 * layer
-
-
 def test_gradients_are_the_same() -> None:
     model, x = small_vit(), torch.randn(2, 3, 16, 16, device=HERE)
     flat = picked(model, x)
@@ -190,28 +176,6 @@ def test_what_is_computed_for_all_tokens(how: str, kept: list[str]) -> None:
     same(model, flat, x)
     assert whole(flat) == kept
     same(model, picked(model, x[:1]), x)
-
-
-@pytest.mark.parametrize("how", ["all tokens", "used twice", "a number", "two dimensions"])
-def test_a_norm_that_is_needed_whole_stays(how: str) -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm((5, 8) if how == "two dimensions" else 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.norm(x[:, 0] if how == "a number" else x)
-            if how == "all tokens":
-                return y[:, 1:]
-            return y[:, 0] + y.mean() if how == "used twice" else y[:, 0]
-
-    model, x = Head(), torch.randn(2, 5, 8)
-    flat = flatten(model.eval(), x)
-    code = flat.code
-    note_values_(flat, x, None)
-    apply_(flat, Context())
-    assert flat.code == code
-    assert torch.equal(flat(x), model(x))
 
 
 @pytest.mark.parametrize("how", ["a shape taken off", "keywords", "few arguments", "all arguments"])

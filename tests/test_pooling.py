@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from zoo import ZOO, outputs, shake_
+from zoo import ZOO, outputs
 
 import replearn
-from replearn.deployment.exporting import export
 from replearn.experiments.bench.inference_counts import count
 from replearn.fast.graph_module import FlatGraph
 from replearn.fast.inference import Autocast
@@ -24,7 +21,6 @@ from replearn.fast.passes import stem as stem_pass
 from replearn.fast.passes._context import Context
 from replearn.fast.passes.maxpool_relu import apply_
 
-STEMS = ("timm_resnet", "timm_resnet_d", "timm_seresnet")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -56,40 +52,6 @@ def stem_of(model: Any) -> list[str]:
 
 def images(batch: int = 2, size: int = 16) -> Tensor:
     return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(batch))
-
-
-def torchvision() -> nn.Module:
-    from torchvision.models.resnet import BasicBlock, ResNet
-
-    torch.manual_seed(0)
-    model = ResNet(BasicBlock, [3, 1, 1, 1], num_classes=4)
-    shake_(model, 0.02)
-    return model.eval()
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("name", STEMS)
-def test_both_doors_pool_first_and_give_the_same_bits(name: str, dtype: torch.dtype | None) -> None:
-    fresh, replaced = ZOO[name].fresh(), ZOO[name].replaced()
-    plain = replearn.fast.streamline(fresh, dtype=dtype), replearn.deploy(replaced, dtype=dtype)
-    options: dict[str, Any] = {"flatten": True, "dtype": dtype}
-    flat = replearn.fast.streamline(fresh, images(), **options), replearn.deploy(replaced, images(), **options)
-    for one, other in zip(plain, flat, strict=True):
-        assert stem_of(other)[-3:] == ["conv2d", "pool", "relu"]
-        for batch in (1, 2, 5):
-            assert all(map(torch.equal, outputs(one, images(batch)), outputs(other, images(batch))))
-    merged = replearn.deploy(replaced, images(), merge=True, **options)
-    assert stem_of(merged) == stem_of(flat[1])
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_a_torchvision_resnet_gives_the_same_bits(dtype: torch.dtype | None, channels_last: bool) -> None:
-    options: dict[str, Any] = {"dtype": dtype, "channels_last": channels_last, "graph": False}
-    model, x = torchvision(), images(2, 32)
-    plain, flat = (replearn.fast.streamline(model, x, flatten=how, **options) for how in (False, True))
-    assert stem_of(flat) == ["conv2d", "pool", "relu"]
-    assert torch.equal(outputs(plain, x)[0], outputs(flat, x)[0])
 
 
 @pytest.mark.usefixtures("apart")
@@ -188,13 +150,6 @@ def test_it_learns_the_same(moved: bool, monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(other.flatten(), one.flatten())
         torch.testing.assert_close(other.grad.flatten(), one.grad.flatten(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(flat(x), stem(x))
-
-
-@pytest.mark.usefixtures("apart")
-def test_a_whole_model_is_trained_through_the_graph() -> None:
-    flat: Any = replearn.deploy(ZOO["timm_resnet"].replaced(), images(), merge=True, flatten=True)
-    flat(images()).sum().backward()
-    assert all(p.grad is not None for p in flat.parameters())
 
 
 @pytest.mark.usefixtures("apart")
@@ -340,13 +295,6 @@ def test_numbers_without_rounding_stay() -> None:
     assert flat.code == code
 
 
-def test_a_dilated_window_may_lie_in_the_padding() -> None:
-    """Why such a pool is left alone: a ReLU behind it would give another number."""
-    y = torch.zeros(1, 1, 1, 1)
-    assert F.max_pool2d(F.relu(y), 2, 2, 1, 2).isinf().all()
-    assert not F.relu(F.max_pool2d(y, 2, 2, 1, 2)).isinf().any()
-
-
 @pytest.mark.usefixtures("apart")
 def test_a_name_that_is_taken_gets_a_longer_one() -> None:
     torch.manual_seed(0)
@@ -356,30 +304,6 @@ def test_a_name_that_is_taken_gets_a_longer_one() -> None:
     apply_(flat, Context())
     assert [name for name, _ in flat.named_parameters()] == ["conv_weight", "conv_bias_pooled_"]
     torch.testing.assert_close(flat(x), stem(x))
-
-
-@pytest.mark.usefixtures("apart")
-def test_it_copies_pickles_and_compiles() -> None:
-    model, x = ZOO["timm_resnet"].replaced(), images()
-    flat: Any = replearn.deploy(model, x, merge=True, flatten=True)
-    expected = outputs(flat, x)[0]
-    for other in (copy.deepcopy(flat), pickle.loads(pickle.dumps(flat))):
-        assert torch.equal(outputs(other, x)[0], expected)
-    torch.compiler.reset()
-    fast = torch.compile(flat, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(outputs(fast, x)[0], expected)
-
-
-@pytest.mark.parametrize("moved", [False, True])
-@pytest.mark.parametrize("to", ["pt2", "onnx"])
-def test_it_is_exported(to: str, moved: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if to == "onnx":
-        pytest.importorskip("onnxruntime")
-        pytest.importorskip("onnxscript")
-    monkeypatch.setattr(pooling, "launches_biases", lambda device: moved)
-    flat = replearn.deploy(ZOO["timm_resnet"].replaced(), images(), merge=True, flatten=True)
-    assert ("add" in stem_of(flat)) == moved
-    assert export(flat, tmp_path / f"model.{to}", images()).batch_sizes == (1, 3)
 
 
 @needs_gpu

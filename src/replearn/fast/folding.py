@@ -1,9 +1,9 @@
-"""Fold BatchNorms into the convolutions before them, where it is proven that nothing else sees the difference.
+"""Fold BatchNorms into the convolutions before them, where a trace shows that nothing else reads the values.
 
     W'_c = W_c s_c,  bias'_c = bias_c s_c + t_c   with BN(y)_c = s_c y_c + t_c      (eq:deploy_bn_folding)
 
-The proof is a trace of the code that runs both: the norm is called once, on the output of that convolution,
-which is called once and whose output goes nowhere else. What can't be proven stays, with the reason.
+In the trace of the module that calls both, the norm is called once, on the output of a convolution that is called
+once and has no other user. Every other BatchNorm stays, with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNorm
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """One BatchNorm by name: the convolution that takes it up, or the reason why it stays."""
+    """A BatchNorm by name, with the convolution that it is folded into, or the reason why it stays."""
 
     norm: str
     conv: str | None = None
@@ -42,7 +42,7 @@ class Fold:
 
 
 def find_folds(model: nn.Module) -> tuple[Fold, ...]:
-    """Say for every BatchNorm of a model in eval mode whether it can be folded, and into what; touches nothing.
+    """For every BatchNorm of a model in eval mode, the convolution that it can be folded into, or why it stays.
 
     >>> import replearn
     >>> folds = replearn.fast.find_folds(replearn.models.resnet32().eval())
@@ -51,7 +51,7 @@ def find_folds(model: nn.Module) -> tuple[Fold, ...]:
     """
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
-    return Evidence(model).folds()
+    return Traces(model).folds()
 
 
 @torch.no_grad()
@@ -67,26 +67,26 @@ def fold_(model: nn.Module) -> tuple[Fold, ...]:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The name of the convolution that takes up a norm."""
+class Match:
+    """The name of the convolution that a norm is folded into."""
 
     conv: str
 
 
-class Evidence:
-    """What is known of a model's calls: the trace of every module whose code could run a BatchNorm."""
+class Traces:
+    """Traces of every module whose forward may call a BatchNorm."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(model.named_modules())
-        # a weight or a layer that is used in two places can't be changed for one of them
+        # a shared weight or layer can't be changed for one of its uses
         self.links = Counter(id(child) for part in self.modules.values() for child in part._modules.values())
         self.uses = Counter(id(p) for part in self.modules.values() for p in part._parameters.values())
-        self.norms = [name for name, module in self.modules.items() if kind_of(module)]
+        self.norms = [name for name, module in self.modules.items() if norm_type(module)]
         names = {owner for norm in self.norms for owner in self.owners(norm)}
         self.graphs = {name: trace(self.modules[name]) for name in names}
 
     def owners(self, name: str) -> list[str]:
-        """The modules above this one that run code of their own, the nearest first; the model itself last."""
+        """The enclosing modules with a forward of their own, innermost first; the model itself last."""
         above = []
         while name:
             name = name.rpartition(".")[0]
@@ -101,17 +101,17 @@ class Evidence:
             pairs = {
                 norm: conv.conv
                 for norm, conv in found.items()
-                if isinstance(conv, Found) and self.owners(norm)[0] == owner
+                if isinstance(conv, Match) and self.owners(norm)[0] == owner
             }
-            if pairs and (trouble := self.trouble_without(owner, pairs)):
-                found |= dict.fromkeys(pairs, trouble)
+            if pairs and (failure := self.failure_without(owner, pairs)):
+                found |= dict.fromkeys(pairs, failure)
         return tuple(
-            Fold(norm=norm, conv=conv.conv) if isinstance(conv, Found) else Fold(norm=norm, reason=conv)
+            Fold(norm=norm, conv=conv.conv) if isinstance(conv, Match) else Fold(norm=norm, reason=conv)
             for norm, conv in found.items()
         )
 
-    def trouble_without(self, owner: str, pairs: dict[str, str]) -> str | None:
-        """What goes wrong when the code runs with these norms gone: it may ask for more than their output."""
+    def failure_without(self, owner: str, pairs: dict[str, str]) -> str | None:
+        """Why the code can't run without these norms: it may read more than their outputs."""
         prefix = f"{owner}." if owner else ""
         instead: dict[str, nn.Module] = {}
         for norm, conv in pairs.items():
@@ -122,7 +122,7 @@ class Evidence:
             return f"the code of {owner or 'the model'} asks for more than the output of its layers"
         return None
 
-    def conv_of(self, name: str) -> Found | str:
+    def conv_of(self, name: str) -> Match | str:
         """The convolution that a norm may be folded into, or the reason against it."""
         norm: Any = self.modules[name]
         if norm.running_mean is None or norm.training:
@@ -149,10 +149,10 @@ class Evidence:
             return f"the output of {conv} is used elsewhere too"
         if channels_of(module) != norm.running_mean.numel():
             return f"{conv} has {channels_of(module)} channels, and it has {norm.running_mean.numel()}"
-        return self.objection(conv, name, owner, above) or Found(conv)
+        return self.objection(conv, name, owner, above) or Match(conv)
 
     def objection(self, conv: str, norm: str, owner: str, above: list[str]) -> str | None:
-        """Why a pair that belongs together by its code must stay apart all the same."""
+        """Why a matching pair must not be folded, if so: sharing, hooks, dtypes or other uses."""
         for name in (conv, norm):
             module = self.modules[name]
             if self.links[id(module)] > 1 or any(
@@ -168,7 +168,7 @@ class Evidence:
             graph, prefix = self.graphs[place], f"{place}." if place else ""
             for name in (conv, norm):
                 if isinstance(graph, str):
-                    if name.rpartition(".")[2] in words_of(self.modules[place]):
+                    if name.rpartition(".")[2] in names_in_code(self.modules[place]):
                         return f"{place or 'the model'} can't be traced ({graph}) and may use {name} as well"
                 elif reaches(graph, name.removeprefix(prefix), called=place == owner):
                     return f"{place or 'the model'} uses {name} as well"
@@ -176,7 +176,7 @@ class Evidence:
 
 
 def _with_bias(conv: Any) -> nn.Module:
-    """The convolution as it will look from outside."""
+    """The convolution with a bias."""
     made: nn.Module = copy.copy(conv)
     made._parameters = {**conv._parameters, "bias": nn.Parameter(conv.weight.new_empty(channels_of(conv)))}
     return made
@@ -191,7 +191,7 @@ def _calls(graph: fx.Graph, target: str) -> list[fx.Node]:
 
 
 def reaches(graph: fx.Graph, target: str, *, called: bool) -> bool:
-    """Does the code read an attribute of this layer, or, where it is not the one to call it, call it?"""
+    """True if the graph reads an attribute of this layer or, unless `called`, calls it."""
     return any(
         (node.op == "get_attr" and str(node.target).startswith(f"{target}."))
         or (node.op == "call_module" and node.target == target and not called)
@@ -199,27 +199,27 @@ def reaches(graph: fx.Graph, target: str, *, called: bool) -> bool:
     )
 
 
-def words_of(module: nn.Module) -> set[str]:
-    """Every attribute name in the code of a module's own class, and every text in it, which may be one."""
-    words: set[str] = set()
-    for kind in type(module).__mro__:
-        if kind.__module__.startswith("torch.nn"):
+def names_in_code(module: nn.Module) -> set[str]:
+    """All attribute names and string constants in the code of a module's class."""
+    names: set[str] = set()
+    for cls in type(module).__mro__:
+        if cls.__module__.startswith("torch.nn"):
             continue
-        for value in vars(kind).values():
-            held = getattr(value, "fget", None) or getattr(value, "func", value)  # by a property, cached or not
+        for value in vars(cls).values():
+            held = getattr(value, "fget", None) or getattr(value, "func", value)  # of a property
             code = getattr(inspect.unwrap(held), "__code__", None)
-            words |= _words_in(code) if code and code.co_name != "__init__" else set()
-    return words
+            names |= _names_in(code) if code and code.co_name != "__init__" else set()
+    return names
 
 
-def _words_in(code: CodeType) -> set[str]:
-    inner = (_words_in(part) for part in code.co_consts if isinstance(part, CodeType))  # of a comprehension, say
-    texts = (part for part in code.co_consts if isinstance(part, str))  # a name may be asked for by getattr
+def _names_in(code: CodeType) -> set[str]:
+    inner = (_names_in(part) for part in code.co_consts if isinstance(part, CodeType))  # as comprehensions
+    texts = (part for part in code.co_consts if isinstance(part, str))  # getattr takes names as strings
     return set(code.co_names).union(texts, *inner)
 
 
-def kind_of(module: nn.Module) -> str | None:
-    """'plain' or 'activated' for a BatchNorm of a known class; classes derived from them may compute anything."""
+def norm_type(module: nn.Module) -> str | None:
+    """'plain' or 'activated' for a BatchNorm of a known class, None for subclasses and other modules."""
     name, where = type(module).__name__, type(module).__module__.partition(".")[0]
     if name in _NORMS and where in ("torch", "torchvision", "timm"):
         return "plain"
@@ -229,7 +229,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """A convolution of torch's own, or timm's that pads as TensorFlow does."""
+    """True for torch's convolutions and timm's Conv2dSame."""
     padded = type(module).__name__ == "Conv2dSame" and type(module).__module__.startswith("timm.")
     return type(module) in CONVOLUTIONS or padded
 
@@ -239,13 +239,13 @@ def channels_of(conv: Any) -> int:
 
 
 def folded(conv: Any, norm: Any) -> nn.Module:
-    """A copy of the convolution that does the norm's work too."""
+    """A copy of the convolution with the norm folded in."""
     made: nn.Module = copy.copy(conv)
     made._parameters = dict(conv._parameters)
     wide = torch.float64 if conv.weight.device.type != "mps" else torch.float32
     scale, shift = norm_as_affine(norm, wide)
     weight, bias = conv.weight.to(wide), conv.bias
-    if isinstance(conv, _TRANSPOSED):  # (in, out / groups, ...): the output channels of a group lie together
+    if isinstance(conv, _TRANSPOSED):  # (in, out / groups, ...)
         by_group = scale.view(conv.groups, 1, -1).expand(-1, weight.shape[0] // conv.groups, -1)
         scaled = weight * by_group.reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
     else:
@@ -258,15 +258,15 @@ def folded(conv: Any, norm: Any) -> nn.Module:
 
 
 def _like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """The values in the model tensor's dtype and memory order."""
+    """The values in the dtype and memory format of `model`."""
     made = torch.empty_like(model)
     made.copy_(tensor)
     return made
 
 
 def remainder(norm: Any) -> nn.Module:
-    """What a folded norm still has to do: nothing, or its activation."""
-    if kind_of(norm) == "plain":
+    """What is left of a folded norm: nothing, or its activation."""
+    if norm_type(norm) == "plain":
         return nn.Identity()
     parts = [part for part in (norm.drop, norm.act) if not isinstance(part, nn.Identity)]
     return parts[0] if len(parts) == 1 else nn.Sequential(*parts)

@@ -17,7 +17,7 @@ from ..operators._base.operator import Operator
 from ..planning.validate import own_copy, unwrapped
 from ..surgery.inference_mode import lasting, writable
 from ..surgery.replace import set_submodule
-from .folding import CONVOLUTIONS, fold_, reaches, words_of
+from .folding import CONVOLUTIONS, fold_, names_in_code, reaches
 from .graph_module import FlatGraph
 from .graphs.replay import Replayed, check_graph, device_of
 from .inlining import cast_weights_, note_values_
@@ -246,7 +246,7 @@ def cast_once_(model: nn.Module, dtype: torch.dtype) -> None:
 
 def may_read(around: nn.Module, key: str) -> bool:
     """May the code of a module read the weight of its own layer, besides calling it?"""
-    if "weight" not in words_of(around):
+    if "weight" not in names_in_code(around):
         return False
     graphs = trace(around), trace(around, lambda default: default)
     return any(isinstance(graph, str) or reaches(graph, key, called=True) for graph in graphs)

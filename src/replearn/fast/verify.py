@@ -20,7 +20,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, tor
 
 @torch.no_grad()
 def verify(model: nn.Module, plain: nn.Module, example: Any) -> float:
-    """The largest relative difference of the two models' outputs; Differs if it is not rounding."""
+    """The largest relative difference of the two models' outputs. Raises Differs if it is more than rounding."""
     with exact(), unchanged(model), unchanged(plain):
         with run_on_example(model):
             expected = tensors_in(call(model, example))
@@ -39,7 +39,7 @@ class Differs(ReplearnError):
 
 @contextmanager
 def run_on_example(model: nn.Module) -> Iterator[None]:
-    """Say that it is the example that does not fit, where a model can't be run on it."""
+    """Raise ReplearnError, which names the example, if the model can't be run on it."""
     try:
         yield
     except ReplearnError:
@@ -54,13 +54,13 @@ def run_on_example(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def exact() -> Iterator[None]:
-    """Without TF32, which rounds to ten bits, and without a search for kernels that run only this once."""
+    """Without TF32 and without cudnn.benchmark."""
     with float32_products(tf32=False, benchmark=False):
         yield
 
 
 def other_batch(example: Any) -> Any:
-    """The example with another batch size: that of its first tensor, and of all tensors as long."""
+    """The example with another batch size, in every tensor whose first dimension is that of the first tensor."""
     size = next((len(tensor) for tensor in tensors_in(example) if tensor.dim() and len(tensor)), 0)
     count = size // 2 if size > 3 else size + 1
 
@@ -73,9 +73,9 @@ def other_batch(example: Any) -> Any:
 
 
 def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: float | None = None) -> float:
-    """The largest difference of two lists of outputs, as a share of each output's largest value.
+    """The largest difference of two lists of outputs, relative to each output's largest value.
 
-    Raises ReplearnError where it is more than `allowed`, or than rounding in the outputs' dtype.
+    Raises ReplearnError if it exceeds `allowed`, or the tolerance of the outputs' dtype.
     """
     what = what[0].upper() + what[1:]
     if len(expected) != len(found):
@@ -117,7 +117,7 @@ NOTHING = "Nothing was deployed; please report this with the plan."
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor in a model's output, whatever it is nested in."""
+    """All tensors in a nest of tuples, lists, dicts and dataclasses."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):

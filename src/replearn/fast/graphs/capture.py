@@ -1,4 +1,4 @@
-"""Record what runs on a GPU as a CUDA graph, and leave CUDA usable where that can't be done."""
+"""Capture CUDA graphs, and recover from captures that fail."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ...errors import ReplearnError
 from ..verify import tensors_in
 
 aten = torch.ops.aten
-# how many elements they return depends on values, so they wait for the GPU to have computed them
+# data-dependent output shapes, which synchronize
 SIZED_BY_VALUES = {
     *(aten.nonzero, aten.masked_select, aten.bincount, aten.unique_dim, aten.unique_consecutive),
     *(aten.unique_dim_consecutive, aten._unique, aten._unique2),
 }
-WARM_UP = 3  # runs: cuDNN and Triton choose their kernels in the first ones, and compilers compile
+WARM_UP = 3  # runs, in which cuDNN and Triton choose kernels and compilers compile
 _capture_streams: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and main stream
 _alone = threading.RLock()  # one capture at a time
-_failed: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at them: they must not be freed
+_failed: list[torch.cuda.CUDAGraph] = []  # never freed: the allocator may still point at them
 
 Launch = Callable[[], None]
 
 
 def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
-    """Run `body` a few times, record it, and return what launches it again, and the outputs that it fills.
+    """Warm `body` up, capture it, and return the replay function and the static outputs.
 
-    Raises ReplearnError, which names the model, where the code waits for the GPU or torch can't record it.
+    Raises ReplearnError, which names the model, for code that synchronizes or that torch can't capture.
     """
     if device.type != "cuda":
         raise ReplearnError(
@@ -55,7 +55,7 @@ def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any)
 
 
 class Turns:
-    """For what works in the same memory: a stream that takes its turn waits for the one before it."""
+    """Orders streams that use the same memory: each waits for the one before it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -74,7 +74,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_turns: defaultdict[torch.cuda.Stream, Turns] = defaultdict(Turns)  # by the stream that graphs are recorded on
+_turns: defaultdict[torch.cuda.Stream, Turns] = defaultdict(Turns)  # by capture stream
 
 
 def is_capturing_here() -> bool:
@@ -83,16 +83,16 @@ def is_capturing_here() -> bool:
 
 
 def is_stream_capturing() -> bool:
-    """True while launches on the current stream go into a graph."""
+    """True while the current stream is captured."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
 def on_capture_stream(device: torch.device) -> Iterator[None]:
-    """On the stream for warming up and recording, after all that the current one has to do, and before it goes on.
+    """Run on the capture stream of the current stream, which waits for it and is waited for.
 
-    Each stream has one beside it, for all: cuBLAS keeps 68 MB for every stream that it ever worked on, and memory
-    that was used on one stream is used again on that stream alone. So threads take turns.
+    Every stream has one capture stream, since cuBLAS keeps a workspace of 68 MB for each stream and the allocator
+    reuses memory only on its stream. Threads take turns.
     """
     with _alone, torch.cuda.device(device):
         current, was = torch.cuda.current_stream(), _thread.capturing
@@ -103,7 +103,7 @@ def on_capture_stream(device: torch.device) -> Iterator[None]:
         stream.wait_stream(current)
         _thread.capturing = True
         try:
-            # torch.cuda.graph would leave this stream the current one where a recording fails
+            # torch.cuda.graph would leave this stream current after a failed capture
             with _turns[stream].lock, torch.cuda.stream(stream):
                 _turns[stream].take(device)
                 yield
@@ -113,11 +113,11 @@ def on_capture_stream(device: torch.device) -> Iterator[None]:
 
 
 def take_workspaces(device: torch.device) -> None:
-    """Have cuBLAS take its memory for both streams now, so that the first who multiplies is not charged for it."""
+    """Have cuBLAS allocate its workspaces for both streams now, outside of measurements."""
 
     def multiply() -> None:
         x = torch.ones(16, 16, device=device, requires_grad=True)
-        torch.addmm(x[0], x @ x, x).sum().backward()  # in its own thread, for which cuBLAS takes as much again
+        torch.addmm(x[0], x @ x, x).sum().backward()  # the backward thread has workspaces of its own
 
     with torch.enable_grad():
         multiply()
@@ -126,18 +126,18 @@ def take_workspaces(device: torch.device) -> None:
 
 
 def capture_body(body: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Launch, Any]:
-    """Record what `body` launches on the current stream, or raise its error and leave CUDA usable."""
+    """Capture `body` on the current stream, or raise its error and leave CUDA usable."""
     torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()  # what the warm-up used is this stream's, and of no use to others
+    torch.cuda.empty_cache()  # the warm-up's memory belongs to this stream
     graph, first = torch.cuda.CUDAGraph(), None
     try:
         with collector_off():
-            # other threads may go on allocating meanwhile
+            # other threads may allocate meanwhile
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 made = body()
             except BaseException as error:
-                first = error  # the end of the recording raises another one, which says less
+                first = error  # capture_end raises a less specific one
                 raise
             finally:
                 graph.capture_end()
@@ -145,12 +145,12 @@ def capture_body(body: Callable[[], Any], device: torch.device, pool: Any) -> tu
         recover(graph, device, pool)
         raise (first or error) from None
     finally:
-        first = None  # it knows this frame, and what the body made would stay until Python finds the circle
+        first = None  # breaks a reference cycle with this frame, which holds what the body allocated
     return in_turn(graph, device), made
 
 
 def in_turn(graph: torch.cuda.CUDAGraph, device: torch.device) -> Launch:
-    """Launch it after the others that were recorded on this stream: cuBLAS gave all the same memory to work in."""
+    """Replay in turn with other graphs of this capture stream, which share a cuBLAS workspace."""
     turns = _turns[torch.cuda.current_stream(device)]
 
     def launch() -> None:
@@ -163,17 +163,17 @@ def in_turn(graph: torch.cuda.CUDAGraph, device: torch.device) -> Launch:
 
 def uncapturable(name: str, why: str) -> ReplearnError:
     return ReplearnError(
-        f"{name} can't be recorded as a CUDA graph: {why}. A replay launches the same kernels every time, so code "
+        f"{name} can't be captured as a CUDA graph: {why}. A replay launches the same kernels every time, so code "
         "that looks at values, moves tensors between CPU and GPU or waits for the GPU can't be in it. Deploy it "
         "without graph=True (compile=True takes such code), or change that line of its forward."
     )
 
 
 def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
-    """Undo what a failed recording leaves behind, which torch does not.
+    """Undo what a failed capture leaves behind, which torch does not.
 
-    The allocator goes on recording for the graph, by a pointer to it, so that nothing cached can be given back any
-    more, what was recorded least of all; the random generator believes itself in a recording until one ends well.
+    The allocator keeps allocating to the graph's pool, so that cached memory can't be released, and the random
+    generator stays in capture mode until a capture succeeds.
     """
     _failed.append(graph)
     place = device.index if device.index is not None else torch.cuda.current_device()
@@ -181,8 +181,8 @@ def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> Non
     try:
         if end is not None:
             end(place, pool)
-            torch._C._cuda_releasePool(place, pool)  # which a graph does where its recording ended well
-    except RuntimeError:  # it had ended: the recording failed later, or before it began
+            torch._C._cuda_releasePool(place, pool)  # as a graph does after a successful capture
+    except RuntimeError:  # the capture failed after its end, or before its begin
         graph.reset()
     torch.cuda.synchronize(device)
     with collector_off():
@@ -194,7 +194,7 @@ def recover(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> Non
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Without Python's garbage collector: a graph that it frees meanwhile would break a recording."""
+    """Disable garbage collection: freeing a graph during a capture breaks it."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -205,9 +205,9 @@ def collector_off() -> Iterator[None]:
 
 
 def refuse_synchronizing(name: str, body: Callable[[], Any], device: torch.device) -> None:
-    """Run the code once and stop where it waits for the GPU, before a recording breaks on it.
+    """Run the code once and raise if it synchronizes, before a capture fails on it.
 
-    As it is written: torch.compile gives up code for good that it meets under such a mode, without a word.
+    Without torch.compile, which permanently falls back to eager for code that it meets under a dispatch mode.
     """
     # without torch._dynamo nothing is compiled, and loading it takes a second
     stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
@@ -218,7 +218,7 @@ def refuse_synchronizing(name: str, body: Callable[[], Any], device: torch.devic
 
 
 class Synchronizing(TorchDispatchMode):
-    """Notes the first operation that makes the CPU wait for a device."""
+    """Stores the first operation that synchronizes with a device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Replay a model as CUDA graphs: one launch instead of hundreds, for each kind of input that it gets."""
+"""Replay a model as CUDA graphs, one for each input signature."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..verify import tensors_in
 from .capture import Launch, Turns, capture, is_capturing_here
 from .signature import rebuilt, signature
 
-MOST = 16  # graphs kept of one model; each holds its inputs and outputs, and they share the memory in between
-WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that replay graphs of their own
+MAX_GRAPHS = 16  # kept of one model; they share a memory pool
+WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that capture CUDA graphs
 
 
 class Replayed(nn.Module):
-    """A model whose calls replay CUDA graphs, recorded at the first call with inputs of that kind.
+    """A model whose calls replay CUDA graphs, captured at the first call with an input signature.
 
-    A kind is given by shapes, strides and dtypes, whatever they are nested in, by equal other arguments, and by
-    the autocast around the call. Outputs are the caller's: the next call does not overwrite them. There are no
-    gradients. `most` kinds are kept, and the one not used for longest is forgotten. Weights that are moved, cast
-    or exchanged are noticed, as is train mode; after other changes of what the forward decides in Python, call
-    `forget()`. Raises ReplearnError where the model is not on a GPU or can't be recorded.
+    The signature is the pytree of shapes, strides and dtypes, the values of all other arguments, and the autocast
+    state. Outputs are cloned, so later calls do not overwrite them. There are no gradients. The `max_graphs` most
+    recently used graphs are kept. Weights that are moved, cast or replaced are captured again; after other changes
+    that the forward's Python code depends on, call `forget()`. Raises ReplearnError for a model that is not on a
+    GPU, is in train mode, or can't be captured.
 
     >>> import torch
     >>> from replearn.fast.graphs.replay import Replayed
@@ -38,81 +38,81 @@ class Replayed(nn.Module):
     0
     """
 
-    def __init__(self, model: nn.Module, most: int = MOST) -> None:
+    def __init__(self, model: nn.Module, max_graphs: int = MAX_GRAPHS) -> None:
         super().__init__()
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise ReplearnError(f"most={most!r}: write how many graphs to keep, a whole number from 1 on.")
-        self.model, self.most = model, most
+        if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
+            raise ReplearnError(f"max_graphs={max_graphs!r}: write how many graphs to keep, at least 1.")
+        self.model, self.max_graphs = model, max_graphs
         self._begin()
         self.eval()
 
     def _begin(self) -> None:
-        self._recordings: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self._pool: Any = None
         self._turns = Turns()  # graphs share buffers and memory
         self._lock = threading.RLock()
 
     @property
     def num_graphs(self) -> int:
-        """How many kinds of input are recorded."""
-        return len(self._recordings)
+        """The number of captured graphs."""
+        return len(self._graphs)
 
     def forget(self) -> None:
         """Drop every graph; the next calls capture again."""
         with self._lock:
-            for device in {recording.device for recording in self._recordings.values()}:
+            for device in {graph.device for graph in self._graphs.values()}:
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)  # one may be running
-            self._recordings.clear()
+            self._graphs.clear()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if is_capturing_here():  # somebody else's graph takes up the model itself
+        if is_capturing_here():  # the outer graph captures the model itself
             return self.model(*args, **kwargs)
         given: list[Tensor] = []
-        key = (signature((args, kwargs), given, "takes"), around())
+        key = (signature((args, kwargs), given, "takes"), autocast_state())
         with self._lock, torch.no_grad():
-            found = self._recordings.get(key)
+            found = self._graphs.get(key)
             if found is not None:
-                self._recordings.move_to_end(key)
+                self._graphs.move_to_end(key)
                 made = self._run(found, given)
-                # looked up while the GPU works; what it reads is held, so a replay in vain does no harm
+                # checked while the GPU works; what the graph reads is kept alive, so a stale replay is harmless
                 if found.weights.are_those_of(self.model):
                     return made
-            return self._run(self._record(key, args, kwargs, given), given)
+            return self._run(self._capture(key, args, kwargs, given), given)
 
-    def _run(self, recording: Recording, given: list[Tensor]) -> Any:
-        self._turns.take(recording.device)
-        return recording.run(given)
+    def _run(self, graph: CapturedGraph, given: list[Tensor]) -> Any:
+        self._turns.take(graph.device)
+        return graph.run(given)
 
-    def _record(self, key: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> Recording:
-        if not all(recording.weights.are_those_of(self.model) for recording in self._recordings.values()):
+    def _capture(self, key: Hashable, args: Any, kwargs: Any, given: list[Tensor]) -> CapturedGraph:
+        if not all(graph.weights.are_those_of(self.model) for graph in self._graphs.values()):
             self.forget()
         device = device_of(self.model, given)
-        if self.num_graphs >= self.most:
+        if self.num_graphs >= self.max_graphs:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # the oldest may be running
-            self._recordings.popitem(last=False)
-        if not self._recordings:
-            self._pool = None  # torch takes no pool again that no graph is left of
+            self._graphs.popitem(last=False)
+        if not self._graphs:
+            self._pool = None  # torch does not reuse a pool without graphs
         if self._pool is None and device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            self._recordings[key] = record(self.model, args, kwargs, device, self._pool)
+            self._graphs[key] = capture_forward(self.model, args, kwargs, device, self._pool)
         except Exception:
-            self._pool = None  # that of a failed recording is not used again
+            self._pool = None  # the pool of a failed capture is not reused
             raise
-        return self._recordings[key]
+        return self._graphs[key]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Replayed:
-        self.forget()  # at once, so that the memory of the old weights is free
+        self.forget()  # frees the memory of the old weights
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without graphs, which can't be copied or stored; a copy records its own."""
+        """Without graphs, which can't be copied or pickled; a copy captures its own."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         return {
-            name: value for name, value in state.items() if name not in ("_recordings", "_pool", "_turns", "_lock")
+            name: value for name, value in state.items() if name not in ("_graphs", "_pool", "_turns", "_lock")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -121,15 +121,15 @@ class Replayed(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
-    """One graph with the tensors that it reads from and writes to."""
+class CapturedGraph:
+    """A graph with its static inputs and outputs."""
 
     device: torch.device
     inputs: list[Tensor]
     output: Any
     launch: Launch
     weights: Weights
-    read: list[Tensor]  # so that the memory stays where the graph reads it
+    read: list[Tensor]  # keeps the memory that the graph reads alive
 
     def run(self, given: list[Tensor]) -> Any:
         for buffer, tensor in zip(self.inputs, given, strict=True):
@@ -138,25 +138,25 @@ class Recording:
         return rebuilt(self.output, Tensor.clone)
 
 
-def record(model: nn.Module, args: Any, kwargs: Any, device: torch.device, pool: Any) -> Recording:
-    """Buffers like the inputs, and the forward pass on them recorded."""
+def capture_forward(model: nn.Module, args: Any, kwargs: Any, device: torch.device, pool: Any) -> CapturedGraph:
+    """Capture the forward pass on static copies of the inputs."""
     name = type(innermost(model)).__name__
     training = next((path or "it" for path, module in model.named_modules() if module.training), None)
     if training is not None:
-        raise ReplearnError(f"{name} can't be recorded in train mode ({training}). Call .eval() first.")
+        raise ReplearnError(f"{name} can't be captured in train mode ({training}). Call .eval() first.")
     buffers: list[Tensor] = []
 
     def buffered(tensor: Tensor) -> Tensor:
         if tensor.device != device:
             raise ReplearnError(
                 f"{name} is on {device} and got a tensor on {tensor.device}, whose values a graph would keep from "
-                f"its recording. Move it first: tensor.to({str(device)!r})."
+                f"its capture. Move it first: tensor.to({str(device)!r})."
             )
         buffers.append(torch.empty_like(tensor, requires_grad=False).copy_(tensor))
         return buffers[-1]
 
-    # inference tensors could not be written to outside of inference mode, and the casts that an autocast keeps for
-    # later calls would be gone when the graph reads them
+    # inference tensors can't be written to outside of inference mode, and autocast's cache of casts would be freed
+    # before the graph reads it
     numbers = torch.autocast(
         device.type,
         dtype=torch.get_autocast_dtype(device.type),
@@ -168,18 +168,18 @@ def record(model: nn.Module, args: Any, kwargs: Any, device: torch.device, pool:
         launch, output = capture(name, lambda: model(*own_args, **own_kwargs), device, pool)
     signature(output, [], "returns")
     read = [tensor.detach() for module in model.modules() for tensor in tensors_in(vars(module))]
-    return Recording(device, buffers, output, launch, Weights(model), read)
+    return CapturedGraph(device, buffers, output, launch, Weights(model), read)
 
 
 class Weights:
-    """Where a model's modules and tensors were, to see whether they still are."""
+    """The modules and tensors of a model at capture, to detect changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, modules = model, list(model.modules())
         self.places: list[dict[str, Any]] = [p for m in modules for p in (m._modules, m._parameters, m._buffers)]
         self.held = self.now()
         self.tensors = [held for held in self.held if isinstance(held, Tensor)]
-        self.looks = [look_of(tensor) for tensor in self.tensors]
+        self.layouts = [layout_of(tensor) for tensor in self.tensors]
         self.modes = [vars(module) for module in modules]
 
     def now(self) -> list[Any]:
@@ -191,18 +191,18 @@ class Weights:
             model is self.model
             and len(now) == len(self.held)
             and all(map(is_, now, self.held))
-            and [look_of(tensor) for tensor in self.tensors] == self.looks
+            and [layout_of(tensor) for tensor in self.tensors] == self.layouts
             and not any(mode["training"] for mode in self.modes)
         )
 
 
-def look_of(tensor: Tensor) -> Hashable:
-    """Where its numbers lie, and how: another view of the same memory is another weight."""
+def layout_of(tensor: Tensor) -> Hashable:
+    """Address and layout: another view of the same memory is another weight."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def around() -> Hashable:
-    """The autocast that a call is in."""
+def autocast_state() -> Hashable:
+    """The dtype of CUDA autocast, or False."""
     return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
 
 
@@ -211,7 +211,7 @@ def device_of(model: nn.Module, given: list[Tensor]) -> torch.device:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The model itself, for its name in messages."""
+    """The user's model inside wrappers, for its name in messages."""
     while type(model).__module__.startswith("replearn.") and isinstance(
         inner := getattr(model, "model", None), nn.Module
     ):
@@ -227,7 +227,7 @@ def check_graph(model: nn.Module, graph: Any, compile: Any) -> None:
         return
     if compile in WITH_GRAPHS:
         raise ReplearnError(
-            f"compile={compile!r} replays CUDA graphs of its own, which can't be recorded in another. Write "
+            f"compile={compile!r} replays CUDA graphs of its own, which can't be captured in another. Write "
             "graph=True with compile=True or 'max-autotune-no-cudagraphs', which launches as little and returns "
             "outputs that stay, or leave graph out."
         )

@@ -9,11 +9,13 @@ permuted, copied or stacked, and nothing else is kept for the backward pass. Sof
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import register_flop_formula
 
 from ...errors import ReplearnError
 from ._dispatch import HALF, compute_dtype, in_transform, triton_runs_on
@@ -51,6 +53,13 @@ def reference(qkv: Tensor, heads: int, *, causal: bool = False) -> Tensor:
 def fits(qkv: Tensor, heads: int, *, causal: bool = False) -> bool:
     """True if the kernels compute this call."""
     return kernel_takes(qkv, heads, qkv.shape[2] // (3 * heads))
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernels take, for tests."""
+    if dtype in HALF:
+        yield torch.randn(2, 17, 3 * 2 * 16, device=device, dtype=dtype), 2
+        yield torch.randn(1, 5, 3 * 32, device=device), 1  # under autocast
 
 
 def kernel_takes(x: Tensor, heads: int, width: int) -> bool:
@@ -106,3 +115,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
 
 
 _launch.register_autograd(_backward, setup_context=_setup_context)
+
+
+@register_flop_formula(torch.ops.replearn.attention_short, get_raw=True)
+def _flops(qkv: Tensor, heads: int, causal: bool, out_val: Any = None) -> int:
+    return 4 * qkv.numel() // 3 * qkv.shape[1]
+
+
+@register_flop_formula(torch.ops.replearn.attention_short_backward, get_raw=True)
+def _flops_backward(qkv: Tensor, grad: Tensor, heads: int, causal: bool, out_val: Any = None) -> int:
+    return 10 * grad.numel() * qkv.shape[1]  # as torch counts fused attention: the scores are computed again

@@ -9,7 +9,7 @@ and seven.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,6 +27,7 @@ from ._dispatch import in_transform, triton_runs_on
 from ._launch_cache import is_aligned
 from ._triton.running_statistics import Running
 
+Activation = Callable[[Tensor], Tensor]
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LAST = torch.channels_last
 _counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
@@ -39,15 +40,27 @@ class FusedBatchNorm2d(nn.BatchNorm2d):
 
 
 @register("norm_add_act")
-def fused_norm(
-    x: Tensor, norm: nn.Module, activation: Callable[[Tensor], Tensor], u: Tensor | None = None
-) -> Tensor | None:
+def bn_add_relu(x: Tensor, norm: nn.Module, activation: Activation, u: Tensor | None = None) -> Tensor | None:
     """activation(norm(x) + u) inside `accelerate` where the kernels apply; None elsewhere."""
-    if type(norm) is FusedBatchNorm2d and is_relu(activation) and fits(x, norm, u):
-        aliased = is_capturing_here()
-        given = (x, norm.weight, norm.bias, None if u is None else residual_alias(u), norm, aliased)
-        return with_alias(_BatchNormAddReLU.apply(*given), aliased)  # type: ignore[no-untyped-call]
-    return None
+    if not fits(x, norm, activation, u):
+        return None
+    aliased = is_capturing_here()
+    given = (x, norm.weight, norm.bias, None if u is None else residual_alias(u), norm, aliased)
+    return with_alias(_BatchNormAddReLU.apply(*given), aliased)  # type: ignore[no-untyped-call]
+
+
+def reference(x: Tensor, norm: nn.Module, activation: Activation, u: Tensor | None = None) -> Tensor:
+    return activation(norm(x) if u is None else norm(x) + u)
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernels take, for tests."""
+    x, u = (torch.randn(3, 32, 5, 7, device=device, dtype=dtype).to(memory_format=_LAST) for _ in range(2))
+    for residual in (None, u):
+        norm = FusedBatchNorm2d(32, device=device)
+        for parameter in norm.parameters():
+            nn.init.normal_(parameter, mean=1.0, std=0.2)
+        yield x, norm, F.relu, residual
 
 
 def with_alias(made: Any, aliased: bool) -> Tensor:
@@ -77,10 +90,12 @@ def is_relu(activation: Any) -> bool:
     return activation is F.relu or (type(activation) is nn.ReLU and is_unmodified(activation))
 
 
-def fits(x: Tensor, norm: nn.BatchNorm2d, u: Tensor | None) -> bool:
+def fits(x: Tensor, norm: Any, activation: Activation, u: Tensor | None = None) -> bool:
     """True if the kernels compute this call. Checked at every call, cheap conditions first."""
     return (
-        norm.training
+        type(norm) is FusedBatchNorm2d
+        and is_relu(activation)
+        and norm.training
         and is_kernel_input(x)
         and x.shape[1] == norm.num_features
         and x.shape[1] < x.numel()  # torch raises for a single pixel, which has no variance
@@ -189,11 +204,13 @@ class _BatchNormAddReLU(Function):
         grad, other = given[0], given[1] if len(given) == 2 else None
         passed = None if y is None else torch.empty_like(x)
         slopes = torch.empty((2, x.shape[1]), dtype=torch.float32, device=x.device)
-        factors = by.launch_slopes(grad, other, x, y, numbers, passed, slopes, ctx.counters)
+        factors = by.launch_affine_grads(grad, other, x, y, numbers, passed, slopes, ctx.counters)
         d_x = None
         if ctx.needs_input_grad[0]:
             d_x = torch.empty_like(x)
-            by.launch_gradient(grad if passed is None else passed, x, numbers, factors, d_x, passed=y is not None)
+            by.launch_input_grad(
+                grad if passed is None else passed, x, numbers, factors, d_x, passed=y is not None
+            )
         d_gamma, d_beta = slopes.unbind()
         return d_x, d_gamma, d_beta, passed, None, None
 

@@ -6,12 +6,14 @@ summed in float32, in a fixed order. W may be in float32: it is rounded as it is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
+from torch.utils.flop_counter import register_flop_formula
 
 from ..train.overlapped_wgrad import gated_weight, overlap
 from ..train.side_stream import count_use
@@ -53,6 +55,15 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     pixels = x.shape[0] * x.shape[2] * x.shape[3]
     small = 0 < pixels * max(weight.shape[0], weight.shape[1]) < 2**31
     return small and x.is_contiguous(memory_format=_LAST)
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernels take, for tests."""
+    if dtype in HALF:
+        x = torch.randn(2, 16, 6, 5, device=device, dtype=dtype)
+        yield dense(x), 0.1 * torch.randn(32, 16, 3, 3, device=device, dtype=dtype)
+        x = torch.randn(1, 3, 5, 8, device=device)  # under autocast
+        yield dense(x), 0.2 * torch.randn(16, 3, 3, 3, device=device)
 
 
 @torch.library.custom_op("replearn::conv3x3_small", mutates_args=())
@@ -109,3 +120,13 @@ _launch.register_autograd(_backward, setup_context=_setup_context)
 
 def dense(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=_LAST)
+
+
+@register_flop_formula(torch.ops.replearn.conv3x3_small, get_raw=True)
+def _flops(x: Tensor, weight: Tensor, flip: bool, out_val: Any = None) -> int:
+    return 2 * x.numel() // x.shape[1] * weight.numel()
+
+
+@register_flop_formula(torch.ops.replearn.conv3x3_small_wgrad, get_raw=True)
+def _flops_wgrad(x: Tensor, grad: Tensor, dtype: torch.dtype, out_val: Any = None) -> int:
+    return 2 * x.numel() * 9 * grad.shape[1]

@@ -8,6 +8,9 @@ torch launches the convolution, its bias, the sum and the ReLU one after another
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -84,6 +87,14 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None = None, *
         and not torch.backends.cudnn.deterministic
         and runs_eagerly()
     )
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that cuDNN takes, for tests."""
+    x, other = (torch.randn(2, width, 5, 5, device=device, dtype=dtype) for width in (8, 16))
+    weight, bias = 0.1 * torch.randn(16, 8, 3, 3, device=device), torch.randn(16, device=device)
+    for summand in (None, other):
+        yield x, weight.to(dtype), bias.to(dtype), summand, (1, 1), (1, 1), (1, 1)
 
 
 def has_cudnn(device: torch.device) -> bool:

@@ -6,6 +6,9 @@ layer reads. Both compute in float32 and differ in the order of sums alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
@@ -59,6 +62,13 @@ def fits(x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor 
         and (weight is None or _is_row(weight, x))
         and (bias is None or _is_row(bias, x))
     )
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernel takes under autocast, for tests."""
+    if dtype in HALF:
+        yield 30 + torch.randn(2, 5, 48, device=device), (48,), *torch.randn(2, 48, device=device), 1e-6
+        yield torch.randn(3, 100, device=device), (100,), None, None
 
 
 def _is_row(tensor: Tensor, x: Tensor) -> bool:

@@ -9,6 +9,7 @@ first form (product, sum) and seven for the second.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -74,6 +75,15 @@ def fits(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None, branc
         and (bias is None or (bias.numel() == width and bias.is_contiguous()))  # torch broadcasts a single number
         and (branch is None or (branch.dtype is dtype and branch.is_contiguous()))
     )
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernel takes, for tests."""
+    if dtype in HALF:
+        weight, branch = (0.1 * torch.randn(64, inner, device=device, dtype=dtype) for inner in (128, 64))
+        for rows, bias, added in ((3, None, None), (70, torch.randn(64, device=device), branch)):
+            h = torch.randn(2, rows, 128, device=device, dtype=dtype)
+            yield torch.randn(2, rows, 64, device=device), h, weight, bias, added
 
 
 def can_tile(width: int, inner: int) -> bool:

@@ -10,6 +10,7 @@ transposes, concatenates and adds positions; the kernel reads pixels and writes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -69,6 +70,15 @@ def fits(images: Tensor, weight: Tensor, table: Tensor, first: int) -> bool:
         and table.is_contiguous()
         and 0 not in images.stride()
     )
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernel takes under autocast, for tests."""
+    if dtype in HALF:
+        weight = 0.1 * torch.randn(64, 3, 8, 8, device=device, dtype=dtype)
+        images = torch.randn(2, 3, 16, 24, device=device)
+        yield images.to(memory_format=torch.channels_last), weight, torch.randn(1 + 6, 64, device=device), 1
+        yield images[:, :, :, :16], weight, torch.randn(4, 64, device=device), 0
 
 
 def can_tile(weight: Tensor) -> bool:

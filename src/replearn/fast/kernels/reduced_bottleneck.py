@@ -9,10 +9,12 @@ writes one 22 times, forward and backward, and this 11 times.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
@@ -34,14 +36,22 @@ from .bn_add_relu import (
     with_alias,
 )
 from .bn_add_relu import kernels as norm_kernels
-from .conv1x1_bn import by_kernels, follow, narrow_gradient, product, settle_plainly, slopes, spread_of
+from .conv1x1_bn import (
+    fold_norm_reference,
+    input_grad,
+    norm_grads,
+    product,
+    update_running_stats,
+    uses_kernels,
+    weighted_covariance,
+)
 from .conv1x1_bn import kernels as expansion_kernels
 
 _LAST = torch.channels_last
 
 
 @register("reduced_bottleneck")
-def fused_reduced_bottleneck(
+def reduced_bottleneck(
     x: Tensor,
     reduction: tuple[Convolution, Tensor],
     expansion: tuple[Convolution, Tensor],
@@ -49,12 +59,34 @@ def fused_reduced_bottleneck(
     activation: Activation,
 ) -> Tensor | None:
     """The operator as one operation where that pays; None elsewhere."""
+    fitting = fits(x, reduction, expansion, norm, activation)
+    return run_fused(x, reduction[1], expansion[1], norm) if fitting else None
+
+
+def reference(
+    x: Tensor,
+    reduction: tuple[Convolution, Tensor],
+    expansion: tuple[Convolution, Tensor],
+    norm: nn.Module,
+    activation: Activation,
+) -> Tensor:
     (before, reduce), (after, expand) = reduction, expansion
-    return run_fused(x, reduce, expand, norm) if fits(x, before, after, norm, activation) else None
+    return activation(x + norm(after(activation(before(x, reduce)), expand)))
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernels take where launches are free, for tests."""
+    for inner, width in ((16, 32), (64, 128)):
+        pairs = []
+        for into, out in ((width, inner), (inner, width)):
+            conv = Convolution(nn.Conv2d(into, out, 1, bias=False), torch.device(device))
+            pairs.append((conv, torch.randn(out, into, 1, 1, device=device, dtype=dtype) * into**-0.5))
+        x = torch.randn(4, width, 3, 2, device=device, dtype=dtype).to(memory_format=_LAST)
+        yield x, *pairs, nn.BatchNorm2d(width, affine=inner > 16, device=device), F.relu
 
 
 def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
-    """relu(x + norm(expand * relu(reduce * x))), of a BatchNorm in train mode; its running statistics move."""
+    """relu(x + norm(expand * relu(reduce * x))), of a BatchNorm in train mode; updates running statistics."""
     kind, aliased = x.device.type, is_capturing_here()
     x = x.contiguous(memory_format=_LAST)
     given = (x, reduce.flatten(1), expand.flatten(1), norm.weight, norm.bias, norm, aliased)
@@ -62,8 +94,15 @@ def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
         return with_alias(_ReducedBottleneck.apply(*given), aliased)  # type: ignore[no-untyped-call]
 
 
-def fits(x: Tensor, before: Convolution, after: Convolution, norm: nn.Module, activation: Activation) -> bool:
+def fits(
+    x: Tensor,
+    reduction: tuple[Convolution, Tensor],
+    expansion: tuple[Convolution, Tensor],
+    norm: nn.Module,
+    activation: Activation,
+) -> bool:
     """True on a GPU in train mode and channels_last, where the operation is the same and pays."""
+    before, after = reduction[0], expansion[0]
     first: Any = before.shell
     second: Any = after.shell
     return (
@@ -100,11 +139,11 @@ class _ReducedBottleneck(Function):
     ) -> Any:  # fmt: skip
         rows = rows_of(x)
         z = torch.mm(rows, reduce.mT)
-        z, sums = relu_gradient(z, z, norm)  # which is relu(z)
+        z, sums = relu_grad_and_sum(z, z, norm)  # which is relu(z)
         centre, wide = sums / len(z), expand.to(sums.dtype)
-        spread = spread_of(z, wide, centre)
-        scaled, shift, numbers = settled(wide, spread, centre, norm, z)
-        y = torch.empty_like(x, memory_format=_LAST)  # no view of anything: others may write to it
+        spread = weighted_covariance(z, wide, centre)
+        scaled, shift, numbers = fold_norm_into(wide, spread, centre, norm, z)
+        y = torch.empty_like(x, memory_format=_LAST)  # not a view: callers may write to it
         add_relu_(rows_of(y), rows, z, scaled, shift)
         ctx.save_for_backward(x, z, y, reduce, scaled, wide, centre, spread, numbers)
         ctx.set_materialize_grads(False)
@@ -126,15 +165,15 @@ class _ReducedBottleneck(Function):
         x, z, y, reduce, scaled, wide, centre, spread, numbers = ctx.saved_tensors
         own, of_gamma, of_beta = ctx.dtypes
         needs_x, needs_reduce, needs_expand = ctx.needs_input_grad[:3]
-        passed, d_beta = relu_gradient(grad, rows_of(y), ctx.norm, other)
+        passed, d_beta = relu_grad_and_sum(grad, rows_of(y), ctx.norm, other)
         outer = product(passed.mT, z)  # sum of g z^T over the pixels
-        d_gamma, turned, offsets, d_expand = slopes(wide, outer, d_beta, numbers, len(z), centre, spread, own)
+        d_gamma, turned, offsets, d_expand = norm_grads(wide, outer, d_beta, numbers, len(z), centre, spread, own)
         d_reduce = None
         if needs_x or needs_reduce:
-            d_z = narrow_gradient(z, passed, scaled, wide, turned, offsets, masked=True)
+            d_z = input_grad(z, passed, scaled, wide, turned, offsets, masked=True)
             d_reduce = product(d_z.mT, rows_of(x)).to(reduce.dtype) if needs_reduce else None
             if needs_x:
-                passed.addmm_(d_z, reduce)  # it goes around the branch as well
+                passed.addmm_(d_z, reduce)  # plus the residual's gradient
         return (
             passed.view(x.shape[0], *x.shape[2:], -1).movedim(-1, 1) if needs_x else None,
             d_reduce,
@@ -147,35 +186,39 @@ class _ReducedBottleneck(Function):
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """The pixels of what is in channels_last order, a row each: the same memory."""
+    """A channels_last tensor as a (pixels, channels) view."""
     return x.movedim(1, -1).view(-1, x.shape[1])
 
 
-def settled(wide: Tensor, spread: Tensor, centre: Tensor, norm: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The kernel and the shift with the norm in them, and its numbers; running statistics move."""
+def fold_norm_into(
+    wide: Tensor, spread: Tensor, centre: Tensor, norm: Any, z: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`fold_norm_reference`, by a kernel where it applies; updates running statistics."""
     given = (wide, spread, centre, norm.weight, norm.bias, norm.eps, z.dtype)
-    if by_kernels(wide) and has_momentum_state(norm):
-        made: tuple[Tensor, Tensor, Tensor] = expansion_kernels().settle(*given, Running.of(norm, z))
+    if uses_kernels(wide) and has_momentum_state(norm):
+        made: tuple[Tensor, Tensor, Tensor] = expansion_kernels().fold_norm(*given, Running.of(norm, z))
         return made
-    made = settle_plainly(*given)
-    follow(norm, made[2][0], made[2][1], len(z))
+    made = fold_norm_reference(*given)
+    update_running_stats(norm, made[2][0], made[2][1], len(z))
     return made
 
 
 def add_relu_(out: Tensor, x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor) -> None:
-    """relu(x + z scaled^T + shift) into `out`, in one kernel where there is one for these sizes."""
-    if launches(x) and x.dtype in HALF and kernels().can_be_cut(*scaled.shape) and x.numel() < 2**31:
+    """relu(x + z scaled^T + shift) into `out`, in one kernel if it takes these sizes."""
+    if launches(x) and x.dtype in HALF and kernels().can_tile(*scaled.shape) and x.numel() < 2**31:
         kernels().launch(x if is_aligned(x) else x.clone(), z, scaled, shift, out)
     else:
         torch.addmm(shift, z, scaled.mT, out=out).add_(x).relu_()
 
 
-def relu_gradient(grad: Tensor, y: Tensor, norm: nn.Module, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The gradient, perhaps in two parts, that a ReLU with the result y lets through, and its sum along pixels."""
+def relu_grad_and_sum(
+    grad: Tensor, y: Tensor, norm: nn.Module, other: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradient before a ReLU with output y, and its sum over pixels; `other` is added to `grad`."""
     high = torch.promote_types(y.dtype, torch.float32)
     if launches(y) and y.dtype is not torch.float64 and y.shape[1] % 16 == 0 and y.numel() < 2**31:
         passed, sums = torch.empty_like(y), torch.empty(y.shape[1], dtype=high, device=y.device)
-        norm_kernels().launch_passed(grad, other, y, passed, sums, counters_of(norm, y.device))
+        norm_kernels().launch_relu_backward(grad, other, y, passed, sums, counters_of(norm, y.device))
         return passed, sums
     passed = torch.ops.aten.threshold_backward(grad if other is None else grad + other, y, 0)
     return passed, passed.sum(0, dtype=high)

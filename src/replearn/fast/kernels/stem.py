@@ -9,6 +9,7 @@ convolutions are in TF32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -100,7 +101,12 @@ def stem(
 
 
 def reference(
-    images: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], channels_last: bool = False
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    sizes: tuple[int, ...],
+    channels_last: bool = False,
+    min_pixels: int = MIN_PIXELS_EAGER,
 ) -> Tensor:
     stride, padding, window, step, margin = sizes
     made = F.max_pool2d(F.conv2d(images, weight, None, stride, padding), window, step, margin)
@@ -138,6 +144,13 @@ def fits(
         and bias.is_contiguous()
         and 0 not in images.stride()
     )
+
+
+def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Arguments that the kernels take, for tests."""
+    weight = 0.1 * torch.randn(16, 3, 7, 7, device=device, dtype=dtype)
+    images, bias = torch.randn(2, 3, 20, 26, device=device), torch.randn(16, 1, 1, device=device)
+    yield images.to(dtype), weight, bias, (2, 3, 3, 2, 1), dtype in HALF, 1
 
 
 def can_tile(weight: Tensor, sizes: tuple[int, ...]) -> bool:

@@ -1,8 +1,9 @@
 """Graph passes for inference, one file each: rewrites of a flat fx graph, named after what they fuse or move.
 
-A pass has `apply_(flat, context) -> int`, which rewrites the graph in place and returns the number of places, and
-`AFTER`, the names of passes that come before it. Nodes that it makes carry `meta["value"]`, a meta tensor of the
-example's value, as `note_values_` writes it; those whose weight autocast would cast carry `meta["cast"]`.
+A pass has `apply_(flat, context) -> int`, which rewrites the graph in place and returns the number of places;
+`AFTER`, the names of passes that come before it; and `example()`, a model and its input that it rewrites.
+Nodes that it makes carry `meta["value"]`, a meta tensor of the example's value, as `note_values_` writes it; those
+whose weight autocast would cast carry `meta["cast"]`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ...blocks.tracing import is_measure
 from ..folding import CONVOLUTIONS
@@ -65,6 +65,12 @@ def apply_(flat: FlatGraph, context: Context) -> int:
         ordered = weight.to(memory_format=torch.channels_last)
         setattr(flat, name, nn.Parameter(ordered, requires_grad=weight.requires_grad))
     return len(convolutions)
+
+
+def example() -> tuple[nn.Module, Tensor]:
+    """A model and its input on which the pass applies, for tests."""
+    convolutions = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten()), torch.randn(3, 3, 8, 8)
 
 
 def has_other_convolutions(flat: FlatGraph) -> bool:

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held, is_sum
 from ..inlining import argument, drop_unused_, run_on
@@ -36,6 +36,21 @@ def apply_(flat: FlatGraph, context: Context) -> int:
             count += 1
     drop_unused_(flat)
     return count
+
+
+def example() -> tuple[nn.Module, Tensor]:
+    """A model and its input on which the pass applies, for tests."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.relu(self.conv1(x))
+            return torch.relu(self.conv2(y) + y)
+
+    return Block(), torch.randn(3, 4, 5, 5)
 
 
 def fuse_validated_(flat: FlatGraph, example: Any, dtype: torch.dtype | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph
 from ..inlining import argument
@@ -33,6 +33,11 @@ def apply_(flat: FlatGraph, context: Context) -> int:
             count += 1
     flat.recompile()
     return count
+
+
+def example() -> tuple[nn.Module, Tensor]:
+    """A model and its input on which the pass applies, for tests."""
+    return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8)), torch.randn(3, 5, 16)
 
 
 def reads_as_half(user: fx.Node, node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held, is_sum
 from ..inlining import argument, drop_unused_, writes_in_place
@@ -31,6 +31,17 @@ def apply_(flat: FlatGraph, context: Context) -> int:
                 break
     drop_unused_(flat)
     return count
+
+
+def example() -> tuple[nn.Module, Tensor]:
+    """A model and its input on which the pass applies, for tests."""
+
+    class Residual(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = x + super().forward(x)  # type: ignore[no-untyped-call]
+            return made
+
+    return Residual(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(3, 5, 64)
 
 
 def can_fuse(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held, uses
 from ..inlining import argument, drop_unused_
@@ -32,6 +32,11 @@ def apply_(flat: FlatGraph, context: Context) -> int:
             count += 1
     drop_unused_(flat)
     return count
+
+
+def example() -> tuple[nn.Module, Tensor]:
+    """A model and its input on which the pass applies, for tests."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(3, 3, 8, 8)
 
 
 def is_strided_max_pool(flat: FlatGraph, node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held, is_sum, uses
 from ..inlining import argument, drop_unused_
@@ -32,6 +32,22 @@ def apply_(flat: FlatGraph, context: Context) -> int:
                 drop_unused_(flat)
                 return 1
     return 0
+
+
+def example() -> tuple[nn.Module, Tensor]:
+    """A model and its input on which the pass applies, for tests."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 64, 8, stride=8)
+            self.token, self.positions = nn.Parameter(torch.randn(1, 1, 64)), nn.Parameter(torch.randn(1, 5, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.conv(x).flatten(2).transpose(1, 2)
+            return torch.cat((self.token.expand(x.shape[0], -1, -1), tokens), dim=1) + self.positions
+
+    return Tokens(), torch.randn(3, 3, 16, 16)
 
 
 @torch.no_grad()

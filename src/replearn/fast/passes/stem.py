@@ -26,6 +26,12 @@ def apply_(flat: FlatGraph, context: Context) -> int:
     return 0
 
 
+def example() -> tuple[nn.Module, Tensor]:
+    """A model and its input on which the pass applies, for tests."""
+    pool = nn.MaxPool2d(3, stride=2, padding=1)
+    return nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU(), pool), torch.randn(3, 3, 16, 16)
+
+
 def has_stem(model: nn.Module) -> bool:
     return isinstance(model, FlatGraph) and bool(model.graph.find_nodes(op="call_function", target=stem))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph
 from ..inlining import argument, writes_in_place
@@ -33,6 +33,17 @@ def apply_(flat: FlatGraph, context: Context) -> int:
     flat.graph.lint()
     flat.recompile()
     return count
+
+
+def example() -> tuple[nn.Module, Tensor]:
+    """A model and its input on which the pass applies, for tests."""
+
+    class FirstToken(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = super().forward(x)[:, 0]  # type: ignore[no-untyped-call]
+            return made
+
+    return FirstToken(nn.LayerNorm(16), nn.Linear(16, 8)), torch.randn(3, 5, 16)
 
 
 def sliced_token(node: fx.Node) -> int | None:

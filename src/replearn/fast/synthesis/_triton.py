@@ -1,4 +1,4 @@
-"""The kernels of `fused.py`, one each way, and their launches."""
+"""Triton kernels of `fused.py`: forward and backward."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..kernels._launch_cache import launch_cached
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 jit: Any = triton.jit
-FIELDS = 16  # numbers in a line of the table
+FIELDS = 16  # of a line of the table
 
 
 @jit
 def row_scale(pointer, present, columns, normalise, eps, BLOCK: tl.constexpr):
-    """1 / sqrt(sum of squares + eps) of a row, or 1 where rows are taken as they are."""
+    """1 / sqrt(sum of squares + eps) of a row, or 1 without `normalise`."""
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns * normalise, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -91,7 +91,7 @@ def backward_kernel(
     b_unit = row_scale(following, next_at != 0, columns, normalise, eps, BLOCK)
     place = start_of_weight + row * columns
     a_along, b_along = 0.0, 0.0  # sums over the row of (coefficient * gradient * source)
-    # a weight that is only cast has nothing that depends on the sources' values
+    # a weight that is only cast has no gradient that depends on the sources
     summed = tl.where((normalise > 0) | (a_at != 0) | (b_at != 0) | (correction_at != 0), 1, 0)
     for head in range(heads * summed):
         a_dot = tl.zeros([BLOCK], tl.float32)
@@ -108,14 +108,14 @@ def backward_kernel(
             if WANTS_CORRECTIONS:
                 tl.store(correction_grads + place + column, g.to(SOURCE), mask=mask)
         a_sum, b_sum = tl.sum(a_dot), tl.sum(b_dot)
-        at = head * rows + row  # the rows of a head side by side, to be summed
+        at = head * rows + row  # rows of a head are contiguous
         tl.store(a_partials + at, a_sum * a_unit * factor, mask=a_at != 0)
         tl.store(b_partials + at, b_sum * b_unit * factor, mask=b_at != 0)
         if WANTS_SOURCES:
             a_along += a_sum * tl.load(a + row * by_row + head, mask=a_at != 0, other=1.0)
             b_along += b_sum * tl.load(b + row * by_row + head, mask=b_at != 0, other=1.0)
     if WANTS_SOURCES:
-        # d(P / |P|) = (I - P P^T / |P|^2) dP / |P|; where rows are not normalised the second part is nothing
+        # d(P / |P|) = (I - P P^T / |P|^2) dP / |P|; without `normalise` only the first term
         a_along = tl.where(normalise > 0, a_along * a_unit * a_unit * a_unit, 0.0)
         b_along = tl.where(normalise > 0, b_along * b_unit * b_unit * b_unit, 0.0)
         has_previous, has_next = previous_at != 0, next_at != 0
@@ -137,7 +137,7 @@ def backward_kernel(
 
 
 def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype, block: int) -> None:
-    """Make all weights into `out`."""
+    """All weights into `out`."""
     lines, factors, owners = tables[:3]
     given = (lines, factors, owners, out, EPS, _TYPES[source], block, FIELDS)
     launch_cached(forward_kernel, owners.shape[0], out, (out.dtype, source, block), given)
@@ -152,7 +152,7 @@ def launch_backward(
     source: torch.dtype,
     block: int,
 ) -> None:
-    """Make the gradients of what is given room, more than nothing; all tensors begin at multiples of 16 bytes."""
+    """Gradients into the buffers that are not empty; all tensors are aligned to 16 bytes."""
     lines, factors, owners = tables[:3]
     wants = (sources.numel() > 0, corrections.numel() > 0)
     tensors = (lines, factors, owners, grads, partials, sources, corrections)

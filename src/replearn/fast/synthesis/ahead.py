@@ -48,7 +48,7 @@ def synthesized(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def synthesized_on_demand(model: nn.Module) -> Iterator[None]:
-    """As `synthesized`, when the first operator asks: around forward and backward pass, and autocast inside.
+    """As `synthesized`, at the first call of an operator; goes around forward and backward, with autocast inside.
 
     Nothing happens for models without operators and for sharded ones. Operators in a checkpointed part synthesize
     their own weights, both times.
@@ -62,11 +62,11 @@ def synthesized_on_demand(model: nn.Module) -> Iterator[None]:
 
 
 def prepare(model: nn.Module) -> Prepared:
-    """What was worked out for a model before, where it still holds."""
+    """The cached tables of a model, rebuilt if its parameters changed."""
     found = _prepared.get(model)
     if found is None or not found.holds():
         found = Prepared(readers_in(model))
-        if found.readers:  # with nothing to check it would hold for ever
+        if found.readers:  # without readers nothing would invalidate it
             _prepared[model] = found
     return found
 
@@ -78,11 +78,10 @@ def readers_in(model: nn.Module) -> list[ReadingOperator]:
 
 
 class Prepared:
-    """A model's operators with the tables that the kernel needs, kept from step to step.
+    """A model's operators with the tables of the kernel, cached from step to step.
 
-    In eager training the GPU waits for Python, and building the tables anew takes longer than the kernel. They
-    hold as long as every parameter that is read is the same object in the same memory. An operator that is added
-    later synthesizes its own weights.
+    They are valid while every parameter is the same object at the same address. An operator that is added later
+    synthesizes its own weights.
     """
 
     def __init__(self, readers: list[ReadingOperator]) -> None:
@@ -112,7 +111,7 @@ class Prepared:
         )
 
     def _state(self) -> list[Any]:
-        """Where the parameters lie, and whether views of them that were taken then have gradients."""
+        """Addresses and layouts of the parameters, and whether gradients are recorded."""
         return [
             torch.is_grad_enabled(),
             *[(t.data_ptr(), t.dtype, t.stride(), t.requires_grad) for t in self._parameters],
@@ -124,7 +123,7 @@ class Prepared:
         kept: list[dict[int, Made]] = []
 
         def make() -> dict[int, Made]:
-            if in_transform():  # what is made now is of no use to later calls
+            if in_transform():  # results are not valid outside of the transform
                 return made_for(self.readers)
             if in_checkpoint(learning):
                 return {}
@@ -147,7 +146,7 @@ class Prepared:
 
 
 def in_checkpoint(learning: bool) -> bool:
-    """True in a checkpointed part, first run and recomputation: the same tensors must be saved in both."""
+    """True in a checkpointed part, in its first run and its recomputation, which must save the same tensors."""
     hooks: Any = torch._C._autograd
     return (
         torch.is_grad_enabled() is not learning
@@ -157,7 +156,7 @@ def in_checkpoint(learning: bool) -> bool:
 
 
 def reads_parameters(mixture: Mixture, storages: set[int]) -> bool:
-    """True if the kernel makes all of it, from parameters alone."""
+    """True if the kernel computes all of it from parameters alone."""
     return (
         all(launches(tensor) for tensor in mixture.tensors)
         and fusable(mixture) is mixture

@@ -1,8 +1,7 @@
-"""Mixtures for one launch, with all that can be worked out before it.
+"""Mixtures for one launch, and its tables on the device.
 
-A program of the kernels makes one row of one weight. What belongs to which program stands in tables on the device:
-a line of addresses and sizes for each mixture, and the mixture and row of each program. Parameters stay where they
-are from step to step, so the tables are made once and found again.
+A program of the kernels computes one row of one weight. The tables hold addresses and sizes of each mixture, and
+the mixture and row of each program. They are cached, since parameters keep their addresses from step to step.
 """
 
 from __future__ import annotations
@@ -26,21 +25,18 @@ _tables: OrderedDict[tuple[Any, ...], Tables] = OrderedDict()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Mixtures for one launch, whose sources share a dtype, with all that can be worked out beforehand.
+    """Mixtures for one launch, whose sources share a dtype, with everything that is the same in every step."""
 
-    In eager training the GPU waits for Python, so what is done at every step is kept short.
-    """
-
-    tensors: tuple[Tensor, ...]  # all that is read, mixture by mixture
-    places: tuple[tuple[int, int], ...]  # of each: its mixture, and its place in that
-    watched: tuple[Tensor, ...]  # those whose values the backward pass reads again
+    tensors: tuple[Tensor, ...]  # of all mixtures, in order
+    places: tuple[tuple[int, int], ...]  # (mixture, position in it) of each tensor
+    watched: tuple[Tensor, ...]  # whose values backward reads
     along: tuple[str, ...]
     layouts: tuple[Layout, ...]
     sizes: Sizes
     block: int
     source: torch.dtype
     device: torch.device
-    tables: Tables | None  # None where there is nothing behind the tensors
+    tables: Tables | None  # None for fake tensors
     coefficients: Coefficients
     again: tuple[tuple[tuple[int, int], ...], ...]  # see `first_and_again`
 
@@ -66,7 +62,7 @@ class Batch:
 
 
 def first_and_again(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Where a tensor stands for the first time, and where again; in groups that have each tensor once."""
+    """(first, later) positions of tensors that are used several times, in groups that have each tensor once."""
     seen: dict[int, list[int]] = {}
     for place, tensor in enumerate(tensors):
         seen.setdefault(id(tensor), []).append(place)
@@ -79,11 +75,11 @@ def first_and_again(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, int], .
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """How the coefficients' gradients come out of what each row gave: all sums in one launch."""
+    """Reduces the partial gradients of rows to the gradients of coefficients, in one launch."""
 
-    numbers: tuple[int, ...]  # that each coefficient has of them, in turn
-    counts: tuple[int, ...]  # of sums of each
-    summed: bool  # or each has one for every row, as it is
+    numbers: tuple[int, ...]  # partial gradients of each coefficient
+    counts: tuple[int, ...]  # elements of each summed gradient
+    summed: bool  # False if all coefficients are per row, without a sum
 
     @classmethod
     def of(cls, mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> Coefficients:
@@ -96,18 +92,18 @@ class Coefficients:
         )
 
     def gradients(self, partials: Tensor, ends: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Of each coefficient in turn: for rows, and for heads or all; which it is, its mixture says."""
+        """The gradients of all coefficients, per row and summed; `along` of a mixture says which one holds."""
         rows = partials.split_with_sizes(self.numbers) if self.numbers else ()
         if not self.summed:
             return rows, ()
-        if ends is None:  # nothing behind them: shapes alone
+        if ends is None:  # fake tensors
             return rows, partials.new_zeros(sum(self.counts)).split_with_sizes(self.counts)
         sums = torch.segment_reduce(partials, "sum", offsets=ends, unsafe=True)
         return rows, sums.split_with_sizes(self.counts)
 
 
 def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: torch.device) -> Tables:
-    """What kernels read on the device: numbers and addresses, factors, who makes which row, and what is summed."""
+    """Addresses and sizes, factors, the row of each program, and offsets of sums."""
     lines = tuple(
         (
             *(0 if t is None else t.data_ptr() for t in m.places),
@@ -144,7 +140,7 @@ def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: t
 
 
 def ends_of_sums(mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> list[int]:
-    """Where the sum of each head of each coefficient begins among the partial ones, and the last ends."""
+    """Offsets of the partial gradients of each head of each coefficient."""
     found = [0]
     for mixture, layout in zip(mixtures, layouts, strict=True):
         for _ in range(layout.heads * num_coefficients(mixture)):
@@ -157,7 +153,7 @@ def num_coefficients(mixture: Mixture) -> int:
 
 
 def block_for(layouts: Sequence[Layout]) -> int:
-    """Columns that a program takes at a time: a power of two."""
+    """Columns of a tile: a power of two."""
     widest = max(layout.columns // layout.heads for layout in layouts)
     return max(16, min(1024, 1 << (widest - 1).bit_length()))
 

@@ -64,7 +64,7 @@ def synthesize_fused(mixtures: Mapping[str, Mixture], dtype: torch.dtype) -> Mad
 
 
 def fusable(mixture: Mixture) -> Mixture | None:
-    """What the kernel can make of a mixture (all of it, or all but its correction), or None."""
+    """The part of a mixture that the kernel computes (all, or all but its correction), or None."""
     if mixture.correction is not None and not isinstance(mixture.correction, nn.Parameter):
         mixture = replace(mixture, correction=None)
     weights = [t for t in (mixture.previous, mixture.next, mixture.correction) if t is not None]
@@ -83,7 +83,7 @@ def fusable(mixture: Mixture) -> Mixture | None:
 
 
 def mix(mixtures: Sequence[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Make mixtures whose sources share a dtype, in one launch, with gradients."""
+    """Synthesize mixtures whose sources share a dtype, in one launch, with gradients."""
     return mix_batch(Batch.of(mixtures), dtype)
 
 
@@ -110,15 +110,15 @@ class _Mix(torch.autograd.Function):
         if batch.tables is not None:
             kernels().launch_forward(batch.tables, out, batch.source, batch.block)
         else:
-            out.zero_()  # stands for the launch where costs are predicted from shapes
+            out.zero_()  # in place of the launch on fake tensors
         ctx.batch, ctx.uses = batch, uses
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*batch.watched)  # autograd then notices if one is changed before the backward pass
+        ctx.save_for_backward(*batch.watched)  # raises if one is changed in place before backward
         # with overlapped gradients a weight is returned twice: for all readers, and for convolutions that overlap
         layouts = batch.layouts if uses is None else (*batch.layouts, *batch.layouts)
         made = [layout.view(out, layout.start) for layout in layouts]
         needed = ctx.needs_input_grad[3:]
-        if not all(needed):  # so that layers compute no gradient for it
+        if not all(needed):
             learning = {number for (number, _), needs in zip(batch.places, needed, strict=True) if needs}
             idle = (each for n, each in enumerate(made) if n % len(batch.layouts) not in learning)
             ctx.mark_non_differentiable(*idle)
@@ -147,7 +147,7 @@ class _Mix(torch.autograd.Function):
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
         flat = gather(batch.layouts, grads)
-        # of a weight that was not used in this step there is no gradient, as in plain torch
+        # unused weights have no gradient, as in plain torch
         needed = [
             needs and grads[number] is not None
             for (number, _), needs in zip(batch.places, ctx.needs_input_grad[3:], strict=True)
@@ -190,7 +190,7 @@ def added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def add_together(found: list[Tensor | None], pairs: Sequence[tuple[int, int]]) -> None:
-    """Add the gradients of tensors that stand in two places, in one launch: autograd would take one for each."""
+    """Add the gradients of tensors that are used twice, in one launch."""
     both = [(one, other) for i, j in pairs if (one := found[i]) is not None and (other := found[j]) is not None]
     if both:
         torch._foreach_add_([one for one, _ in both], [other for _, other in both])
@@ -209,14 +209,14 @@ def kernels() -> Any:
 
 
 def gather(layouts: Sequence[Layout], grads: tuple[Tensor | None, ...]) -> Tensor:
-    """All gradients in one buffer, laid out as the weights were: one launch, as their addresses change."""
+    """All gradients in one buffer with the layout of the weights, in one launch."""
     if len(layouts) == 1 and grads[0] is not None:
         alone = layouts[0].flat(grads[0])
         return alone if not has_memory(alone) or is_aligned(alone) else alone.clone()
     like = next(grad for grad in grads if grad is not None)
     pieces, end = [], 0
     for layout, grad in zip(layouts, grads, strict=True):
-        if layout.start > end:  # every weight begins on a boundary
+        if layout.start > end:  # padding
             pieces.append(like.new_zeros(layout.start - end))
         count = layout.rows * layout.columns
         pieces.append(like.new_zeros(count) if grad is None else layout.flat(grad))

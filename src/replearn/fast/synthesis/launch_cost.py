@@ -1,4 +1,4 @@
-"""Whether an operator pays that moves its wide tensors less often, and launches more kernels for it."""
+"""When kernels pay that move fewer bytes and take more launches."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import torch
 from ...operators.functional import register
 from ..graphs.capture import is_capturing_here
 
-LEAST = 2**25  # numbers in the wide tensor: moving it 7 times less saves 0.1 ms on a fast GPU
+LEAST = 2**25  # elements of the wide tensor: moving it 7 times less saves 0.1 ms
 _free: ContextVar[bool] = ContextVar("free_launches", default=False)
 
 
 def pays(size: int) -> bool:
-    """Whether what the GPU saves for a wide tensor of this many numbers is more than what Python takes for it."""
-    # where a step is recorded, launches cost nothing
+    """True if a wide tensor of this size saves more GPU time than the launches cost; always in a captured step."""
     return torch.compiler.is_compiling() or _free.get() or size >= LEAST or is_capturing_here()
 
 
 @contextmanager
 def free_launches() -> Iterator[None]:
-    """Compute as in a captured step, where launches cost nothing: for predicting what such a step takes."""
+    """Compute as in a captured step, where launches are free; for cost predictions."""
     token = _free.set(True)
     try:
         yield
@@ -33,5 +32,5 @@ def free_launches() -> Iterator[None]:
 
 @register("recompute_context")
 def recompute_context() -> Callable[[], AbstractContextManager[None]]:
-    """The second run is in another thread, which does not record: it must choose as the first did."""
+    """Recomputation runs in another thread, and must choose the same kernels as the first run."""
     return free_launches if is_capturing_here() else nullcontext

@@ -1,4 +1,4 @@
-"""Where the weights and gradients of many mixtures lie in the buffers that they share."""
+"""Offsets of the weights and gradients of many mixtures in shared buffers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...operators._base.mixture import Mixture
 
-_ALIGNED = 64  # elements: every weight starts on a boundary that cuDNN and cuBLAS like
+_ALIGNED = 64  # elements, as cuDNN and cuBLAS prefer
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where one mixture's results lie in the buffers that all of them share."""
+    """Shape, strides and offsets of one mixture in the shared buffers."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -31,20 +31,20 @@ class Layout:
         return buffer.as_strided(self.shape, self.stride, start)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """A tensor of this shape as a line of memory, in the order of the sources."""
+        """A tensor of this shape as a 1d view, in the memory order of the sources."""
         if tensor.stride() != self.stride and not self.is_order_of(tensor):
             made = torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
             tensor = made.copy_(tensor)
         return tensor.as_strided((self.rows * self.columns,), (1,))
 
     def is_order_of(self, tensor: Tensor) -> bool:
-        """Whether strides differ only where there is nothing to step over, as in a 1x1 kernel."""
+        """True if strides differ only in dimensions of size 1."""
         steps = zip(self.shape, self.stride, tensor.stride(), strict=True)
         return all(own == other for size, own, other in steps if size != 1)
 
 
 class Sizes(NamedTuple):
-    """Of the shared buffers, in elements."""
+    """Elements of the shared buffers."""
 
     weights: int
     sources: int
@@ -52,11 +52,11 @@ class Sizes(NamedTuple):
 
 
 def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], Sizes]:
-    """A place for every mixture, and the sizes of the shared buffers."""
+    """The layout of every mixture, and the sizes of the shared buffers."""
     layouts, start, source, partial = [], 0, 0, 0
     for mixture in mixtures:
         weight = mixture.previous if mixture.previous is not None else mixture.next
-        assert weight is not None  # `fusable` has seen to it
+        assert weight is not None  # checked by `fusable`
         rows = weight.shape[0] if weight.dim() > 1 else 1
         columns = weight.numel() // rows
         coefficient = mixture.a if mixture.a is not None else mixture.b
@@ -72,7 +72,7 @@ def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], Sizes]:
 
 
 def rows_are_dense(weight: Tensor) -> bool:
-    """Whether each output row is one run of memory, and the rows follow one another."""
+    """True if rows are dense and follow one another in memory."""
     if weight.is_contiguous():
         return weight.numel() > 0
     if weight.dim() < 2:
@@ -82,7 +82,7 @@ def rows_are_dense(weight: Tensor) -> bool:
     columns = weight[0].numel()
     if weight.stride(0) != columns or not weight.numel():
         return False
-    # the row itself may be permuted (channels_last), but must fill its memory without gaps
+    # a row may be permuted (channels_last), without gaps
     expected = 1
     for stride, size in sorted(zip(weight.stride()[1:], weight.shape[1:], strict=True)):
         if size != 1 and stride != expected:

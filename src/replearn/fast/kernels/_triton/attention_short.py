@@ -1,9 +1,7 @@
-"""The Triton kernels of attention over few tokens, and their launches.
+"""Triton kernels of attention over few tokens.
 
-A program takes a head of one sequence, all of whose queries, keys and values fit on the chip at once: nothing is
-cut along the tokens, so there is no running maximum, and the backward pass needs nothing of the forward pass. It
-makes P again from q and k, and the sum that the gradient of a softmax subtracts, sum_j P_ij dP_ij, lies whole in
-its rows. Tensors are packed as a linear layer writes them, (sequence, token, q | k | v, head, number).
+A program computes whole heads of one sequence: q, k and v fit into registers, so there is no online softmax, and
+the backward pass recomputes P from q and k. Tensors are packed as (sequence, token, q | k | v, head, dim).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ jit: Any = triton.jit
 
 @jit
 def unnormalised(q, k, tokens, scale, ROWS: tl.constexpr, CAUSAL: tl.constexpr):
-    """exp(s - max s) for a head's scores s, and the sums of its rows; zero where a query sees no key."""
+    """exp(s - max s) of a head's scores s, and its row sums; masked keys give 0."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, ROWS)[None, :]
     seen = column < tokens
@@ -39,7 +37,7 @@ def attend_kernel(
     qkv, out, tokens, heads, scale,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    kind: tl.constexpr = qkv.dtype.element_ty
+    DTYPE: tl.constexpr = qkv.dtype.element_ty
     row = tl.arange(0, ROWS)[:, None]
     number = tl.arange(0, WIDTH)[None, :]
     mask = row < tokens
@@ -52,8 +50,8 @@ def attend_kernel(
         k = tl.load(at + part, mask=mask, other=0.0)
         v = tl.load(at + 2 * part, mask=mask, other=0.0)
         weights, total = unnormalised(q, k, tokens, scale, ROWS, CAUSAL)
-        made = tl.dot(weights.to(kind), v) / total
-        tl.store(out + token * part + head * WIDTH + number, made.to(kind), mask=mask)
+        made = tl.dot(weights.to(DTYPE), v) / total
+        tl.store(out + token * part + head * WIDTH + number, made.to(DTYPE), mask=mask)
 
 
 @jit
@@ -61,10 +59,10 @@ def attend_back_kernel(
     qkv, grad, out, tokens, heads, scale,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    kind: tl.constexpr = qkv.dtype.element_ty
+    DTYPE: tl.constexpr = qkv.dtype.element_ty
     row = tl.arange(0, ROWS)[:, None]
     number = tl.arange(0, WIDTH)[None, :]
-    mask = row < tokens  # rows beyond are zero in grad, and so they are in ds: they add nothing to any product
+    mask = row < tokens  # padded rows are zero in grad and ds, and add nothing
     token = tl.program_id(0) * tokens + row
     part = heads * WIDTH
     for step in tl.static_range(HEADS):
@@ -77,13 +75,13 @@ def attend_back_kernel(
         weights, total = unnormalised(q, k, tokens, scale, ROWS, CAUSAL)
         p = weights / total
         dp = tl.dot(dy, tl.trans(v))
-        dv = tl.dot(tl.trans(p.to(kind)), dy)
-        tl.store(out + place + 2 * part, dv.to(kind), mask=mask)
-        ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(kind)
+        dv = tl.dot(tl.trans(p.to(DTYPE)), dy)
+        tl.store(out + place + 2 * part, dv.to(DTYPE), mask=mask)
+        ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(DTYPE)
         dq = tl.dot(ds, k)
-        tl.store(out + place, dq.to(kind), mask=mask)
+        tl.store(out + place, dq.to(DTYPE), mask=mask)
         dk = tl.dot(tl.trans(ds), q)
-        tl.store(out + place + part, dk.to(kind), mask=mask)
+        tl.store(out + place + part, dk.to(DTYPE), mask=mask)
 
 
 def launch_attend(qkv: Tensor, out: Tensor, heads: int, causal: bool, tile: Tile) -> None:

@@ -1,8 +1,4 @@
-"""How the kernels of short attention cut their work, by the tokens that a tile holds.
-
-Chosen here and not searched for when a model runs, as those of narrow convolutions are;
-`benchmarks/short_attention.py` measures the alternatives.
-"""
+"""Tiles of the attention_short kernels, by rows. `benchmarks/short_attention.py` measures alternatives."""
 
 from __future__ import annotations
 
@@ -15,22 +11,22 @@ MOST_TOKENS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A pass over whole heads: one after another where there are several, all of their reads ahead."""
+    """Launch parameters of a program, which computes whole heads."""
 
-    heads: int  # of one sequence, that a program takes; at most, and a divisor of those there are
+    heads: int  # per program, at most; lowered to a divisor of the number of heads
     num_warps: int
-    registers: int | None = None  # of a thread, at most; the compiler takes what it likes if not given
+    registers: int | None = None  # maxnreg
 
 
-# by rows, for heads up to 64 wide; those of 128 take twice the warps
+# by rows, for head dims up to 64; 128 takes twice the warps
 FORWARD = {
-    16: Tile(heads=2, num_warps=1),  # a warp alone waits for no other: no barriers, and sums of rows by shuffles
+    16: Tile(heads=2, num_warps=1),  # one warp needs no barriers
     32: Tile(heads=1, num_warps=1, registers=128),
     64: Tile(heads=3, num_warps=4),  # fewer warps would spill registers
 }
 BACKWARD = {
     16: Tile(heads=2, num_warps=1),
-    32: Tile(heads=1, num_warps=1, registers=168),  # 12 programs on a multiprocessor, not 11, and still no spills
+    32: Tile(heads=1, num_warps=1, registers=168),  # 12 programs per SM without spills
     64: Tile(heads=1, num_warps=4),
 }
 
@@ -41,5 +37,5 @@ def tile_for(tiles: Mapping[int, Tile], tokens: int, width: int) -> Tile:
 
 
 def rows_for(tokens: int) -> int:
-    """The rows of the tile that holds so many tokens: a tensor core multiplies 16 at a time."""
+    """Tokens rounded up to a tile size of tl.dot."""
     return 16 if tokens <= 16 else 32 if tokens <= 32 else 64

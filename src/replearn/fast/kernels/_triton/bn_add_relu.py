@@ -1,8 +1,8 @@
-"""The Triton kernels of a BatchNorm with a sum and a ReLU after it, two each way, and their launches.
+"""Triton kernels of BatchNorm + add + ReLU: a reduction and an elementwise kernel for each direction.
 
-A tensor in channels_last order is a table of pixels and channels. The first kernel of a pair sums along pixels: a
-program takes a span of them for some channels and stores its sums, and whoever of a channel's programs comes last
-adds them all up, in the order of programs, and settles what follows from them. The second writes the result.
+A channels_last tensor is a (pixels, channels) matrix. In a reduction each program stores partial sums of a span of
+pixels. The last program of a block of channels, found by an atomic counter, adds all partial sums in a fixed order
+and computes the statistics or gradients from them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .._launch_cache import launch_cached
 from .running_statistics import Running
 
 jit: Any = triton.jit
-# numbers that a program has on the chip at a time, where it reads several tensors, and where it reads one
+# elements of a program's tile, if it reads several tensors and if it reads one
 FEW, MANY = 4096, 8192
-SUMMED, WRITTEN = 32, 128  # channels that it takes at most: few, so that many share the adding up
+SUMMED, WRITTEN = 32, 128  # channels of a tile at most, in reductions and in elementwise kernels
 WARPS = 8
-PROGRAMS = 2  # that sum, for each multiprocessor
+PROGRAMS = 2  # of a reduction, per SM
 
 
 @jit
-def add_up(partials, column, programs, channels, TOGETHER: tl.constexpr, CHANNELS: tl.constexpr):
-    """The two sums of all programs for these channels."""
+def sum_partials(partials, column, programs, channels, TOGETHER: tl.constexpr, CHANNELS: tl.constexpr):
+    """Both sums over all programs for these channels."""
     first = tl.zeros((TOGETHER, CHANNELS), tl.float32)
     second = tl.zeros((TOGETHER, CHANNELS), tl.float32)
     for start in range(0, programs, TOGETHER):
@@ -41,8 +41,8 @@ def add_up(partials, column, programs, channels, TOGETHER: tl.constexpr, CHANNEL
 
 @jit
 def is_last(counters, block, programs):
-    """Whether all programs of these channels have stored their sums; the one that learns so starts anew."""
-    tl.debug_barrier()  # every thread has stored what it had
+    """True for the last program of these channels; resets the counter."""
+    tl.debug_barrier()  # all threads have stored
     came = tl.atomic_add(counters + block, 1)
     last = came == programs - 1
     if last:
@@ -51,8 +51,8 @@ def is_last(counters, block, programs):
 
 
 @jit
-def follow(running_mean, running_variance, batches, at, mean, variance, momentum, unbiased, count):
-    """Move a norm's running statistics, and where `count` is true the number of batches."""
+def update_running_stats(running_mean, running_variance, batches, at, mean, variance, momentum, unbiased, count):
+    """Update running statistics, and `num_batches_tracked` if `count`."""
     old = tl.load(running_mean + at)
     tl.store(running_mean + at, old + momentum * (mean - old))
     old = tl.load(running_variance + at)
@@ -63,7 +63,7 @@ def follow(running_mean, running_variance, batches, at, mean, variance, momentum
 
 @jit
 def read_gradient(grad, other, at, inside, BOTH: tl.constexpr):
-    """A gradient, which may be in two parts."""
+    """grad, or grad + other."""
     dy = tl.load(grad + at, mask=inside, other=0.0)
     if BOTH:
         dy = (dy.to(tl.float32) + tl.load(other + at, mask=inside, other=0.0).to(tl.float32)).to(dy.dtype)
@@ -71,8 +71,8 @@ def read_gradient(grad, other, at, inside, BOTH: tl.constexpr):
 
 
 @jit
-def let_through(dy, y, passed, at, inside):
-    """What a ReLU with the result y lets through of a gradient; it is stored, too."""
+def relu_backward(dy, y, passed, at, inside):
+    """The gradient before a ReLU with output y; also stored in `passed`."""
     dy = tl.where(tl.load(y + at, mask=inside, other=0.0) <= 0, 0.0, dy).to(passed.dtype.element_ty)
     tl.store(passed + at, dy, mask=inside)
     return dy
@@ -85,13 +85,13 @@ def let_through(dy, y, passed, at, inside):
 def statistics_kernel(
     x, gamma, beta, running_mean, running_variance, batches, counters, numbers, partials,
     pixels, span, programs, channels, eps, momentum, unbiased,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr, FOLLOWED: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr, TRACKED: tl.constexpr,
 ):  # fmt: skip
-    """Mean, 1 / sigma, scale and shift of every channel into `numbers`: a norm is (x - mean) scale + shift."""
+    """Per-channel mean, 1 / sigma, scale and shift into `numbers`; the norm is (x - mean) scale + shift."""
     across = channels // CHANNELS
     program, block = tl.program_id(0) // across, tl.program_id(0) % across
     column = block * CHANNELS + tl.arange(0, CHANNELS)
-    pivot = tl.load(x + column).to(tl.float32)  # sums of what is near zero keep their digits
+    pivot = tl.load(x + column).to(tl.float32)  # avoids cancellation in the variance
     first = tl.zeros((PIXELS, CHANNELS), tl.float32)
     second = tl.zeros((PIXELS, CHANNELS), tl.float32)
     end = tl.minimum(pixels, (program + 1) * span)
@@ -105,7 +105,7 @@ def statistics_kernel(
     tl.store(partials + 2 * program * channels + column, tl.sum(first, 0))
     tl.store(partials + (2 * program + 1) * channels + column, tl.sum(second, 0))
     if is_last(counters, block, programs):
-        near, square = add_up(partials, column, programs, channels, TOGETHER, CHANNELS)
+        near, square = sum_partials(partials, column, programs, channels, TOGETHER, CHANNELS)
         near /= pixels
         mean = pivot + near
         variance = square / pixels - near * near
@@ -116,9 +116,11 @@ def statistics_kernel(
         tl.store(numbers + channels + column, inverse)
         tl.store(numbers + 2 * channels + column, scale)
         tl.store(numbers + 3 * channels + column, tl.load(beta + column).to(tl.float32))
-        if FOLLOWED:
+        if TRACKED:
             count = block == 0
-            follow(running_mean, running_variance, batches, column, mean, variance, momentum, unbiased, count)
+            update_running_stats(
+                running_mean, running_variance, batches, column, mean, variance, momentum, unbiased, count
+            )
 
 
 @jit(do_not_specialize=["pixels"])
@@ -138,20 +140,20 @@ def apply_kernel(
     made = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean) * scale + shift
     if ADDED:
         made += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    made = tl.where(made <= 0, 0.0, made)  # so that what is not a number stays that
+    made = tl.where(made <= 0, 0.0, made)  # propagates NaN
     tl.store(out + at, made.to(out.dtype.element_ty), mask=inside)
 
 
 @jit(do_not_specialize=["pixels", "span", "programs"])
-def slopes_kernel(
+def affine_grads_kernel(
     grad, other, x, y, numbers, passed, slopes, counters, factors, partials,
     pixels, span, programs, channels,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr, ADDED: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of gamma and beta into `slopes`; what a pixel's gradient is made with, into `factors`.
+    """Gradients of gamma and beta into `slopes`, and the coefficients of the input gradient into `factors`.
 
-    Where a residual was added, the gradient that the ReLU lets through is that of the residual: it is stored.
-    Elsewhere whether it passes is found again from x, and y need not be read. The gradient may be in two parts.
+    With a residual, the gradient before the ReLU is that of the residual, and is stored in `passed`. Without one
+    the ReLU's mask is recomputed from x.
     """
     across = channels // CHANNELS
     program, block = tl.program_id(0) // across, tl.program_id(0) % across
@@ -168,7 +170,7 @@ def slopes_kernel(
         dy = read_gradient(grad, other, at, inside, BOTH)
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]
         if ADDED:
-            dy = let_through(dy, y, passed, at, inside)
+            dy = relu_backward(dy, y, passed, at, inside)
         else:
             made = (value * scale[None, :] + shift[None, :]).to(x.dtype.element_ty)
             dy = tl.where(made <= 0, 0.0, dy)
@@ -178,7 +180,7 @@ def slopes_kernel(
     tl.store(partials + 2 * program * channels + column, tl.sum(first, 0))
     tl.store(partials + (2 * program + 1) * channels + column, tl.sum(second, 0))
     if is_last(counters, block, programs):
-        d_beta, along = add_up(partials, column, programs, channels, TOGETHER, CHANNELS)
+        d_beta, along = sum_partials(partials, column, programs, channels, TOGETHER, CHANNELS)
         tl.store(slopes + column, along * inverse)
         tl.store(slopes + channels + column, d_beta)
         # dx = scale (dz - mean(dz) - (x - mean) / sigma^2 mean(dz (x - mean)))
@@ -188,11 +190,11 @@ def slopes_kernel(
 
 
 @jit(do_not_specialize=["pixels", "span", "programs"])
-def passed_kernel(
+def relu_backward_kernel(
     grad, other, y, passed, sums, counters, partials, pixels, span, programs, channels,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient that a ReLU with the result y lets through, and its sum along pixels; likewise."""
+    """The gradient before a ReLU with output y into `passed`, and its sum over pixels into `sums`."""
     across = channels // CHANNELS
     program, block = tl.program_id(0) // across, tl.program_id(0) % across
     column = block * CHANNELS + tl.arange(0, CHANNELS)
@@ -202,17 +204,17 @@ def passed_kernel(
         pixel = start + tl.arange(0, PIXELS)
         inside = pixel[:, None] < end
         at = pixel[:, None] * channels + column[None, :]
-        first += let_through(read_gradient(grad, other, at, inside, BOTH), y, passed, at, inside).to(tl.float32)
-    total = tl.sum(first, 0)  # stored twice, for who adds up two
+        first += relu_backward(read_gradient(grad, other, at, inside, BOTH), y, passed, at, inside).to(tl.float32)
+    total = tl.sum(first, 0)  # twice, since `sum_partials` reads two sums
     tl.store(partials + 2 * program * channels + column, total)
     tl.store(partials + (2 * program + 1) * channels + column, total)
     if is_last(counters, block, programs):
-        total, _ = add_up(partials, column, programs, channels, TOGETHER, CHANNELS)
+        total, _ = sum_partials(partials, column, programs, channels, TOGETHER, CHANNELS)
         tl.store(sums + column, total)
 
 
 @jit(do_not_specialize=["pixels"])
-def gradient_kernel(
+def input_grad_kernel(
     grad, x, numbers, factors, out, pixels, channels,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
@@ -238,17 +240,17 @@ def launch_statistics(
     x: Tensor, affine: tuple[Tensor, Tensor], running: Running | None, counters: Tensor, numbers: Tensor,
     eps: float,
 ) -> None:  # fmt: skip
-    """Mean, 1 / sigma, scale and shift of every channel into `numbers`; running statistics, if any, move."""
+    """Per-channel mean, 1 / sigma, scale and shift into `numbers`; updates running statistics."""
     pixels, channels = table_of(x)
-    cut = Cut.of(pixels, channels, MANY, x.device)
+    tiling = Tiling.of(pixels, channels, MANY, x.device)
     moved = running.tensors if running else (numbers, numbers, counters)
     steps = (running.momentum, running.unbiased) if running else (0.0, 1.0)
-    given = (x, *affine, *moved, counters, numbers, cut.room(x.device))
-    others = (pixels, cut.span, cut.programs, channels, eps, *steps)
-    constants = (cut.pixels, cut.channels, cut.together, running is not None)
-    kind = (x.dtype, channels, eps, constants)
-    programs = cut.programs * (channels // cut.channels)
-    launch_cached(statistics_kernel, programs, x, kind, (*given, *others, *constants), num_warps=WARPS)
+    given = (x, *affine, *moved, counters, numbers, tiling.room(x.device))
+    others = (pixels, tiling.span, tiling.programs, channels, eps, *steps)
+    constants = (tiling.pixels, tiling.channels, tiling.together, running is not None)
+    key = (x.dtype, channels, eps, constants)
+    programs = tiling.programs * (channels // tiling.channels)
+    launch_cached(statistics_kernel, programs, x, key, (*given, *others, *constants), num_warps=WARPS)
 
 
 def launch_apply(x: Tensor, residual: Tensor | None, numbers: Tensor, out: Tensor) -> None:
@@ -261,76 +263,76 @@ def launch_apply(x: Tensor, residual: Tensor | None, numbers: Tensor, out: Tenso
     launch_cached(apply_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
 
 
-def launch_slopes(
+def launch_affine_grads(
     grad: Tensor, other: Tensor | None, x: Tensor, y: Tensor | None, numbers: Tensor, passed: Tensor | None,
     slopes: Tensor, counters: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The gradients of gamma and beta into `slopes`, what passed the ReLU into `passed`; returns the factors."""
+    """Gradients of gamma and beta into `slopes`, of the residual into `passed`; returns `factors`."""
     pixels, channels = table_of(x)
-    cut = Cut.of(pixels, channels, FEW, x.device)
+    tiling = Tiling.of(pixels, channels, FEW, x.device)
     factors = torch.empty((2, channels), dtype=torch.float32, device=x.device)
     second, result, rest = (x if tensor is None else tensor for tensor in (other, y, passed))
-    given = (grad, second, x, result, numbers, rest, slopes, counters, factors, cut.room(x.device))
-    constants = (cut.pixels, cut.channels, cut.together, y is not None, other is not None)
-    others = (pixels, cut.span, cut.programs, channels)
-    programs = cut.programs * (channels // cut.channels)
-    kind = (x.dtype, channels, constants)
-    launch_cached(slopes_kernel, programs, x, kind, (*given, *others, *constants), num_warps=WARPS)
+    given = (grad, second, x, result, numbers, rest, slopes, counters, factors, tiling.room(x.device))
+    constants = (tiling.pixels, tiling.channels, tiling.together, y is not None, other is not None)
+    others = (pixels, tiling.span, tiling.programs, channels)
+    programs = tiling.programs * (channels // tiling.channels)
+    key = (x.dtype, channels, constants)
+    launch_cached(affine_grads_kernel, programs, x, key, (*given, *others, *constants), num_warps=WARPS)
     return factors
 
 
-def launch_passed(
+def launch_relu_backward(
     grad: Tensor, other: Tensor | None, y: Tensor, passed: Tensor, sums: Tensor, counters: Tensor
 ) -> None:
-    """What a ReLU lets through into `passed`, and its sums into `sums`."""
+    """The gradient before a ReLU into `passed`, and its sum over pixels into `sums`."""
     pixels, channels = table_of(y)
-    cut = Cut.of(pixels, channels, FEW, y.device)
-    constants = (cut.pixels, cut.channels, cut.together, other is not None)
-    others = (pixels, cut.span, cut.programs, channels)
+    tiling = Tiling.of(pixels, channels, FEW, y.device)
+    constants = (tiling.pixels, tiling.channels, tiling.together, other is not None)
+    others = (pixels, tiling.span, tiling.programs, channels)
     second = y if other is None else other
-    given = (grad, second, y, passed, sums, counters, cut.room(y.device), *others, *constants)
-    programs = cut.programs * (channels // cut.channels)
-    launch_cached(passed_kernel, programs, y, (y.dtype, channels, constants), given, num_warps=WARPS)
+    given = (grad, second, y, passed, sums, counters, tiling.room(y.device), *others, *constants)
+    programs = tiling.programs * (channels // tiling.channels)
+    launch_cached(relu_backward_kernel, programs, y, (y.dtype, channels, constants), given, num_warps=WARPS)
 
 
-def launch_gradient(
+def launch_input_grad(
     grad: Tensor, x: Tensor, numbers: Tensor, factors: Tensor, out: Tensor, *, passed: bool
 ) -> None:
-    """The gradient of x into `out`; `passed` says whether `grad` has been through the ReLU."""
+    """The gradient of x into `out`; `passed`: `grad` is already masked by the ReLU."""
     pixels, channels = table_of(x)
     width = widest(channels, WRITTEN)
     constants = (FEW // width, width, passed)
     given = (grad, x, numbers, factors, out, pixels, channels, *constants)
     programs = -(-pixels // constants[0]) * (channels // width)
-    launch_cached(gradient_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
+    launch_cached(input_grad_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
 
 
-class Cut(NamedTuple):
-    """How the summing kernels cut a table: their programs for each block of channels, and what each takes."""
+class Tiling(NamedTuple):
+    """Grid and tile of a reduction over pixels."""
 
-    programs: int
+    programs: int  # per block of channels
     span: int  # pixels of a program
-    pixels: int  # at a time
-    channels: int
-    together: int  # programs' sums that are added at a time
-    size: int  # of all sums
+    pixels: int  # of a tile
+    channels: int  # of a tile
+    together: int  # partial sums that the last program reads at a time
+    size: int  # of the buffer of partial sums
 
     @staticmethod
     @lru_cache(maxsize=4096)
-    def of(pixels: int, channels: int, numbers: int, device: torch.device) -> Cut:
+    def of(pixels: int, channels: int, numbers: int, device: torch.device) -> Tiling:
         width = widest(channels, SUMMED)
         step = numbers // width
         most = max(1, PROGRAMS * num_multiprocessors(device) * width // channels)
         span = -(-pixels // (most * step)) * step
         programs = -(-pixels // span)
-        return Cut(programs, span, step, width, step, 2 * programs * channels)
+        return Tiling(programs, span, step, width, step, 2 * programs * channels)
 
     def room(self, device: torch.device) -> Tensor:
         return torch.empty(self.size, dtype=torch.float32, device=device)
 
 
 def widest(channels: int, most: int) -> int:
-    """The largest power of two that channels are a multiple of, up to `most`."""
+    """The largest power of two that divides `channels`, up to `most`."""
     return min(channels & -channels, most)
 
 

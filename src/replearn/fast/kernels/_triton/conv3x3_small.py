@@ -23,7 +23,7 @@ jit: Any = triton.jit
 @jit
 def window_row(
     weight, row, part, K: tl.constexpr, N: tl.constexpr, SIDE: tl.constexpr, COLS: tl.constexpr,
-    SPAN: tl.constexpr, GROUP: tl.constexpr, FLIP: tl.constexpr, kind,
+    SPAN: tl.constexpr, GROUP: tl.constexpr, FLIP: tl.constexpr, DTYPE,
 ):  # fmt: skip
     """One row of the window as a matrix: `SPAN` pixels from column `part` on, to `GROUP` pixels of the result."""
     k = tl.arange(0, SIDE)[:, None]
@@ -35,7 +35,7 @@ def window_row(
     else:
         at = (n % N) * (9 * K) + tap * K + k % K
     known = (column >= 0) & (column < 3) & (k < SPAN * K) & (n < GROUP * N)
-    return tl.load(weight + at, mask=known, other=0.0).to(kind)
+    return tl.load(weight + at, mask=known, other=0.0).to(DTYPE)
 
 
 @jit
@@ -44,7 +44,7 @@ def convolve_kernel(
     K: tl.constexpr, N: tl.constexpr, SIDE: tl.constexpr, COLS: tl.constexpr, FLIP: tl.constexpr,
     PIXELS: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    kind: tl.constexpr = x.dtype.element_ty
+    DTYPE: tl.constexpr = x.dtype.element_ty
     SPAN: tl.constexpr = 1 if PARTS == 3 else GROUP + 2
     LINES: tl.constexpr = PIXELS // GROUP
     first = tl.program_id(1) * strip
@@ -59,21 +59,21 @@ def convolve_kernel(
     n = tl.arange(0, COLS)
     if PARTS == 3:
         window = (
-            window_row(weight, 0, 0, K, N, SIDE, COLS, 1, 1, FLIP, kind),
-            window_row(weight, 0, 1, K, N, SIDE, COLS, 1, 1, FLIP, kind),
-            window_row(weight, 0, 2, K, N, SIDE, COLS, 1, 1, FLIP, kind),
-            window_row(weight, 1, 0, K, N, SIDE, COLS, 1, 1, FLIP, kind),
-            window_row(weight, 1, 1, K, N, SIDE, COLS, 1, 1, FLIP, kind),
-            window_row(weight, 1, 2, K, N, SIDE, COLS, 1, 1, FLIP, kind),
-            window_row(weight, 2, 0, K, N, SIDE, COLS, 1, 1, FLIP, kind),
-            window_row(weight, 2, 1, K, N, SIDE, COLS, 1, 1, FLIP, kind),
-            window_row(weight, 2, 2, K, N, SIDE, COLS, 1, 1, FLIP, kind),
+            window_row(weight, 0, 0, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
+            window_row(weight, 0, 1, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
+            window_row(weight, 0, 2, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
+            window_row(weight, 1, 0, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
+            window_row(weight, 1, 1, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
+            window_row(weight, 1, 2, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
+            window_row(weight, 2, 0, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
+            window_row(weight, 2, 1, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
+            window_row(weight, 2, 2, K, N, SIDE, COLS, 1, 1, FLIP, DTYPE),
         )
     else:
         window = (  # type: ignore[assignment]
-            window_row(weight, 0, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, kind),
-            window_row(weight, 1, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, kind),
-            window_row(weight, 2, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, kind),
+            window_row(weight, 0, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, DTYPE),
+            window_row(weight, 1, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, DTYPE),
+            window_row(weight, 2, 0, K, N, SIDE, COLS, SPAN, GROUP, FLIP, DTYPE),
         )
     above = tl.zeros([LINES, COLS], tl.float32)
     here = tl.zeros([LINES, COLS], tl.float32)
@@ -90,7 +90,7 @@ def convolve_kernel(
             here = tl.dot(tile, window[PARTS + part], here)
             below = tl.dot(tile, window[part], below)
         to = (pixel + (row - 1) * width)[:, None] * N + n[None, :]
-        tl.store(out + to, above.to(kind), mask=inside[:, None] & (row > first) & (n[None, :] < GROUP * N))
+        tl.store(out + to, above.to(DTYPE), mask=inside[:, None] & (row > first) & (n[None, :] < GROUP * N))
         above = here
         here = below
         below = tl.zeros([LINES, COLS], tl.float32)
@@ -111,10 +111,10 @@ def launch_convolve(x: Tensor, weight: Tensor, out: Tensor, flip: bool, tile: Ti
 
 
 def group_of(width: int) -> int:
-    """How many neighbouring pixels are one line of an operand: a pair sees four of x, a power of two."""
+    """Neighbouring pixels per row of an operand: the windows of a pair span four pixels, a power of two."""
     return 2 if width % 2 == 0 else 1
 
 
 def side_of(numbers: int) -> int:
-    """The side of an operand that holds them: a power of two, and no product takes less than 16."""
+    """Rounded up to a size of tl.dot: a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(numbers)))

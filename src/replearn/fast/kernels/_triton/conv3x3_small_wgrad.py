@@ -1,8 +1,8 @@
-"""The Triton kernels of the gradient of a narrow 3x3 convolution's weight, and their launches.
+"""Triton kernels of the weight gradient of conv3x3_small.
 
-Workers walk over parts of x and dy, each with a sum of its own in float32; a last kernel adds these up, always in
-the same order. What limits them is how often x and dy pass through L2. `weight_kernel` reads each of both three
-times. `rolling_weight_kernel` takes rows in steps and pixels in pairs: x is read twice, dy little more than once.
+Each worker accumulates a part of x and dy in float32; `sum_kernel` adds the partial sums in a fixed order. L2
+traffic is the limit: `weight_kernel` reads x and dy three times, `rolling_weight_kernel`, which takes rows in
+steps and pixels in pairs, reads x twice and dy little more than once.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def grad_row(grad, at, row, height, stride, used):
 
 @jit
 def fold(total, CIN: tl.constexpr, COUT: tl.constexpr, WIDE: tl.constexpr):
-    """The sum of what both pixels of a pair found: the second one's window begins a pixel later."""
+    """The sum over both pixels of a pair; the second one's window begins a pixel later."""
     first, second = tl.split(tl.permute(tl.reshape(total, [WIDE, 2, COUT]), (0, 2, 1)))
     later = tl.zeros([WIDE, COUT], tl.int32) + (tl.arange(0, WIDE)[:, None] + CIN) % WIDE
     return first + tl.gather(second, later, 0)
@@ -82,10 +82,10 @@ def rolling_weight_kernel(
     CIN: tl.constexpr, COUT: tl.constexpr, WIDE: tl.constexpr, SIDE: tl.constexpr,
     PIXELS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CARRY: tl.constexpr,
 ):  # fmt: skip
-    """The same with `ROWS` rows at a time, so that of dy two more are read, or none if they are carried along.
+    """As `weight_kernel`, `ROWS` rows at a time: two more rows of dy are read, or none with CARRY.
 
-    Pixels are taken in groups: products of a group of dy with all pixels of x that it sees are summed, and those
-    of pixels that no window has in common are left out at the end.
+    The outer product of a group of dy's pixels with all pixels of x in their windows is accumulated; entries
+    outside of a window are dropped at the end.
     """
     LINES: tl.constexpr = PIXELS // GROUP
     worker = tl.program_id(0)
@@ -153,7 +153,7 @@ def sum_kernel(partials, out, count, numbers, LINES: tl.constexpr, COLS: tl.cons
 
 
 def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
-    """Each worker's sum, as (worker, out, 3, 3, in) in float32."""
+    """Partial sums, (workers, out, 3, 3, in) in float32."""
     images, cin, height, width = x.shape
     cout = grad.shape[1]
     strips = triton.cdiv(height, tile.strip)
@@ -178,7 +178,7 @@ def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
 
 
 def launch_sum(partials: Tensor) -> Tensor:
-    """The sum over workers, always in the same order."""
+    """The sum over workers, in a fixed order."""
     workers = partials.shape[0]
     if workers == 1:
         return partials[0]

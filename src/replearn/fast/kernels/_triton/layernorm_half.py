@@ -1,8 +1,4 @@
-"""The Triton kernel of a LayerNorm whose result is rounded, and its launch.
-
-A program takes some rows, which are on the chip as a whole: mean and variance are those of numbers that were read
-once, and the result is written in half precision.
-"""
+"""Triton kernel of LayerNorm with a half-precision output: a program loads whole rows once."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch import Tensor
 from .._launch_cache import launch_cached
 
 jit: Any = triton.jit
-NUMBERS = 2048  # that a program has on the chip
+NUMBERS = 2048  # elements of a program
 
 
 @jit(do_not_specialize=["rows"])
@@ -38,12 +34,12 @@ def norm_kernel(
 
 
 def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, out: Tensor) -> None:
-    """Normalise the rows of x into `out`; all of them are contiguous and begin at multiples of 16 bytes."""
+    """layer_norm(x) into `out`; all tensors are contiguous and aligned to 16 bytes."""
     width = x.shape[-1]
     rows, side = x.numel() // width, triton.next_power_of_2(width)
     together = max(1, NUMBERS // side)
     tensors = (x, x if weight is None else weight, x if bias is None else bias, out)
     constants = (width, side, together, weight is not None, bias is not None)
-    kind = (out.dtype, *constants)
+    key = (out.dtype, *constants)
     numbers = (rows, epsilon, *constants)
-    launch_cached(norm_kernel, -(-rows // together), x, kind, tensors, numbers, num_warps=4)
+    launch_cached(norm_kernel, -(-rows // together), x, key, tensors, numbers, num_warps=4)

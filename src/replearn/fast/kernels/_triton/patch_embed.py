@@ -1,8 +1,6 @@
-"""The Triton kernel that makes tokens of images, and its launch.
+"""Triton kernel of patch embedding: an implicit matmul of patches and weight, plus a row of the table.
 
-A row of the result is a token: one that stands before the patches, which is a row of the table alone, or a patch
-times the weight and its row of the table. A program reads the pixels of its patches where they lie in the image,
-whatever the order of its memory is, and rounds them as it reads them: no unfolded image is ever stored.
+Pixels are loaded from images of any strides and cast; rows before the first patch are rows of the table alone.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ def embed_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    kind: tl.constexpr = weight.dtype.element_ty
+    DTYPE: tl.constexpr = weight.dtype.element_ty
     LENGTH: tl.constexpr = CHANNELS * HEIGHT * WIDTH
     tiles = width // COLUMNS
     place = tl.program_id(0)
@@ -42,7 +40,7 @@ def embed_kernel(
         pixel = (
             (k // (HEIGHT * WIDTH)) * channel_stride + (k // WIDTH % HEIGHT) * y_stride + (k % WIDTH) * x_stride
         )
-        left = tl.load(images + corner[:, None] + pixel[None, :], mask=seen[:, None], other=0.0).to(kind)
+        left = tl.load(images + corner[:, None] + pixel[None, :], mask=seen[:, None], other=0.0).to(DTYPE)
         right = tl.load(weight + column[None, :] * LENGTH + k[:, None])
         made = tl.dot(left, right, made)
     made += tl.load(table + token[:, None] * width + column[None, :])
@@ -50,10 +48,10 @@ def embed_kernel(
 
 
 def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tensor) -> None:
-    """Make the tokens of `images` in `out`; weight, table and out are contiguous."""
+    """The tokens of `images` into `out`; weight, table and out are contiguous."""
     width, channels, height, across = weight.shape
     rows = out.shape[0] * out.shape[1]
-    if rows <= 1024:  # many programs, each of them short
+    if rows <= 1024:  # many short programs
         tile, stages = (32, 32, 64), 4
     else:
         tile, stages = (64, 128 if width % 128 == 0 else 64, 64), 3
@@ -61,6 +59,6 @@ def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tenso
     sizes = (out.shape[1], first, images.shape[3] // across, *images.stride(), width, channels, height, across)
     tensors = (images, weight, table, out)
     even = tuple(is_aligned(tensor) for tensor in tensors)
-    kind = (images.dtype, weight.dtype, table.dtype, out.dtype, sizes, tile, even)
+    key = (images.dtype, weight.dtype, table.dtype, out.dtype, sizes, tile, even)
     numbers = (rows, *sizes, *tile)
-    launch_cached(embed_kernel, programs, images, kind, tensors, numbers, num_warps=4, num_stages=stages)
+    launch_cached(embed_kernel, programs, images, key, tensors, numbers, num_warps=4, num_stages=stages)

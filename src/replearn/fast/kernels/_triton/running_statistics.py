@@ -1,4 +1,4 @@
-"""The running statistics of a BatchNorm, for kernels that move them."""
+"""Running statistics of a BatchNorm, for kernels that update them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 
 class Running(NamedTuple):
-    """A norm's running statistics that a kernel moves, with the count of batches, and how far they move."""
+    """Running mean and variance, number of batches, and update factors."""
 
     tensors: tuple[Tensor, Tensor, Tensor]
     momentum: float
-    unbiased: float  # a variance is that of the batch times this
+    unbiased: float  # n / (n - 1)
 
     @classmethod
     def of(cls, norm: nn.BatchNorm2d, x: Tensor) -> Running | None:
-        """None where there are none to move: the norm has none, or its layer is recomputed, without a count."""
+        """None if the norm has none, or its layer is being recomputed, which unsets the number of batches."""
         mean, variance, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
         if mean is None or variance is None or batches is None:
             return None

@@ -21,14 +21,14 @@ PADDED_CHANNELS = 4
 
 
 @jit
-def rounded(x, kind: tl.constexpr):
+def rounded(x, DTYPE: tl.constexpr):
     # to the nearest value that a product reads; ties away from zero, NaN stays NaN
-    if kind == tl.float32:
+    if tl.float32 == DTYPE:
         wide = x.to(tl.float32)
         nearest = ((wide.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         made = tl.where(wide == wide, nearest, wide)
     else:
-        made = x.to(kind)
+        made = x.to(DTYPE)
     return made
 
 
@@ -37,21 +37,21 @@ def pad(
     images, out, program, pixels, down, across, height, width, margin,
     image_stride, channel_stride, y_stride, x_stride, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    kind: tl.constexpr = out.dtype.element_ty
+    DTYPE: tl.constexpr = out.dtype.element_ty
     place = program * PIXELS + tl.arange(0, PIXELS)
     x = place % across - margin
     y = place // across % down - margin
     seen = (place < pixels) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
     pixel = images + place // (across * down) * image_stride + y * y_stride + x * x_stride
-    zero = tl.zeros((PIXELS,), kind)
+    zero = tl.zeros((PIXELS,), DTYPE)
     one, two, three, four = zero, zero, zero, zero
-    one = rounded(tl.load(pixel, mask=seen, other=0.0), kind)
+    one = rounded(tl.load(pixel, mask=seen, other=0.0), DTYPE)
     if CHANNELS > 1:
-        two = rounded(tl.load(pixel + channel_stride, mask=seen, other=0.0), kind)
+        two = rounded(tl.load(pixel + channel_stride, mask=seen, other=0.0), DTYPE)
     if CHANNELS > 2:
-        three = rounded(tl.load(pixel + 2 * channel_stride, mask=seen, other=0.0), kind)
+        three = rounded(tl.load(pixel + 2 * channel_stride, mask=seen, other=0.0), DTYPE)
     if CHANNELS > 3:
-        four = rounded(tl.load(pixel + 3 * channel_stride, mask=seen, other=0.0), kind)
+        four = rounded(tl.load(pixel + 3 * channel_stride, mask=seen, other=0.0), DTYPE)
     # adjacent in memory, and so in a thread
     made = tl.join(tl.join(one, three), tl.join(two, four))
     half = tl.arange(0, 2)
@@ -163,9 +163,9 @@ def launch_pad(images: Tensor, weight: Tensor, padded: Tensor, packed: Tensor, m
     programs = -(-pixels // 256) + -(-weights // 256)
     sizes = (*padded.shape[1:3], *images.shape[2:], margin, *images.stride())
     others = (*weight.stride(), *weight.shape[1:3], packed.shape[2], 256)
-    kind = (images.dtype, weight.dtype, padded.dtype, sizes, others, is_aligned(images), is_aligned(weight))
+    key = (images.dtype, weight.dtype, padded.dtype, sizes, others, is_aligned(images), is_aligned(weight))
     tensors, numbers = (images, padded, weight, packed), (pixels, *sizes, weights, *others)
-    launch_cached(pad_kernel, programs, images, kind, tensors, numbers, num_warps=4)
+    launch_cached(pad_kernel, programs, images, key, tensors, numbers, num_warps=4)
 
 
 def launch_convolve_and_pool(
@@ -183,9 +183,9 @@ def launch_convolve_and_pool(
     cut = (*padded.shape[1:3], high, wide, down_pooled, across_pooled, channels, walks, chunks)
     constants = (side, run, stride, last, precision_of(weight), tile.lanes, columns, tile.steps)
     tensors, numbers = (padded, weight, bias, out), (*cut, *constants)
-    kind = (padded.dtype, bias.dtype, tile, cut, constants, is_aligned(bias))
+    key = (padded.dtype, bias.dtype, tile, cut, constants, is_aligned(bias))
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    launch_cached(convolve_and_pool_kernel, programs, padded, kind, tensors, numbers, **options)
+    launch_cached(convolve_and_pool_kernel, programs, padded, key, tensors, numbers, **options)
 
 
 def precision_of(weight: Tensor) -> str:

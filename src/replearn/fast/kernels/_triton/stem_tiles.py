@@ -1,4 +1,4 @@
-"""How the stem kernel divides its work; `benchmarks/stem.py` measures the alternatives."""
+"""Tiles of the stem kernel. `benchmarks/stem.py` measures alternatives."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """How a program walks down an image that it convolves and pools."""
+    """Output tile of a program, which loops over pooled lines."""
 
-    lanes: int  # pixels of a pooled line that it makes, and one more
-    steps: int  # pooled lines that it makes
+    lanes: int  # pixels of a pooled line, and one more
+    steps: int  # pooled lines
     num_warps: int = 4
     num_stages: int = 4
 
