@@ -174,7 +174,15 @@ def main() -> None:
         rows.append(row)
         print(f"{key:34} {row['before_ms']:8.3f} {row['after_ms']:8.3f} ms  {row['ratio']:.3f}", flush=True)
         given.out.write_text(
-            json.dumps({"command": " ".join(sys.argv), "rounds": given.rounds, "rows": rows}, indent=1)
+            json.dumps(
+                {
+                    "format": "replearn-two-versions-1",
+                    "command": " ".join(sys.argv),
+                    "rounds": given.rounds,
+                    "rows": rows,
+                },
+                indent=1,
+            )
         )
 
 
