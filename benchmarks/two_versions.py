@@ -148,7 +148,6 @@ def main() -> None:
         return
     versions = {"before": Version(given.before, given.small), "after": Version(given.after, given.small)}
     rows = []
-    about = {"format": "replearn-two-versions-1", "command": " ".join(sys.argv)}
     work = [("step", what) for what in STEPS] + [("deployed", what) for what in DEPLOYED]
     for kind, what in work[:1] + work[-1:] if given.small else work:
         key = " ".join((kind, *what))

@@ -19,6 +19,7 @@ from replearn.fast.graphs import capture as capturing
 from replearn.fast.kernels import conv1x1_bn as expansion
 from replearn.fast.kernels.conv1x1_bn import expand_and_normalize, fits
 from replearn.fast.synthesis import launch_cost as paying
+from replearn.operators._base.layers import Convolution
 
 NORMS = {
     "plain": lambda: nn.BatchNorm2d(12),
@@ -164,11 +165,17 @@ def test_on_a_gpu_it_is_taken_in_train_mode_alone_and_agrees(monkeypatch: pytest
     conv = nn.Conv2d(16, 64, 1, bias=False).cuda().to(memory_format=torch.channels_last)
     norm, twin = nn.BatchNorm2d(64).cuda(), nn.BatchNorm2d(64).cuda()
     z = torch.randn(8, 16, 9, 9, device="cuda").relu().to(memory_format=torch.channels_last)
-    assert not fits(z, conv, norm)  # too small to pay, but where launches are free
+    layer, x = Convolution(conv, torch.device("cuda")), torch.zeros(8, 64, 9, 9, device="cuda")
+
+    def taken(z: torch.Tensor) -> bool:
+        return fits(z, layer, conv.weight, norm, torch.relu, x)
+
+    assert not taken(z)  # too small to pay, but where launches are free
     monkeypatch.setattr(paying, "LEAST", 8 * 64 * 81)
-    assert fits(z, conv, norm)
-    assert not fits(z.contiguous(), conv, norm)
-    assert not fits(z, conv, norm.eval())
+    assert taken(z)
+    assert not taken(z.contiguous())
+    norm.eval()
+    assert not taken(z)
     norm.train()
     for dtype, most in ((torch.float32, 2e-3), (torch.bfloat16, 2e-2)):
         low = z.to(dtype).requires_grad_()
