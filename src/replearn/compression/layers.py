@@ -25,6 +25,7 @@ class LayerFit:
     after: float
     ridge: float
     touched: bool
+    thinned: bool = False  # solved on a part of the rows
 
 
 def aim_tap(layer: Layer) -> Tap:

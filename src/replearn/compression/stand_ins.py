@@ -94,7 +94,7 @@ def _map(
     if form == "channels":
         layer: nn.Module = nn.Conv1d(width, width, 1, groups=width)
     elif image:
-        kernel = widest(place.block)
+        kernel = kernel_of(place.block, width)
         layer = nn.Conv2d(width, width, kernel, padding=kernel // 2)
     else:
         layer = nn.Linear(width, width)
@@ -132,7 +132,7 @@ def empty_map(place: Place, form: Form, x: Tensor, rank: int) -> nn.Module:
         return Channels(width, channel, x.dim())
     low = low_rank(form, width, rank)
     if channel == 1 and x.dim() == 4:
-        return image_map(width, widest(place.block), low)
+        return image_map(width, kernel_of(place.block, width), low)
     made = token_map(width, low)
     return made if channel == x.dim() - 1 else OnLast(made, channel)
 
@@ -176,9 +176,17 @@ def row_norm(block: nn.Module) -> float:
     return float(convs[-1].weight.detach().flatten(1).norm(dim=1).mean()) or 1.0 if convs else 1.0
 
 
-def widest(block: nn.Module) -> int:
-    """3 where the block looks beyond a pixel, else 1."""
-    return 3 if any(isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1 for m in block.modules()) else 1
+def kernel_of(block: nn.Module, width: int) -> int:
+    """3 where the block has wider convolutions than 1x1, and a 3x3 map is smaller than the block; else 1."""
+    wide = any(isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1 for m in block.modules())
+    return 3 if wide and 9 * width**2 <= sum(p.numel() for p in block.parameters()) else 1
+
+
+def map_inputs(block: nn.Module, structure: Structure, x: Tensor) -> int:
+    """The number of inputs of one output of a full map in the block's place."""
+    width = x.shape[structure.channel]
+    image = structure.channel == 1 and x.dim() == 4
+    return int(width * kernel_of(block, width) ** 2) if image else int(width)
 
 
 def _half(

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -130,13 +132,28 @@ def trace(block: nn.Module, arguments: Arguments) -> Trace:
 
 @contextmanager
 def slow_attention() -> Iterator[None]:
-    """Without torch's fused encoder layer, which hides the layers of a block."""
+    """Without torch's fused encoder layer, which hides a block's layers; a linear layer always runs the same way.
+
+    Torch runs a linear layer by other operations where its input is not contiguous, as attention's is but for a
+    batch of one; operations are found again by their number, so these must not differ.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with _ContiguousLinear():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+class _ContiguousLinear(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.linear and args:
+            args = (args[0].contiguous(), *args[1:])
+        elif func is functional.multi_head_attention_forward:  # its own calls are not seen here
+            made = {id(value): value.contiguous() for value in args[:3]}
+            args = (*(made[id(value)] for value in args[:3]), *args[3:])  # one tensor stays one
+        return func(*args, **(kwargs or {}))
 
 
 def first(made: Any) -> Any:
