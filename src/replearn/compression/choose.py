@@ -15,7 +15,8 @@ from ..surgery.replace import set_submodule
 from .batches import Batch, Data, cut
 from .corrections import adopt_attributes_
 from .fit import place_of
-from .measure import Metric, Price, agreement, block_cost, outputs
+from .measure import Metric, Price, agreement, outputs
+from .prices import Prices
 from .recognise import Recognition
 from .stand_ins import Form, fit_block, map_inputs
 from .walking import Visit, Walk, visits
@@ -63,6 +64,7 @@ class Chooser:
         model: nn.Module,
         found: Recognition,
         data: Data,
+        prices: Prices,
         quantity: str,
         metric: Metric | None = None,
         progress: Callable[[str], None] | None = None,
@@ -79,7 +81,7 @@ class Chooser:
         self.working = own_copy(model)
         self.aims = all_visits(model, found, self.few)
         self.form = trial_form(model, found, self.aims)
-        self.saves = {n: block_cost(model.get_submodule(n), self.aims[n][0].arguments) for n in found.candidates}
+        self.saves = {name: prices.block(name) for name in found.candidates}
         self.top = metric(model) if metric is not None else 0.0
         self.left = list(found.candidates)
         self.steps: list[Step] = []
@@ -152,7 +154,7 @@ def choose(
     progress: Callable[[str], None] | None = None,
 ) -> Choice:
     """Take blocks out of a copy until it is enough, each by the least damage for what it saves."""
-    chooser = Chooser(model, found, data, quantity, metric, progress)
+    chooser = Chooser(model, found, data, Prices(model, found, data, 8), quantity, metric, progress)
     saved = Price(0, 0, 0)
     while not enough([step.name for step in chooser.steps], saved) and chooser.further():
         saved = chooser.steps[-1].saved

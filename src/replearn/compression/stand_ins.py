@@ -15,7 +15,7 @@ from .halves import after_of, attention_half, mlp_half, origin
 from .layers import LayerFit, in_old_norms, statistics, write_
 from .moments import Moments, Solution, solve
 from .realign import aims_of, realign_block_, teacher_values
-from .rows import rows, set_matrix_
+from .rows import rows, set_matrix_, share_of_rows
 from .structure import Structure, understand
 from .taps import Tap
 from .walking import Visit
@@ -99,13 +99,14 @@ def _map(
     else:
         layer = nn.Linear(width, width)
     moments = Moments(), Moments()
+    share = share_of_rows(layer, aims[0], aims) if form != "channels" else 1.0
     for visit, aim in zip(student, aims, strict=True):
         given, wanted = visit.arguments.x, aim - visit.arguments.x
         if form == "channels" or not image:
             given, wanted = (t.movedim(channel, -1).reshape(-1, width) for t in (given, wanted))
         if form == "channels":
             given, wanted = (t.mT[None] for t in (given, wanted))
-        for a, b in rows(layer, given, wanted):
+        for a, b in rows(layer, given, wanted, share):
             moments[visit.held_out].add(a, b)
     removal = max(float(moments[1].power.sum()), 1e-30)
     if not moments[0].finite() or not moments[1].finite():

@@ -91,7 +91,7 @@ def best_trial(
     )
     if goal.quantity != "blocks":
         tried = able(fitter, goal, tried, prices)
-    chooser = Chooser(fitter.model, found, fitter.data, goal.quantity, metric, fitter.progress)
+    chooser = Chooser(fitter.model, found, fitter.data, prices, goal.quantity, metric, fitter.progress)
     if goal.quantity == "blocks":
         names = chooser.names(goal.blocks)
         return chooser.choice, fitter.fit({name: form or rich[name] for name in names})
