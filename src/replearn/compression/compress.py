@@ -16,7 +16,7 @@ from ..planning.data import Plan
 from ..planning.validate import refuse_wrapped
 from ..surgery.inference_mode import lasting
 from ..surgery.replace import set_submodule
-from .batches import Augment, Data, Forward, read
+from .batches import Augment, Data, Forward, read, read_augment
 from .budget import read_budget
 from .corrections import adopt_attributes_, pass_through
 from .fit import Fitted
@@ -43,7 +43,7 @@ def compress(
     realign: bool = True,
     forward: Forward | None = None,
     metric: Metric | None = None,
-    augment: Augment | None = None,
+    augment: Augment | Literal["images"] | None = None,
     heal: Any = None,
     samples: int = 2048,
     plain: bool = True,
@@ -58,8 +58,8 @@ def compress(
       and 'attention' (the half that is kept). 'auto' takes the form that keeps most, and under a budget of a
       quantity the better one of that and removal.
     - `metric(model)`: a number that is higher for better models; it then decides which blocks go.
-    - `augment(x)`: random copies of images to fit on; `heal`: epochs, or seconds as '30s', of training towards the
-      untouched model.
+    - `augment(x)`: random copies of images to fit on and to heal with; 'images' for random crops and flips.
+    - `heal`: epochs, or seconds as '30s', of training towards the untouched model.
 
     The result is in eval mode. Raises ReplearnError for a model without blocks, for no data, a single sample, NaN,
     and for a budget that can't be met, saying what can.
@@ -71,7 +71,8 @@ def compress(
         raise ReplearnError(f"form={form!r}: write 'auto' or one of {', '.join(map(repr, FORMS))}.")
     if heal is not None:
         read_heal(heal)
-    data = read(loader, forward=forward, augment=augment, samples=samples)
+    change = read_augment(augment)
+    data = read(loader, forward=forward, augment=change, samples=samples)
     notes = ["the model was in train mode; it was read in eval mode"] if model.training else []
     with unchanged(model):
         found = recognise(model, data)
@@ -83,7 +84,7 @@ def compress(
         notes += notes_on(fitted)
         healing = None
         if heal is not None:
-            healing = heal_(student, model, data, found.way, heal=heal, augment=augment, progress=progress)
+            healing = heal_(student, model, data, found.way, heal=heal, augment=change, progress=progress)
         if plain:
             plain_(student)
         student.eval()
