@@ -16,7 +16,8 @@ from ..planning.data import Plan
 from ..planning.validate import refuse_wrapped
 from ..surgery.inference_mode import lasting
 from ..surgery.replace import set_submodule
-from .batches import Augment, Data, Forward, read, read_augment
+from .augment import read_augment
+from .batches import Augment, Data, Forward, read
 from .budget import read_budget
 from .corrections import adopt_attributes_, pass_through
 from .fit import Fitted

@@ -13,6 +13,7 @@ from ..errors import ReplearnError
 from ..surgery.hidden_states import record_stand_in
 from ..surgery.replace import set_submodule
 from .batches import Data
+from .calls import Arguments, argument_of
 from .corrections import adopt_attributes_
 from .layers import LayerFit, solve_layer_
 from .moments import Moments
@@ -20,7 +21,6 @@ from .realign import aims_of, realign_block_, teacher_values
 from .rows import rows
 from .stand_ins import BlockFit, Form, Place, fit_block
 from .structure import Layer, understand
-from .trace import Arguments, argument_of
 from .walking import Visit, Walk, Way, find_way, visits
 
 Progress = Callable[[str], None]

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..errors import ReplearnError
 from .batches import Batch, Data, cut, device_of
-from .trace import Arguments, slow_attention
+from .calls import Arguments, slow_attention
 
 Metric = Callable[[nn.Module], float]
 

@@ -19,9 +19,9 @@ from ..planning.validate import own_copy
 from ..surgery.hidden_states import record_stand_in
 from ..surgery.replace import set_submodule
 from .batches import Data, Forward, read
+from .calls import Arguments, argument_of
 from .corrections import adopt_attributes_, pass_through
 from .structure import Structure, understand
-from .trace import Arguments, argument_of
 from .walking import Way, caught, find_way, smallest
 
 
