@@ -151,6 +151,7 @@ def test_what_is_refused_is_told_in_one_line(case: str, place: Path, monkeypatch
     given = [] if data is None else ["--data", data]
     budget = [] if "--budget" in flags else ["--budget", "blocks=1"]
     told = call(model, *given, *budget, *flags, "-o", "refused", code=2)
-    assert told.count("\n") == 1
-    assert told.startswith("replearn: ")
-    assert re.search(said, told), told
+    lines = [line for line in re.split(r"[\r\n]+", told) if line.startswith("replearn: ")]
+    assert len(lines) == 1, told  # other libraries may print progress there
+    assert "Traceback" not in told
+    assert re.search(said, lines[0]), told

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from replearn.compression import compress, recognise
+from replearn.compression import compress, moments, recognise
 from replearn.compression.moments import Moments, solve
 from replearn.compression.rows import matrix, rows
 from replearn.models.transformer_lm import TransformerLM
@@ -128,3 +128,45 @@ def test_solving_finds_the_map_and_ridge_pulls_to_the_base() -> None:
     assert float(pulled.weight.abs().max()) < 1e-6
     low = solve(fitted, held, zero, rank=1, ridges=(1e-9,))
     assert int(torch.linalg.matrix_rank(low.weight[0])) == 1
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("shifted", [True, False])
+def test_fewer_rows_than_columns_are_solved_from_rows_alike(
+    rank: int | None, shifted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x, y, base = torch.randn(2, 24, 40) + 1, torch.randn(2, 24, 6), torch.randn(2, 6, 40).double() / 9
+    found = []
+    for narrow in (512, 8):
+        monkeypatch.setattr(moments, "NARROW", narrow)
+        fitted, held = Moments(), Moments()
+        for part in (slice(0, 10), slice(10, 20)):
+            fitted.add(x[:, part], y[:, part])
+        held.add(x[:, 20:], y[:, 20:])
+        assert (fitted.rows is not None) == (narrow == 8)
+        monkeypatch.setattr(moments, "NARROW", 512)
+        found.append((solve(fitted, held, base, shifted=shifted, rank=rank, ridges=(1e-2,)), fitted))
+    (one, sums), (two, kept) = found
+    torch.testing.assert_close(one.weight, two.weight, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(one.shift, two.shift, rtol=1e-3, atol=1e-4)
+    assert one.error == pytest.approx(two.error, rel=1e-3)
+    torch.testing.assert_close(sums.spread(one.weight), kept.spread(one.weight), rtol=1e-3, atol=1e-4)
+
+
+def test_wide_layers_are_realigned_on_a_part_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compress(trained(), batches(), budget=["blocks.2"], form="removal")
+    monkeypatch.setattr("replearn.compression.rows.WORK", 2e5)
+    part = compress(trained(), batches(), budget=["blocks.2"], form="removal")
+    assert not whole.notes
+    assert "wide layers were realigned on a part of every sample's positions" in part.notes[0]
+    assert part.agreement.divergence < part.removal.divergence
+
+
+def test_a_bottlenecks_map_is_smaller_than_the_bottleneck() -> None:
+    model, data = ZOO["torchvision_bottleneck"].fresh(), [ZOO["torchvision_bottleneck"].batch() for _ in range(3)]
+    found = recognise(model, data)
+    name = next(b.name for b in found.blocks if not b.kept and b.structure.kind == "bottleneck")
+    small = compress(model, data, budget=[name])
+    assert small.fitted.blocks[0].form in ("low-rank", "removal")
+    assert small.after.parameters < small.before.parameters

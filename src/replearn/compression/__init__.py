@@ -4,7 +4,7 @@ from .choose import Choice, choose
 from .compress import compress
 from .fit import Fitted, fit_
 from .heal import Healing, heal_
-from .measure import Agreement, Cost, costs
+from .measure import Agreement, Price, costs
 from .recognise import Recognition, recognise
 from .report import Compressed
 from .shipping import Shipped, ship, standard
@@ -13,9 +13,9 @@ __all__ = [
     "Agreement",
     "Choice",
     "Compressed",
-    "Cost",
     "Fitted",
     "Healing",
+    "Price",
     "Recognition",
     "Shipped",
     "choose",

@@ -26,6 +26,7 @@ class Batch:
     inputs: Any
     held_out: bool
     size: int
+    copied: bool = False  # an augmented copy of another
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +169,7 @@ def augmented(batch: Batch, augment: Augment) -> Batch:
             )
         return made
 
-    return Batch(tree_map(change, batch.inputs), False, batch.size)
+    return Batch(tree_map(change, batch.inputs), False, batch.size, copied=True)
 
 
 def refuse_infinite(inputs: Any, number: int) -> None:

@@ -15,7 +15,7 @@ EXAMPLES = "'latency<=75%', 'parameters<=60%', 'flops<=70%', 'blocks=12', a Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class Goal:
     """At most this share of a quantity, or this many blocks out; or the blocks themselves."""
 
     quantity: Quantity = "blocks"
@@ -30,26 +30,26 @@ class Budget:
         return f"blocks={self.blocks}" if self.quantity == "blocks" else f"{self.quantity}<={self.share:.4g}"
 
 
-def read_budget(given: Any) -> Budget:
+def read_budget(given: Any) -> Goal:
     """A budget from what the user wrote; ReplearnError says how to write one."""
     if isinstance(given, Plan):
         bare = frozenset(target.name for target in given.targets if target.operator.name == "removal")
-        return Budget(names=tuple(target.name for target in given.targets), removal=bare)
+        return Goal(names=tuple(target.name for target in given.targets), removal=bare)
     if isinstance(given, str):
         return _parse(given)
     if isinstance(given, Sequence) and given and all(isinstance(name, str) for name in given):
         if len(set(given)) < len(given):
             raise ReplearnError(f"budget={list(given)!r} names a block twice; a block goes once.")
-        return Budget(names=tuple(given))
+        return Goal(names=tuple(given))
     raise ReplearnError(f"budget={given!r} can't be read: write {EXAMPLES}.")
 
 
-def _parse(text: str) -> Budget:
+def _parse(text: str) -> Goal:
     number = re.fullmatch(r"\s*blocks\s*=\s*(\d+)\s*", text)
     if number:
         if int(number[1]) < 1:
             raise ReplearnError(f"budget={text!r}: at least one block goes; write 'blocks=1'.")
-        return Budget(blocks=int(number[1]))
+        return Goal(blocks=int(number[1]))
     share = re.fullmatch(r"\s*([a-z]+)\s*<=\s*(\d+(?:\.\d+)?)\s*%\s*", text.lower())
     if share is None or share[1] not in ("latency", "parameters", "flops"):
         raise ReplearnError(f"budget={text!r} can't be read: write {EXAMPLES}.")
@@ -57,4 +57,4 @@ def _parse(text: str) -> Budget:
     if not 0 < part < 1:
         raise ReplearnError(f"budget={text!r}: write a share between 0% and 100%, as 'latency<=75%'.")
     quantity = next(known for known in get_args(Quantity) if known == share[1])
-    return Budget(quantity, part)
+    return Goal(quantity, part)

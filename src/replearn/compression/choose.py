@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +13,16 @@ from ..planning.table import shown, text_table
 from ..planning.validate import own_copy
 from ..surgery.replace import set_submodule
 from .batches import Batch, Data, cut
+from .corrections import adopt_attributes_
 from .fit import place_of
-from .measure import Cost, Metric, agreement, block_cost, outputs
+from .measure import Metric, Price, agreement, outputs
+from .prices import Prices
 from .recognise import Recognition
-from .stand_ins import fit_block
+from .stand_ins import Form, fit_block, map_inputs
 from .walking import Visit, Walk, visits
 
 SAMPLES = 48  # for fitting while choosing, and as many for scoring
+WIDEST = 1536  # inputs of a full map that is still fitted while choosing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Step:
 
     name: str
     damage: float
-    saved: Cost
+    saved: Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,69 +50,115 @@ class Choice:
         return "\n".join(text_table(head, rows, right=(1, 2, 3)))
 
 
-@torch.no_grad()
+class Chooser:
+    """Takes blocks out of a copy of the model one by one: always the one with the least damage for what it saves.
+
+    While choosing, a map fitted to a few samples stands for a block. Damage is the divergence from the untouched
+    model on held-out samples, or what the metric loses. Scores are renewed only where they could matter: a block
+    is taken when its fresh score is still the least.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: nn.Module,
+        found: Recognition,
+        data: Data,
+        prices: Prices,
+        quantity: str,
+        metric: Metric | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.model, self.found, self.quantity, self.metric, self.progress = (
+            model,
+            found,
+            quantity,
+            metric,
+            progress,
+        )
+        self.few = subset(data, SAMPLES)
+        self.taught = outputs(model, self.few, self.few.held())
+        self.working = own_copy(model)
+        self.aims = all_visits(model, found, self.few)
+        self.form = trial_form(model, found, self.aims)
+        self.saves = {name: prices.block(name) for name in found.candidates}
+        self.top = metric(model) if metric is not None else 0.0
+        self.left = list(found.candidates)
+        self.steps: list[Step] = []
+        self._scores: dict[str, tuple[float, float, nn.Module]] = {}
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(tuple(self.steps), self.quantity)
+
+    def names(self, number: int) -> list[str]:
+        """The first so many blocks that go, or all that can."""
+        while len(self.steps) < number and self.further():
+            pass
+        return [step.name for step in self.steps[:number]]
+
+    @torch.no_grad()
+    def further(self) -> bool:
+        """Take one more block out; False where none is left."""
+        if not self.left:
+            return False
+        before = self.steps[-1] if self.steps else Step("", 0.0, Price(0, 0, 0))
+        fresh: set[str] = set()
+        while True:
+            unscored = [name for name in self.left if name not in self._scores]
+            name = unscored[0] if unscored else min(self.left, key=lambda item: self._scores[item][0])
+            if name in fresh:
+                break
+            after, made = self._tried(name)
+            gain = 1.0 if self.quantity == "blocks" else max(self.saves[name].of(self.quantity), 1e-30)
+            self._scores[name] = (max(after - before.damage, 0.0) / gain, after, made)
+            fresh.add(name)
+            if self.progress is not None:
+                self.progress(f"scored {name}")
+        _, damage, made = self._scores.pop(name)
+        set_submodule(self.working, name, made)
+        self.left.remove(name)
+        self.steps.append(Step(name, damage, before.saved + self.saves[name]))
+        return True
+
+    def _tried(self, name: str) -> tuple[float, nn.Module]:
+        now: list[Visit] = visits(self.working, name, self.few)
+        place = place_of(self.working, name, now, self.found.way)
+        made, _, _ = fit_block(place, self.form, self.model.get_submodule(name), self.aims[name], now, 8)
+        set_submodule(self.working, name, adopt_attributes_(made, place.block))
+        try:
+            return self._damage(), made
+        finally:
+            set_submodule(self.working, name, place.block)
+
+    def _damage(self) -> float:
+        gap = agreement(self.taught, outputs(self.working, self.few, self.few.held())).divergence
+        return gap if self.metric is None else (self.top - self.metric(self.working)) + 1e-3 * gap
+
+
+def trial_form(model: nn.Module, found: Recognition, aims: Mapping[str, list[Visit]]) -> Form:
+    """What stands for blocks while choosing: a full map, or scales and shifts where a full one is too large."""
+    sizes = [map_inputs(model.get_submodule(b.name), b.structure, aims[b.name][0].arguments.x)
+             for b in found.blocks if not b.kept]  # fmt: skip
+    return "full" if max(sizes, default=0) <= WIDEST else "channels"
+
+
 def choose(
     model: nn.Module,
     found: Recognition,
     data: Data,
     *,
     quantity: str,
-    enough: Callable[[Sequence[str], Cost], bool],
+    enough: Callable[[Sequence[str], Price], bool],
     metric: Metric | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Choice:
-    """Take blocks out of a copy until it is enough: always the one with the least damage for what it saves.
-
-    While choosing, a full map fitted to a few samples stands for a block. Damage is the divergence from the
-    untouched model on others, or what the metric loses. Scores are renewed only where they could matter: a block
-    is taken when its fresh score is still the least.
-    """
-    few = subset(data, SAMPLES)
-    held = few.held()
-    taught = outputs(model, few, held)
-    working = own_copy(model)
-    aims = all_visits(model, found, few)
-    saves = {name: block_cost(model.get_submodule(name), aims[name][0].arguments) for name in found.candidates}
-    top = metric(model) if metric is not None else 0.0
-
-    def damage_of(trial: nn.Module) -> float:
-        gap = agreement(taught, outputs(trial, few, held)).divergence
-        return gap if metric is None else (top - metric(trial)) + 1e-3 * gap
-
-    def tried(name: str) -> tuple[float, nn.Module]:
-        now: list[Visit] = visits(working, name, few)
-        place = place_of(working, name, now, found.way)
-        made, _, _ = fit_block(place, "full", model.get_submodule(name), aims[name], now, 8)
-        set_submodule(working, name, made)
-        try:
-            return damage_of(working), made
-        finally:
-            set_submodule(working, name, place.block)
-
-    steps: list[Step] = []
-    saved, damage, left = Cost(0, 0, 0), 0.0, list(found.candidates)
-    scores: dict[str, tuple[float, float, nn.Module]] = {}
-    while not enough([step.name for step in steps], saved):
-        if not left:
-            return Choice(tuple(steps), quantity)
-        fresh: set[str] = set()
-        while True:
-            unscored = [name for name in left if name not in scores]
-            name = unscored[0] if unscored else min(left, key=lambda item: scores[item][0])
-            if name in fresh:
-                break
-            after, made = tried(name)
-            gain = 1.0 if quantity == "blocks" else max(saves[name].of(quantity), 1e-30)
-            scores[name] = (max(after - damage, 0.0) / gain, after, made)
-            fresh.add(name)
-            if progress is not None:
-                progress(f"scored {name}")
-        _, damage, made = scores.pop(name)
-        set_submodule(working, name, made)
-        left.remove(name)
-        saved = saved + saves[name]
-        steps.append(Step(name, damage, saved))
-    return Choice(tuple(steps), quantity)
+    """Take blocks out of a copy until it is enough, each by the least damage for what it saves."""
+    chooser = Chooser(model, found, data, Prices(model, found, data, 8), quantity, metric, progress)
+    saved = Price(0, 0, 0)
+    while not enough([step.name for step in chooser.steps], saved) and chooser.further():
+        saved = chooser.steps[-1].saved
+    return chooser.choice
 
 
 def all_visits(model: nn.Module, found: Recognition, data: Data) -> dict[str, list[Visit]]:

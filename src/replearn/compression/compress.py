@@ -13,21 +13,22 @@ from ..blocks.running import unchanged
 from ..deployment.saving import refuse_saving_
 from ..errors import ReplearnError
 from ..planning.data import Plan
-from ..planning.validate import own_copy, refuse_wrapped
+from ..planning.validate import refuse_wrapped
 from ..surgery.inference_mode import lasting
 from ..surgery.replace import set_submodule
+from .augment import read_augment
 from .batches import Augment, Data, Forward, read
-from .budget import Budget, read_budget
-from .choose import Choice, check_names, choose
-from .corrections import pass_through
-from .fit import Fitted, fit_
+from .budget import read_budget
+from .corrections import adopt_attributes_, pass_through
+from .fit import Fitted
 from .heal import heal_, read_heal
-from .measure import Agreement, Metric, agreement, costs, outputs
+from .measure import Agreement, Metric, agreement, outputs
 from .plain import plain_
-from .prices import Prices
+from .prices import Prices, eval_copy
 from .recognise import Recognition, recognise
 from .report import Compressed
 from .stand_ins import FORMS, Form
+from .trials import Fitter, best_trial
 
 Progress = Callable[[str], None]
 
@@ -43,7 +44,7 @@ def compress(
     realign: bool = True,
     forward: Forward | None = None,
     metric: Metric | None = None,
-    augment: Augment | None = None,
+    augment: Augment | Literal["images"] | None = None,
     heal: Any = None,
     samples: int = 2048,
     plain: bool = True,
@@ -58,8 +59,8 @@ def compress(
       and 'attention' (the half that is kept). 'auto' takes the form that keeps most, and under a budget of a
       quantity the better one of that and removal.
     - `metric(model)`: a number that is higher for better models; it then decides which blocks go.
-    - `augment(x)`: random copies of images to fit on; `heal`: epochs, or seconds as '30s', of training towards the
-      untouched model.
+    - `augment(x)`: random copies of images to fit on and to heal with; 'images' for random crops and flips.
+    - `heal`: epochs, or seconds as '30s', of training towards the untouched model.
 
     The result is in eval mode. Raises ReplearnError for a model without blocks, for no data, a single sample, NaN,
     and for a budget that can't be met, saying what can.
@@ -71,43 +72,34 @@ def compress(
         raise ReplearnError(f"form={form!r}: write 'auto' or one of {', '.join(map(repr, FORMS))}.")
     if heal is not None:
         read_heal(heal)
-    data = read(loader, forward=forward, augment=augment, samples=samples)
+    change = read_augment(augment)
+    data = read(loader, forward=forward, augment=change, samples=samples)
     notes = ["the model was in train mode; it was read in eval mode"] if model.training else []
     with unchanged(model):
         found = recognise(model, data)
         taught = outputs(model, data, data.held())
         prices = Prices(model, found, data, rank)
-        choice, trials = _choices(model, found, data, wanted, form, prices, metric, progress)
-        best: tuple[float, nn.Module, dict[str, Form], Fitted] | None = None
-        for forms in trials:
-            student = eval_copy(model)
-            fitted = fit_(
-                student, model, forms, data, found.way.blocks, realign=realign, rank=rank, progress=progress
-            )
-            gap = agreement(taught, outputs(student, data, data.held())).divergence
-            if best is None or gap < best[0]:
-                best = (gap, student, forms, fitted)
-        if best is None:
-            raise ReplearnError("There is no form to fit.")  # pragma: no cover
-        _, student, forms, fitted = best
+        fitter = Fitter(model, found, data, taught, realign, rank, plain, progress)
+        choice, trial = best_trial(fitter, wanted, None if form == "auto" else form, prices, metric)
+        student, forms, fitted = trial.student, trial.forms, trial.fitted
+        notes += notes_on(fitted)
         healing = None
         if heal is not None:
-            healing = heal_(student, model, data, found.way, heal=heal, augment=augment, progress=progress)
+            healing = heal_(student, model, data, found.way, heal=heal, augment=change, progress=progress)
         if plain:
             plain_(student)
         student.eval()
         refuse_saving_(
             student, "replearn.compression.ship(small, folder) writes the standard architecture where that is one."
         )
-        before, after = costs([model, student], data)
         return Compressed(
             model=student,
             removed=tuple(name for name in found.way.blocks if name in forms),
             num_blocks=len(found.blocks),
             fitted=fitted,
-            before=before,
+            before=trial.before,
             promised=prices.after(forms),
-            after=after,
+            after=trial.after,
             agreement=agreement(taught, outputs(student, data, data.held())),
             removal=bare_removal(model, found, forms, data, taught),
             budget=str(budget) if isinstance(budget, str) else str(wanted),
@@ -120,92 +112,12 @@ def compress(
         )
 
 
-def _choices(
-    model: nn.Module,
-    found: Recognition,
-    data: Data,
-    wanted: Budget,
-    form: Form | Literal["auto"],
-    prices: Prices,
-    metric: Metric | None,
-    progress: Progress | None,
-) -> tuple[Choice | None, list[dict[str, Form]]]:
-    """What goes, and with which forms it is to be tried."""
-    rich = richest(found)
-    if wanted.names:
-        check_names(wanted.names, found)
-        forms: dict[str, Form] = {
-            name: "removal" if name in wanted.removal else rich[name] if form == "auto" else form
-            for name in wanted.names
-        }
-        return None, [forms]
-    if wanted.quantity == "blocks":
-        if wanted.blocks > len(found.candidates):
-            raise ReplearnError(
-                f"budget='blocks={wanted.blocks}': {found.model} has {len(found.blocks)} blocks, of which "
-                f"{len(found.candidates)} can go; ask for blocks={len(found.candidates)} or fewer."
-            )
-        made = choose(
-            model, found, data, quantity="blocks", metric=metric, progress=progress,
-            enough=lambda names, _: len(names) >= wanted.blocks,
-        )  # fmt: skip
-        return made, [{step.name: rich[step.name] if form == "auto" else form for step in made.steps}]
-    return _within(model, found, data, wanted, form, rich, prices, metric, progress)
-
-
-def _within(
-    model: nn.Module,
-    found: Recognition,
-    data: Data,
-    wanted: Budget,
-    form: Form | Literal["auto"],
-    rich: Mapping[str, Form],
-    prices: Prices,
-    metric: Metric | None,
-    progress: Progress | None,
-) -> tuple[Choice, list[dict[str, Form]]]:
-    """As many blocks as the budget of a quantity asks for, for every form that can meet it."""
-    now = prices.now.of(wanted.quantity)
-    limit = wanted.share * now
-    tried: list[dict[str, Form]] = (
-        [dict.fromkeys(found.candidates, "removal"), dict(rich)]
-        if form == "auto"
-        else [dict.fromkeys(found.candidates, form)]
-    )
-
-    def left(index: int, names: Sequence[str]) -> float:
-        return prices.after({name: tried[index][name] for name in names}).of(wanted.quantity)
-
-    least = [left(index, found.candidates) for index in range(len(tried))]
-    able = [index for index in range(len(tried)) if least[index] <= limit]
-    if not able:
-        raise ReplearnError(
-            f"{found.model} can't meet {wanted.quantity}<={wanted.share:.0%}: with all {len(found.candidates)} "
-            f"blocks out that can go, {min(least) / now:.0%} is left. Ask for "
-            f"{wanted.quantity}<={min(least) / now + 0.005:.0%} or more."
-        )
-    choice = choose(
-        model, found, data, quantity=wanted.quantity, metric=metric, progress=progress,
-        enough=lambda names, _: all(left(index, names) <= limit for index in able),
-    )  # fmt: skip
-    names = [step.name for step in choice.steps]
-    trials = []
-    for index in able:
-        number = next(n for n in range(1, len(names) + 1) if left(index, names[:n]) <= limit)
-        trials.append({name: tried[index][name] for name in names[:number]})
-    return choice, trials
-
-
-def richest(found: Recognition) -> dict[str, Form]:
-    """The form that keeps most, by what a block computes."""
-    return {block.name: "mlp" if block.structure.kind == "transformer" else "full" for block in found.blocks}
-
-
-def eval_copy(model: nn.Module) -> nn.Module:
-    made = own_copy(model)
-    for module in made.modules():
-        module.training = False
-    return made
+def notes_on(fitted: Fitted) -> list[str]:
+    """What the user should know about the fits."""
+    thinned = [layer.name for layer in fitted.layers if layer.thinned]
+    if not thinned:
+        return []
+    return [f"{len(thinned)} wide layers were realigned on a part of every sample's positions, as {thinned[0]}"]
 
 
 @torch.no_grad()
@@ -216,7 +128,8 @@ def bare_removal(
     bare = eval_copy(model)
     for block in found.blocks:
         if block.name in forms:
-            set_submodule(bare, block.name, pass_through(block.argument, block.structure.trace.length))
+            nothing = pass_through(block.argument, block.structure.trace.length)
+            set_submodule(bare, block.name, adopt_attributes_(nothing, model.get_submodule(block.name)))
     try:
         return agreement(taught, outputs(bare, data, data.held()))
     except ReplearnError:  # blown up

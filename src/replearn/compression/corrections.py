@@ -34,6 +34,15 @@ def pass_through(argument: str, length: int) -> nn.Module:
     return Correction(None, argument=argument, length=length) if argument or length else nn.Identity()
 
 
+def adopt_attributes_(stand_in: nn.Module, block: nn.Module) -> nn.Module:
+    """Give a stand-in the block's plain attributes, such as its number, which the model's code may read."""
+    for name, value in vars(block).items():
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        if plain and not name.startswith("_") and name != "training" and not hasattr(stand_in, name):
+            setattr(stand_in, name, value)
+    return stand_in
+
+
 class Channels(nn.Module):
     """A scale and a shift for every channel."""
 

@@ -13,9 +13,9 @@ from torch import nn
 from ..errors import ReplearnError
 from .batches import Forward, read
 from .choose import subset
-from .compress import eval_copy
 from .fit import fit_
 from .measure import agreement, costs, outputs
+from .prices import eval_copy
 from .recognise import recognise
 from .report import Compressed
 from .stand_ins import Form

@@ -13,13 +13,14 @@ from ..errors import ReplearnError
 from ..surgery.hidden_states import record_stand_in
 from ..surgery.replace import set_submodule
 from .batches import Data
+from .calls import Arguments, argument_of
+from .corrections import adopt_attributes_
 from .layers import LayerFit, solve_layer_
 from .moments import Moments
 from .realign import aims_of, realign_block_, teacher_values
 from .rows import rows
 from .stand_ins import BlockFit, Form, Place, fit_block
 from .structure import Layer, understand
-from .trace import Arguments, argument_of
 from .walking import Visit, Walk, Way, find_way, visits
 
 Progress = Callable[[str], None]
@@ -68,7 +69,7 @@ def fit_(
             inner = following in forms and following in way.follows
             form = "removal" if inner else forms[name]
             made, result, outputs = fit_block(place, form, block, walk.teacher, walk.student, rank)
-            set_submodule(student, name, made)
+            set_submodule(student, name, adopt_attributes_(made, place.block))
             record_stand_in(student, place.block, made)
             found.append(result)
             walk.changed = True
@@ -98,8 +99,8 @@ def place_of(student: nn.Module, name: str, visits: list[Visit], way: Way) -> Pl
 
 
 def fewest(visits: list[Visit]) -> Arguments:
-    """The call on the smallest batch, for looking at a block."""
-    return min((visit.arguments for visit in visits), key=lambda arguments: arguments.x.numel())
+    """The call on the smallest batch, for tracing a block; of one sample only where there are no others."""
+    return min((visit.arguments for visit in visits), key=lambda given: (len(given.x) == 1, given.x.numel()))
 
 
 def _realign(

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .structure import Structure, Sum, chain
-from .trace import Arguments
+from .calls import Arguments
+from .structure import Structure
+from .sums import Sum, chain
 
 FUNCTIONS = {"=relu": nn.ReLU, "=gelu": nn.GELU, "=silu": nn.SiLU}
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ReplearnError
-from .batches import Augment, Batch, Data, augmented, cut
+from .batches import Augment, Batch, Data, augmented
+from .calls import first
 from .fit import head_of
-from .measure import agreement, answer, outputs
-from .trace import first
+from .measure import Agreement, agreement, answer, outputs
+from .pool import Pool
 from .walking import Way
 
-RATES = (1e-4, 3e-4, 1e-3)
-PART = 64  # samples in a step
-TRIAL = 8  # steps with each rate
+RATES = (3e-4, 1e-3, 3e-3)
+TRIAL = 100  # steps with each rate, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,48 +70,69 @@ def heal_(
 ) -> Healing:
     """Train the student in place: squared error of the last block's features, and KD of the logits.
 
-    The rate is the best of three on held-out batches; training stops when these no longer get better, and the best
-    state seen is kept, so that it is never worse there than before.
+    Three rates are tried in short annealed runs; the best on held-out batches is annealed over the rest of the
+    time. Training ends early where held-out batches have not got better for half of it. The best state is kept:
+    neither the divergence nor the share of equal decisions is worse there than before.
     """
     limit, epochs = read_heal(heal)
     begin = time.perf_counter()
-    batches = [part for batch in data.batches if not batch.held_out for part in parts(batch)]
+    pool = Pool([batch for batch in data.batches if not batch.held_out and not batch.copied])
     held = data.held()
     head = head_of(teacher, way, data)
     taught = outputs(teacher, data, held)
     start = state(student)
-    before = agreement(taught, outputs(student, data, held)).divergence
-    total = math.inf if math.isinf(epochs) else max(1, math.ceil(epochs * len(batches)))
-    trials: dict[float, float] = {}
-    for rate in RATES:
+    first_seen = agreement(taught, outputs(student, data, held))
+    total = math.inf if math.isinf(epochs) else max(1, math.ceil(epochs * len(pool)))
+
+    def spent(done: int) -> float:
+        return max(done / total, (time.perf_counter() - begin) / limit)
+
+    def seen() -> Agreement:
+        try:
+            return agreement(taught, outputs(student, data, held))
+        except ReplearnError:  # NaN
+            return Agreement(math.inf, 0.0)
+
+    best, least = start, first_seen
+    found: dict[float, float] = {}
+    used = 0
+    steps = TRIAL if math.isinf(total) else int(max(1, min(TRIAL, total / 9)))
+    for rate in RATES:  # at most a third of the time goes into finding the rate
         run = Run(student, teacher, data, way, head, rate)
-        run.steps(batches, min(TRIAL, len(batches) * 2), augment, deadline=begin + limit / 4)
-        trials[rate] = agreement(taught, outputs(student, data, held)).divergence
-        student.load_state_dict(start)
-    rate = min(trials, key=lambda item: trials[item] if math.isfinite(trials[item]) else math.inf)
-    run = Run(student, teacher, data, way, head, rate)
-    best, least, stale, done = start, before, 0, 0
-    while done < total and time.perf_counter() - begin < limit and stale < 8:
-        part = int(min(max(len(batches), 8), total - done))
-        left = 1 - max(done / total, (time.perf_counter() - begin) / limit)
-        run.slow(left)
-        done += run.steps(batches, part, augment, deadline=begin + limit)
-        now = agreement(taught, outputs(student, data, held)).divergence
-        stale = 0 if now < least else stale + 1
-        if now < least:
+        used += run.steps(pool, steps, augment, passing(steps, limit / 9))
+        now = seen()
+        found[rate] = now.divergence
+        if better(now, least, first_seen):
             best, least = state(student), now
+        student.load_state_dict(start)
+    rate = min(found, key=lambda item: found[item])
+    run = Run(student, teacher, data, way, head, rate)
+    opened, done, last = spent(0), 0, spent(0)
+
+    def through(done: int) -> Callable[[int], float]:
+        return lambda more: (spent(done + more) - opened) / max(1 - opened, 1e-9)
+
+    while spent(done) < 1 and spent(done) - last < 0.5:
+        number = int(min(max(len(pool), 8), total - done))
+        done += run.steps(pool, number, augment, through(done))
+        now = seen()
+        if better(now, least, first_seen):
+            best, least, last = state(student), now, spent(done)
         if progress is not None:
-            progress(f"healing: {done} steps, divergence {now:.4f}")
+            progress(f"healing: {done} steps, divergence {now.divergence:.4f}")
     student.load_state_dict(best)
     student.zero_grad(set_to_none=True)
-    return Healing(before, least, rate, done, time.perf_counter() - begin)
+    return Healing(first_seen.divergence, least.divergence, rate, used + done, time.perf_counter() - begin)
 
 
-def parts(batch: Batch) -> list[Batch]:
-    """A batch in equal parts of at most 64 samples: small steps, and more of them."""
-    number = math.ceil(batch.size / PART)
-    edges = [batch.size * i // number for i in range(number + 1)]
-    return [Batch(cut(batch.inputs, batch.size, i, j), False, j - i) for i, j in pairwise(edges)]
+def passing(steps: int, seconds: float) -> Callable[[int], float]:
+    """The part of a run that has passed, by its steps or its seconds."""
+    begin = time.perf_counter()
+    return lambda done: max(done / steps, (time.perf_counter() - begin) / seconds)
+
+
+def better(now: Agreement, least: Agreement, before: Agreement) -> bool:
+    return now.divergence < least.divergence and now.same >= before.same
 
 
 def state(model: nn.Module) -> dict[str, Any]:
@@ -131,16 +150,12 @@ class Run:
         frozen = {id(p) for p in student.get_submodule(head).parameters()} if head else set()
         self.parameters = [p for p in student.parameters() if id(p) not in frozen and p.is_floating_point()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=0.0)
-        self.random = random.Random(0)
 
-    def slow(self, left: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * (0.05 + 0.95 * max(left, 0.0))
-
-    def steps(self, batches: Sequence[Batch], number: int, augment: Augment | None, deadline: float) -> int:
+    def steps(self, pool: Pool, number: int, augment: Augment | None, progress: Callable[[int], float]) -> int:
+        """Train for so many steps at a rate that falls to nothing as `progress(steps done)` goes to 1."""
         wanted = [p.requires_grad for p in self.parameters]
         modes = {module: module.training for module in self.student.modules()}
-        enough = min(batch.size for batch in batches) >= 16
+        enough = pool.least >= 16
         done = 0
         try:
             for parameter in self.parameters:
@@ -148,8 +163,10 @@ class Run:
             for module in self.student.modules():
                 # no dropout, as in the teacher; BatchNorm learns where a batch gives it statistics
                 module.training = isinstance(module, nn.modules.batchnorm._BatchNorm) and enough
-            while done < number and time.perf_counter() < deadline:
-                batch = self.random.choice(batches)
+            while done < number and (passed := progress(done)) < 1:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.rate * 0.5 * (1 + math.cos(math.pi * max(passed, 0.0)))
+                batch = pool.draw()
                 self.step(batch if augment is None else augmented(batch, augment))
                 done += 1
         finally:

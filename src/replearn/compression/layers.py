@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .moments import Moments, Solution, solve
-from .rows import matrix, rows, set_matrix_
+from .rows import matrix, rows, set_matrix_, share_of_rows
 from .structure import Layer
 from .taps import Tap, tapped
 from .walking import Visit
@@ -25,6 +25,7 @@ class LayerFit:
     after: float
     ridge: float
     touched: bool
+    thinned: bool = False  # solved on a part of the rows
 
 
 def aim_tap(layer: Layer) -> Tap:
@@ -44,6 +45,7 @@ def layer_moments(
     module = block.get_submodule(layer.path)
     fitted, held = Moments(), Moments()
     taps = student_taps(layer)
+    share = share_of_rows(module, aims(0), [visit.arguments.x for visit in visits])
     for number, visit in enumerate(visits):
         _, found = tapped(block, visit.arguments, taps, to_the_end=False)
         aim = aims(number).to(found[taps[0]].device)
@@ -53,8 +55,9 @@ def layer_moments(
             aim = in_layout(aim, layer)
             if layer.scale:
                 aim = aim / divisor(block, layer.scale, aim)
-        for x, y in rows(module, found[taps[0]], aim):
+        for x, y in rows(module, found[taps[0]], aim, share):
             (held if visit.held_out else fitted).add(x, y)
+    fitted.thinned = share < 1
     return fitted, held
 
 
@@ -89,7 +92,7 @@ def solve_layer_(block: nn.Module, layer: Layer, fitted: Moments, held: Moments,
     found: Solution = solve(fitted, held, base, shifted=free)
     if found.error < min(before, fresh):
         write_(module, norm, found, fitted)
-        return LayerFit(name, before / power, found.error / power, found.ridge, True)
+        return LayerFit(name, before / power, found.error / power, found.ridge, True, fitted.thinned)
     if fresh < before:
         mean, var = statistics(weight, fitted)
         norm.running_mean.copy_(mean)
@@ -130,8 +133,7 @@ def normed(norm: Any, weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]
 
 def statistics(weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
     """Mean and variance of what the weights make of these rows."""
-    mean = (weight @ moments.mean_x[:, :, None])[..., 0]
-    var = ((weight @ moments.covariance()) * weight).sum(-1).clamp_min(0)
+    mean, var = moments.spread(weight)
     return mean.flatten(), var.flatten()
 
 

@@ -16,24 +16,24 @@ from torch.utils.flop_counter import flop_registry
 
 from ..errors import ReplearnError
 from .batches import Batch, Data, cut, device_of
-from .trace import Arguments, slow_attention
+from .calls import Arguments, slow_attention
 
 Metric = Callable[[nn.Module], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class Price:
     """What one forward pass on the example batch takes: seconds, FLOPs, and the parameters."""
 
     latency: float
     flops: float
     parameters: float
 
-    def __sub__(self, other: Cost) -> Cost:
-        return Cost(self.latency - other.latency, self.flops - other.flops, self.parameters - other.parameters)
+    def __sub__(self, other: Price) -> Price:
+        return Price(self.latency - other.latency, self.flops - other.flops, self.parameters - other.parameters)
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.latency + other.latency, self.flops + other.flops, self.parameters + other.parameters)
+    def __add__(self, other: Price) -> Price:
+        return Price(self.latency + other.latency, self.flops + other.flops, self.parameters + other.parameters)
 
     def of(self, quantity: str) -> float:
         return float(getattr(self, quantity))
@@ -57,18 +57,18 @@ def example_of(data: Data, most: int = 64) -> Batch:
     return Batch(cut(batch.inputs, batch.size, 0, size), False, size)
 
 
-def costs(models: Sequence[nn.Module], data: Data, *, repeats: int = 7) -> list[Cost]:
+def costs(models: Sequence[nn.Module], data: Data, *, repeats: int = 7) -> list[Price]:
     """The cost of each model; they are timed in turns, so that a busy machine treats them alike."""
     example = example_of(data)
     runs = [partial(data.run, model, example) for model in models]
     times = timed(runs, models[0], repeats)
-    return [Cost(t, flops_of(run), count(m)) for t, run, m in zip(times, runs, models, strict=True)]
+    return [Price(t, flops_of(run), count(m)) for t, run, m in zip(times, runs, models, strict=True)]
 
 
-def block_cost(block: nn.Module, arguments: Arguments, repeats: int = 5) -> Cost:
+def block_cost(block: nn.Module, arguments: Arguments, repeats: int = 5) -> Price:
     """The cost of one block on one call."""
     (seconds,) = timed([lambda: arguments.run(block)], block, repeats)
-    return Cost(seconds, flops_of(lambda: arguments.run(block)), count(block))
+    return Price(seconds, flops_of(lambda: arguments.run(block)), count(block))
 
 
 def count(model: nn.Module) -> float:
@@ -99,7 +99,10 @@ class _Counting(TorchDispatchMode):
 
 @torch.no_grad()
 def timed(calls: Sequence[Callable[[], Any]], model: nn.Module, repeats: int) -> list[float]:
-    """The least time of each call over some turns."""
+    """The least time of each call over rounds in which every call runs once; a round goes forth, the next back.
+
+    Rounds are added for a second, up to three times as many, until the two least times of a call are within 2 %.
+    """
     device = device_of(model)
 
     def once(call: Callable[[], Any]) -> float:
@@ -111,10 +114,25 @@ def timed(calls: Sequence[Callable[[], Any]], model: nn.Module, repeats: int) ->
             torch.cuda.synchronize(device)
         return time.perf_counter() - begin
 
-    for call in calls:
-        once(call)
-    turns = [[once(call) for call in calls] for _ in range(repeats)]
-    return [min(turn[i] for turn in turns) for i in range(len(calls))]
+    for _ in range(3 if device.type == "cuda" else 1):  # cuDNN and the allocator settle in the first calls
+        for call in calls:
+            once(call)
+    times: list[list[float]] = [[] for _ in calls]
+    begin = time.perf_counter()
+    for number in range(3 * repeats):
+        order = range(len(calls)) if number % 2 == 0 else reversed(range(len(calls)))
+        for i in order:
+            times[i].append(once(calls[i]))
+        late = time.perf_counter() - begin > 1.0
+        if number + 1 >= repeats and (late or all(settled(found) for found in times)):
+            break
+    return [min(found) for found in times]
+
+
+def settled(times: Sequence[float], tolerance: float = 0.02) -> bool:
+    """True where the two least times differ by little."""
+    least, *others = sorted(times)
+    return not others or others[0] <= least * (1 + tolerance)
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
-"""Least squares from streamed sums: Y = X W' + b, ridge towards given weights; memory does not grow with the data.
+"""Least squares: Y = X W' + b, ridge towards given weights, from sums or, where rows are few, from the rows.
 
-Rows are multiplied in their own precision and summed in float64. All tensors have a leading dimension of groups,
-1 but for grouped convolutions.
+Sums of products need no memory for rows; K x K systems are solved. Where there are fewer rows than columns, the
+rows are kept, and an equal system with one equation a row is solved instead. Rows are multiplied in their own
+precision and summed in float64. All tensors have a leading dimension of groups, 1 but for grouped convolutions.
 """
 
 from __future__ import annotations
@@ -12,34 +13,61 @@ import torch
 from torch import Tensor
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+NARROW = 512  # columns up to which rows are never kept
+TINY = torch.finfo(torch.float64).tiny
 
 
 class Moments:
-    """Sums over rows of x (groups, n, K) and y (groups, n, R)."""
+    """What is known of rows x (groups, n, K) and y (groups, n, R)."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.thinned = False  # these are a part of the rows
         self._sums: list[Tensor] = []
+        self._rows: list[tuple[Tensor, Tensor]] = []
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        made = [x.mT @ x, x.mT @ y, x.sum(1), y.sum(1), y.square().sum(1)]
-        if not self._sums:
-            self._sums = [tensor.double() for tensor in made]
-        else:
-            for total, tensor in zip(self._sums, made, strict=True):
-                total += tensor
         self.count += x.shape[1]
+        self._rows.append((x, y))
+        if self._sums or x.shape[2] <= NARROW or self.count > x.shape[2]:
+            self._fold()
+
+    def _fold(self) -> None:
+        for x, y in self._rows:
+            made = [x.mT @ x, x.mT @ y, x.sum(1), y.sum(1), y.square().sum(1)]
+            if not self._sums:
+                self._sums = [tensor.double() for tensor in made]
+            else:
+                for total, tensor in zip(self._sums, made, strict=True):
+                    total += tensor
+        self._rows = []
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        """The rows themselves, where they are fewer than the columns."""
+        if not self._rows:
+            return None
+        if len(self._rows) > 1:
+            xs, ys = zip(*self._rows, strict=True)
+            self._rows = [(torch.cat(xs, 1), torch.cat(ys, 1))]
+        return self._rows[0]
 
     def finite(self) -> bool:
-        return bool(self._sums) and all(bool(tensor.isfinite().all()) for tensor in self._sums)
+        tensors = [*self._sums, *(tensor for pair in self._rows for tensor in pair)]
+        return bool(tensors) and all(bool(tensor.isfinite().all()) for tensor in tensors)
 
     @property
     def mean_x(self) -> Tensor:
-        return self._sums[2] / self.count
+        return self.rows[0].double().mean(1) if self.rows else self._sums[2] / self.count
 
     @property
     def mean_y(self) -> Tensor:
-        return self._sums[3] / self.count
+        return self.rows[1].double().mean(1) if self.rows else self._sums[3] / self.count
+
+    @property
+    def power(self) -> Tensor:
+        """The mean square of y, (G, R)."""
+        return self.rows[1].double().square().mean(1) if self.rows else self._sums[4] / self.count
 
     @property
     def second(self) -> Tensor:
@@ -51,23 +79,25 @@ class Moments:
         """Mean products of x and y, (G, K, R)."""
         return self._sums[1] / self.count
 
-    @property
-    def power(self) -> Tensor:
-        """The mean square of y, (G, R)."""
-        return self._sums[4] / self.count
-
-    def covariance(self) -> Tensor:
-        return self.second - self.mean_x[:, :, None] * self.mean_x[:, None, :]
-
-    def cross(self) -> Tensor:
-        return self.mixed - self.mean_x[:, :, None] * self.mean_y[:, None, :]
-
     def shift(self, weight: Tensor) -> Tensor:
         """The best b for a given W (G, R, K)."""
         return self.mean_y - (weight @ self.mean_x[:, :, None])[..., 0]
 
+    def spread(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of X W', each (G, R)."""
+        if self.rows:
+            made = (self.rows[0] @ weight.mT.to(self.rows[0])).double()
+            return made.mean(1), made.var(1, correction=0)
+        mean = (weight @ self.mean_x[:, :, None])[..., 0]
+        covariance = self.second - self.mean_x[:, :, None] * self.mean_x[:, None, :]
+        return mean, ((weight @ covariance) * weight).sum(-1).clamp_min(0)
+
     def error(self, weight: Tensor, shift: Tensor) -> float:
         """The mean squared error of X W' + b, summed over the outputs."""
+        if self.rows:
+            x, y = self.rows
+            rest = x @ weight.mT.to(x) + shift[:, None].to(x) - y
+            return float(rest.double().square().sum() / self.count)
         made = weight @ self.second
         total = self.power.sum() + (made * weight).sum() - 2 * (weight * self.mixed.mT).sum()
         mean = (weight @ self.mean_x[:, :, None])[..., 0]
@@ -101,8 +131,16 @@ def solve(
     `shifted=False` fits no b; `rank` bounds the rank of what is added to `base`.
     """
     best: Solution | None = None
+    system: FromSums | FromRows = (FromRows if fitted.rows else FromSums)(fitted, base, shifted)
     for ridge in ridges:
-        weight, shift, factors = _solved(fitted, base, ridge, shifted, rank)
+        delta, factors = system.solve(ridge), None
+        if rank is not None and rank < min(delta.shape[-2:]):
+            # reduced-rank regression: keep the directions of the output that the fit explains most
+            left = leading(system.explained(delta), rank)
+            factors = (left, left.mT @ delta)
+            delta = factors[0] @ factors[1]
+        weight = base + delta
+        shift = fitted.shift(weight) if shifted else torch.zeros_like(fitted.mean_y)
         error = held.error(weight, shift)
         if best is None or error < best.error:
             best = Solution(weight, shift, ridge, error, factors)
@@ -111,23 +149,64 @@ def solve(
     return best
 
 
-def _solved(
-    moments: Moments, base: Tensor, ridge: float, shifted: bool, rank: int | None
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    covariance = moments.covariance() if shifted else moments.second
-    cross = moments.cross() if shifted else moments.mixed
-    damped = covariance.clone()
-    mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
-    damped.diagonal(dim1=-2, dim2=-1).add_(ridge * mean[:, None])
-    factor = torch.linalg.cholesky_ex(damped)[0]
-    rest = cross - covariance @ base.mT
-    delta = torch.cholesky_solve(rest, factor).mT
-    factors = None
-    if rank is not None and rank < min(delta.shape[-2:]):
-        # reduced-rank regression: keep the directions of the output that the fit explains most
-        left = torch.linalg.svd(delta @ factor, full_matrices=False).U[..., :rank]
-        factors = (left, left.mT @ delta)
-        delta = factors[0] @ factors[1]
-    weight = base + delta
-    shift = moments.shift(weight) if shifted else torch.zeros_like(moments.mean_y)
-    return weight, shift, factors
+class FromSums:
+    """The system of K equations."""
+
+    def __init__(self, moments: Moments, base: Tensor, shifted: bool) -> None:
+        self.covariance, cross = moments.second, moments.mixed
+        if shifted:
+            self.covariance = self.covariance - moments.mean_x[:, :, None] * moments.mean_x[:, None, :]
+            cross = cross - moments.mean_x[:, :, None] * moments.mean_y[:, None, :]
+        self.rest = cross - self.covariance @ base.mT
+        self.scale = self.covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(TINY)
+
+    def solve(self, ridge: float) -> Tensor:
+        """What is added to the base."""
+        self._factor = damped_factor(self.covariance, ridge * self.scale)
+        return torch.cholesky_solve(self.rest, self._factor).mT
+
+    def explained(self, delta: Tensor) -> Tensor:
+        """A matrix whose left singular vectors are the directions of the output, by what delta adds there."""
+        return delta @ self._factor
+
+
+class FromRows:
+    """The system of n equations, for fewer rows than columns; the same solution."""
+
+    def __init__(self, moments: Moments, base: Tensor, shifted: bool) -> None:
+        if moments.rows is None:
+            raise ValueError("the rows were not kept")
+        self.x, y = moments.rows
+        if shifted:
+            self.x, y = self.x - self.x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+        self.count = self.x.shape[1]
+        self.rest = (y - self.x @ base.mT.to(self.x)).double() / self.count
+        self.gram = (self.x @ self.x.mT).double() / self.count
+        self.scale = (self.gram.diagonal(dim1=-2, dim2=-1).sum(-1) / self.x.shape[2]).clamp_min(TINY)
+
+    def solve(self, ridge: float) -> Tensor:
+        self._ridge = ridge * self.scale
+        parts: Tensor = torch.cholesky_solve(self.rest, damped_factor(self.gram, self._ridge))
+        return (parts.mT.to(self.x) @ self.x).double()
+
+    def explained(self, delta: Tensor) -> Tensor:
+        made = (delta.to(self.x) @ self.x.mT).double() / self.count**0.5
+        return torch.cat([made, delta * self._ridge.sqrt()[:, None, None]], -1)
+
+
+def damped_factor(matrix: Tensor, ridge: Tensor) -> Tensor:
+    damped = matrix.clone()
+    damped.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
+    factor: Tensor = torch.linalg.cholesky_ex(damped)[0]
+    return factor
+
+
+def leading(matrix: Tensor, rank: int) -> Tensor:
+    """The first left singular vectors; of a large matrix by a randomised search with a fixed seed."""
+    if min(matrix.shape[-2:]) <= NARROW:
+        left: Tensor = torch.linalg.svd(matrix, full_matrices=False).U
+        return left[..., :rank]
+    with torch.random.fork_rng(devices=[matrix.device] if matrix.is_cuda else []):
+        torch.manual_seed(0)
+        left = torch.svd_lowrank(matrix, q=rank + 8, niter=4)[0]
+    return left[..., :rank]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..surgery.replace import set_submodule
-from .corrections import Correction
+from .corrections import Correction, adopt_attributes_
 
 
 @torch.no_grad()
@@ -18,7 +18,7 @@ def plain_(model: nn.Module) -> nn.Module:
         if isinstance(module, Correction) and not module.argument and not module.length:
             made = merged(module)
             if made is not None:
-                set_submodule(model, name, made.train(module.training))
+                set_submodule(model, name, adopt_attributes_(made.train(module.training), module))
     return model
 
 

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..planning.validate import own_copy
+from ..surgery.hidden_states import record_stand_in
+from ..surgery.replace import set_submodule
 from .batches import Data
-from .corrections import Correction
+from .calls import Arguments
+from .corrections import Correction, adopt_attributes_, pass_through
 from .halves import after_of, attention_half, mlp_half
-from .measure import Cost, block_cost, costs, example_of
+from .measure import Price, block_cost, costs, count, example_of
 from .plain import merged
 from .recognise import Recognition, first_calls
-from .stand_ins import Form, Place, empty_map
-from .trace import Arguments
+from .stand_ins import Form, Place, empty_map, map_inputs
 
 
 class Prices:
@@ -29,27 +32,55 @@ class Prices:
         (self.now,) = costs([model], few)
         self._calls = first_calls(model, found.way, few)
         self._blocks = {block.name: block for block in found.blocks}
-        self._known: dict[tuple[Any, str], Cost] = {}
+        self._known: dict[tuple[Any, str], Price] = {}
 
-    def block(self, name: str) -> Cost:
+    def block(self, name: str) -> Price:
         """What a block costs."""
         return self._measured(name, "")
 
-    def stand_in(self, name: str, form: Form) -> Cost:
+    def stand_in(self, name: str, form: Form) -> Price:
         """What a form costs in a block's place."""
-        return Cost(0, 0, 0) if form == "removal" else self._measured(name, form)
+        return Price(0, 0, 0) if form == "removal" else self._measured(name, form)
 
-    def after(self, forms: Mapping[str, Form]) -> Cost:
+    def after(self, forms: Mapping[str, Form]) -> Price:
         """What the model costs with these forms; of adjacent blocks the last one's stands for all."""
         total = self.now
         order = self.found.way.blocks
         for name, form in forms.items():
             at = order.index(name) + 1
             inner = at < len(order) and order[at] in forms and order[at] in self.found.way.follows
-            total = total - self.block(name) + (Cost(0, 0, 0) if inner else self.stand_in(name, form))
+            total = total - self.block(name) + (Price(0, 0, 0) if inner else self.stand_in(name, form))
         return total
 
-    def _measured(self, name: str, form: Form | str) -> Cost:
+    def richest(self) -> dict[str, Form]:
+        """The form that keeps most for every block; low rank where a full map is nearly as large as the block."""
+        found: dict[str, Form] = {}
+        for block in self.found.blocks:
+            module, x = self.model.get_submodule(block.name), self._calls[block.name].x
+            size = map_inputs(module, block.structure, x) * x.shape[block.structure.channel]
+            rich: Form = "full" if size <= 0.75 * count(module) else "low-rank"
+            found[block.name] = "mlp" if block.structure.kind == "transformer" else rich
+        return found
+
+    @torch.no_grad()
+    def unfitted(self, forms: Mapping[str, Form]) -> nn.Module:
+        """The model with unfitted stand-ins, which are as fast as fitted ones."""
+        made = eval_copy(self.model)
+        order = self.found.way.blocks
+        for name, form in forms.items():
+            at = order.index(name) + 1
+            inner = at < len(order) and order[at] in forms and order[at] in self.found.way.follows
+            block = self._blocks[name]
+            if inner or form == "removal":
+                stand_in = pass_through(block.argument, block.structure.trace.length)
+            else:
+                stand_in = self._empty(name, made.get_submodule(name), form, self._calls[name])
+            set_submodule(made, name, stand_in)
+            adopt_attributes_(stand_in, self.model.get_submodule(name))
+            record_stand_in(made, self.model.get_submodule(name), stand_in)
+        return made
+
+    def _measured(self, name: str, form: Form | str) -> Price:
         block, arguments = self.model.get_submodule(name), self._calls[name]
         shapes = tuple((path, tuple(p.shape)) for path, p in block.named_parameters())
         key = ((type(block), shapes, tuple(arguments.x.shape)), form)
@@ -78,3 +109,10 @@ class Prices:
         )
         made = made.to(arguments.x.device, arguments.x.dtype).eval()
         return made if place.argument or place.length else merged(made) or made
+
+
+def eval_copy(model: nn.Module) -> nn.Module:
+    made = own_copy(model)
+    for module in made.modules():
+        module.training = False
+    return made

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,9 +15,13 @@ from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
 from ..planning.table import shown, text_table
 from ..planning.targets import has_hooks
+from ..planning.validate import own_copy
+from ..surgery.hidden_states import record_stand_in
+from ..surgery.replace import set_submodule
 from .batches import Data, Forward, read
+from .calls import Arguments, argument_of
+from .corrections import adopt_attributes_, pass_through
 from .structure import Structure, understand
-from .trace import Arguments, argument_of
 from .walking import Way, caught, find_way, smallest
 
 
@@ -71,7 +76,49 @@ def recognise(model: nn.Module, loader: Any, *, forward: Forward | None = None) 
         way = find_way(model, names, data)
         calls = first_calls(model, way, data)
         found = tuple(_block(model, name, calls[name]) for name in way.blocks)
+        needed = needed_blocks(model, found, data)
+        found = tuple(replace(b, kept=needed[b.name]) if b.name in needed else b for b in found)
     return Recognition(type(model).__name__, found, way)
+
+
+def needed_blocks(model: nn.Module, blocks: Sequence[Block], data: Data) -> dict[str, str]:
+    """Blocks without which the model does not run, and why: its code reads a part of them, for example.
+
+    Blocks are taken out of a copy, all at once and, where that fails, one after another.
+    """
+    copied, batch = own_copy(model), smallest(data)
+    going = [block for block in blocks if not block.kept]
+
+    def take_out(block: Block) -> None:
+        nothing = pass_through(block.argument, block.structure.trace.length)
+        adopt_attributes_(nothing, model.get_submodule(block.name))
+        set_submodule(copied, block.name, nothing)
+        record_stand_in(copied, model.get_submodule(block.name), nothing)
+
+    def fails() -> str:
+        try:
+            data.run(copied, batch)
+        except ReplearnError as error:
+            cause = error.__cause__
+            if isinstance(cause, AttributeError):
+                return f"the model's code reads its {cause.name}"
+            return f"the model does not run without it: {cause or error}"
+        return ""
+
+    originals = {block.name: copied.get_submodule(block.name) for block in going}
+    for block in going:
+        take_out(block)
+    if not fails():
+        return {}
+    for block in going:
+        set_submodule(copied, block.name, originals[block.name])
+    needed: dict[str, str] = {}
+    for block in going:
+        take_out(block)
+        if why := fails():
+            needed[block.name] = why
+            set_submodule(copied, block.name, originals[block.name])
+    return needed
 
 
 def first_calls(model: nn.Module, way: Way, data: Data) -> dict[str, Arguments]:

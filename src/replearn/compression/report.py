@@ -10,7 +10,7 @@ from ..planning.table import shown, text_table
 from .choose import Choice
 from .fit import Fitted
 from .heal import Healing
-from .measure import Agreement, Cost
+from .measure import Agreement, Price
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Compressed:
     removed: tuple[str, ...]
     num_blocks: int
     fitted: Fitted
-    before: Cost
-    promised: Cost
-    after: Cost
+    before: Price
+    promised: Price
+    after: Price
     agreement: Agreement
     removal: Agreement
     budget: str

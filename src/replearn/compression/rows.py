@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from .structure import is_transposed
 
 CHUNK = 2**25  # numbers in a piece of patches
+WORK, WORK_CUDA = 1e11, 2e13  # FLOPs for the products of one layer's inputs
 PLACES = 256  # of an image are looked at; others tell little more
 
 
@@ -30,17 +32,37 @@ def set_matrix_(layer: nn.Module, weight: Tensor) -> None:
         parameter.copy_(flat.mT if is_transposed(layer) else flat.reshape(parameter.shape))
 
 
-def rows(layer: nn.Module, x: Tensor, aim: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of x (groups, n, K) and aim (groups, n, R); the aim has the layout of the layer's output."""
+def share_of_rows(layer: nn.Module, aim: Tensor, inputs: Sequence[Tensor]) -> float:
+    """The part of all rows that keeps the products of a layer's inputs within the work for one layer."""
+    groups, outputs, columns = matrix(layer).shape
+    places = aim.numel() // (groups * outputs)
     if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
-        yield from _conv_rows(layer, x, aim)
+        places = min(places, PLACES * len(aim))
+    total = places / max(len(inputs[0]), 1) * sum(map(len, inputs))
+    work = WORK_CUDA if aim.is_cuda else WORK
+    return float(min(1.0, work / (2.0 * groups * columns**2 * max(total, 1.0))))
+
+
+def rows(layer: nn.Module, x: Tensor, aim: Tensor, share: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pieces of x (groups, n, K) and aim (groups, n, R); the aim has the layout of the layer's output.
+
+    With a `share` below 1, a fixed random part of the positions of every sample.
+    """
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
+        yield from _conv_rows(layer, x, aim, share)
     else:
-        x, aim = x.reshape(-1, x.shape[-1]).float(), aim.reshape(-1, aim.shape[-1]).float()
+        x, aim = x.reshape(-1, x.shape[-1]), aim.reshape(-1, aim.shape[-1])
+        if share < 1:
+            at = some_places(len(x), math.ceil(len(x) * share)).to(x.device)
+            x, aim = x[at], aim[at]
+        x, aim = x.float(), aim.float()
         size = max(1, CHUNK // x.shape[-1])
         yield from ((a[None], b[None]) for a, b in zip(x.split(size), aim.split(size), strict=True))
 
 
-def _conv_rows(layer: nn.Conv1d | nn.Conv2d, x: Tensor, aim: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _conv_rows(
+    layer: nn.Conv1d | nn.Conv2d, x: Tensor, aim: Tensor, share: float
+) -> Iterator[tuple[Tensor, Tensor]]:
     if isinstance(layer, nn.Conv1d):
         x, aim = x[..., None], aim[..., None]
     (kh, kw), (sh, sw), (dh, dw) = (pair(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
@@ -48,7 +70,8 @@ def _conv_rows(layer: nn.Conv1d | nn.Conv2d, x: Tensor, aim: Tensor) -> Iterator
     groups, channels = layer.groups, x.shape[1]
     x = F.pad(x.float(), (left, max(left, (kw - 1) * dw), top, max(top, (kh - 1) * dh)))
     padded = x.shape[-1]
-    at = some_places(aim.shape[-2] * aim.shape[-1]).to(x.device)
+    total = aim.shape[-2] * aim.shape[-1]
+    at = some_places(total, math.ceil(min(total, PLACES) * share)).to(x.device)
     begin = (at // aim.shape[-1]) * sh * padded + (at % aim.shape[-1]) * sw
     steps = [i * dh * padded + j * dw for i in range(kh) for j in range(kw)]
     index = (begin[None] + torch.tensor(steps, device=x.device)[:, None]).reshape(-1)
@@ -60,11 +83,11 @@ def _conv_rows(layer: nn.Conv1d | nn.Conv2d, x: Tensor, aim: Tensor) -> Iterator
         yield patches, wanted.reshape(groups, len(aims) * len(at), -1)
 
 
-def some_places(total: int) -> Tensor:
-    """All places of a small image, and of a large one a fixed random choice."""
-    if total <= PLACES:
+def some_places(total: int, most: int) -> Tensor:
+    """All positions, or a fixed random choice of so many."""
+    if total <= most:
         return torch.arange(total)
-    return torch.randperm(total, generator=torch.Generator().manual_seed(total))[:PLACES].sort().values
+    return torch.randperm(total, generator=torch.Generator().manual_seed(total))[:most].sort().values
 
 
 def pair(value: int | tuple[int, ...]) -> tuple[int, int]:

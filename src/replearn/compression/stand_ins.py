@@ -15,7 +15,7 @@ from .halves import after_of, attention_half, mlp_half, origin
 from .layers import LayerFit, in_old_norms, statistics, write_
 from .moments import Moments, Solution, solve
 from .realign import aims_of, realign_block_, teacher_values
-from .rows import rows, set_matrix_
+from .rows import rows, set_matrix_, share_of_rows
 from .structure import Structure, understand
 from .taps import Tap
 from .walking import Visit
@@ -94,18 +94,19 @@ def _map(
     if form == "channels":
         layer: nn.Module = nn.Conv1d(width, width, 1, groups=width)
     elif image:
-        kernel = widest(place.block)
+        kernel = kernel_of(place.block, width)
         layer = nn.Conv2d(width, width, kernel, padding=kernel // 2)
     else:
         layer = nn.Linear(width, width)
     moments = Moments(), Moments()
+    share = share_of_rows(layer, aims[0], aims) if form != "channels" else 1.0
     for visit, aim in zip(student, aims, strict=True):
         given, wanted = visit.arguments.x, aim - visit.arguments.x
         if form == "channels" or not image:
             given, wanted = (t.movedim(channel, -1).reshape(-1, width) for t in (given, wanted))
         if form == "channels":
             given, wanted = (t.mT[None] for t in (given, wanted))
-        for a, b in rows(layer, given, wanted):
+        for a, b in rows(layer, given, wanted, share):
             moments[visit.held_out].add(a, b)
     removal = max(float(moments[1].power.sum()), 1e-30)
     if not moments[0].finite() or not moments[1].finite():
@@ -132,7 +133,7 @@ def empty_map(place: Place, form: Form, x: Tensor, rank: int) -> nn.Module:
         return Channels(width, channel, x.dim())
     low = low_rank(form, width, rank)
     if channel == 1 and x.dim() == 4:
-        return image_map(width, widest(place.block), low)
+        return image_map(width, kernel_of(place.block, width), low)
     made = token_map(width, low)
     return made if channel == x.dim() - 1 else OnLast(made, channel)
 
@@ -176,9 +177,17 @@ def row_norm(block: nn.Module) -> float:
     return float(convs[-1].weight.detach().flatten(1).norm(dim=1).mean()) or 1.0 if convs else 1.0
 
 
-def widest(block: nn.Module) -> int:
-    """3 where the block looks beyond a pixel, else 1."""
-    return 3 if any(isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1 for m in block.modules()) else 1
+def kernel_of(block: nn.Module, width: int) -> int:
+    """3 where the block has wider convolutions than 1x1, and a 3x3 map is smaller than the block; else 1."""
+    wide = any(isinstance(m, nn.Conv2d) and max(m.kernel_size) > 1 for m in block.modules())
+    return 3 if wide and 9 * width**2 <= sum(p.numel() for p in block.parameters()) else 1
+
+
+def map_inputs(block: nn.Module, structure: Structure, x: Tensor) -> int:
+    """The number of inputs of one output of a full map in the block's place."""
+    width = x.shape[structure.channel]
+    image = structure.channel == 1 and x.dim() == 4
+    return int(width * kernel_of(block, width) ** 2) if image else int(width)
 
 
 def _half(

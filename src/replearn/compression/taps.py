@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ReplearnError
-from .trace import Arguments, Key, first, slow_attention
+from .calls import Arguments, first, slow_attention
+from .trace import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..errors import ReplearnError
+from .calls import Arguments, first, slow_attention
 
 Key = tuple[str, int]  # an operation and which of its calls in the block: the same in every run of the block
 SAME = {
@@ -70,47 +69,6 @@ class Trace:
         return [node for node in self.nodes if index in node.inputs]
 
 
-class Arguments:
-    """The arguments of a block's call, with its input among them."""
-
-    __slots__ = ("args", "kwargs", "place")
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args, self.kwargs = args, kwargs
-        found = [(i, a) for i, a in enumerate(args)] + list(kwargs.items())
-        for place, value in found:
-            if isinstance(value, Tensor) and value.is_floating_point():
-                self.place: int | str = place
-                return
-        raise ReplearnError("the block is given no floating-point tensor")
-
-    @property
-    def x(self) -> Tensor:
-        found: Tensor = self.args[self.place] if isinstance(self.place, int) else self.kwargs[self.place]
-        return found
-
-    def given(self, x: Tensor) -> Arguments:
-        """The same call with another input."""
-        if isinstance(self.place, int):
-            args = (*self.args[: self.place], x, *self.args[self.place + 1 :])
-            return Arguments(args, self.kwargs)
-        return Arguments(self.args, {**self.kwargs, self.place: x})
-
-    def run(self, block: nn.Module) -> Any:
-        # a copy of the input, because a block may write its result into it
-        own = self.given(self.x.clone())
-        return block(*own.args, **own.kwargs)
-
-
-def argument_of(block: nn.Module, arguments: Arguments) -> str:
-    """The name of a block's input, or '' where it is the block's only argument and not passed by name."""
-    if isinstance(arguments.place, str):
-        return arguments.place
-    if len(arguments.args) + len(arguments.kwargs) == 1:
-        return ""
-    return next(iter(inspect.signature(block.forward).parameters), "x")
-
-
 def trace(block: nn.Module, arguments: Arguments) -> Trace:
     """Run a block and write down what it computes; raises what its code raises."""
     recorder = _Recorder(block)
@@ -126,21 +84,6 @@ def trace(block: nn.Module, arguments: Arguments) -> Trace:
         tuple(y.shape) if isinstance(y, Tensor) else (),
         len(made) if isinstance(made, (tuple, list)) else 0,
     )
-
-
-@contextmanager
-def slow_attention() -> Iterator[None]:
-    """Without torch's fused encoder layer, which hides the layers of a block."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def first(made: Any) -> Any:
-    return made[0] if isinstance(made, (tuple, list)) else made
 
 
 class _Recorder(TorchDispatchMode):

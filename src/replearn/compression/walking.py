@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import ReplearnError
 from .batches import Data, Stopped
-from .trace import Arguments, first
+from .calls import Arguments, first
 
 
 @dataclass(frozen=True, eq=False)
