@@ -27,7 +27,7 @@ class RefusedSaving:
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, ("refused: it would load as another model",)
+        return str, ("refused: what it writes loads as another model",)
 
 
 def refuse_saving_(model: nn.Module, instead: str) -> None:
