@@ -10,7 +10,8 @@ Time: 27 minutes; an epoch of E2E 2.54 s, RepL projection 2.12 s (not compiled: 
 Backed by: benchmarks/results/tab_wikitext2
 
 Perplexity on the test text, lower is better. Verdicts are per row; after Holm's correction over the three forms
-RepL full against removal is undecided (p = 0.033, corrected 0.099). The paper gives basic English words seen at least twice, <eos>
+RepL full against removal is undecided (p = 0.033, corrected 0.099).
+The paper gives basic English words seen at least twice, <eos>
 after each line, BPTT 128, batch 64, AdamW 3e-4, weight decay 0.01, clipping at 1.0, half precision and 20
 epochs. It does not say which operator it used: its row stands beside the projection. Not given: bfloat16,
 dropout 0.2, tied output (untied: `--set model=transformer_lm_12l_512d:untied`), cosine decay after one epoch of
