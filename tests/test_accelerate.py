@@ -23,7 +23,7 @@ from replearn.fast.kernels import bn_add_relu as norm_kernel
 from replearn.fast.kernels.conv3x3_small import conv3x3_small
 from replearn.fast.train import known_blocks, overlapped_wgrad, side_stream
 from replearn.fast.train.accelerate import accelerated_layers
-from replearn.fast.train.bn_add_relu import fused_norms, num_fused
+from replearn.fast.train.layers import fused_norms, num_fused
 
 LAST = torch.channels_last
 LOW = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter's products are wrong in bfloat16

@@ -21,10 +21,9 @@ from replearn import ReplearnError
 from replearn.deployment.exporting import export
 from replearn.fast.graphs import replay as replaying
 from replearn.fast.graphs.capture import Synchronizing, capture, refuse_synchronizing
-from replearn.fast.graphs.replay import Replayed
-from replearn.fast.graphs.signature import rebuilt, signature
+from replearn.fast.graphs.replay import Replayed, signature
 from replearn.fast.inference import Autocast
-from replearn.fast.verify import tensors_in
+from replearn.fast.verify import rebuilt, tensors_in
 
 Pair = namedtuple("Pair", "one other")
 

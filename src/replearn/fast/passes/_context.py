@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ class Context:
     compile: bool = False
     graph: bool = False  # replayed as a CUDA graph
     fuse: bool = False
+    example: Any = None  # the model's input
 
     @property
     def launches_are_free(self) -> bool:

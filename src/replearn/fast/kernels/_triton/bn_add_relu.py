@@ -8,7 +8,7 @@ and computes the statistics or gradients from them.
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -16,7 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .._launch_cache import launch_cached
-from .running_statistics import Running
+
+if TYPE_CHECKING:
+    from ..bn_add_relu import Running
 
 jit: Any = triton.jit
 # elements of a program's tile, if it reads several tensors and if it reads one

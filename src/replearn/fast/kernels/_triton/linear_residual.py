@@ -6,14 +6,16 @@ The residual u is added in float32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .._launch_cache import launch_cached
-from .linear_residual_tiles import Tile
+
+if TYPE_CHECKING:
+    from ..linear_residual import Tile
 
 jit: Any = triton.jit
 

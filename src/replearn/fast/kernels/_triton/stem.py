@@ -7,14 +7,16 @@ also packs the weight in that order, and rounds both to what the products read: 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .._launch_cache import is_aligned, launch_cached
-from .stem_tiles import Walk
+
+if TYPE_CHECKING:
+    from ..stem import Walk
 
 jit: Any = triton.jit
 PADDED_CHANNELS = 4
