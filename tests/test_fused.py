@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import replearn
 from replearn import operators
 from replearn.fast.synthesis import ahead as synthesizing
-from replearn.fast.synthesis import fused, layout
-from replearn.fast.synthesis.batch import Batch
+from replearn.fast.synthesis import fused
+from replearn.fast.synthesis.batch import Batch, rows_are_dense
 from replearn.operators._base.mixture import Mixture
 from replearn.operators.functional import synthesize
 
@@ -227,12 +227,12 @@ def test_a_model_is_prepared_once_and_again_when_a_parameter_moves() -> None:
 @pytest.mark.parametrize("shape", [(4, 3, 3, 3), (5, 7)])
 def test_which_layouts_have_dense_rows(shape: tuple[int, ...]) -> None:
     whole = torch.randn(2 * shape[0], *shape[1:])
-    assert layout.rows_are_dense(whole)
-    assert layout.rows_are_dense(whole[shape[0] :])  # a slice of a fused matrix
-    assert not layout.rows_are_dense(whole[::2])
-    assert not layout.rows_are_dense(whole[:, 1:])
+    assert rows_are_dense(whole)
+    assert rows_are_dense(whole[shape[0] :])  # a slice of a fused matrix
+    assert not rows_are_dense(whole[::2])
+    assert not rows_are_dense(whole[:, 1:])
     if len(shape) == 4:
-        assert layout.rows_are_dense(whole.contiguous(memory_format=torch.channels_last))
+        assert rows_are_dense(whole.contiguous(memory_format=torch.channels_last))
 
 
 # ---- all operators of a model at once ---------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.utils.flop_counter import register_flop_formula
 
-from ..train.overlapped_wgrad import gated_weight, overlap
-from ..train.side_stream import count_use
+from ..train.overlapped_wgrad import count_use, gated_weight, overlap
 from ._dispatch import HALF, compute_dtype, in_transform, triton_runs_on
 
 CHANNELS = (16, 32)  # with 64 cuDNN's kernels are as fast
