@@ -18,15 +18,7 @@ from ..kernels.conv3x3_small import conv3x3_small, has_tile
 from .class_patching import modules_of, patched_class, reduce_as
 from .known_blocks import fused_method_of, fused_sequential
 
-ATTENTION = {
-    "qkv",
-    "q_norm",
-    "k_norm",
-    "attn_drop",
-    "norm",
-    "proj",
-    "proj_drop",
-}  # without a gate
+ATTENTION = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}  # without a gate
 
 
 class SmallConv2d(nn.Conv2d):
