@@ -24,7 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ...operators.functional import norm_add_act, register
 from ..graphs.capture import is_capturing_here
 from ..train.class_patching import reduce_as
-from ._dispatch import in_transform, triton_runs_on
+from ._dispatch import has_memory, in_transform, triton_runs_on
 from ._launch_cache import is_aligned
 
 Activation = Callable[[Tensor], Tensor]
@@ -235,7 +235,7 @@ class _BatchNormAddReLU(Function):
 def aligned_grad(grad: Tensor, order: torch.memory_format = torch.contiguous_format) -> Tensor:
     """A gradient in the memory format of its tensor, aligned to 16 bytes."""
     grad = grad.contiguous(memory_format=order)
-    return grad if is_aligned(grad) else grad.clone()
+    return grad if not has_memory(grad) or is_aligned(grad) else grad.clone()
 
 
 def counters_of(norm: Any, device: torch.device) -> Tensor:

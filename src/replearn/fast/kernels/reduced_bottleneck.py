@@ -35,7 +35,6 @@ from .bn_add_relu import (
     aligned_grad,
     counters_of,
     has_momentum_state,
-    is_relu,
     is_unmodified,
     is_unobserved,
     with_alias,
@@ -103,8 +102,7 @@ def fits(x: Tensor, reduction: Pair, expansion: Pair, norm: nn.Module, activatio
         on_gpu(x.device)
         and type(norm) in (nn.BatchNorm2d, FusedBatchNorm2d)
         and norm.training
-        and is_relu(activation)
-        and all(is_unmodified(module) for module in (norm, before, after))
+        and (activation is F.relu or type(activation) is nn.ReLU)
         and compute_dtype(x) is x.dtype
         and is_pointwise(first)
         and is_pointwise(second)
@@ -112,9 +110,16 @@ def fits(x: Tensor, reduction: Pair, expansion: Pair, norm: nn.Module, activatio
         and 2 * second.in_channels <= second.out_channels
         and x.is_contiguous(memory_format=_LAST)
         and x.numel() > x.shape[1]  # torch raises for a single pixel, which has no variance
-        and (is_unobserved() if has_memory(x) else not in_transform())
         and (x.numel() >= MIN_SIZE or _free.get() or is_capturing_here())
+        and not in_transform()
+        # fake tensors are there to be observed, as by a cost prediction
+        and (not has_memory(x) or is_unseen(norm, before, after, activation))
     )
+
+
+def is_unseen(*parts: Any) -> bool:
+    """True if no hook, mode or trace would see the layers one by one."""
+    return is_unobserved() and all(is_unmodified(part) for part in parts if isinstance(part, nn.Module))
 
 
 def is_pointwise(conv: Any) -> bool:
