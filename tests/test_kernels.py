@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from replearn.costs.precision import float32_products
 from replearn.fast import kernels
-from replearn.fast.kernels import _dispatch, _launch_cache, _triton
+from replearn.fast.kernels import _dispatch, _triton
 from replearn.fast.kernels.reduced_bottleneck import free_launches
 from replearn.fast.synthesis import fused
 from replearn.operators._base.mixture import Mixture
@@ -185,13 +185,6 @@ def test_torch_computes_without_a_gpu(name: str) -> None:
                 assert made is None or torch.equal(made, module.reference(*given))
 
 
-class Forgetful(dict[Any, Any]):
-    """Keeps no compiled kernel to launch again."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-
 def launch_everything(name: str) -> None:
     """Both passes of all examples of a kernel, or of the synthesis kernels; values are garbage."""
     if name == "synthesis":
@@ -236,7 +229,6 @@ def test_every_kernel_compiles_and_keeps_its_values_in_registers(
         return made
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
-    monkeypatch.setattr(_launch_cache, "_compiled", Forgetful())
     monkeypatch.setattr(_dispatch, "INTERPRETED", True)  # fits takes tensors on a CPU
     monkeypatch.setattr(driver, "_active", gpu)
     files = [import_module(f"{_triton.__name__}.{name}") for name in TRITON]

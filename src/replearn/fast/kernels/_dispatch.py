@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -103,3 +104,20 @@ def span(tensor: Tensor) -> int:
 def aligned(*tensors: Tensor | None) -> Any:
     """The tensors, cloned where their memory does not start at a multiple of 16 bytes."""
     return [tensor if tensor is None or tensor.data_ptr() % 16 == 0 else tensor.clone() for tensor in tensors]
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """True if the tensor's memory starts at a multiple of 16 bytes, as a view's may not."""
+    return torch.compiler.is_compiling() or tensor.data_ptr() % 16 == 0
+
+
+def device_guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes the device current: Triton launches on the current GPU."""
+    several = device.type == "cuda" and torch.cuda.device_count() > 1
+    return torch.cuda.device(device) if several else nullcontext()
+
+
+def launch(kernel: Any, programs: int, near: Tensor, *given: Any, **options: Any) -> None:
+    """Launch so many programs of a Triton kernel on the GPU of the tensor `near`."""
+    with device_guard(near.device):
+        kernel[(programs,)](*given, **options)

@@ -24,8 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ...operators.functional import norm_add_act, register
 from ..graphs.capture import is_capturing_here
 from ..train.class_patching import reduce_as
-from ._dispatch import has_memory, in_transform, triton_runs_on
-from ._launch_cache import is_aligned
+from ._dispatch import has_memory, in_transform, is_aligned, triton_runs_on
 
 Activation = Callable[[Tensor], Tensor]
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

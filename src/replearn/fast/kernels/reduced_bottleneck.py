@@ -27,8 +27,7 @@ from torch.autograd import Function
 from ...operators import functional
 from ...operators._base.layers import Activation, Convolution
 from ..graphs.capture import is_capturing_here
-from ._dispatch import HALF, compute_dtype, has_memory, in_transform, launches, on_gpu
-from ._launch_cache import is_aligned
+from ._dispatch import HALF, compute_dtype, has_memory, in_transform, is_aligned, launches, on_gpu
 from .bn_add_relu import (
     FusedBatchNorm2d,
     Running,

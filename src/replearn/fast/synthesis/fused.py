@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ...operators._base.mixture import CORRECTION, NEXT, PREVIOUS, A, B, Made, Mixture
 from ...operators._base.synthesis import full_precision
 from ...operators.functional import register
-from ..kernels._dispatch import has_memory, in_transform, on_gpu
-from ..kernels._launch_cache import is_aligned
+from ..kernels._dispatch import has_memory, in_transform, is_aligned, on_gpu
 from .batch import Batch, Layout, rows_are_dense, source_dtype
 
 _KNOWN = (torch.float32, torch.bfloat16, torch.float16)

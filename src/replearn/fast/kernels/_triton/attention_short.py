@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import device_guard
+from .._dispatch import device_guard
 
 if TYPE_CHECKING:
     from ..attention_short import Tile

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import launch_cached
+from .._dispatch import launch
 
 if TYPE_CHECKING:
     from ..bn_add_relu import Running
@@ -246,7 +246,7 @@ def launch_statistics(
     moved = running.tensors if running else (numbers, numbers, counters)
     steps = (running.momentum, running.unbiased) if running else (0.0, 1.0)
     tensors = (x, *affine, *moved, counters, numbers)
-    reduce_pixels(statistics_kernel, x, MANY, tensors, (running is not None,), (eps, *steps), key=eps)
+    reduce_pixels(statistics_kernel, x, MANY, tensors, (running is not None,), (eps, *steps))
 
 
 def launch_apply(x: Tensor, residual: Tensor | None, numbers: Tensor, out: Tensor) -> None:
@@ -284,7 +284,7 @@ def launch_input_grad(
 
 def reduce_pixels(
     kernel: Any, x: Tensor, numbers: int, tensors: tuple[Tensor, ...], flags: tuple[bool, ...],
-    floats: tuple[float, ...] = (), key: Any = None,
+    floats: tuple[float, ...] = (),
 ) -> None:  # fmt: skip
     """Launch a reduction over the pixels of x, with tiles of so many numbers."""
     pixels, channels = table_of(x)
@@ -293,7 +293,7 @@ def reduce_pixels(
     partials = torch.empty(2 * tiling.programs * channels, dtype=torch.float32, device=x.device)
     given = (*tensors, partials, pixels, tiling.span, tiling.programs, channels, *floats, *constants)
     programs = tiling.programs * (channels // tiling.channels)
-    launch_cached(kernel, programs, x, (x.dtype, channels, key, constants), given, num_warps=WARPS)
+    launch(kernel, programs, x, *given, num_warps=WARPS)
 
 
 def write_pixels(kernel: Any, x: Tensor, tensors: tuple[Tensor, ...], flag: bool) -> None:
@@ -303,7 +303,7 @@ def write_pixels(kernel: Any, x: Tensor, tensors: tuple[Tensor, ...], flag: bool
     constants = (FEW // width, width, flag)
     programs = -(-pixels // constants[0]) * (channels // width)
     given = (*tensors, pixels, channels, *constants)
-    launch_cached(kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
+    launch(kernel, programs, x, *given, num_warps=WARPS)
 
 
 class Tiling(NamedTuple):

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import is_aligned, launch_cached
+from .._dispatch import launch
 from .bn_add_relu import update_running_stats
 from .linear_residual import matmul_tile
 
@@ -142,10 +142,9 @@ def fold_norm(
     moved = running.tensors if running else (weight, weight, weight)
     per_row = (weight if gamma is None else gamma, weight if beta is None else beta, *moved)
     others = (eps, columns, rows, gamma is not None, beta is not None, running is not None, block_for(columns))
-    key = (dtype, others, *((tensor.dtype, is_aligned(tensor)) for tensor in per_row))
     steps = (running.momentum, running.unbiased) if running else (0.0, 1.0)
     given = (weight, spread, centre, *per_row, scaled, shift, numbers, *steps, *others)
-    launch_cached(fold_norm_kernel, rows, weight, key, given)
+    launch(fold_norm_kernel, rows, weight, *given)
     return scaled, shift, numbers
 
 
@@ -159,10 +158,8 @@ def norm_grads(
     d_weight = torch.empty((rows, columns), dtype=dtype, device=weight.device)
     d_gamma, offsets = torch.empty((2, rows), dtype=torch.float32, device=weight.device).unbind()
     others = (columns, rows, block_for(columns))
-    # a row of one tensor of two may be unaligned
-    key = (dtype, others, is_aligned(offsets))
     tensors = (weight, outer, d_beta, numbers, centre, spread, d_gamma, turned, offsets, d_weight)
-    launch_cached(norm_grads_kernel, rows, weight, key, (*tensors, count, *others))
+    launch(norm_grads_kernel, rows, weight, *tensors, count, *others)
     return d_gamma, turned, offsets, d_weight
 
 
@@ -176,7 +173,7 @@ def launch_add_relu(x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor, out: Te
     columns, step, warps = LITTLE if inner <= 128 else MUCH
     programs = -(-rows // ROWS) * (width // columns)
     given = (x, z, scaled, shift, out, rows, inner, width, ROWS, columns, step)
-    launch_cached(add_relu_kernel, programs, x, (x.dtype, inner, width), given, num_warps=warps, num_stages=STAGES)
+    launch(add_relu_kernel, programs, x, *given, num_warps=warps, num_stages=STAGES)
 
 
 def launch_input_grad(grad: Tensor, h: Tensor, scaled: Tensor, along: Tensor, shift: Tensor, out: Tensor) -> None:
@@ -185,4 +182,4 @@ def launch_input_grad(grad: Tensor, h: Tensor, scaled: Tensor, along: Tensor, sh
     tile = (64, 128) if narrow % 128 == 0 else (128, 64)
     programs = -(-rows // tile[0]) * (narrow // tile[1])
     given = (grad, h, scaled, along, shift, out, rows, wide, narrow, *tile, INNER)
-    launch_cached(input_grad_kernel, programs, h, (h.dtype, wide, narrow), given, num_warps=4, num_stages=3)
+    launch(input_grad_kernel, programs, h, *given, num_warps=4, num_stages=3)
