@@ -20,7 +20,7 @@ from kernel_timing import Body, host_microseconds, measured, relative, tell
 from torch import Tensor, nn
 
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
-from replearn.fast.train.bn_add_relu import fused_norms
+from replearn.fast.train.layers import fused_norms
 from replearn.operators.functional import norm_add_act
 
 # images, channels, pixels on a side: ResNet-32's two ends, then ResNet-34's and ResNet-101's

@@ -23,16 +23,14 @@ from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
-from replearn.fast.kernels._triton.conv3x3_small import launch_convolve
-from replearn.fast.kernels._triton.conv3x3_small_tiles import COLORS, TILES, WEIGHT_TILES, Tile, WeightTile
-from replearn.fast.kernels._triton.conv3x3_small_wgrad import launch_sum, launch_weight
+from replearn.fast.kernels._triton.conv3x3_small import launch_convolve, launch_sum, launch_weight
+from replearn.fast.kernels.conv3x3_small import COLORS, TILES, WEIGHT_TILES, Tile, WeightTile
 
-SHAPES = ((16, 32, 1024), (32, 16, 1024), (3, 32, 1024), (64, 8, 1024), (64, 56, 256))  # channels, side, images
+SHAPES = ((16, 32, 1024), (32, 16, 1024), (3, 32, 1024))  # channels, side, images
 PASSES = ("forward", "input", "weight")
 FIRST_LAYER = 16  # channels that come out where three go in
 COLUMNS = ("pixels", "strip", "pack", "num_warps", "num_stages")
 WEIGHT_COLUMNS = ("pixels", "strip", "roll", "carry", "workers", "num_warps", "num_stages")
-SPLIT_COLUMNS = ("pixels", "strip", "workers", "num_warps", "num_stages")
 # the most promising first, so that --limit leaves out the least
 SWEEP = {
     3: [(64, 16, True, 2, 1), (128, 8, True, 4, 1), (256, 16, True, 8, 1), (128, 32, True, 4, 1)],
@@ -41,7 +39,6 @@ SWEEP = {
          (128, 8, True, 4, 3), (32, 16, False, 1, 3), (128, 16, False, 4, 3)],
     32: [(128, 8, True, 4, 2), (128, 16, True, 4, 2), (256, 8, True, 8, 2), (128, 8, True, 4, 3),
          (128, 16, False, 8, 3), (128, 8, False, 8, 2), (128, 8, True, 8, 3), (64, 16, False, 4, 3)],
-    64: [(64, 4, False, 4, 2), (64, 8, False, 4, 2), (64, 8, False, 4, 3), (128, 8, False, 8, 2)],
 }  # fmt: skip
 WEIGHT_SWEEP = {
     3: [(128, 16, 2, True, 528, 4, 3), (64, 32, 4, False, 528, 2, 3), (64, 32, 2, True, 528, 4, 3),
@@ -52,9 +49,7 @@ WEIGHT_SWEEP = {
     32: [(128, 16, 2, True, 132, 8, 2), (64, 16, 2, True, 132, 8, 3), (32, 16, 2, True, 264, 4, 3),
          (64, 16, 2, False, 132, 8, 3), (64, 16, 4, False, 132, 8, 2), (32, 16, 2, True, 264, 4, 4),
          (32, 16, 4, False, 264, 4, 2)],
-    64: [],
 }  # fmt: skip
-SPLIT_SWEEP = {64: [(64, 8, 88, 8, 3), (128, 8, 44, 8, 2), (32, 8, 88, 8, 4)]}
 
 
 class Shape:
@@ -123,8 +118,6 @@ def tiles_of(what: str, channels: int) -> Iterator[Tile | WeightTile]:
     others: list[Tile | WeightTile] = []
     if what == "weight":
         others += [WeightTile(**dict(zip(WEIGHT_COLUMNS, row, strict=True))) for row in WEIGHT_SWEEP[channels]]
-        for row in SPLIT_SWEEP.get(channels, ()):
-            others.append(WeightTile(roll=0, split=True, **dict(zip(SPLIT_COLUMNS, row, strict=True))))
     else:
         others += [Tile(**dict(zip(COLUMNS, row, strict=True))) for row in SWEEP[channels]]
     yield first

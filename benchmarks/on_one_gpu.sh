@@ -10,10 +10,10 @@
 set -u
 
 declare -A SECONDS_OF=(
-  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [fused]=30 [short]=40 [residual]=30 [stem]=60 [epochs]=300
+  [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [fused]=30 [short]=40 [stem]=60 [epochs]=300
   [wikitext2]=970 [transfer]=370 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=110
 )
-ORDER="tests steps compiled timm inference narrow fused short residual stem epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
+ORDER="tests steps compiled timm inference narrow fused short stem epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
 FAST="--set precision=bfloat16 --set channels_last=true --set compile=true"
 PYTHON=${PYTHON:-python3}
 
@@ -39,7 +39,6 @@ inference() { # a file is written after every row
 }
 narrow() { "$PYTHON" benchmarks/narrow_convolutions.py --rounds 4 --out "$OUT/narrow_convolutions.json"; }
 fused() { "$PYTHON" benchmarks/fused_norms.py --out "$OUT/fused_norms.json"; }
-residual() { "$PYTHON" benchmarks/residual_linear.py --out "$OUT/residual_linear.json"; }
 stem() { "$PYTHON" benchmarks/stem.py --out "$OUT/stem.json"; }
 short() { "$PYTHON" benchmarks/short_attention.py --out "$OUT/short_attention.json"; }
 epochs() {

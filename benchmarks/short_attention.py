@@ -22,9 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
-from replearn.fast.kernels._triton.attention_short import launch_attend, launch_attend_back
-from replearn.fast.kernels._triton.attention_short_tiles import BACKWARD, FORWARD, Tile, rows_for, tile_for
-from replearn.fast.kernels.attention_short import attention_short
+from replearn.fast.kernels._triton.attention_short import attend_back_kernel, attend_kernel, launch
+from replearn.fast.kernels.attention_short import BACKWARD, FORWARD, Tile, attention_short, tile_for
 
 SHAPES = ((512, 17, 3, 64), (512, 64, 3, 64), (1024, 10, 4, 16))  # sequences, tokens, heads, width: ViT-T/8 first
 SWEEP = {  # by rows of a tile: warps, heads that a program takes, registers of a thread
@@ -79,12 +78,12 @@ class Shape:
 
         def forward() -> Tensor:
             out = torch.empty_like(self.grad)
-            launch_attend(qkv, out, self.heads, False, tile)
+            launch(attend_kernel, (qkv, out), self.heads, tile)
             return out
 
         def backward() -> Tensor:
             out = torch.empty_like(qkv)
-            launch_attend_back(qkv, self.grad, out, self.heads, False, tile)
+            launch(attend_back_kernel, (qkv, self.grad, out), self.heads, tile)
             return out
 
         return forward if what == "forward" else backward
@@ -100,9 +99,9 @@ def candidates(shape: Shape, what: str) -> dict[str, tuple[Body, Any]]:
         found = {name: (shape.torchs(what, backend), None) for name, backend in BACKENDS.items()}
     if what == "both":
         return {**found, "ours": (shape.chosen(), None)}
-    first = tile_for(FORWARD if what == "forward" else BACKWARD, shape.tokens, shape.width)
-    sweep = SWEEP[rows_for(shape.tokens)]
-    tiles = [Tile(num_warps=warps, heads=heads, registers=most) for warps, heads, most in sweep]
+    first = tile_for(FORWARD if what == "forward" else BACKWARD, shape.tokens)
+    sweep = SWEEP[first.rows]
+    tiles = [Tile(rows=first.rows, num_warps=warps, heads=heads, registers=most) for warps, heads, most in sweep]
     for tile in dict.fromkeys([first, *tiles]):
         name = f"ours, {tile.num_warps} warps, {tile.heads} heads"
         name += (f", {tile.registers} registers" if tile.registers else "") + (", in use" if tile == first else "")

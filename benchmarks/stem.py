@@ -24,10 +24,19 @@ from torch import Tensor
 from replearn.costs.precision import float32_products
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 from replearn.fast.kernels._triton.stem import launch_convolve_and_pool, launch_pad
-from replearn.fast.kernels._triton.stem_tiles import Walk, walk_for
-from replearn.fast.kernels.stem import CHANNELS, Sizes, _fake, power_of_two, reference, stem
+from replearn.fast.kernels.stem import (
+    CHANNELS,
+    Walk,
+    _fake,
+    convolved_size,
+    padded_size,
+    power_of_two,
+    reference,
+    stem,
+    walk_for,
+)
 
-SIZES = Sizes(stride=2, padding=3, pool_window=3, pool_stride=2, pool_padding=1)
+STRIDE, PADDING = 2, 3
 WALK = [Walk(lanes=64, steps=t, num_warps=w, num_stages=s) for t, w, s in
         itertools.product((2, 4, 7, 14, 28), (4, 8), (3, 4))]  # fmt: skip
 
@@ -44,17 +53,17 @@ class Case:
         self.weight = weight.contiguous(memory_format=order)
         self.packed = weight.new_empty(64, 7, power_of_two(7) * CHANNELS)
         self.bias = torch.randn(64, 1, 1, device=device)
-        self.convolved = (SIZES.convolved(size, 7),) * 2
-        self.padded = weight.new_empty(images, *SIZES.padded(self.convolved, 7), CHANNELS)
+        self.convolved = convolved_size(self.images, weight, STRIDE, PADDING)
+        self.padded = weight.new_empty(images, *padded_size(*self.convolved, STRIDE, 7), CHANNELS)
         self.out: Tensor = _fake(*self.given)
 
     @property
     def given(self) -> tuple[Any, ...]:
-        return self.images, self.weight, self.bias, SIZES, self.last
+        return self.images, self.weight, self.bias, STRIDE, PADDING, self.last
 
     def exact(self) -> Tensor:
         double = self.images[:4].to(self.dtype).double()
-        return reference(double, self.weight.double(), self.bias.double(), SIZES, self.last)
+        return reference(double, self.weight.double(), self.bias.double(), STRIDE, PADDING)
 
     def numbers(self) -> Any:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
@@ -71,13 +80,13 @@ class Case:
         """Each kernel alone, on what the ones before it made; the last one's result is the stem's."""
 
         def padding() -> Tensor:
-            launch_pad(self.images, self.weight, self.padded, self.packed, 3)
+            launch_pad(self.images, self.weight, self.padded, self.packed, PADDING)
             return self.out
 
         def walking(walk: Walk) -> Body:
             def run() -> Tensor:
                 given = self.padded, self.packed, self.bias, self.out, self.convolved
-                launch_convolve_and_pool(*given, 2, self.last, walk)
+                launch_convolve_and_pool(*given, STRIDE, self.last, walk)
                 return self.out
 
             return run

@@ -21,9 +21,9 @@ from replearn.fast import accelerate
 from replearn.fast.graphs import capture
 from replearn.fast.kernels import bn_add_relu as norm_kernel
 from replearn.fast.kernels.conv3x3_small import conv3x3_small
-from replearn.fast.train import known_blocks, overlapped_wgrad, side_stream
+from replearn.fast.train import known_blocks, overlapped_wgrad
 from replearn.fast.train.accelerate import accelerated_layers
-from replearn.fast.train.bn_add_relu import fused_norms, num_fused
+from replearn.fast.train.layers import fused_norms, num_fused
 
 LAST = torch.channels_last
 LOW = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter's products are wrong in bfloat16
@@ -109,16 +109,16 @@ def test_attention_by_kernels() -> None:
 def test_weight_gradients_go_to_the_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     works: list[int] = []
 
-    def note(work: Any, *read: Tensor, after_last: bool = False) -> Any:
-        works.append(after_last)
+    def note(self: Any, work: Any, *read: Tensor) -> Any:
+        works.append(len(read))
         return work()
 
-    monkeypatch.setattr(overlapped_wgrad, "run_on_side_stream", note)
+    monkeypatch.setattr(overlapped_wgrad.SideStream, "run", note)
     shared = nn.Conv2d(3, 3, 3, padding=1, bias=False)
     model = nn.Sequential(shared, nn.Conv2d(3, 3, 1, bias=False), shared, nn.Conv2d(3, 3, 1))
     other, x = copy.deepcopy(model), torch.randn(2, 3, 5, 5)
     torch.testing.assert_close(gradients(model, x, accelerated=True), gradients(other, x, accelerated=False))
-    assert works == [False]  # not the weight that is used twice, nor the layer with a bias
+    assert works == [2]  # not the weight that is used twice, nor the layer with a bias
     works.clear()
     hooked: list[Tensor] = []
     model[1].weight.register_hook(hooked.append)
@@ -131,8 +131,8 @@ def test_a_failed_capture_leaves_nothing_to_wait_for(monkeypatch: pytest.MonkeyP
     model = nn.Sequential(nn.Conv2d(3, 3, 1, bias=False))
     with pytest.raises(RuntimeError, match="channels"), accelerate(model):
         model(torch.randn(1, 2, 2, 2))
-    assert overlapped_wgrad._gates.get() is None
-    assert side_stream.count_use(model[0].weight) is None
+    assert overlapped_wgrad._aliases.get() is None
+    assert overlapped_wgrad.count_use(model[0].weight) is None
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

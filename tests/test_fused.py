@@ -13,10 +13,9 @@ from torch import Tensor, nn
 import replearn
 from replearn import operators
 from replearn.fast.synthesis import ahead as synthesizing
-from replearn.fast.synthesis import fused, layout
-from replearn.fast.synthesis.batch import Batch
+from replearn.fast.synthesis import fused
+from replearn.fast.synthesis.batch import Batch, rows_are_dense
 from replearn.operators._base.mixture import Mixture
-from replearn.operators.functional import synthesize
 
 
 def mixture(
@@ -141,30 +140,6 @@ def test_gradients_of_a_tensor_in_several_places_are_added() -> None:
 
 
 @runs_kernels
-def test_a_weight_of_frozen_sources_wants_no_gradient() -> None:
-    frozen, learning = mixture(4, 6, along="rows"), mixture(4, 6, along="rows")
-    for tensor in frozen.tensors:
-        tensor.requires_grad_(False)
-    assert [made.requires_grad for made in fused.mix([frozen, learning], torch.float32)] == [False, True]
-
-
-@runs_kernels
-def test_tables_and_sums_are_in_float32_whatever_the_default_is() -> None:
-    torch.manual_seed(0)
-    one = mixture(8, 8, along="rows", normalise=True, factor=0.5)
-    ahead = torch.randn(8, 8, device=HERE)
-    expected = torch.autograd.grad(one.plain(), one.tensors, ahead)
-    before = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float64)
-        found = torch.autograd.grad(fused.mix([one], torch.float32)[0], one.tensors, ahead)
-    finally:
-        torch.set_default_dtype(before)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-@runs_kernels
 def test_changing_a_source_before_the_backward_pass_is_noticed() -> None:
     one = mixture(4, 6, along="rows", normalise=True)
     made = fused.mix([one], torch.float32)[0]
@@ -227,12 +202,12 @@ def test_a_model_is_prepared_once_and_again_when_a_parameter_moves() -> None:
 @pytest.mark.parametrize("shape", [(4, 3, 3, 3), (5, 7)])
 def test_which_layouts_have_dense_rows(shape: tuple[int, ...]) -> None:
     whole = torch.randn(2 * shape[0], *shape[1:])
-    assert layout.rows_are_dense(whole)
-    assert layout.rows_are_dense(whole[shape[0] :])  # a slice of a fused matrix
-    assert not layout.rows_are_dense(whole[::2])
-    assert not layout.rows_are_dense(whole[:, 1:])
+    assert rows_are_dense(whole)
+    assert rows_are_dense(whole[shape[0] :])  # a slice of a fused matrix
+    assert not rows_are_dense(whole[::2])
+    assert not rows_are_dense(whole[:, 1:])
     if len(shape) == 4:
-        assert layout.rows_are_dense(whole.contiguous(memory_format=torch.channels_last))
+        assert rows_are_dense(whole.contiguous(memory_format=torch.channels_last))
 
 
 # ---- all operators of a model at once ---------------------------------------------------------------------------
@@ -261,18 +236,6 @@ def test_weights_made_together_are_the_operators_own(replaced: tuple[nn.Module, 
         torch.testing.assert_close(one, other)
 
 
-def test_weights_made_together_are_used_once_entered_and_gone_after(replaced: tuple[nn.Module, Tensor]) -> None:
-    model, x = replaced
-    model.eval()
-    with torch.no_grad():
-        with replearn.fast.synthesized(model):
-            before = model(x)
-            for operator in (m for m in model.modules() if hasattr(m, "mixtures")):
-                operator.a.add_(1)  # the weights are made already
-            assert torch.equal(model(x), before)
-        assert not torch.equal(model(x), before)
-
-
 def test_weights_made_in_another_precision_are_not_used(replaced: tuple[nn.Module, Tensor]) -> None:
     model, x = replaced
     model.eval()
@@ -298,10 +261,6 @@ def test_a_composed_operator_gets_the_weights_of_both_halves() -> None:
     with replearn.fast.synthesized(model):
         together = model(x)
     assert torch.equal(together, model(x))
-
-
-def test_nothing_is_made_of_nothing() -> None:
-    assert synthesize({"bias": None}, torch.float32) == {}
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------
@@ -347,3 +306,31 @@ def test_a_model_makes_all_its_weights_in_one_launch() -> None:
     counts = {event.key: event.count for event in found.key_averages()}
     assert counts["forward_kernel"] == 1
     assert counts["backward_kernel"] == 1
+
+
+@runs_kernels
+def test_tables_and_sums_are_in_float32_whatever_the_default_is() -> None:
+    torch.manual_seed(0)
+    one = mixture(8, 8, along="rows", normalise=True, factor=0.5)
+    ahead = torch.randn(8, 8, device=HERE)
+    expected = torch.autograd.grad(one.plain(), one.tensors, ahead)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = torch.autograd.grad(fused.mix([one], torch.float32)[0], one.tensors, ahead)
+    finally:
+        torch.set_default_dtype(before)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_weights_made_together_are_used_once_entered_and_gone_after(replaced: tuple[nn.Module, Tensor]) -> None:
+    model, x = replaced
+    model.eval()
+    with torch.no_grad():
+        with replearn.fast.synthesized(model):
+            before = model(x)
+            for operator in (m for m in model.modules() if hasattr(m, "mixtures")):
+                operator.a.add_(1)  # the weights are made already
+            assert torch.equal(model(x), before)
+        assert not torch.equal(model(x), before)

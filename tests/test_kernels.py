@@ -7,10 +7,14 @@ that is registered with operators/functional.py returns None where it does not a
 from __future__ import annotations
 
 import copy
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +27,10 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from replearn.costs.precision import float32_products
 from replearn.fast import kernels
-from replearn.fast.kernels import _triton
-from replearn.fast.synthesis.launch_cost import free_launches
+from replearn.fast.kernels import _dispatch, _triton
+from replearn.fast.kernels.reduced_bottleneck import free_launches
+from replearn.fast.synthesis import fused
+from replearn.operators._base.mixture import Mixture
 
 NAMES = [file.name for file in iter_modules(kernels.__path__) if not file.name.startswith("_")]
 TRITON = [file.name for file in iter_modules(_triton.__path__)]
@@ -177,3 +183,64 @@ def test_torch_computes_without_a_gpu(name: str) -> None:
                 assert not module.fits(*given)
                 made = getattr(module, name)(*given)
                 assert made is None or torch.equal(made, module.reference(*given))
+
+
+def launch_everything(name: str) -> None:
+    """Both passes of all examples of a kernel, or of the synthesis kernels; values are garbage."""
+    if name == "synthesis":
+        weights = [nn.Parameter(torch.zeros(8, 6)) for _ in range(3)]
+        mixture = Mixture(
+            previous=weights[0], next=weights[1], correction=weights[2], a=nn.Parameter(torch.ones(1))
+        )
+        fused.mix([mixture], torch.float32)[0].sum().backward()
+        return
+    module = module_of(name)
+    for dtype in (HALF, FULL):
+        with precision(autocast=dtype is HALF, tf32=True):
+            for given in examples(name, dtype, "cpu"):
+                with torch.no_grad():
+                    getattr(module, name)(*given)
+                for tensor in trained(given):
+                    tensor.requires_grad_()
+                made = getattr(module, name)(*given)
+                if made is not None:
+                    made.backward(torch.ones_like(made))
+
+
+@pytest.mark.skipif(HERE == "cuda" or INTERPRETED, reason="the kernels run for real, or interpreted")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_compiles_and_keeps_its_values_in_registers(
+    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's interpreter takes code that its compiler refuses. Nothing is launched."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    target, compiled, run = GPUTarget("cuda", capability, 32), {}, JITFunction.run
+    gpu = SimpleNamespace(
+        get_current_target=lambda: target, get_current_device=lambda: capability, get_current_stream=lambda _: 0
+    )
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        made = run(self, *args, grid=grid, warmup=True, **options)
+        compiled[made.hash] = made
+        return made
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(_dispatch, "INTERPRETED", True)  # fits takes tensors on a CPU
+    monkeypatch.setattr(driver, "_active", gpu)
+    files = [import_module(f"{_triton.__name__}.{name}") for name in TRITON]
+    for name in (*NAMES, "synthesis"):
+        launch_everything(name)
+    found = {name for file in (*files, fused.kernels()) for name, value in vars(file).items()
+             if isinstance(value, JITFunction) and name.endswith("_kernel")}  # fmt: skip
+    assert {kernel.name for kernel in compiled.values()} == found
+    for number, kernel in enumerate(compiled.values()):
+        file = tmp_path / f"{number}.cubin"
+        file.write_bytes(kernel.asm["cubin"])
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
+        used = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        spills = f"{kernel.name} keeps values in memory: {used}"
+        assert capability < 90 or re.search(r"\bREG:\d+ STACK:0 ", used), spills

@@ -100,8 +100,6 @@ class Head(nn.Module):
             y = self.norm(y)
         elif self.how == "rows":
             y = F.gelu(self.norm(y) * self.row + 2 * (self.rows - y) + 1)
-        elif self.how == "one row in three dimensions":
-            y = y + self.place
         elif self.how == "a table":
             y = y + self.table
         elif self.how == "tokens are mixed":
@@ -117,14 +115,8 @@ class Head(nn.Module):
             first = y[:, 0]
             first.add_(1)
             return self.head(first + y[:, 0])
-        elif self.how == "changed in shape":
-            first = y[:, 0]
-            first.unsqueeze_(1)
-            return self.head(first.sum(1) + y[:, 0])
         elif self.how == "two tokens":
             return self.head(y[:, 0] + y[:, 1])
-        elif self.how == "layers of two tokens":
-            return self.head(F.silu(self.layer(y))[:, 0] + torch.add(self.norm(y), y, alpha=3)[:, -1])
         elif self.how == "keywords":
             y = torch.layer_norm(F.linear(input=x, weight=self.layer.weight), (8,), eps=0.1)
             return self.head(torch.sub(input=y, other=2.5)[:, 2])
@@ -136,12 +128,8 @@ class Head(nn.Module):
             return self.head(self.norm(y)[:, -1])
         elif self.how == "all tokens":
             return self.head(y.mean(1) + y[:, 0])
-        elif self.how == "a line of each":
-            return self.head(y[:, 0:1]).sum(1)
         elif self.how == "a shape":
             return self.head(y[:, 0].view(y.shape[0], 8))
-        elif self.how == "a number":
-            return self.head(F.pad(self.norm(y[:, 0])[:, :7], (0, 1)) + self.norm(y[:, 0])[:, 0:1])
         return self.head(y[:, 0])
 
 
@@ -154,18 +142,13 @@ class Head(nn.Module):
         ("one token twice", []),
         ("keywords", []),
         ("written after", ["linear"]),
-        ("changed in shape", ["linear", "unsqueeze_"]),
-        ("layers of two tokens", ["linear"]),
         ("a bias for each token", ["linear"]),
         ("norm over two dimensions", ["linear", "layer_norm"]),
-        ("one row in three dimensions", ["linear", "add"]),
         ("a table", ["linear", "add"]),
         ("tokens are mixed", ["linear", "transpose", "linear", "transpose"]),
         ("two tokens", ["linear"]),
         ("all tokens", ["linear"]),
-        ("a line of each", ["linear", "getitem", "linear"]),
         ("a shape", ["linear"]),
-        ("a number", []),
         ("in place", ["silu"]),
         ("written before", ["add", "linear", "add_"]),
     ],

@@ -21,10 +21,9 @@ from replearn import ReplearnError
 from replearn.deployment.exporting import export
 from replearn.fast.graphs import replay as replaying
 from replearn.fast.graphs.capture import Synchronizing, capture, refuse_synchronizing
-from replearn.fast.graphs.replay import Replayed
-from replearn.fast.graphs.signature import rebuilt, signature
+from replearn.fast.graphs.replay import Replayed, signature
 from replearn.fast.inference import Autocast
-from replearn.fast.verify import tensors_in
+from replearn.fast.verify import rebuilt, tensors_in
 
 Pair = namedtuple("Pair", "one other")
 
@@ -46,23 +45,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(replaying, "capture", stand_in)
     return names
-
-
-class Nested(nn.Module):
-    """Takes and returns nests, and a number that it multiplies by."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, given: dict[str, Any], times: float = 1.0, *, flag: bool | None = None) -> Any:
-        x, (y, z) = given["x"], given["rest"]
-        made = self.layer(x + y + z) * times
-        return {"pair": Pair(made, [made + 1]), "input": x, "size": len(x), "flag": flag}
-
-
-def nest(batch: int = 4) -> dict[str, Any]:
-    return {"x": torch.randn(batch, 3), "rest": [torch.randn(batch, 3), torch.randn(3)]}
 
 
 def test_one_recording_for_each_kind_of_input(recorded: list[str]) -> None:
@@ -104,22 +86,6 @@ def test_outputs_stay_and_inputs_are_read_anew(recorded: list[str]) -> None:
     first.zero_()  # the caller's own
     assert torch.equal(fast(x), second)
     assert recorded == ["Linear"]
-
-
-def test_nests_of_tensors_and_equal_values(recorded: list[str]) -> None:
-    model = Nested().eval()
-    fast = Replayed(model)
-    for given, times, flag in ((nest(), 1.0, None), (nest(), 1.0, None), (nest(), 2.0, None), (nest(), 1.0, True)):
-        made, expected = fast(given, times, flag=flag), model(given, times, flag=flag)
-        assert isinstance(made["pair"], Pair)
-        assert isinstance(made["pair"].other, list)
-        assert (made["size"], made["flag"]) == (4, flag)
-        assert made["input"] is not given["x"]
-        for one, other in zip(tensors_in(made), tensors_in(expected), strict=True):
-            assert torch.equal(one, other)
-    assert len(recorded) == 3
-    fast(nest(), True)  # equal to 1.0, and another type
-    assert len(recorded) == 4
 
 
 def test_signatures_tell_numbers_apart_that_compare_equal() -> None:
@@ -217,20 +183,6 @@ def test_train_mode_is_refused_and_forget_records_anew(recorded: list[str]) -> N
     assert fast.num_graphs == 0
     fast(x)
     assert len(recorded) == 3
-
-
-def test_there_are_no_gradients_and_inference_mode_is_the_callers(recorded: list[str]) -> None:
-    fast, x = Replayed(nn.Linear(3, 2).eval()), torch.randn(4, 3, requires_grad=True)
-    with torch.inference_mode():
-        made = fast(x)  # recorded in inference mode
-        assert made.is_inference()
-        inside = torch.randn(4, 3)
-    for given in (x, inside):
-        made = fast(given)
-        assert not made.is_inference()
-        assert not made.requires_grad
-    assert recorded == ["Linear"]
-    assert torch.is_grad_enabled()
 
 
 class Seen(nn.Module):
@@ -425,3 +377,17 @@ def test_compiled_code_passes_the_check_and_stays_compiled() -> None:
         refuse_synchronizing("Odd", lambda: model(x), torch.device("cpu"))
         model(x)
     assert len(runs) == 2  # before and after the check, which runs the code as it is written
+
+
+def test_there_are_no_gradients_and_inference_mode_is_the_callers(recorded: list[str]) -> None:
+    fast, x = Replayed(nn.Linear(3, 2).eval()), torch.randn(4, 3, requires_grad=True)
+    with torch.inference_mode():
+        made = fast(x)  # recorded in inference mode
+        assert made.is_inference()
+        inside = torch.randn(4, 3)
+    for given in (x, inside):
+        made = fast(given)
+        assert not made.is_inference()
+        assert not made.requires_grad
+    assert recorded == ["Linear"]
+    assert torch.is_grad_enabled()

@@ -8,22 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 _backends: Any = torch.backends
-
-
-@dataclass
-class Noted:
-    """What compiled code may go by: whether convolutions are in TF32 while it runs; None where nobody notes it."""
-
-    tf32: bool | None = None
-
-
-noted = Noted()
 
 
 @contextmanager
@@ -76,21 +65,3 @@ def matmul_precision() -> str:
 
 def convolves_in_tf32() -> bool:
     return bool(_backends.cudnn.conv.fp32_precision == "tf32")
-
-
-def noting_switches(code: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled code that is called with a note of what the switches say.
-
-    A compiler can't read them, and would not notice a change; it reads the note, and compiles anew for another.
-    """
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # as a part of something else, for which nobody takes notes
-            return code(*args, **kwargs)
-        noted.tf32 = convolves_in_tf32() and _backends.cudnn.enabled
-        try:
-            return code(*args, **kwargs)
-        finally:
-            noted.tf32 = None  # not what it was, which may be another thread's: others must find nothing
-
-    return run

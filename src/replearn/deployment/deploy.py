@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ..errors import ReplearnError
 from ..fast.graphs.replay import check_graph
-from ..fast.graphs.signature import rebuilt
 from ..fast.inference import (
     Folding,
     check_backend,
@@ -22,7 +21,7 @@ from ..fast.inference import (
 )
 from ..fast.inlining import flatten as flat_form
 from ..fast.passes._context import Context
-from ..fast.verify import Differs
+from ..fast.verify import Differs, rebuilt
 from ..fast.verify import tensors_in as tensors_in
 from ..fast.verify import verify as verify
 from ..planning.targets import records_hidden_states

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any, Literal
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.tracing import trace
-from ..costs.precision import noting_switches
 from ..errors import ReplearnError
 from ..operators._base.operator import Operator
 from ..planning.validate import own_copy, unwrapped
@@ -26,7 +26,6 @@ from .kernels.conv_bias_add_relu import has_cudnn
 from .passes import apply_passes_
 from .passes._context import Context
 from .passes.conv_bias_add_relu import fuse_validated_
-from .passes.stem import has_stem
 from .verify import other_batch, verify
 
 Folding = Literal["all", "operators"]
@@ -158,7 +157,7 @@ def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
 def optimize_(flat: FlatGraph, example: Any, context: Context) -> None:
     """Apply every pass of `fast.passes` in place."""
     note_values_(flat, example, context.dtype)
-    apply_passes_(flat, context)
+    apply_passes_(flat, replace(context, example=example))
 
 
 def on_backend(plain: nn.Module, example: Any, compile: bool | str, context: Context) -> nn.Module:
@@ -214,8 +213,7 @@ def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = N
 
     run.__code__ = run.__code__.replace(co_name=f"call_{next(_compiled)}_of_{type(model).__name__}")
     how: dict[str, Any] = {"options": unchecked()} if mode is None else {"mode": mode}
-    code: Any = torch.compile(run, dynamic=dynamic, **how)
-    model._compiled_call_impl = noting_switches(code) if has_stem(model) else code
+    model._compiled_call_impl = torch.compile(run, dynamic=dynamic, **how)
 
 
 def unchecked() -> dict[str, bool]:

@@ -19,7 +19,7 @@ from ..blocks.running import unchanged
 from ..blocks.tracing import WholeForward
 from ..errors import ReplearnError
 from .graph_module import FlatGraph, with_short_names
-from .verify import run_on_example
+from .verify import rebuilt, run_on_example
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 LAYERS = (F.linear, torch.conv1d, F.conv1d, torch.conv2d, F.conv2d, torch.conv3d, F.conv3d)
@@ -149,13 +149,13 @@ def note_values_(flat: FlatGraph, example: Any, dtype: torch.dtype | None) -> No
     run_on(example, NotingValues(flat, dtype), flat, dtype)
 
 
-def run_on(example: Any, interpreter: fx.Interpreter, flat: FlatGraph, dtype: torch.dtype | None) -> None:
-    """Interpret the graph on the example, under autocast if there is a dtype."""
-    given = given_to(flat, example)
+def run_on(example: Any, interpreter: fx.Interpreter, flat: FlatGraph, dtype: torch.dtype | None) -> Any:
+    """Interpret the graph on a copy of the example, under autocast if there is a dtype; its outputs."""
+    given = given_to(flat, rebuilt(example, Tensor.clone))  # the forward may write to it
     device = next((tensor.device.type for tensor in (*flat.parameters(), *flat.buffers())), "cpu")
     autocast = torch.autocast(device, dtype, enabled=dtype is not None)
     with unchanged(flat), run_on_example(flat), torch.no_grad(), autocast:
-        interpreter.run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))
+        return interpreter.run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))
 
 
 class NotingValues(fx.Interpreter):

@@ -5,7 +5,6 @@ from pkgutil import iter_modules
 
 from . import kernels
 from .synthesis import fused as fused
-from .synthesis import launch_cost as launch_cost
 
 for _file in iter_modules(kernels.__path__):
     if not _file.name.startswith("_"):

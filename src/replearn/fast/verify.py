@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from ..blocks.running import call, unchanged
 from ..costs.precision import float32_products
 from ..errors import ReplearnError
-from .graphs.signature import rebuilt
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
@@ -127,3 +127,18 @@ def tensors_in(value: Any) -> list[Tensor]:
     if is_dataclass(value) and not isinstance(value, type):
         return tensors_in([getattr(value, field.name, None) for field in fields(value)])
     return []
+
+
+def rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nest with other tensors in it."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        items = [rebuilt(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        for key, item in value.items():
+            made[key] = rebuilt(item, change)
+        return made
+    return value

@@ -31,7 +31,7 @@ from ._base.options import MixingOptions, Need
 from ._base.plain import as_module, residual
 from ._base.site import Site
 from ._base.synthesis import unit_rows
-from .functional import conv_norm_add_act
+from .functional import norm_add_act
 from .reduced_bottleneck import fit_expansion, fit_inner
 
 
@@ -76,7 +76,7 @@ class BottleneckOperator(MixingOperator):
         made = self.synthesized(x)
         z1 = self.activation(self.conv1(x, made["reduce"]))
         z2 = self.activation(self.conv2(z1, made["middle"]))
-        return conv_norm_add_act(z2, self.conv3, made["expand"], self.norm, self.activation, x)
+        return norm_add_act(self.conv3(z2, made["expand"]), self.norm, self.activation, x)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

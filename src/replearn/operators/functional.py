@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -48,6 +49,18 @@ def faster(name: str, device: torch.device) -> Callable[..., Any] | None:
     return _faster.get(name)
 
 
+def with_faster(reference: F) -> F:
+    """Compute by the faster version of a function where one takes the positional arguments."""
+
+    @wraps(reference)
+    def call(x: Tensor, *others: Any, **named: Any) -> Any:
+        fast = faster(reference.__name__, x.device)
+        made = None if fast is None else fast(x, *others)
+        return reference(x, *others, **named) if made is None else made
+
+    return call  # type: ignore[return-value]
+
+
 def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
     """Make every weight in this dtype."""
     wanted = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
@@ -61,6 +74,7 @@ def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
         return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
 
 
+@with_faster
 def norm_add_act(
     x: Tensor,
     norm: nn.Module,
@@ -70,11 +84,7 @@ def norm_add_act(
     in_place: bool = False,
 ) -> Tensor:
     """activation(norm(x) + residual); `in_place` writes the sum where the norm's result is, in its dtype."""
-    fast = faster("norm_add_act", x.device)
-    if fast is not None and (found := fast(x, norm, activation, residual)) is not None:
-        made: Tensor = found
-        return made
-    made = norm(x)
+    made: Tensor = norm(x)
     if residual is None:
         return activation(made)
     if in_place:
@@ -83,17 +93,7 @@ def norm_add_act(
     return activation(residual + made)
 
 
-def conv_norm_add_act(
-    x: Tensor, conv: Convolution, kernel: Tensor, norm: nn.Module, activation: Activation, residual: Tensor
-) -> Tensor:
-    """activation(residual + norm(kernel * x))."""
-    fast = faster("conv_norm_add_act", x.device)
-    if fast is not None and (found := fast(x, conv, kernel, norm, activation, residual)) is not None:
-        made: Tensor = found
-        return made
-    return norm_add_act(conv(x, kernel), norm, activation, residual)
-
-
+@with_faster
 def reduced_bottleneck(
     x: Tensor,
     reduction: tuple[Convolution, Tensor],
@@ -102,12 +102,8 @@ def reduced_bottleneck(
     activation: Activation,
 ) -> Tensor:
     """activation(x + norm(expand * activation(reduce * x)))."""
-    fast = faster("reduced_bottleneck", x.device)
-    if fast is not None and (found := fast(x, reduction, expansion, norm, activation)) is not None:
-        made: Tensor = found
-        return made
     (reduce, reducing), (expand, expanding) = reduction, expansion
-    return conv_norm_add_act(activation(reduce(x, reducing)), expand, expanding, norm, activation, x)
+    return norm_add_act(expand(activation(reduce(x, reducing)), expanding), norm, activation, x)
 
 
 def recompute_context(device: torch.device) -> Callable[[], AbstractContextManager[None]]:

@@ -12,7 +12,6 @@ from torch import nn
 
 from ...errors import ReplearnError
 from ...fast.synthesis.ahead import made_for, readers_in
-from ...fast.train.overlapped_wgrad import gate_
 from ...operators import ReducedBottleneck, Removal
 from ...operators._base.mixture import HandOut, Made
 from ...operators._base.options import Options, ReadingOptions
@@ -131,10 +130,7 @@ class Given:
                 owner: {name: weight.detach().clone().requires_grad_(self._learn) for name, weight in own.items()}
                 for owner, own in made.items()
             }
-        weights = [weight for own in self._made.values() for weight in own.values()]
-        for weight in weights:
+        for weight in (weight for own in self._made.values() for weight in own.values()):
             weight.grad = None
-        if self._learn:
-            gate_(weights)
         with HandOut(self._made):
             yield

@@ -10,7 +10,7 @@ import torch
 
 from ...costs import Machine, ModelCost, named_machine, predict, probe
 from ...costs.machines import DATA_SHEETS
-from ...fast.synthesis.launch_cost import free_launches
+from ...fast.kernels.reduced_bottleneck import free_launches
 from ..training.recipe import Optimizer
 from .cases import E2E, FROZEN, LEAVES, Candidate, Case
 from .steps import Backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
-from ..verify import tensors_in
+from ..verify import rebuilt, tensors_in
 from .capture import Launch, Turns, capture, is_capturing_here
-from .signature import rebuilt, signature
 
 MAX_GRAPHS = 16  # kept of one model; they share a memory pool
+PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that capture CUDA graphs
 
 
@@ -169,6 +170,29 @@ def capture_forward(model: nn.Module, args: Any, kwargs: Any, device: torch.devi
     signature(output, [], "returns")
     read = [tensor.detach() for module in model.modules() for tensor in tensors_in(vars(module))]
     return CapturedGraph(device, buffers, output, launch, Weights(model), read)
+
+
+def signature(value: Any, tensors: list[Tensor], verb: str) -> Hashable:
+    """What two calls have in common that may replay the same graph; the tensors go to a list, in order."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise ReplearnError(f"A replayed model {verb} no tensors with the layout {value.layout}.")
+        tensors.append(value)
+        return kind, value.shape, value.stride(), value.dtype, value.device
+    if isinstance(value, (tuple, list)):
+        return kind, *[signature(item, tensors, verb) for item in value]
+    if isinstance(value, dict):
+        return kind, *[(key, signature(item, tensors, verb)) for key, item in value.items()]
+    if isinstance(value, float):
+        return kind, value.hex()  # equal numbers alone: -0.0 is not 0.0, and NaN is itself
+    if value is None or isinstance(value, PLAIN):
+        return kind, value
+    raise ReplearnError(
+        f"A replayed model {verb} tensors, in tuples, lists and dicts, and plain values, not {kind.__name__}: a "
+        "graph can't tell what is in it. Hand over its tensors, or leave it out (a Hugging Face model: "
+        "use_cache=False)."
+    )
 
 
 class Weights:

@@ -1,18 +1,58 @@
-"""When kernels may be launched: device, autocast, tracing and autograd checks that all kernels share."""
+"""What all kernels share: device, autocast, tracing and autograd checks, and the registration of operations."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils.flop_counter import register_flop_formula
 
 HALF = (torch.bfloat16, torch.float16)
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels on a CPU, for tests
+F = TypeVar("F", bound=Callable[..., Any])
+_library = torch.library.Library("replearn", "FRAGMENT")
+
+
+def register_operation(
+    schema: str,
+    launch: Callable[..., Tensor],
+    fake: Callable[..., Tensor],
+    flops: Callable[..., int] | None = None,
+) -> Any:
+    """Register a custom operation without a gradient, and return it.
+
+    A call takes less time than one of `torch.library.custom_op`. `flops` takes `out_val` as well.
+    """
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    for device in ("CUDA", "CPU"):
+        _library.impl(name, launch, device)
+    torch.library.register_fake(f"replearn::{name}", fake, lib=_library)
+    packet = getattr(torch.ops.replearn, name)
+    if flops is not None:
+        register_flop_formula(packet, get_raw=True)(flops)
+    return packet.default
+
+
+def leaf(function: F) -> F:
+    """Have fx record calls of a function as one node: a pickled graph is traced again when it is loaded."""
+
+    @wraps(function)
+    def call(x: Any, /, *others: Any, **named: Any) -> Any:
+        if has_torch_function_unary(x):  # an fx proxy
+            return handle_torch_function(call, (x,), x, *others, **named)
+        return function(x, *others, **named)
+
+    return call  # type: ignore[return-value]
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -64,3 +104,20 @@ def span(tensor: Tensor) -> int:
 def aligned(*tensors: Tensor | None) -> Any:
     """The tensors, cloned where their memory does not start at a multiple of 16 bytes."""
     return [tensor if tensor is None or tensor.data_ptr() % 16 == 0 else tensor.clone() for tensor in tensors]
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """True if the tensor's memory starts at a multiple of 16 bytes, as a view's may not."""
+    return torch.compiler.is_compiling() or tensor.data_ptr() % 16 == 0
+
+
+def device_guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes the device current: Triton launches on the current GPU."""
+    several = device.type == "cuda" and torch.cuda.device_count() > 1
+    return torch.cuda.device(device) if several else nullcontext()
+
+
+def launch(kernel: Any, programs: int, near: Tensor, *given: Any, **options: Any) -> None:
+    """Launch so many programs of a Triton kernel on the GPU of the tensor `near`."""
+    with device_guard(near.device):
+        kernel[(programs,)](*given, **options)

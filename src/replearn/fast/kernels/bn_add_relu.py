@@ -9,9 +9,10 @@ and seven.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,17 +21,33 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.modules.module import _has_any_global_hook
 
-from ...operators.functional import register
+from ...operators.functional import norm_add_act, register
 from ..graphs.capture import is_capturing_here
 from ..train.class_patching import reduce_as
-from ._dispatch import in_transform, triton_runs_on
-from ._launch_cache import is_aligned
-from ._triton.running_statistics import Running
+from ._dispatch import has_memory, in_transform, is_aligned, triton_runs_on
 
 Activation = Callable[[Tensor], Tensor]
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LAST = torch.channels_last
 _counters: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
+
+
+class Running(NamedTuple):
+    """Running mean and variance, number of batches, and update factors."""
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    momentum: float
+    unbiased: float  # n / (n - 1)
+
+    @classmethod
+    def of(cls, norm: nn.BatchNorm2d, x: Tensor) -> Running | None:
+        """None if the norm has none, or its layer is being recomputed, which unsets the number of batches."""
+        mean, variance, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        if mean is None or variance is None or batches is None:
+            return None
+        torch.autograd.graph.increment_version((mean, variance, batches))  # autograd does not see the kernel
+        pixels = x.numel() // x.shape[1]
+        return cls((mean, variance, batches), float(norm.momentum or 0.0), pixels / max(1, pixels - 1))
 
 
 class FusedBatchNorm2d(nn.BatchNorm2d):
@@ -49,8 +66,7 @@ def bn_add_relu(x: Tensor, norm: nn.Module, activation: Activation, u: Tensor | 
     return with_alias(_BatchNormAddReLU.apply(*given), aliased)  # type: ignore[no-untyped-call]
 
 
-def reference(x: Tensor, norm: nn.Module, activation: Activation, u: Tensor | None = None) -> Tensor:
-    return activation(norm(x) if u is None else norm(x) + u)
+reference = inspect.unwrap(norm_add_act)
 
 
 def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
@@ -218,7 +234,7 @@ class _BatchNormAddReLU(Function):
 def aligned_grad(grad: Tensor, order: torch.memory_format = torch.contiguous_format) -> Tensor:
     """A gradient in the memory format of its tensor, aligned to 16 bytes."""
     grad = grad.contiguous(memory_format=order)
-    return grad if is_aligned(grad) else grad.clone()
+    return grad if not has_memory(grad) or is_aligned(grad) else grad.clone()
 
 
 def counters_of(norm: Any, device: torch.device) -> Tensor:

@@ -2,11 +2,14 @@
 
 The gradient of x is the same convolution of dy with W rotated by 180 degrees, in and out exchanged; that of W is
 summed in float32, in a fixed order. W may be in float32: it is rounded as it is read, and its gradient is not.
+Tiles are fixed, since autotuning would fall into the capture of a step; `benchmarks/narrow_convolutions.py`
+measures alternatives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,12 +18,58 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 from torch.utils.flop_counter import register_flop_formula
 
-from ..train.overlapped_wgrad import gated_weight, overlap
-from ..train.side_stream import count_use
+from ..train.overlapped_wgrad import count_use, gated_weight, overlap
 from ._dispatch import HALF, compute_dtype, in_transform, triton_runs_on
-from ._triton.conv3x3_small_tiles import has_tile, tile_for, weight_tile_for
 
+CHANNELS = (16, 32)  # with 64 cuDNN's kernels are as fast
+COLORS = 3  # channels of images, which may go in but never come out
 _LAST = torch.channels_last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A forward pass, or the gradient of the input."""
+
+    pixels: int  # columns of a program
+    strip: int  # rows of the result that it walks down; two more are read
+    pack: bool  # two pixels at once, from one read of the four that they see
+    num_warps: int  # 4 and 64 pixels: Hopper's wgmma; fewer of either: mma.sync
+    num_stages: int  # 1: reads through L1; more: ahead of their use, past L1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightTile:
+    """The gradient of the weight."""
+
+    pixels: int
+    strip: int  # rows that a worker walks down before it goes to other columns
+    roll: int  # rows that are read at once, each for all three rows of the window
+    carry: bool = False  # dy's last two rows stay for the next step, and are not read again
+    workers: int  # at most: each writes a partial sum
+    num_warps: int
+    num_stages: int
+
+
+# by the larger of in and out channels; 3 is a first convolution of images
+TILES = {
+    3: Tile(pixels=64, strip=16, pack=True, num_warps=2, num_stages=1),
+    16: Tile(pixels=64, strip=16, pack=False, num_warps=2, num_stages=3),
+    32: Tile(pixels=128, strip=8, pack=False, num_warps=8, num_stages=3),
+}
+WEIGHT_TILES = {
+    3: WeightTile(pixels=64, strip=32, roll=4, carry=True, workers=528, num_warps=4, num_stages=3),
+    16: WeightTile(pixels=128, strip=32, roll=2, workers=264, num_warps=4, num_stages=3),
+    32: WeightTile(pixels=64, strip=16, roll=2, workers=132, num_warps=8, num_stages=3),
+}
+
+
+def has_tile(cin: int, cout: int) -> bool:
+    """True if the kernels are used for a 3x3 convolution with these channels."""
+    return cout in CHANNELS and (cin in CHANNELS or cin == COLORS)
+
+
+def tile_key(cin: int, cout: int) -> int:
+    return COLORS if COLORS in (cin, cout) else max(cin, cout)
 
 
 def conv3x3_small(x: Tensor, weight: Tensor) -> Tensor:
@@ -60,26 +109,27 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Arguments that the kernels take, for tests."""
     if dtype in HALF:
-        x = torch.randn(2, 16, 6, 5, device=device, dtype=dtype)
-        yield dense(x), 0.1 * torch.randn(32, 16, 3, 3, device=device, dtype=dtype)
+        for cin, cout, height in ((16, 16, 34), (16, 32, 6), (32, 32, 6)):
+            x = torch.randn(2, cin, height, 5, device=device, dtype=dtype)
+            yield dense(x), 0.1 * torch.randn(cout, cin, 3, 3, device=device, dtype=dtype)
         x = torch.randn(1, 3, 5, 8, device=device)  # under autocast
         yield dense(x), 0.2 * torch.randn(16, 3, 3, 3, device=device)
 
 
 @torch.library.custom_op("replearn::conv3x3_small", mutates_args=())
 def _launch(x: Tensor, weight: Tensor, flip: bool) -> Tensor:
-    out: Tensor = _fake(x, weight, flip)
     from ._triton.conv3x3_small import launch_convolve
 
-    launch_convolve(dense(x), dense(weight), out, flip, tile_for(weight.shape[1], weight.shape[0]))
+    out: Tensor = _fake(x, weight, flip)
+    launch_convolve(dense(x), dense(weight), out, flip, TILES[tile_key(*weight.shape[:2])])
     return out
 
 
 @torch.library.custom_op("replearn::conv3x3_small_wgrad", mutates_args=())
 def _launch_wgrad(x: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
-    from ._triton.conv3x3_small_wgrad import launch_sum, launch_weight
+    from ._triton.conv3x3_small import launch_sum, launch_weight
 
-    partials = launch_weight(dense(x), dense(grad), weight_tile_for(x.shape[1], grad.shape[1]))
+    partials = launch_weight(dense(x), dense(grad), WEIGHT_TILES[tile_key(x.shape[1], grad.shape[1])])
     summed: Tensor = launch_sum(partials).to(dtype)
     return summed.permute(0, 3, 1, 2)
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ...costs.precision import convolves_in_tf32
-from ._dispatch import needs_grad, runs_eagerly
+from ._dispatch import leaf, needs_grad, runs_eagerly
 
 Pair = tuple[int, int]
 # Largest difference of two results, relative to the largest summand: four roundings of half precision or TF32, and
@@ -25,6 +24,7 @@ Pair = tuple[int, int]
 ROUNDINGS, FULL_PRECISION = 4, {torch.float32: 2.0**-14, torch.float64: 2.0**-40}
 
 
+@leaf
 def conv_bias_add_relu(
     x: Tensor,
     weight: Tensor,
@@ -42,10 +42,6 @@ def conv_bias_add_relu(
     tensor([1.])
     """
     given = x, weight, bias, other, stride, padding, dilation
-    made: Tensor
-    if has_torch_function_unary(x):  # an fx proxy
-        made = handle_torch_function(conv_bias_add_relu, (x,), *given)
-        return made
     return fused(*given) if fits(x, weight, bias, other) else reference(*given)
 
 

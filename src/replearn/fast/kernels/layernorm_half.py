@@ -11,18 +11,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ._dispatch import HALF, aligned, compute_dtype, needs_grad, runs_eagerly, triton_runs_on
+from ._dispatch import (
+    HALF,
+    aligned,
+    compute_dtype,
+    leaf,
+    needs_grad,
+    register_operation,
+    runs_eagerly,
+    triton_runs_on,
+)
 
 MAX_WIDTH = 8192  # a program holds a whole row
-_library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
-_library.define("layernorm_half(Tensor x, Tensor? weight, Tensor? bias, float eps, ScalarType dtype) -> Tensor")
+Row = Tensor | None
 
 
-def layernorm_half(
-    x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
-) -> Tensor:
+@leaf
+def layernorm_half(x: Tensor, shape: tuple[int, ...], weight: Row, bias: Row, eps: float = 1e-5) -> Tensor:
     """torch.layer_norm of x in float32 over its last dimension, in the dtype of autocast.
 
     The kernel has no gradient: torch computes calls that need one, those that are compiled or exported, and those
@@ -31,36 +37,28 @@ def layernorm_half(
     >>> layernorm_half(torch.tensor([[1.0, 3.0]]), (2,), None, None)
     tensor([[-1.0000,  1.0000]])
     """
-    given = x, shape, weight, bias, eps
-    made: Tensor
-    if has_torch_function_unary(x):  # an fx proxy
-        made = handle_torch_function(layernorm_half, (x,), *given)
-    elif runs_eagerly() and fits(*given):
-        made = torch.ops.replearn.layernorm_half.default(x, weight, bias, eps, compute_dtype(x))
-    else:
-        made = reference(*given)
-    return made
+    if runs_eagerly() and fits(x, shape, weight, bias):
+        made: Tensor = _operation(x, weight, bias, eps, compute_dtype(x))
+        return made
+    return reference(x, shape, weight, bias, eps)
 
 
-def reference(
-    x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
-) -> Tensor:
+def reference(x: Tensor, shape: tuple[int, ...], weight: Row, bias: Row, eps: float = 1e-5) -> Tensor:
     return torch.layer_norm(x, shape, weight, bias, eps)
 
 
-def fits(x: Tensor, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> bool:
+def fits(x: Tensor, shape: tuple[int, ...], weight: Row, bias: Row, eps: float = 1e-5) -> bool:
     """True if the kernel computes this call."""
-    if needs_grad(x, weight, bias) or not triton_runs_on(x.device):
-        return False
     return (
-        x.dtype is torch.float32
+        not needs_grad(x, weight, bias)
+        and triton_runs_on(x.device)
+        and x.dtype is torch.float32
         and compute_dtype(x) in HALF
         and len(shape) == 1
         and shape[0] == x.shape[-1] <= MAX_WIDTH
         and 0 < x.numel() < 2**31  # the kernel has 32-bit offsets
         and x.is_contiguous()
-        and (weight is None or _is_row(weight, x))
-        and (bias is None or _is_row(bias, x))
+        and all(row is None or _is_row(row, x) for row in (weight, bias))
     )
 
 
@@ -75,9 +73,7 @@ def _is_row(tensor: Tensor, x: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.get_device() == x.get_device()
 
 
-@torch.library.impl(_library, "layernorm_half", "CUDA")
-@torch.library.impl(_library, "layernorm_half", "CPU")  # in Triton's interpreter
-def _launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+def _launch(x: Tensor, weight: Row, bias: Row, eps: float, dtype: torch.dtype) -> Tensor:
     from ._triton.layernorm_half import launch
 
     out = torch.empty_like(x, dtype=dtype)
@@ -86,6 +82,8 @@ def _launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, d
     return out
 
 
-@torch.library.register_fake("replearn::layernorm_half", lib=_library)  # type: ignore[untyped-decorator]
-def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(x, dtype=dtype)
+_operation = register_operation(
+    "layernorm_half(Tensor x, Tensor? weight, Tensor? bias, float eps, ScalarType dtype) -> Tensor",
+    _launch,
+    fake=lambda x, weight, bias, eps, dtype: torch.empty_like(x, dtype=dtype),
+)

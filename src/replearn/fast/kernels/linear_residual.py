@@ -10,21 +10,48 @@ first form (product, sum) and seven for the second.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_unary
-from torch.utils.flop_counter import register_flop_formula
 
-from ._dispatch import HALF, aligned, needs_grad, runs_eagerly, triton_runs_on
-from ._triton.linear_residual_tiles import WIDTH, tile_for
+from ._dispatch import HALF, aligned, leaf, needs_grad, register_operation, runs_eagerly, triton_runs_on
 
-_library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
-_library.define("linear_residual(Tensor u, Tensor h, Tensor weight, Tensor? bias, Tensor? branch) -> Tensor")
+WIDTH = 64  # inner and outer widths are multiples of it
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """BLOCK_M, BLOCK_N and BLOCK_K, and launch options."""
+
+    rows: int
+    columns: int
+    inner: int
+    num_warps: int
+    num_stages: int
+
+
+# few rows take many short programs
+FEW = Tile(rows=32, columns=32, inner=128, num_warps=4, num_stages=4)
+FEW_BRANCHED = Tile(rows=16, columns=64, inner=128, num_warps=4, num_stages=4)
+TALL = Tile(rows=128, columns=64, inner=64, num_warps=4, num_stages=3)
+WIDE = Tile(rows=64, columns=128, inner=64, num_warps=4, num_stages=4)  # casts u less often
+
+
+def tile_for(rows: int, inner: int, width: int, *, branched: bool) -> Tile:
+    """The tile for a layer of these widths, which are multiples of 64."""
+    if rows <= 1024:
+        tile = FEW_BRANCHED if branched else FEW
+        even = inner % tile.inner == 0 and (not branched or width % tile.inner == 0)
+        return tile if even else replace(tile, inner=WIDTH)
+    # one or two tiles per SM: wide ones fill them better
+    wide = branched or (inner > 512 and rows <= 8192)
+    return WIDE if wide and width % WIDE.columns == 0 else TALL
+
+
+@leaf
 def linear_residual(
     u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None, branch: Tensor | None = None
 ) -> Tensor:
@@ -37,13 +64,7 @@ def linear_residual(
     tensor([3.])
     """
     given = u, h, weight, bias, branch
-    made: Tensor
-    if has_torch_function_unary(u):  # an fx proxy: a pickled graph is traced again when it is loaded
-        made = handle_torch_function(linear_residual, (u,), *given)
-    elif runs_eagerly() and fits(*given):
-        made = torch.ops.replearn.linear_residual.default(*given)
-    else:
-        made = reference(*given)
+    made: Tensor = _operation(*given) if runs_eagerly() and fits(*given) else reference(*given)
     return made
 
 
@@ -56,11 +77,11 @@ def reference(
 
 def fits(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None = None, branch: Tensor | None = None) -> bool:
     """True if the kernel computes this call."""
-    if needs_grad(u, h, weight, bias, branch) or not triton_runs_on(u.device):
-        return False
     dtype, (width, inner) = h.dtype, weight.shape
     return (
-        u.dtype is torch.float32
+        not needs_grad(u, h, weight, bias, branch)
+        and triton_runs_on(u.device)
+        and u.dtype is torch.float32
         and dtype in HALF
         and dtype is weight.dtype
         and u.shape[-1] == width
@@ -91,8 +112,6 @@ def can_tile(width: int, inner: int) -> bool:
     return width % WIDTH == 0 and inner % WIDTH == 0
 
 
-@torch.library.impl(_library, "linear_residual", "CUDA")
-@torch.library.impl(_library, "linear_residual", "CPU")  # in Triton's interpreter
 def _launch(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None) -> Tensor:
     from ._triton.linear_residual import launch
 
@@ -103,14 +122,16 @@ def _launch(u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: T
     return out
 
 
-@torch.library.register_fake("replearn::linear_residual", lib=_library)  # type: ignore[untyped-decorator]
-def _fake(u: Tensor, *others: Tensor | None) -> Tensor:
-    return torch.empty_like(u)
-
-
-@register_flop_formula(torch.ops.replearn.linear_residual, get_raw=True)
 def _flops(
     u: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, branch: Tensor | None, out_val: Any = None
 ) -> int:
     width, inner = weight.shape
     return 2 * u.numel() * (inner + (0 if branch is None else width))
+
+
+_operation = register_operation(
+    "linear_residual(Tensor u, Tensor h, Tensor weight, Tensor? bias, Tensor? branch) -> Tensor",
+    _launch,
+    fake=lambda u, *others: torch.empty_like(u),
+    flops=_flops,
+)

@@ -16,15 +16,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_unary
-from torch.utils.flop_counter import register_flop_formula
 
-from ._dispatch import HALF, compute_dtype, needs_grad, runs_eagerly, span, triton_runs_on
+from ._dispatch import (
+    HALF,
+    compute_dtype,
+    leaf,
+    needs_grad,
+    register_operation,
+    runs_eagerly,
+    span,
+    triton_runs_on,
+)
 
-_library = torch.library.Library("replearn", "FRAGMENT")  # keeps the operation registered
-_library.define("patch_embed(Tensor images, Tensor weight, Tensor table, int first) -> Tensor")
 
-
+@leaf
 def patch_embed(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor:
     """The tokens of images (batch, channels, height, width), in patches as large as the weight.
 
@@ -35,13 +40,7 @@ def patch_embed(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Te
     tensor([ 0., 48., 48., 48., 48.])
     """
     given = images, weight, table, first
-    made: Tensor
-    if has_torch_function_unary(images):  # an fx proxy
-        made = handle_torch_function(patch_embed, (images,), *given)
-    elif runs_eagerly() and fits(*given):
-        made = torch.ops.replearn.patch_embed.default(*given)
-    else:
-        made = reference(*given)
+    made: Tensor = _operation(*given) if runs_eagerly() and fits(*given) else reference(*given)
     return made
 
 
@@ -86,21 +85,21 @@ def can_tile(weight: Tensor) -> bool:
     return weight.shape[0] % 64 == 0 and weight[0].numel() % 64 == 0
 
 
-@torch.library.impl(_library, "patch_embed", "CUDA")
-@torch.library.impl(_library, "patch_embed", "CPU")  # in Triton's interpreter
 def _launch(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor:
     from ._triton.patch_embed import launch
 
-    out: Tensor = _fake(images, weight, table, first)
+    out = table.new_empty((len(images), *table.shape))
     launch(images, weight, table, first, out)
     return out
 
 
-@torch.library.register_fake("replearn::patch_embed", lib=_library)  # type: ignore[untyped-decorator]
-def _fake(images: Tensor, weight: Tensor, table: Tensor, first: int) -> Tensor:
-    return table.new_empty((images.shape[0], *table.shape))
-
-
-@register_flop_formula(torch.ops.replearn.patch_embed, get_raw=True)
 def _flops(images: Tensor, weight: Tensor, table: Tensor, first: int, out_val: Any = None) -> int:
     return 2 * len(images) * (len(table) - first) * weight.numel()
+
+
+_operation = register_operation(
+    "patch_embed(Tensor images, Tensor weight, Tensor table, int first) -> Tensor",
+    _launch,
+    fake=lambda images, weight, table, first: table.new_empty((images.shape[0], *table.shape)),
+    flops=_flops,
+)

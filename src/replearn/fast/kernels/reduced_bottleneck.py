@@ -1,15 +1,21 @@
 """A reduced bottleneck as one operation: two 1x1 convolutions, the norm, the sum and both ReLUs.
 
-    z = relu(W1 x),   y = relu(x + norm(W3 z))
+    z = relu(W1 x),   y = relu(x + norm(W z)),   mean(W z) = W mean(z),   var(W z) = diag(W cov(z) W^T)
 
-The norm's statistics follow from z, as in `conv1x1_bn.py`, so that W3 z is neither kept nor read again; the kernel
-that multiplies with W3, the norm in it, writes y. Most of the time goes into moving wide tensors: torch reads or
-writes one 22 times, forward and backward, and this 11 times.
+The norm's statistics follow from z, and the norm is folded into W before the product, so that W z is neither kept
+nor read again. Most of the time goes into moving wide tensors: torch reads or writes one 22 times, forward and
+backward, and this 11 times. With g the gradient of W z, s = gamma / sigma, and sums over the P pixels of g and
+g z^T, all that backward needs is narrow:
+
+    dz = (s W)^T g - W^T diag(k) W z + W^T (k mean(W z) - s sum(g) / P),   k = s dgamma / (sigma P)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -18,60 +24,52 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from ...operators import functional
 from ...operators._base.layers import Activation, Convolution
-from ...operators.functional import register
 from ..graphs.capture import is_capturing_here
-from ..synthesis.launch_cost import pays
-from ._dispatch import HALF, compute_dtype, launches, on_gpu
-from ._launch_cache import is_aligned
-from ._triton.running_statistics import Running
+from ._dispatch import HALF, compute_dtype, has_memory, in_transform, is_aligned, launches, on_gpu
 from .bn_add_relu import (
     FusedBatchNorm2d,
+    Running,
     aligned_grad,
     counters_of,
     has_momentum_state,
-    is_relu,
     is_unmodified,
     is_unobserved,
     with_alias,
 )
 from .bn_add_relu import kernels as norm_kernels
-from .conv1x1_bn import (
-    fold_norm_reference,
-    input_grad,
-    norm_grads,
-    product,
-    update_running_stats,
-    uses_kernels,
-    weighted_covariance,
-)
-from .conv1x1_bn import kernels as expansion_kernels
 
+MIN_SIZE = 2**25  # elements of x from which on moving it less often outweighs the launches of an eager step
+Pair = tuple[Convolution, Tensor]  # a layer and its kernel
+_free: ContextVar[bool] = ContextVar("free_launches", default=False)
 _LAST = torch.channels_last
+reference = inspect.unwrap(functional.reduced_bottleneck)
 
 
-@register("reduced_bottleneck")
+@contextmanager
+def free_launches() -> Iterator[None]:
+    """Compute as in a captured step, where launches are free; for cost predictions and recomputation."""
+    token = _free.set(True)
+    try:
+        yield
+    finally:
+        _free.reset(token)
+
+
+@functional.register("recompute_context")
+def recompute_context() -> Callable[[], AbstractContextManager[None]]:
+    """Recomputation runs in another thread, and must choose the same kernels as the first run."""
+    return free_launches if is_capturing_here() else nullcontext
+
+
+@functional.register("reduced_bottleneck")
 def reduced_bottleneck(
-    x: Tensor,
-    reduction: tuple[Convolution, Tensor],
-    expansion: tuple[Convolution, Tensor],
-    norm: nn.Module,
-    activation: Activation,
+    x: Tensor, reduction: Pair, expansion: Pair, norm: nn.Module, activation: Activation
 ) -> Tensor | None:
     """The operator as one operation where that pays; None elsewhere."""
     fitting = fits(x, reduction, expansion, norm, activation)
     return run_fused(x, reduction[1], expansion[1], norm) if fitting else None
-
-
-def reference(
-    x: Tensor,
-    reduction: tuple[Convolution, Tensor],
-    expansion: tuple[Convolution, Tensor],
-    norm: nn.Module,
-    activation: Activation,
-) -> Tensor:
-    (before, reduce), (after, expand) = reduction, expansion
-    return activation(x + norm(after(activation(before(x, reduce)), expand)))
 
 
 def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
@@ -94,13 +92,7 @@ def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
         return with_alias(_ReducedBottleneck.apply(*given), aliased)  # type: ignore[no-untyped-call]
 
 
-def fits(
-    x: Tensor,
-    reduction: tuple[Convolution, Tensor],
-    expansion: tuple[Convolution, Tensor],
-    norm: nn.Module,
-    activation: Activation,
-) -> bool:
+def fits(x: Tensor, reduction: Pair, expansion: Pair, norm: nn.Module, activation: Activation) -> bool:
     """True on a GPU in train mode and channels_last, where the operation is the same and pays."""
     before, after = reduction[0], expansion[0]
     first: Any = before.shell
@@ -109,8 +101,7 @@ def fits(
         on_gpu(x.device)
         and type(norm) in (nn.BatchNorm2d, FusedBatchNorm2d)
         and norm.training
-        and is_relu(activation)
-        and all(is_unmodified(module) for module in (norm, before, after))
+        and (activation is F.relu or type(activation) is nn.ReLU)
         and compute_dtype(x) is x.dtype
         and is_pointwise(first)
         and is_pointwise(second)
@@ -118,9 +109,16 @@ def fits(
         and 2 * second.in_channels <= second.out_channels
         and x.is_contiguous(memory_format=_LAST)
         and x.numel() > x.shape[1]  # torch raises for a single pixel, which has no variance
-        and is_unobserved()
-        and pays(x.numel())
+        and (x.numel() >= MIN_SIZE or _free.get() or is_capturing_here())
+        and not in_transform()
+        # fake tensors are there to be observed, as by a cost prediction
+        and (not has_memory(x) or is_unseen(norm, before, after, activation))
     )
+
+
+def is_unseen(*parts: Any) -> bool:
+    """True if no hook, mode or trace would see the layers one by one."""
+    return is_unobserved() and all(is_unmodified(part) for part in parts if isinstance(part, nn.Module))
 
 
 def is_pointwise(conv: Any) -> bool:
@@ -170,7 +168,7 @@ class _ReducedBottleneck(Function):
         d_gamma, turned, offsets, d_expand = norm_grads(wide, outer, d_beta, numbers, len(z), centre, spread, own)
         d_reduce = None
         if needs_x or needs_reduce:
-            d_z = input_grad(z, passed, scaled, wide, turned, offsets, masked=True)
+            d_z = input_grad(z, passed, scaled, wide, turned, offsets)
             d_reduce = product(d_z.mT, rows_of(x)).to(reduce.dtype) if needs_reduce else None
             if needs_x:
                 passed.addmm_(d_z, reduce)  # plus the residual's gradient
@@ -196,17 +194,102 @@ def fold_norm_into(
     """`fold_norm_reference`, by a kernel where it applies; updates running statistics."""
     given = (wide, spread, centre, norm.weight, norm.bias, norm.eps, z.dtype)
     if uses_kernels(wide) and has_momentum_state(norm):
-        made: tuple[Tensor, Tensor, Tensor] = expansion_kernels().fold_norm(*given, Running.of(norm, z))
+        made: tuple[Tensor, Tensor, Tensor] = kernels().fold_norm(*given, Running.of(norm, z))
         return made
     made = fold_norm_reference(*given)
     update_running_stats(norm, made[2][0], made[2][1], len(z))
     return made
 
 
+def weighted_covariance(h: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
+    """W cov(h), centre being the mean of h."""
+    return weight @ torch.addr(product(h.mT, h), centre, centre, beta=1 / len(h), alpha=-1)
+
+
+@torch.no_grad()
+def update_running_stats(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
+    """Update a BatchNorm's running statistics as its forward does."""
+    if norm.running_mean is None or not norm.track_running_stats:
+        return
+    if norm.num_batches_tracked is not None:  # None while an operator is recomputed, with a momentum of zero
+        norm.num_batches_tracked.add_(1)
+    momentum = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+    norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), momentum)
+
+
+def fold_norm_reference(
+    weight: Tensor, spread: Tensor, centre: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The kernel and the shift with the norm in them; and mean, variance, 1 / sigma and scale of every channel."""
+    mean = weight @ centre
+    variance = (spread * weight).sum(1).clamp_min(0)  # rounding may make it negative
+    inverse = (variance + eps).rsqrt()
+    scale = inverse if gamma is None else inverse * gamma.to(weight.dtype)
+    shift = -scale * mean if beta is None else torch.addcmul(beta.to(weight.dtype), scale, mean, value=-1)
+    return (scale[:, None] * weight).to(dtype), shift.to(dtype), torch.stack([mean, variance, inverse, scale])
+
+
+def norm_grads_reference(
+    weight: Tensor, outer: Tensor, d_beta: Tensor, numbers: Tensor, count: int, centre: Tensor, spread: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradient of gamma; -diag(k) W; k mean - s sum(g) / P; and the gradient of W in this dtype."""
+    mean, _, inverse, scale = numbers
+    d_gamma = inverse * torch.addcmul((outer * weight).sum(1), mean, d_beta, value=-1)
+    k = scale * inverse * d_gamma / count
+    d_weight = scale[:, None] * (outer - d_beta[:, None] * centre - (d_gamma * inverse)[:, None] * spread)
+    return d_gamma, -k[:, None] * weight, torch.addcmul(scale * d_beta / -count, k, mean), d_weight.to(dtype)
+
+
+def norm_grads(weight: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `norm_grads_reference`, by the kernel where there is one."""
+    found: tuple[Tensor, Tensor, Tensor, Tensor]
+    found = (kernels().norm_grads if uses_kernels(weight) else norm_grads_reference)(weight, *given)
+    return found
+
+
+def input_grad(z: Tensor, grad: Tensor, scaled: Tensor, weight: Tensor, turned: Tensor, offsets: Tensor) -> Tensor:
+    """The gradient of what went into the ReLU that z comes from, from that of the wide output."""
+    row, along = (offsets @ weight).to(z.dtype), (weight.mT @ turned).to(z.dtype)
+    if has_input_grad_kernel(z, grad, scaled):
+        made = torch.empty_like(z)
+        kernels().launch_input_grad(grad, z, scaled, along, row, made)
+        return made
+    made = torch.addmm(torch.addmm(row, z, along), grad, scaled)
+    masked: Tensor = torch.ops.aten.threshold_backward(made, z, 0)
+    return masked
+
+
+def has_input_grad_kernel(z: Tensor, grad: Tensor, scaled: Tensor) -> bool:
+    """True if the kernel takes these sizes and dtypes, and all tensors are aligned."""
+    return (
+        launches(z)
+        and z.dtype in HALF
+        and all(size % 64 == 0 for size in scaled.shape)
+        and grad.numel() < 2**31
+        and all(tensor.is_contiguous() and is_aligned(tensor) for tensor in (z, grad, scaled))
+    )
+
+
+def uses_kernels(tensor: Tensor) -> bool:
+    """True where a Triton kernel replaces a dozen launches."""
+    return launches(tensor) and tensor.dtype is torch.float32
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b with sums that are kept in float32 at least."""
+    if a.dtype not in HALF:
+        return a @ b
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+
+
 def add_relu_(out: Tensor, x: Tensor, z: Tensor, scaled: Tensor, shift: Tensor) -> None:
     """relu(x + z scaled^T + shift) into `out`, in one kernel if it takes these sizes."""
-    if launches(x) and x.dtype in HALF and kernels().can_tile(*scaled.shape) and x.numel() < 2**31:
-        kernels().launch(x if is_aligned(x) else x.clone(), z, scaled, shift, out)
+    tiled = scaled.shape[0] % 128 == 0 and scaled.shape[1] % 64 == 0
+    if launches(x) and x.dtype in HALF and tiled and x.numel() < 2**31:
+        kernels().launch_add_relu(x if is_aligned(x) else x.clone(), z, scaled, shift, out)
     else:
         torch.addmm(shift, z, scaled.mT, out=out).add_(x).relu_()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..graph_module import FlatGraph
 from ..kernels._dispatch import triton_runs_on
 from ..kernels.conv_bias_add_relu import has_cudnn
+
+FEW = 1024 * 384  # values that the GPU computes faster than Python launches a Triton kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,7 @@ class Context:
     compile: bool = False
     graph: bool = False  # replayed as a CUDA graph
     fuse: bool = False
+    example: Any = None  # the model's input
 
     @property
     def launches_are_free(self) -> bool:

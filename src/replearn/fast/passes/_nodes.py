@@ -44,10 +44,6 @@ def written_between(flat: FlatGraph, first: fx.Node, last: fx.Node) -> bool:
     return node is not last
 
 
-def drop_bias_(conv: fx.Node) -> None:
-    conv.update_arg(2, None) if len(conv.args) > 2 else conv.update_kwarg("bias", None)
-
-
 def add_parameter(flat: FlatGraph, name: str, tensor: Tensor, *, cast: bool = False) -> fx.Node:
     """Store a tensor as a parameter, and read it where nodes are being inserted.
 

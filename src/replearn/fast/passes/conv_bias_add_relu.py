@@ -16,7 +16,7 @@ from ..graph_module import FlatGraph, held, is_sum
 from ..inlining import argument, drop_unused_, run_on
 from ..kernels.conv_bias_add_relu import Pair, conv_bias_add_relu, failure_of, reference
 from ._context import Context
-from ._nodes import add_parameter, as_pair, drop_bias_, is_conv2d, is_relu, written_between
+from ._nodes import add_parameter, as_pair, is_conv2d, is_relu, written_between
 
 AFTER = ("stem",)
 
@@ -155,24 +155,10 @@ def group_(flat: FlatGraph, relu: fx.Node, match: Match) -> None:
             flat.graph.erase_node(node)
 
 
-@torch.no_grad()
 def bias_of(flat: FlatGraph, match: Match) -> fx.Node:
-    """Its bias, plus that of another convolution in the sum; zeros where there is none."""
+    """Its bias, or zeros."""
     own, weight = argument(match.conv, 2, "bias"), argument(match.conv, 1, "weight")
-    others = take_bias_(flat, match.other)
-    if own is not None and others is None:
+    if own is not None:
         return flat.graph.get_attr(str(own.target))
     kernel = flat.get_parameter(str(weight.target))
-    biases = (flat.get_parameter(str(node.target)) for node in (own, others) if node is not None)
-    return add_parameter(flat, f"{weight.target}_bias", sum(biases, kernel.new_zeros(len(kernel))))
-
-
-def take_bias_(flat: FlatGraph, other: fx.Node | None) -> fx.Node | None:
-    """Remove the bias of another convolution that only the sum reads, and return it."""
-    if not is_conv2d(flat, other) or other is None or len(other.users) > 1:
-        return None
-    bias: fx.Node | None = argument(other, 2, "bias")
-    if not isinstance(held(flat, bias), nn.Parameter):
-        return None
-    drop_bias_(other)
-    return bias
+    return add_parameter(flat, f"{weight.target}_bias", kernel.new_zeros(len(kernel)))

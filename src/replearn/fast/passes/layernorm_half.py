@@ -9,10 +9,9 @@ from torch import Tensor, fx, nn
 from ..graph_module import FlatGraph
 from ..inlining import argument
 from ..kernels.layernorm_half import layernorm_half
-from ._context import Context, has_triton
+from ._context import FEW, Context, has_triton
 
 AFTER = ("linear_residual",)
-FEW = 1024 * 384  # values that the GPU normalises faster than Python launches the kernel
 
 
 def apply_(flat: FlatGraph, context: Context) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from ..graph_module import FlatGraph, held, is_sum
 from ..inlining import argument, drop_unused_, writes_in_place
 from ..kernels.linear_residual import can_tile, linear_residual
-from ._context import Context, has_triton
+from ._context import FEW, Context, has_triton
 
 AFTER = ("patch_embed",)
 
@@ -23,9 +23,10 @@ def apply_(flat: FlatGraph, context: Context) -> int:
     if context.dtype is None or context.compile or not has_triton(flat):
         return 0
     count = 0
+    few = 0 if context.graph else FEW
     for node in [node for node in flat.graph.nodes if is_sum(node)]:
         for u, layer in (node.args, node.args[::-1]):
-            if can_fuse(flat, u, layer, context.dtype) and not may_be_written(layer, node):
+            if can_fuse(flat, u, layer, context.dtype, few) and not may_be_written(layer, node):
                 fuse_(flat, node, u, layer)
                 count += 1
                 break
@@ -44,15 +45,17 @@ def example() -> tuple[nn.Module, Tensor]:
     return Residual(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(3, 5, 64)
 
 
-def can_fuse(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:
-    """True for a float32 u plus a linear layer in `dtype` whose result has no other reader."""
+def can_fuse(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype, few: int) -> bool:
+    """True for more than `few` values of float32 u plus a linear layer in `dtype` that has no other reader."""
     if layer.target is not F.linear or len(layer.users) > 1:
         return False
     weight = held(flat, argument(layer, 1, "weight"))
     stream, h, made = (node.meta.get("value") for node in (u, argument(layer, 0, "input"), layer))
     if weight is None or not can_tile(*weight.shape) or stream is None or h is None or made is None:
         return False
-    if not (stream.is_contiguous() and h.is_contiguous()):  # as of a token that was sliced
+    if stream.numel() <= few or not (
+        stream.is_contiguous() and h.is_contiguous()
+    ):  # as of a sliced token
         return False
     return stream.shape == made.shape and (stream.dtype, h.dtype, made.dtype) == (torch.float32, dtype, dtype)
 

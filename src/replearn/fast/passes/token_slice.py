@@ -17,7 +17,7 @@ from ..graph_module import FlatGraph
 from ..inlining import argument, writes_in_place
 from ._context import Context
 
-AFTER = ("maxpool_relu",)
+AFTER = ()
 
 POINTWISE = (F.gelu, F.silu, F.leaky_relu, F.hardswish, torch.relu, torch.tanh, torch.sigmoid)
 BINARY = {

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...operators._base.synthesis import EPS
-from ..kernels._launch_cache import launch_cached
+from ..kernels._dispatch import launch
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 jit: Any = triton.jit
@@ -140,7 +140,7 @@ def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype,
     """All weights into `out`."""
     lines, factors, owners = tables[:3]
     given = (lines, factors, owners, out, EPS, _TYPES[source], block, FIELDS)
-    launch_cached(forward_kernel, owners.shape[0], out, (out.dtype, source, block), given)
+    launch(forward_kernel, owners.shape[0], out, *given)
 
 
 def launch_backward(
@@ -157,4 +157,4 @@ def launch_backward(
     wants = (sources.numel() > 0, corrections.numel() > 0)
     tensors = (lines, factors, owners, grads, partials, sources, corrections)
     given = (*tensors, EPS, _TYPES[source], block, FIELDS, *wants)
-    launch_cached(backward_kernel, owners.shape[0], grads, (grads.dtype, source, block, wants), given)
+    launch(backward_kernel, owners.shape[0], grads, *given)

@@ -16,7 +16,6 @@ from ...operators._base.operator import Operator, ReadingOperator
 from ...operators._base.sharded import is_sharded
 from ...operators.functional import synthesize
 from ..kernels._dispatch import in_transform, launches
-from ..train.overlapped_wgrad import gated_sources
 from .batch import Batch
 from .fused import fusable, mix_batch
 
@@ -42,7 +41,7 @@ def synthesized(model: nn.Module) -> Iterator[None]:
     prepared = prepare(model)
     if not (prepared.readers or any(operators_in(model))):
         raise ReplearnError("This model has no operators to synthesize for; replace_ some of its blocks first.")
-    with HandOut(prepared.make() if gated_sources(prepared.sources) is None else prepared.on_demand()):
+    with HandOut(prepared.make()):
         yield
 
 
@@ -100,10 +99,6 @@ class Prepared:
         if fused and alike and len({reader.stored_dtype for reader in readers}) <= 1:
             self._owners = [(owner, name) for owner, name, _ in mixtures]
             self._batch = Batch.of([mixture for *_, mixture in mixtures])
-
-    @property
-    def sources(self) -> tuple[Tensor, ...]:
-        return () if self._batch is None else self._batch.tensors
 
     def holds(self) -> bool:
         return all(register.get(name) is entry for register, name, entry in self._anchors) and (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -17,18 +17,8 @@ from torch import Tensor, nn
 from ...operators._base.mixture import CORRECTION, NEXT, PREVIOUS, A, B, Made, Mixture
 from ...operators._base.synthesis import full_precision
 from ...operators.functional import register
-from ..kernels._dispatch import has_memory, in_transform, on_gpu
-from ..kernels._launch_cache import is_aligned
-from ..train.overlapped_wgrad import gated_sources, set_aliases
-from ..train.side_stream import (
-    UseCount,
-    count_use,
-    mark_overlappable,
-    run_on_side_stream,
-    wait_for_side_stream,
-)
-from .batch import Batch, source_dtype
-from .layout import Layout, rows_are_dense
+from ..kernels._dispatch import has_memory, in_transform, is_aligned, on_gpu
+from .batch import Batch, Layout, rows_are_dense, source_dtype
 
 _KNOWN = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -88,60 +78,32 @@ def mix(mixtures: Sequence[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def mix_batch(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    gated = gated_sources(batch.tensors)
-    given = batch.tensors if gated is None else gated
-    # gradients of two readers would be added before the gate has waited
-    uses = None if gated is None else [count_use(each) for each in {id(t): t for t in gated}.values()]
-    made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, uses, *given)  # type: ignore[no-untyped-call]
-    if uses is None:
-        return made
-    made, aliases = made[: len(batch.layouts)], made[len(batch.layouts) :]
-    mark_overlappable(aliases)
-    set_aliases(aliases, made)
+    made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, *batch.tensors)  # type: ignore[no-untyped-call]
     return made
 
 
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, batch: Batch, dtype: torch.dtype, uses: list[UseCount | None] | None, *tensors: Tensor
-    ) -> Any:
+    def forward(ctx: Any, batch: Batch, dtype: torch.dtype, *tensors: Tensor) -> Any:
         out = torch.empty(batch.sizes.weights, dtype=dtype, device=batch.device)
         if batch.tables is not None:
             kernels().launch_forward(batch.tables, out, batch.source, batch.block)
         else:
             out.zero_()  # in place of the launch on fake tensors
-        ctx.batch, ctx.uses = batch, uses
+        ctx.batch = batch
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*batch.watched)  # raises if one is changed in place before backward
-        # with overlapped gradients a weight is returned twice: for all readers, and for convolutions that overlap
-        layouts = batch.layouts if uses is None else (*batch.layouts, *batch.layouts)
-        made = [layout.view(out, layout.start) for layout in layouts]
-        needed = ctx.needs_input_grad[3:]
+        made = [layout.view(out, layout.start) for layout in batch.layouts]
+        needed = ctx.needs_input_grad[2:]
         if not all(needed):
             learning = {number for (number, _), needs in zip(batch.places, needed, strict=True) if needs}
-            idle = (each for n, each in enumerate(made) if n % len(batch.layouts) not in learning)
-            ctx.mark_non_differentiable(*idle)
+            ctx.mark_non_differentiable(*(each for n, each in enumerate(made) if n not in learning))
         return tuple(made)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        read = [grad for grad in grads if grad is not None]
-        work = partial(_Mix.gradients, ctx, grads)
-        if ctx.uses is None or not read:
-            return work()
-        if all(uses is None or uses.single for uses in ctx.uses):
-            return run_on_side_stream(work, *read, after_last=True)  # where the overlapped gradients were made
-        wait_for_side_stream(ctx.batch.device)
-        return work()
-
-    @staticmethod
-    def gradients(ctx: Any, grads: tuple[Tensor | None, ...]) -> Any:
         batch: Batch = ctx.batch
-        if ctx.uses is not None:
-            half = len(batch.layouts)
-            grads = tuple(added(one, other) for one, other in zip(grads[:half], grads[half:], strict=True))
         if batch.watched:
             ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
         if all(grad is None for grad in grads):
@@ -150,7 +112,7 @@ class _Mix(torch.autograd.Function):
         # unused weights have no gradient, as in plain torch
         needed = [
             needs and grads[number] is not None
-            for (number, _), needs in zip(batch.places, ctx.needs_input_grad[3:], strict=True)
+            for (number, _), needs in zip(batch.places, ctx.needs_input_grad[2:], strict=True)
         ]
         wanted = {kind for (_, kind), needs in zip(batch.places, needed, strict=True) if needs}
 
@@ -182,11 +144,7 @@ class _Mix(torch.autograd.Function):
                 found.append(layout.view(sources, layout.sources[kind]))
         for pairs in batch.again:
             add_together(found, pairs)
-        return (None, None, None, *found)
-
-
-def added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return other if one is None else one if other is None else one + other
+        return (None, None, *found)
 
 
 def add_together(found: list[Tensor | None], pairs: Sequence[tuple[int, int]]) -> None:

@@ -11,9 +11,7 @@ from torch import nn
 from ..graphs.capture import is_capturing_here
 from ..kernels._dispatch import triton_runs_on
 from ..synthesis.ahead import synthesized_on_demand
-from .attention_short import find_attention, short_attention
-from .bn_add_relu import fused_norms, num_fused
-from .conv3x3_small import find_small, small_convolutions
+from .layers import find_attention, find_small, fused_norms, num_fused, short_attention, small_convolutions
 from .overlapped_wgrad import find_overlappable, overlapped_wgrad
 
 

@@ -3,18 +3,16 @@
 Of the two gradients of a convolution only that of its input is on the critical path. So the weights of a step go
 through a gate, an autograd node that all their gradients pass and that runs last, since the first layer's gradient
 is among them. Convolutions compute weight gradients on the side stream, and the gate waits for it. What comes
-behind the gate (hooks, sums of gradients, the optimizer) sees the same values as ever.
-
-Sources of synthesized weights go through a second gate: their gradients are computed on the side stream too, and
-those of a weight that is both convolved with and synthesized from are added behind both gates.
+behind the gate (hooks, sums of gradients, the optimizer) sees the same values as ever. Synthesized weights are no
+parameters: their gradients are computed on the main stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,30 +22,13 @@ from torch.overrides import TorchFunctionMode
 
 from ..graphs.capture import is_capturing_here
 from ..kernels._dispatch import in_transform
-from .side_stream import (
-    UseCount,
-    count_use,
-    is_gated_alias,
-    mark_overlappable,
-    reset_side_stream,
-    run_on_side_stream,
-    wait_for_side_stream,
-)
 
 aten = torch.ops.aten
 _LAST = torch.channels_last
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-Aliases = dict[int, Tensor]  # by the id of the tensor
-
-
-class _Gates(NamedTuple):
-    """Aliases of a step's tensors behind its two gates."""
-
-    convolved: Aliases
-    mixed: Aliases
-
-
-_gates: ContextVar[_Gates | None] = ContextVar("gates of a step", default=None)
+Aliases = dict[int, Tensor]  # weights of a step behind its gate, by the id of the weight
+_aliases: ContextVar[Aliases | None] = ContextVar("weights behind the gate", default=None)
+_side_streams: dict[tuple[torch.device, int], SideStream] = {}  # by the main stream
 
 
 @contextmanager
@@ -61,91 +42,125 @@ def overlapped_wgrad(model: nn.Module) -> Iterator[None]:
     if not is_capturing_here():
         yield
         return
-    outer = _gates.get()
-    learning = list(filter(learns, model.parameters()))
-    devices = {parameter.device for parameter in learning}
-    if outer is None:
-        for device in devices:
-            reset_side_stream(device)
+    outer = _aliases.get()
     weights = {id(conv.weight): conv.weight for conv in find_overlappable(model)}  # two may share one
-    token = _gates.set(gates_of(list(weights.values()), learning, outer))
+    devices = {weight.device for weight in weights.values()} if outer is None else set()
+    for device in devices:
+        side_stream(device).reset()  # a capture may have failed, whose events can't be waited for
+    token = _aliases.set((outer or {}) | dict(zip(weights, through_gate(*weights.values()), strict=True)))
     try:
         with _Conv2dMode() if outer is None else nullcontext():
             yield
-        if outer is None:
-            for device in devices:
-                wait_for_side_stream(device)
+        for device in devices:
+            side_stream(device).wait()
     finally:
-        _gates.reset(token)
-        if outer is None:
-            for device in devices:
-                reset_side_stream(device)
+        _aliases.reset(token)
+        for device in devices:
+            side_stream(device).reset()
 
 
 def find_overlappable(model: nn.Module) -> list[nn.Conv2d]:
     """The convolutions of a model whose weight gradients can be overlapped; operators' own are not listed."""
-    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    return [conv for conv in convolutions if conv.bias is None and learns(conv.weight)]
+    found = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.bias is None]
+    return [conv for conv in found if learns(conv.weight)]
 
 
-def learns(parameter: Tensor | None) -> bool:
-    return parameter is not None and parameter.requires_grad and not is_lazy(parameter)
+def learns(weight: Tensor | None) -> bool:
+    return weight is not None and weight.requires_grad and not is_lazy(weight)
 
 
-def gates_of(weights: Sequence[Tensor], learning: Sequence[Tensor], outer: _Gates | None) -> _Gates:
-    """Both gates of a step, with the aliases of the step around it."""
-    convolved, mixed = (
-        dict(zip(map(id, given), through_gate(given), strict=True)) for given in (weights, learning)
-    )
-    if outer is not None:
-        convolved, mixed = outer.convolved | convolved, outer.mixed | mixed
-    return _Gates(convolved, mixed)
+class SideStream:
+    """A stream for work that is needed late, the end of what runs on it, and the tensors that this reads.
+
+    Kernels of two streams run at a time: where one leaves multiprocessors idle, or waits for memory, another can
+    start. The tensors are kept until the main stream has waited, since their memory must not be reused meanwhile.
+    So there is one piece of work at a time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.end: torch.cuda.Event | None = None
+        self.kept: tuple[Tensor, ...] = ()
+
+    def run(self, work: Callable[[], Tensor], *read: Tensor) -> Tensor:
+        """Run work after all that the current stream has launched so far."""
+        if self.stream is None:
+            return work()
+        self.wait()
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            made = work()
+        self.end, self.kept = self.stream.record_event(), read
+        return made
+
+    def wait(self) -> None:
+        """Let the current stream wait; then the tensors that were read may be freed."""
+        if self.stream is not None and self.end is not None:
+            torch.cuda.current_stream(self.stream.device).wait_event(self.end)
+        self.reset()
+
+    def reset(self) -> None:
+        self.end, self.kept = None, ()
 
 
-def through_gate(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Aliases of the tensors behind a gate of their own."""
-    if not tensors:
-        return tensors
+def side_stream(device: torch.device) -> SideStream:
+    """The side stream of the current one."""
+    key = device, stream_id(device)
+    if key not in _side_streams:
+        _side_streams[key] = SideStream(device)
+    return _side_streams[key]
+
+
+def stream_id(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+class UseCount:
+    """In how many computations a gated weight was used, and the stream of its gate.
+
+    Autograd adds the gradients of two uses before the gate has waited, so only a single one may be overlapped.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self.count, self.stream = 0, stream
+
+
+def count_use(tensor: Tensor) -> UseCount | None:
+    """Count a computation with a gated weight; None for other tensors."""
+    uses: UseCount | None = getattr(tensor, "_overlap_uses", None)
+    if uses is not None:
+        uses.count += 1
+    return uses
+
+
+def through_gate(*weights: Tensor) -> tuple[Tensor, ...]:
+    """Aliases of the weights behind a gate of their own."""
+    if not weights:
+        return ()
     with torch.enable_grad():
-        through: tuple[Tensor, ...] = _Gate.apply(*tensors)  # type: ignore[no-untyped-call]
-    mark_overlappable(through)
+        through: tuple[Tensor, ...] = _Gate.apply(*weights)  # type: ignore[no-untyped-call]
+    for alias in through:
+        alias._overlap_uses = UseCount(stream_id(alias.device))  # type: ignore[attr-defined]
     return through
-
-
-def gate_(tensors: Sequence[Tensor]) -> None:
-    """Gate weights that are no parameters of the model, in a step that overlaps."""
-    if _gates.get() is not None:
-        set_aliases(through_gate(tensors), tensors)
-
-
-def set_aliases(aliases: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Have convolutions, and nothing else, use these aliases."""
-    for alias, tensor in zip(aliases, tensors, strict=True):
-        tensor._gated_alias = alias  # type: ignore[attr-defined]
 
 
 def gated_weight(weight: Tensor) -> Tensor:
     """The alias of a convolution's weight behind the gate, or the weight itself."""
-    gates = _gates.get()
-    if gates is None:
-        return weight
-    alias = getattr(weight, "_gated_alias", None)
-    if alias is not None and (weight._backward_hooks or weight.retains_grad):  # these want the whole gradient
-        return weight
-    alias = gates.convolved.get(id(weight)) if alias is None else alias
-    return alias if alias is not None and is_gated_alias(alias, weight) else weight
+    alias = (_aliases.get() or {}).get(id(weight))
+    return alias if alias is not None and is_alias(alias, weight) else weight
 
 
-def gated_sources(tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """The aliases of synthesis sources behind the gate; None if some that learn have none."""
-    gates = _gates.get()
-    if gates is None:
-        return None
-    found = [gates.mixed.get(id(tensor)) if tensor.requires_grad else tensor for tensor in tensors]
-    pairs = zip(found, tensors, strict=True)
-    if not all(alias is tensor or is_gated_alias(alias, tensor) for alias, tensor in pairs):
-        return None
-    return [alias for alias in found if alias is not None]
+def is_alias(alias: Tensor, weight: Tensor) -> bool:
+    """True if `alias` is still the same tensor behind a gate on this stream."""
+    uses: UseCount = alias._overlap_uses  # type: ignore[attr-defined]
+    steps = zip(weight.shape, alias.stride(), weight.stride(), strict=True)
+    return (
+        alias.requires_grad is weight.requires_grad
+        and alias.data_ptr() == weight.data_ptr()
+        and alias.shape == weight.shape
+        and all(one == other for size, one, other in steps if size > 1)
+        and uses.stream == stream_id(weight.device)
+    )
 
 
 class _Gate(Function):
@@ -157,7 +172,7 @@ class _Gate(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         for device in {grad.device for grad in grads if grad is not None}:
-            wait_for_side_stream(device)
+            side_stream(device).wait()
         return grads
 
 
@@ -167,7 +182,7 @@ class _Conv2dMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.conv2d and all(kind in (Tensor, nn.Parameter) for kind in types):
+        if func is torch.conv2d and all(each in (Tensor, nn.Parameter) for each in types):
             return conv2d_overlapped(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -188,23 +203,23 @@ def conv2d_overlapped(
     uses, pairs = count_use(weight), [as_list(size) for size in (stride, padding, dilation)]
     if uses is None or bias is not None or None in pairs or not can_overlap(input, weight):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    kind = input.device.type
-    if torch.is_autocast_enabled(kind):
-        input = input.to(torch.get_autocast_dtype(kind))
-    with torch.autocast(kind, enabled=False):
+    device = input.device.type
+    if torch.is_autocast_enabled(device):
+        input = input.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
         return _Convolution.apply(input, weight, uses, (*pairs, False, [0, 0], groups))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def can_overlap(input: Tensor, weight: Tensor) -> bool:
     """True for images and weights that autograd records, in dtypes that autocast casts."""
-    kind = input.device.type
+    device = input.device.type
     return (
         input.dim() == weight.dim() == 4
-        and kind == weight.device.type
-        and kind in ("cuda", "cpu")
+        and device == weight.device.type
+        and device in ("cuda", "cpu")
         and input.dtype in _DTYPES
         and weight.dtype in _DTYPES
-        and (torch.is_autocast_enabled(kind) or input.dtype is weight.dtype)
+        and (torch.is_autocast_enabled(device) or input.dtype is weight.dtype)
         and torch.is_grad_enabled()
         and not in_transform()
     )
@@ -239,13 +254,11 @@ class _Convolution(Function):
 
 def overlap(uses: UseCount | None, work: Callable[[], Tensor], *read: Tensor) -> Tensor:
     """Compute a weight gradient on the side stream if its weight is gated and used once."""
-    return run_on_side_stream(work, *read) if uses is not None and uses.single else work()
+    return side_stream(read[0].device).run(work, *read) if uses is not None and uses.count == 1 else work()
 
 
 def as_list(size: Any) -> list[int] | None:
     """A size in both directions; None for what only torch understands, as 'same'."""
-    if type(size) is int:
-        return [size, size]
-    if isinstance(size, (tuple, list)) and len(size) in (1, 2) and all(type(each) is int for each in size):
-        return list(size) * (2 // len(size))
-    return None
+    sizes = [size, size] if type(size) is int else list(size) if isinstance(size, (tuple, list)) else []
+    sizes = sizes * 2 if len(sizes) == 1 else sizes
+    return sizes if len(sizes) == 2 and all(type(each) is int for each in sizes) else None

@@ -7,26 +7,24 @@ the backward pass recomputes P from q and k. Tensors are packed as (sequence, to
 from __future__ import annotations
 
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import device_guard
-from .attention_short_tiles import Tile, rows_for
+from .._dispatch import device_guard
+
+if TYPE_CHECKING:
+    from ..attention_short import Tile
 
 jit: Any = triton.jit
 
 
 @jit
-def unnormalised(q, k, tokens, scale, ROWS: tl.constexpr, CAUSAL: tl.constexpr):
+def unnormalised(q, k, tokens, scale, ROWS: tl.constexpr):
     """exp(s - max s) of a head's scores s, and its row sums; masked keys give 0."""
-    row = tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, ROWS)[None, :]
-    seen = column < tokens
-    if CAUSAL:
-        seen = seen & (column <= row)
+    seen = tl.arange(0, ROWS)[None, :] < tokens
     scores = tl.where(seen, tl.dot(q, tl.trans(k)) * (scale * 1.4426950408889634), float("-inf"))
     weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
     return weights, tl.sum(weights, 1)[:, None]
@@ -35,7 +33,7 @@ def unnormalised(q, k, tokens, scale, ROWS: tl.constexpr, CAUSAL: tl.constexpr):
 @jit
 def attend_kernel(
     qkv, out, tokens, heads, scale,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     DTYPE: tl.constexpr = qkv.dtype.element_ty
     row = tl.arange(0, ROWS)[:, None]
@@ -49,7 +47,7 @@ def attend_kernel(
         q = tl.load(at, mask=mask, other=0.0)
         k = tl.load(at + part, mask=mask, other=0.0)
         v = tl.load(at + 2 * part, mask=mask, other=0.0)
-        weights, total = unnormalised(q, k, tokens, scale, ROWS, CAUSAL)
+        weights, total = unnormalised(q, k, tokens, scale, ROWS)
         made = tl.dot(weights.to(DTYPE), v) / total
         tl.store(out + token * part + head * WIDTH + number, made.to(DTYPE), mask=mask)
 
@@ -57,7 +55,7 @@ def attend_kernel(
 @jit
 def attend_back_kernel(
     qkv, grad, out, tokens, heads, scale,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr, CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     DTYPE: tl.constexpr = qkv.dtype.element_ty
     row = tl.arange(0, ROWS)[:, None]
@@ -72,7 +70,7 @@ def attend_back_kernel(
         k = tl.load(qkv + place + part, mask=mask, other=0.0)
         v = tl.load(qkv + place + 2 * part, mask=mask, other=0.0)
         dy = tl.load(grad + token * part + head * WIDTH + number, mask=mask, other=0.0)
-        weights, total = unnormalised(q, k, tokens, scale, ROWS, CAUSAL)
+        weights, total = unnormalised(q, k, tokens, scale, ROWS)
         p = weights / total
         dp = tl.dot(dy, tl.trans(v))
         dv = tl.dot(tl.trans(p.to(DTYPE)), dy)
@@ -84,21 +82,13 @@ def attend_back_kernel(
         tl.store(out + place + part, dk.to(DTYPE), mask=mask)
 
 
-def launch_attend(qkv: Tensor, out: Tensor, heads: int, causal: bool, tile: Tile) -> None:
-    launch(attend_kernel, (qkv, out), heads, causal, tile)
-
-
-def launch_attend_back(qkv: Tensor, grad: Tensor, out: Tensor, heads: int, causal: bool, tile: Tile) -> None:
-    launch(attend_back_kernel, (qkv, grad, out), heads, causal, tile)
-
-
-def launch(kernel: Any, tensors: tuple[Tensor, ...], heads: int, causal: bool, tile: Tile) -> None:
+def launch(kernel: Any, tensors: tuple[Tensor, ...], heads: int, tile: Tile) -> None:
+    """`attend_kernel` of qkv and out, or `attend_back_kernel` of qkv, gradient and out; all contiguous."""
     sequences, tokens, packed = tensors[0].shape
     width = packed // (3 * heads)
     together = gcd(heads, tile.heads)
     with device_guard(tensors[0].device):
         kernel[(sequences, heads // together)](
-            *tensors, tokens, heads, width**-0.5,
-            ROWS=rows_for(tokens), WIDTH=width, HEADS=together, CAUSAL=causal,
-            num_warps=tile.num_warps, maxnreg=tile.registers,
+            *tensors, tokens, heads, width**-0.5, ROWS=tile.rows, WIDTH=width, HEADS=together,
+            num_warps=tile.num_warps * (2 if width > 64 else 1), maxnreg=tile.registers,
         )  # fmt: skip

@@ -8,15 +8,17 @@ and computes the statistics or gradients from them.
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import launch_cached
-from .running_statistics import Running
+from .._dispatch import launch
+
+if TYPE_CHECKING:
+    from ..bn_add_relu import Running
 
 jit: Any = triton.jit
 # elements of a program's tile, if it reads several tensors and if it reads one
@@ -241,26 +243,16 @@ def launch_statistics(
     eps: float,
 ) -> None:  # fmt: skip
     """Per-channel mean, 1 / sigma, scale and shift into `numbers`; updates running statistics."""
-    pixels, channels = table_of(x)
-    tiling = Tiling.of(pixels, channels, MANY, x.device)
     moved = running.tensors if running else (numbers, numbers, counters)
     steps = (running.momentum, running.unbiased) if running else (0.0, 1.0)
-    given = (x, *affine, *moved, counters, numbers, tiling.room(x.device))
-    others = (pixels, tiling.span, tiling.programs, channels, eps, *steps)
-    constants = (tiling.pixels, tiling.channels, tiling.together, running is not None)
-    key = (x.dtype, channels, eps, constants)
-    programs = tiling.programs * (channels // tiling.channels)
-    launch_cached(statistics_kernel, programs, x, key, (*given, *others, *constants), num_warps=WARPS)
+    tensors = (x, *affine, *moved, counters, numbers)
+    reduce_pixels(statistics_kernel, x, MANY, tensors, (running is not None,), (eps, *steps))
 
 
 def launch_apply(x: Tensor, residual: Tensor | None, numbers: Tensor, out: Tensor) -> None:
     """relu((x - mean) scale + shift + residual) into `out`."""
-    pixels, channels = table_of(x)
-    width = widest(channels, WRITTEN)
-    constants = (FEW // width, width, residual is not None)
-    given = (x, x if residual is None else residual, numbers, out, pixels, channels, *constants)
-    programs = -(-pixels // constants[0]) * (channels // width)
-    launch_cached(apply_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
+    tensors = (x, x if residual is None else residual, numbers, out)
+    write_pixels(apply_kernel, x, tensors, residual is not None)
 
 
 def launch_affine_grads(
@@ -268,16 +260,10 @@ def launch_affine_grads(
     slopes: Tensor, counters: Tensor,
 ) -> Tensor:  # fmt: skip
     """Gradients of gamma and beta into `slopes`, of the residual into `passed`; returns `factors`."""
-    pixels, channels = table_of(x)
-    tiling = Tiling.of(pixels, channels, FEW, x.device)
-    factors = torch.empty((2, channels), dtype=torch.float32, device=x.device)
+    factors = torch.empty((2, x.shape[1]), dtype=torch.float32, device=x.device)
     second, result, rest = (x if tensor is None else tensor for tensor in (other, y, passed))
-    given = (grad, second, x, result, numbers, rest, slopes, counters, factors, tiling.room(x.device))
-    constants = (tiling.pixels, tiling.channels, tiling.together, y is not None, other is not None)
-    others = (pixels, tiling.span, tiling.programs, channels)
-    programs = tiling.programs * (channels // tiling.channels)
-    key = (x.dtype, channels, constants)
-    launch_cached(affine_grads_kernel, programs, x, key, (*given, *others, *constants), num_warps=WARPS)
+    tensors = (grad, second, x, result, numbers, rest, slopes, counters, factors)
+    reduce_pixels(affine_grads_kernel, x, FEW, tensors, (y is not None, other is not None))
     return factors
 
 
@@ -285,26 +271,39 @@ def launch_relu_backward(
     grad: Tensor, other: Tensor | None, y: Tensor, passed: Tensor, sums: Tensor, counters: Tensor
 ) -> None:
     """The gradient before a ReLU into `passed`, and its sum over pixels into `sums`."""
-    pixels, channels = table_of(y)
-    tiling = Tiling.of(pixels, channels, FEW, y.device)
-    constants = (tiling.pixels, tiling.channels, tiling.together, other is not None)
-    others = (pixels, tiling.span, tiling.programs, channels)
-    second = y if other is None else other
-    given = (grad, second, y, passed, sums, counters, tiling.room(y.device), *others, *constants)
-    programs = tiling.programs * (channels // tiling.channels)
-    launch_cached(relu_backward_kernel, programs, y, (y.dtype, channels, constants), given, num_warps=WARPS)
+    tensors = (grad, y if other is None else other, y, passed, sums, counters)
+    reduce_pixels(relu_backward_kernel, y, FEW, tensors, (other is not None,))
 
 
 def launch_input_grad(
     grad: Tensor, x: Tensor, numbers: Tensor, factors: Tensor, out: Tensor, *, passed: bool
 ) -> None:
     """The gradient of x into `out`; `passed`: `grad` is already masked by the ReLU."""
+    write_pixels(input_grad_kernel, x, (grad, x, numbers, factors, out), passed)
+
+
+def reduce_pixels(
+    kernel: Any, x: Tensor, numbers: int, tensors: tuple[Tensor, ...], flags: tuple[bool, ...],
+    floats: tuple[float, ...] = (),
+) -> None:  # fmt: skip
+    """Launch a reduction over the pixels of x, with tiles of so many numbers."""
+    pixels, channels = table_of(x)
+    tiling = Tiling.of(pixels, channels, numbers, x.device)
+    constants = (tiling.pixels, tiling.channels, tiling.pixels, *flags)  # as many partial sums at a time
+    partials = torch.empty(2 * tiling.programs * channels, dtype=torch.float32, device=x.device)
+    given = (*tensors, partials, pixels, tiling.span, tiling.programs, channels, *floats, *constants)
+    programs = tiling.programs * (channels // tiling.channels)
+    launch(kernel, programs, x, *given, num_warps=WARPS)
+
+
+def write_pixels(kernel: Any, x: Tensor, tensors: tuple[Tensor, ...], flag: bool) -> None:
+    """Launch an elementwise kernel on tensors like x."""
     pixels, channels = table_of(x)
     width = widest(channels, WRITTEN)
-    constants = (FEW // width, width, passed)
-    given = (grad, x, numbers, factors, out, pixels, channels, *constants)
+    constants = (FEW // width, width, flag)
     programs = -(-pixels // constants[0]) * (channels // width)
-    launch_cached(input_grad_kernel, programs, x, (x.dtype, channels, constants), given, num_warps=WARPS)
+    given = (*tensors, pixels, channels, *constants)
+    launch(kernel, programs, x, *given, num_warps=WARPS)
 
 
 class Tiling(NamedTuple):
@@ -314,8 +313,6 @@ class Tiling(NamedTuple):
     span: int  # pixels of a program
     pixels: int  # of a tile
     channels: int  # of a tile
-    together: int  # partial sums that the last program reads at a time
-    size: int  # of the buffer of partial sums
 
     @staticmethod
     @lru_cache(maxsize=4096)
@@ -324,11 +321,7 @@ class Tiling(NamedTuple):
         step = numbers // width
         most = max(1, PROGRAMS * num_multiprocessors(device) * width // channels)
         span = -(-pixels // (most * step)) * step
-        programs = -(-pixels // span)
-        return Tiling(programs, span, step, width, step, 2 * programs * channels)
-
-    def room(self, device: torch.device) -> Tensor:
-        return torch.empty(self.size, dtype=torch.float32, device=device)
+        return Tiling(-(-pixels // span), span, step, width)
 
 
 def widest(channels: int, most: int) -> int:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import launch_cached
+from .._dispatch import launch as launch_kernel
 
 jit: Any = triton.jit
 NUMBERS = 2048  # elements of a program
@@ -40,6 +40,4 @@ def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
     together = max(1, NUMBERS // side)
     tensors = (x, x if weight is None else weight, x if bias is None else bias, out)
     constants = (width, side, together, weight is not None, bias is not None)
-    key = (out.dtype, *constants)
-    numbers = (rows, epsilon, *constants)
-    launch_cached(norm_kernel, -(-rows // together), x, key, tensors, numbers, num_warps=4)
+    launch_kernel(norm_kernel, -(-rows // together), x, *tensors, rows, epsilon, *constants, num_warps=4)

@@ -6,14 +6,16 @@ The residual u is added in float32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import launch_cached
-from .linear_residual_tiles import Tile
+from .._dispatch import launch as launch_kernel
+
+if TYPE_CHECKING:
+    from ..linear_residual import Tile
 
 jit: Any = triton.jit
 
@@ -60,7 +62,5 @@ def launch(
     programs = -(-rows // tile.rows) * (width // tile.columns)
     tensors = (u, h, weight, weight if bias is None else bias, weight if branch is None else branch, out)
     constants = (tile.rows, tile.columns, tile.inner, bias is not None, branch is not None)
-    key = (h.dtype, None if bias is None else bias.dtype, inner, width, tile, *constants[3:])
-    numbers = (rows, inner, width, *constants)
     options: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    launch_cached(residual_kernel, programs, u, key, tensors, numbers, **options)
+    launch_kernel(residual_kernel, programs, u, *tensors, rows, inner, width, *constants, **options)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import is_aligned, launch_cached
+from .._dispatch import launch as launch_kernel
 
 jit: Any = triton.jit
 
@@ -57,8 +57,5 @@ def launch(images: Tensor, weight: Tensor, table: Tensor, first: int, out: Tenso
         tile, stages = (64, 128 if width % 128 == 0 else 64, 64), 3
     programs = -(-rows // tile[0]) * (width // tile[1])
     sizes = (out.shape[1], first, images.shape[3] // across, *images.stride(), width, channels, height, across)
-    tensors = (images, weight, table, out)
-    even = tuple(is_aligned(tensor) for tensor in tensors)
-    key = (images.dtype, weight.dtype, table.dtype, out.dtype, sizes, tile, even)
-    numbers = (rows, *sizes, *tile)
-    launch_cached(embed_kernel, programs, images, key, tensors, numbers, num_warps=4, num_stages=stages)
+    given = (images, weight, table, out, rows, *sizes, *tile)
+    launch_kernel(embed_kernel, programs, images, *given, num_warps=4, num_stages=stages)

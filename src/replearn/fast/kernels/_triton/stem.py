@@ -7,14 +7,16 @@ also packs the weight in that order, and rounds both to what the products read: 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._launch_cache import is_aligned, launch_cached
-from .stem_tiles import Walk
+from .._dispatch import launch
+
+if TYPE_CHECKING:
+    from ..stem import Walk
 
 jit: Any = triton.jit
 PADDED_CHANNELS = 4
@@ -163,9 +165,8 @@ def launch_pad(images: Tensor, weight: Tensor, padded: Tensor, packed: Tensor, m
     programs = -(-pixels // 256) + -(-weights // 256)
     sizes = (*padded.shape[1:3], *images.shape[2:], margin, *images.stride())
     others = (*weight.stride(), *weight.shape[1:3], packed.shape[2], 256)
-    key = (images.dtype, weight.dtype, padded.dtype, sizes, others, is_aligned(images), is_aligned(weight))
-    tensors, numbers = (images, padded, weight, packed), (pixels, *sizes, weights, *others)
-    launch_cached(pad_kernel, programs, images, key, tensors, numbers, num_warps=4)
+    given = (images, padded, weight, packed, pixels, *sizes, weights, *others)
+    launch(pad_kernel, programs, images, *given, num_warps=4)
 
 
 def launch_convolve_and_pool(
@@ -182,10 +183,8 @@ def launch_convolve_and_pool(
     programs = tile.programs(len(out), down_pooled, across_pooled) * (channels // columns)
     cut = (*padded.shape[1:3], high, wide, down_pooled, across_pooled, channels, walks, chunks)
     constants = (side, run, stride, last, precision_of(weight), tile.lanes, columns, tile.steps)
-    tensors, numbers = (padded, weight, bias, out), (*cut, *constants)
-    key = (padded.dtype, bias.dtype, tile, cut, constants, is_aligned(bias))
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    launch_cached(convolve_and_pool_kernel, programs, padded, key, tensors, numbers, **options)
+    launch(convolve_and_pool_kernel, programs, padded, padded, weight, bias, out, *cut, *constants, **options)
 
 
 def precision_of(weight: Tensor) -> str:
