@@ -193,7 +193,7 @@ class Run:
         if not measures["train_loss"] < float("inf"):  # NaN compares false too
             raise ReplearnError(
                 f"{self.title}: the training loss is {measures['train_loss']} in epoch {self.epoch + 1}. "
-                + (f"The last good state is {self.found}; " if self.found else "")
+                + (f"The last good state is {self.checkpoint}; " if self.checkpoint.exists() else "")
                 + "lower the learning rate or add warm-up."
             )
         self.seconds += seconds
@@ -243,14 +243,7 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the state is written: a file, or a folder of shards where the model is sharded."""
-        return self.spec.out / ("checkpoint" if self.sharded else "checkpoint.safetensors")
-
-    @property
-    def found(self) -> Path | None:
-        """The state that is there, whichever form it was written in."""
-        names = ("checkpoint.safetensors", "checkpoint")
-        return next((path for name in names if (path := self.spec.out / name).exists()), None)
+        return self.spec.out / "checkpoint.safetensors"
 
     @property
     def sharded(self) -> bool:
