@@ -295,10 +295,12 @@ def test_cudnn_tries_its_algorithms_where_all_pictures_are_of_one_size(root: Pat
     mixed = DetectionTask.open(spec(tmp_path, root), torch.device("cpu"), Processes(), {})
     assert not mixed.batches.one_shape
     write_coco(tmp_path / "bccd", {"train": 1, "test": 1})
-    one = DetectionTask.open(spec(tmp_path, tmp_path), torch.device("cpu"), Processes(), {})
+    one = DetectionTask.open(spec(tmp_path, tmp_path, batch_size=1), torch.device("cpu"), Processes(), {})
     assert one.batches.one_shape
     several = replace(SMALL, min_size=(64, 80))
-    drawn = DetectionTask.open(spec(tmp_path, tmp_path, detection=several), torch.device("cpu"), Processes(), {})
+    drawn = DetectionTask.open(
+        spec(tmp_path, tmp_path, detection=several, batch_size=1), torch.device("cpu"), Processes(), {}
+    )
     assert not drawn.batches.one_shape
 
 

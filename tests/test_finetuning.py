@@ -16,11 +16,11 @@ pytest.importorskip("timm")
 
 from replearn import ReplearnError, operators
 from replearn.experiments.training import data
-from replearn.experiments.training.augmentation import DeviceImages
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.equal_time import at_equal_time, with_no_more_epochs
 from replearn.experiments.training.fit import fit
+from replearn.experiments.training.image_batches import DeviceImages
 from replearn.experiments.training.pretrained import load_pretrained_
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
 from replearn.experiments.training.run import RunSpec

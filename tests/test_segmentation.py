@@ -16,7 +16,7 @@ from torchvision.models.segmentation import deeplabv3_resnet50
 import replearn
 from replearn import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.training.data.base import IGNORED
+from replearn.experiments.training.data import IGNORED
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Recipe, Segmentation

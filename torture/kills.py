@@ -33,8 +33,8 @@ import torch.distributed.fsdp
 
 from replearn.experiments.training import fit as fitting
 from replearn.experiments.training import keeping
-from replearn.experiments.training.batches import DeviceBatches
 from replearn.experiments.training.fit import fit
+from replearn.experiments.training.image_batches import DeviceBatches
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
 from replearn.experiments.training.results import read_result
 from replearn.experiments.training.run import Run, RunSpec

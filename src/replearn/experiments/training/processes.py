@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...blocks.families import describe
-from ...errors import ReplearnError
 from ...surgery.replace import operators_of
 
 Parallel = Literal["ddp", "fsdp"]
@@ -32,11 +31,6 @@ class Processes:
 
     def share(self, batch: Tensor) -> Tensor:
         """This process's equal part of a global batch."""
-        if batch.shape[0] % self.world:
-            raise ReplearnError(
-                f"A batch of {batch.shape[0]} can't be divided among {self.world} processes; "
-                f"write a batch size that is a multiple of {self.world}."
-            )
         return batch.chunk(self.world)[self.rank]
 
     def total(self, sums: Tensor) -> Tensor:

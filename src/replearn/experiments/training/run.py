@@ -91,7 +91,7 @@ class Run:
             accelerated=recipe.accelerate,
             clip_norm=recipe.clip_norm,
         )
-        self.steps_per_epoch = self.batches.steps(recipe.batch_size)
+        self.steps_per_epoch = self.batches.steps
         self.steps = self.steps_per_epoch * spec.epochs
         self.sums = torch.zeros(2 + len(task.counted), device=device)  # loss, ..., samples of the epoch so far
         self.epoch, self.step_in_epoch = 0, 0

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ...errors import ReplearnError
 from .batches import Batches
-from .data.base import IGNORED
-from .data.text import TextSet
+from .data import IGNORED, TextSet
 from .processes import Processes
 from .seeds import seed_at
 
@@ -32,9 +31,6 @@ class TextBatches(Batches):
     fixed = True
 
     def __init__(self, text: DeviceText, processes: Processes, batch_size: int, length: int) -> None:
-        super().__init__(processes, batch_size)
-        self.text, self.length = text, length
-        self.num_words = text.data.num_classes
         held = text.data.num_train
         for part, count in (("training", held), ("test", text.data.num_test)):
             if count < 2:
@@ -48,14 +44,13 @@ class TextBatches(Batches):
                 f"text.sequence_length from 1 to {held // 2}."
             )
         self.windows = (held - length) // length  # whole ones, wherever the first begins
+        super().__init__(processes, batch_size, self.windows, f"sequences of {length} words", text.data.name)
+        self.text, self.length = text, length
+        self.num_words = text.data.num_classes
         device = text.train.device
         self._offsets = torch.arange(length + 1, device=device)
         self._starts = torch.zeros(self.windows, dtype=torch.int64, device=device)
-        self._slot = torch.zeros(batch_size // processes.world, dtype=torch.int64, device=device)
-
-    def steps(self, batch_size: int) -> int:
-        what = f"sequences of {self.length} words"
-        return self.whole_steps(self.windows, what, self.text.data.name, batch_size)
+        self._slot = torch.zeros(self.share, dtype=torch.int64, device=device)
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         self._starts.copy_(self.starts(seed, epoch))

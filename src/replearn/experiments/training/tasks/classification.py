@@ -11,14 +11,12 @@ from torch.nn.functional import cross_entropy
 
 from .. import data as data_room
 from ..architectures import architecture
-from ..augmentation import DeviceImages
-from ..batches import DeviceBatches, ImageBatches
-from ..data.base import ImageSet, StreamedSet
+from ..data import ImageSet, StreamedSet
+from ..image_batches import DeviceBatches, DeviceImages, ImageBatches, StreamBatches
 from ..metrics import Metric
 from ..pretrained import load_pretrained_
 from ..processes import Processes
 from ..recipe import Augment
-from ..streaming import StreamBatches
 from .base import Task
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ class Classification(Task):
         if key not in shared:
             loaded = data_room.load(spec.data, spec.data_root)
             if recipe.classes:
-                loaded = data_room.with_classes(loaded, recipe.classes)
+                loaded = data_room.expect(ImageSet, loaded, "a part of the classes").with_classes(recipe.classes)
             if isinstance(loaded, StreamedSet):
                 task.batches = StreamBatches(loaded, augment, processes, recipe.batch_size, device)
                 return task

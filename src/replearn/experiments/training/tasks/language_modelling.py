@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ....errors import ReplearnError
 from .. import data as data_room
 from ..architectures import language_model
-from ..data.text import TextSet
+from ..data import TextSet
 from ..metrics import Metric
 from ..pretrained import load_pretrained_
 from ..processes import Processes
