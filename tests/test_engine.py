@@ -254,7 +254,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
         fit([spec(tmp_path / "x", model="resnet9000")], device="cpu")
     with pytest.raises(ReplearnError, match="There is no data set 'imagenot'"):
         fit([dataclasses.replace(spec(tmp_path / "x"), data="imagenot")], device="cpu")
-    with pytest.raises(ReplearnError, match=r"recipe: there is no field 'epoch'; the fields are .*epochs"):
+    with pytest.raises(ReplearnError, match=r"recipe has no field 'epoch'; its fields are .*epochs"):
         recipe_from_dict({**recipe().to_dict(), "epoch": 3})
     with pytest.raises(ReplearnError, match=r"no operator 'magic'"):
         recipe_from_dict(
