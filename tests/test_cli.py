@@ -216,7 +216,7 @@ def test_compare_from_a_folder_only_reads(here):
         ("train tiny.py --set text.sequence_length=0", "text.sequence_length=0: must be at least 1"),
         ("train tiny.py --set optimizer.betas=[2,3]", "optimizer.betas=(2.0, 3.0): must lie between 0 and 1"),
         ("train tiny.py --set label_smoothing=5", "label_smoothing=5.0: must lie between 0 and 1"),
-        ("train tiny.py --set precision=int8", "precision is one of float32, tf32, bfloat16"),
+        ("train tiny.py --set precision=int8", "precision is one of float32, tf32, bfloat16, float16"),
         ("train tiny.py --set augment.digits.wings=2", "no field 'wings'"),
         ("train tiny.py --set augment.digits.flip=3", "augment.digits.flip is true or false, not 3"),
         ("train tiny.py --set epochs", "write field=value"),

@@ -18,10 +18,13 @@ pytest.importorskip("sklearn")
 from replearn import ReplearnError
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.optimizers import make_optimizer, rate_at, set_rate
+from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
 from replearn.experiments.training.results import read_result
-from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.run import Run, RunSpec
 from replearn.experiments.training.state import read_state
+from replearn.experiments.training.step import autocast_for, step_body
+from replearn.experiments.training.tasks import task_named
 
 VARIANTS = {
     "e2e": Variant(label="E2E", method="e2e"),
@@ -122,7 +125,6 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
 
 
 def interrupt_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    from replearn.experiments.training.run import Run
 
     plain, taken = Run.step, [0]
 
@@ -210,6 +212,33 @@ def test_accumulation_clipping_and_label_smoothing_train(tmp_path: Path) -> None
     assert parts.last.measures["train_loss"] == pytest.approx(plain.last.measures["train_loss"], rel=1e-4)
     other = fit([spec(tmp_path / "c", model="vit:16:3:2:4", clip_norm=0.01, label_smoothing=0.1)], device="cpu")[0]
     assert other.last.measures["train_loss"] != pytest.approx(plain.last.measures["train_loss"], rel=1e-3)
+
+
+def test_float16_scales_the_loss_and_resumes_bit_equal(tmp_path: Path) -> None:
+    changes: dict[str, object] = {"precision": "float16", "clip_norm": 1.0}
+    whole = fit([spec(tmp_path / "whole", **changes)], device="cpu")[0]
+    with pytest.raises(Interrupted):
+        fit([spec(tmp_path / "stopped", **changes)], device="cpu", progress=StopAt(0, 1))
+    resumed = fit([spec(tmp_path / "stopped", **changes)], device="cpu", resume=True)[0]
+    assert measured(whole) == measured(resumed)
+    assert read_state(tmp_path / "whole" / "checkpoint.safetensors")[1]["scaler"]["scale"] == 2.0**16
+    processes = Processes(0, 2, "fsdp")
+    made = spec(tmp_path / "x", **changes)
+    task = task_named("classification").open(made, torch.device("cpu"), processes, {})
+    with pytest.raises(ReplearnError, match=r"float16 scales the loss, which does not work with --parallel fsdp"):
+        Run(made, task, torch.device("cpu"), processes)
+
+
+def test_a_float16_step_that_overflows_is_left_out() -> None:
+    model = torch.nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    scaler = torch.amp.GradScaler("cpu")
+    cpu, optimizer = torch.device("cpu"), torch.optim.SGD(model.parameters(), lr=1.0)
+    for size, moves in ((float("inf"), False), (1.0, True)):
+        losses = [lambda size=size: (model(torch.ones(1, 2)) * size).sum()]
+        step_body(model, optimizer, lambda losses=losses: losses, autocast_for(cpu, low=False), scaler=scaler)()
+        assert torch.equal(before, model.weight) != moves
+    assert scaler.get_scale() == 2.0**15
 
 
 def test_nan_stops_the_run_and_names_the_last_good_state(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ Command: replearn compare NAME --seeds 0,1,2,3,4
 Seeds: five, 0 to 4
 Hardware: one GPU
 
-ResNets are trained as in t1; so are ViTs, with first=2: 3 of 12 blocks.
+ResNets are trained as in t1; so are ViTs, with first=2: 3 of 12 blocks. The rows without stop-gradient train the
+neighbours through the operator as well; the paper prints none.
 
 ## t6_resnet110: ResNet-110 with one neighbour as source, or both; the paper's row without either is E2E
 
@@ -45,6 +46,7 @@ RESNET110 = replace(
         repl("RepL next", operator=Basic(sources="next")),
         repl("RepL previous", operator=Basic(sources="previous")),
         repl("RepL both", operator=Basic(sources="both")),
+        repl("RepL no stop-gradient", operator=Basic(stop_gradient=False)),
     ),
     paper=printed("t6", "ResNet-110", SOURCES),
 )
@@ -59,6 +61,7 @@ VIT_TINY8 = replace(
         repl("RepL next", first=2, operator=Projection(sources="next")),
         repl("RepL previous", first=2, operator=Projection(sources="previous")),
         repl("RepL both", first=2, operator=Projection(sources="both")),
+        repl("RepL no stop-gradient", first=2, operator=Projection(stop_gradient=False)),
     ),
     paper=printed("t6", "ViT-Tiny/8", SOURCES),
 )

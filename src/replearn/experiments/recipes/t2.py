@@ -7,7 +7,8 @@ Hardware: four GPUs (torchrun), or one with patience
 The paper gives a random 224x224 crop and flips; for ResNets batch 512, SGD with a rate of 0.2 and 90 epochs; for
 ViT-Small batch 1024 and AdamW with a rate of 7.5e-4. Not given: Nesterov momentum 0.9, weight decay, cosine
 decay after a warm-up of 5 epochs, 90 epochs for ViTs, all of ViT-Base. Under first=2 the paper's savings come
-out. The printed Bottleneck operator costs about what the block costs; `RepL reduced` halves it.
+out. The printed Bottleneck operator costs about what the block costs; `RepL reduced` halves it. `RepL head-wise`
+is the paper's form with coefficients for each attention head.
 
 ## t2_resnet34: ResNet-34; 1 of 16 blocks is replaced by the printed equation, 4 with first=2
 
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...operators.head_wise import HeadWise
 from ...operators.reduced_bottleneck import ReducedBottleneck
 from ..training.recipe import Augment, Optimizer, Recipe, Schedule
 from ._paper import (
@@ -49,6 +51,7 @@ from ._paper import (
     repl,
 )
 
+HEAD_WISE = repl("RepL head-wise first=2", first=2, operator=HeadWise())
 REDUCED = repl("RepL reduced first=2", first=2, operator=ReducedBottleneck())
 
 RESNET34 = Recipe(
@@ -80,7 +83,7 @@ VIT_SMALL16 = replace(
     RESNET34,
     name="t2_vit_small16",
     model="vit_small_16",
-    variants=(E2E, SKIP_ATTENTION, *BOTH_PLACEMENTS),
+    variants=(E2E, SKIP_ATTENTION, *BOTH_PLACEMENTS, HEAD_WISE),
     batch_size=1024,
     optimizer=IMAGENET_ADAMW,
     channels_last=False,

@@ -29,6 +29,7 @@ def save_run(run: Run) -> None:
         "seconds": run.seconds,
         "epochs": [epoch.to_dict() for epoch in run.epochs],
         "method": run.method.state(),
+        "scaler": None if run.scaler is None else run.scaler.state_dict(),
         "notes": run.notes,
         "started": run.started,
     }
@@ -59,6 +60,8 @@ def _restore(run: Run, found: Path) -> None:
     check_identity(run, about)
     restore(tensors, about["optimizer"], run.bare, run.optimizer)
     run.method.load_state(run.bare, about["method"])
+    if run.scaler is not None:
+        run.scaler.load_state_dict(about["scaler"])
     if run.processes.leads:  # the sums of all processes were saved as one
         run.sums.copy_(torch.tensor(about["sums"]))
     run.epoch, run.step_in_epoch = about["epoch"], about["step"]

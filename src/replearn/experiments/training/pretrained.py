@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
+from ...planning.data import Plan
 from ...planning.serialization import parse
-from ...surgery.backbones import load_backbone_
+from ...surgery.backbones import load_backbone_, moved_plan
+from ...surgery.checkpoint import FORMAT, read
+from ...surgery.replace import exchange_, restored_on_error
 from ...surgery.state_dicts import check_weights
 from .architectures import num_heads
 
@@ -32,11 +36,26 @@ def load_pretrained_(
     `timm:NAME` for timm's hub. `outputs` are the data set and classes that are trained on now: where a file of
     ours says it was trained on others, as many as they may be, the output layer starts anew. `words` is the size
     of a language model's vocabulary, whose output layer must fit. `name` is the model's in the recipe: it tells
-    the number of heads, which no tensor's shape does.
+    the number of heads, which no tensor's shape does. Blocks are replaced first as a plan in the file says.
 
     Raises ReplearnError, with the model unchanged, for weights of another configuration.
     """
-    found = weights_of(model, source)
+    carried, found = weights_of(model, source)
+    moved = None if carried is None else moved_plan(model, carried, "", source)
+    with nullcontext() if moved is None else restored_on_error(model, moved):
+        if moved is not None:
+            exchange_(model, moved, start=True)
+        _fill_(model, found, source, words, outputs, name)
+
+
+def _fill_(
+    model: nn.Module,
+    found: Mapping[str, Tensor],
+    source: str,
+    words: int | None,
+    outputs: list[Any] | None,
+    name: str | None,
+) -> None:
     own = model.state_dict()
     head = set() if words is not None else head_names(model)
     missing = sorted(own.keys() - found.keys() - head)
@@ -75,12 +94,15 @@ def load_pretrained_(
             own[key].copy_(tensor)
 
 
-def weights_of(model: nn.Module, source: str) -> dict[str, Tensor]:
+def weights_of(model: nn.Module, source: str) -> tuple[Plan | None, dict[str, Tensor]]:
+    """The weights, and the plan of a file of ours whose blocks are replaced."""
     if source.startswith("timm:"):
-        return timm_weights(source.removeprefix("timm:"))
+        return None, timm_weights(source.removeprefix("timm:"))
     if hasattr(model, "save_pretrained") and Path(source).is_dir():
-        return hugging_face_weights(model, source)
-    return read_weights(Path(source))
+        return None, hugging_face_weights(model, source)
+    if metadata_of(Path(source)).get("format") == FORMAT:
+        return read(source)
+    return None, read_weights(Path(source))
 
 
 def hugging_face_weights(model: Any, folder: str) -> dict[str, Tensor]:
@@ -117,16 +139,29 @@ def check_heads(source: str, there: Any, here: str | None) -> None:
         )
 
 
-def told_about(path: Path) -> dict[str, Any]:
-    """What a file of ours says of its model: its name, and the data set and classes it was trained on."""
+def metadata_of(path: Path) -> dict[str, str]:
+    """The texts in a safetensors file; none where it is no such file."""
     if path.suffix != ".safetensors" or not path.is_file():
         return {}
-    with safe_open(path, framework="pt", device="cpu") as file:
-        about = (file.metadata() or {}).get("about", "{}")
     try:
-        return dict(parse(about, "it"))
-    except (ReplearnError, ValueError, TypeError):
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError):
         return {}
+
+
+def told_about(path: Path) -> dict[str, Any]:
+    """What a file of ours, or the result beside it, says: the model's name, the data set and classes."""
+    from .results import read_result  # which knows the tasks, and these this module
+
+    try:
+        if (about := metadata_of(path).get("about")) is not None:
+            return dict(parse(about, "it"))
+        result = read_result(path.parent / "result.json")
+    except (ReplearnError, OSError, ValueError, TypeError):
+        return {}
+    classes = list(result.recipe.get("classes", ()))
+    return {"model": result.recipe.get("model"), "outputs": [result.data, classes]}
 
 
 def shape_of(tensor: Tensor) -> str:

@@ -141,7 +141,7 @@ class Recipe:
     label_smoothing: float = 0.0
     clip_norm: float | None = None
     accumulate: int = 1
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"  # float16 scales the loss
     channels_last: bool = False
     compile: bool = False
     accelerate: bool = True  # steps run inside replearn.fast.accelerate

@@ -26,6 +26,8 @@ from .seeds import seed_at
 from .step import CapturedStep, autocast_for, not_compiled, step_body
 from .tasks import Task
 
+LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
@@ -63,6 +65,13 @@ class Run:
     def __init__(self, spec: RunSpec, task: Task, device: torch.device, processes: Processes) -> None:
         self.spec, self.task, self.device, self.processes = spec, task, device, processes
         recipe, self.batches = spec.recipe, task.batches
+        self.low = LOW.get(recipe.precision)
+        if self.low is torch.float16 and self.sharded:
+            raise ReplearnError(
+                "precision=float16 scales the loss, which does not work with --parallel fsdp: an overflow in one "
+                "shard is not seen in the others. Write --parallel ddp, or precision=bfloat16."
+            )
+        self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
         self.notes: list[str] = []
         self._task_notes: list[str] = []
         self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
@@ -90,6 +99,7 @@ class Run:
             self.autocast,
             accelerated=recipe.accelerate,
             clip_norm=recipe.clip_norm,
+            scaler=self.scaler,
         )
         self.steps_per_epoch = self.batches.steps
         self.steps = self.steps_per_epoch * spec.epochs
@@ -100,6 +110,9 @@ class Run:
         self._captured: CapturedStep | None = None
         self._warm = False  # whether a step was taken in this process
         self._capture = device.type == "cuda" and processes.world == 1 and recipe.accumulate == 1
+        if self._capture and self.scaler is not None:
+            self._capture = False
+            self.note("step not captured, running it eagerly: float16 decides after each step whether it counts")
         self.seconds = 0.0
         self._step_times: list[float] = []
 
@@ -155,12 +168,11 @@ class Run:
 
     def _note_kernels(self) -> None:
         if self.spec.recipe.accelerate:
-            low = torch.bfloat16 if self.spec.recipe.precision == "bfloat16" else None
-            for line in accelerated_layers(self.model, self.device, low):
+            for line in accelerated_layers(self.model, self.device, self.low):
                 self.note(line)
 
     def autocast(self) -> torch.autocast:
-        return autocast_for(self.device, low=self.spec.recipe.precision == "bfloat16")()
+        return autocast_for(self.device, low=self.low is not None, dtype=self.low or torch.bfloat16)()
 
     def _try_capture(self) -> None:
         self._capture = False  # one attempt for a model; a method that changes the model asks again

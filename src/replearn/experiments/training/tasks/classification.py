@@ -55,9 +55,9 @@ class Classification(Task):
         model = architecture(
             self.recipe.model, num_classes=held.num_classes, channels=held.channels, size=held.size
         )
-        if self.recipe.pretrained is not None:
+        if self.spec.pretrained is not None:
             outputs = [self.spec.data, list(self.recipe.classes)]
-            load_pretrained_(model, self.recipe.pretrained, outputs=outputs, name=self.recipe.model)
+            load_pretrained_(model, self.spec.pretrained, outputs=outputs, name=self.recipe.model)
         return model
 
     def example(self) -> Tensor:

@@ -46,9 +46,9 @@ class LanguageModelling(Task):
     def build(self) -> nn.Module:
         length = self.recipe.text.sequence_length
         model = language_model(self.recipe.model, num_words=self.batches.num_words, max_length=length)
-        if self.recipe.pretrained is not None:
+        if self.spec.pretrained is not None:
             words, name = self.batches.num_words, self.recipe.model
-            load_pretrained_(model, self.recipe.pretrained, words=words, name=name)
+            load_pretrained_(model, self.spec.pretrained, words=words, name=name)
         return model
 
     def example(self) -> Tensor:
