@@ -16,11 +16,10 @@ import torch
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...planning.serialization import encode
-from .interrupting import Interruption, interruption
 from .keeping import result_of, resume_run, save_run, write_model, write_result
 from .locking import locked
 from .log import RunLog
-from .processes import Parallel, Processes, start_processes
+from .processes import Interruption, Parallel, Processes, interruption, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec

@@ -18,7 +18,7 @@ from ...surgery.backbones import load_backbone_, moved_plan
 from ...surgery.checkpoint import FORMAT, read
 from ...surgery.replace import exchange_, restored_on_error
 from ...surgery.state_dicts import check_weights
-from .architectures import num_heads
+from .architectures import library, num_heads
 
 FOLDER_NAMES = ("model.safetensors", "pytorch_model.bin")
 
@@ -218,15 +218,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def timm_weights(name: str) -> dict[str, Tensor]:
     """The weights that timm's hub holds under this name."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ReplearnError("Weights of timm's hub need timm: pip install 'replearn[vision]'.") from error
+    timm = library("timm", "vision")
     try:
         return dict(timm.create_model(name, pretrained=True).state_dict())
-    except (
-        Exception
-    ) as error:  # the hub's libraries raise errors of many kinds, from a missing net to a missing name
+    except Exception as error:  # the hub's libraries raise errors of many kinds
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(
             f"timm:{name} could not be had from the hub: {told} Get its file by hand and write pretrained=FILE."

@@ -29,7 +29,6 @@ class Method(ABC):
     name: str
     capturable: bool = True  # False if each step may take another path through the model
     leaves_idle: bool = False  # True if a step may leave parameters without a gradient; DDP must look for them
-    recomputes: bool = False  # True if blocks are run again in the backward pass
     has_targets: bool = False  # True if blocks are replaced or removed
 
     def __init__(self, setting: Setting) -> None:

@@ -20,7 +20,6 @@ from .wrapping import Patch, Wrapper, branches, is_removed, unpatch_
 
 class Checkpointing(Wrapper):
     name = "checkpointing"
-    recomputes = True
 
     def wrap(self, model: nn.Module, stacks: tuple[Stack, ...]) -> nn.Module:
         for name in (name for stack in stacks for name in stack.blocks):

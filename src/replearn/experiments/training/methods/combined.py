@@ -17,7 +17,6 @@ class Combined(Method):
         super().__init__(setting)
         self.name = "+".join(part.name for part in parts)
         self.parts = parts
-        self.recomputes = any(part.recomputes for part in parts)
         self.capturable = all(part.capturable for part in parts)
         self.leaves_idle = any(part.leaves_idle for part in parts)
         check_order(self.name, parts)
