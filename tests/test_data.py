@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from official_layouts import LAYOUTS, cifar10_binary, cifar10_python, pictures, python2_pickle, svhn_mat
+from official_layouts import LAYOUTS, cifar10_binary, cifar10_python, pictures, svhn_mat
 
 from replearn.errors import ReplearnError
 from replearn.experiments.training import data
@@ -69,12 +67,6 @@ def test_every_layout_gives_back_what_was_written(written):
     source = MODULES[name].SOURCE
     assert (loaded.name, loaded.num_classes) == (name, source.num_classes)
     assert (loaded.channels, loaded.size, loaded.size) == source.shape
-
-
-def test_the_layout_s_own_folder_is_a_root_as_well(written):
-    name, root, _ = written
-    (folder,) = root.iterdir()
-    assert data.load(name, folder, strict_counts=False).name == name
 
 
 def test_the_official_counts_are_asked_for(written):
@@ -196,36 +188,6 @@ def test_a_pickle_with_other_contents_is_refused(tmp_path, table, told):
     with pytest.raises(ReplearnError, match=told) as error:
         images_and_labels(path, b"labels")
     assert str(path) in str(error.value)
-
-
-def test_an_array_stored_column_by_column_is_read_right(tmp_path):
-    images, _ = pictures(3, 32, 10, 0)
-    array = np.asfortranarray(images.reshape(3, -1).numpy())
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(pickle.dumps({b"data": array, b"labels": [0, 1, 2]}, protocol=3))
-    assert torch.equal(images_and_labels(path, b"labels")[0], images)
-
-
-GOOD = python2_pickle(np.zeros((1, 3072), np.uint8), [3])
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4), st.integers(0, len(GOOD))
-)
-def test_a_damaged_pickle_gives_images_or_a_replearn_error(tmp_path, changes, cut):
-    raw = bytearray(GOOD)
-    # the pixels are most of the file, and nothing can go wrong there
-    for place, value in changes:
-        raw[place if place < 120 or place > 3180 else place % 120] = value
-    path = tmp_path / "data_batch_1"
-    path.write_bytes(raw[:cut] if cut < 150 else raw)
-    try:
-        images, labels = images_and_labels(path, b"labels")
-    except ReplearnError:
-        return
-    assert images.shape[1:] == (3, 32, 32)
-    assert labels.dtype == torch.int64
 
 
 # ---- where it is looked for ------------------------------------------------------------------

@@ -16,7 +16,6 @@ from scenes import edit, write_camvid, write_cityscapes, write_coco, write_mask,
 from replearn import ReplearnError
 from replearn.experiments import recipes
 from replearn.experiments.training import data
-from replearn.experiments.training.data.coco import read_part
 from replearn.experiments.training.data.scenes import Defects, DetectionSet, SegmentationSet, read_pair, read_scene
 from replearn.experiments.training.data.sets.cityscapes import official_numbers
 from replearn.experiments.training.picture_batches import DetectionBatches
@@ -302,14 +301,3 @@ def test_the_first_five_defects_are_noted_and_the_rest_is_counted() -> None:
         defects.report(f"{number}.")
     defects.report("3.")
     assert defects.notes() == ["left out as bad data: 0. 1. 2. 3. 4. and 3 more (skipped.txt)"]
-
-
-def test_real_official_files_may_list_pictures_in_subfolders(tmp_path: Path) -> None:
-    write_coco(tmp_path / "x", {"part": 3})
-    folder = tmp_path / "x" / "part"
-    (folder / "deep").mkdir()
-    (folder / "part_000.png").rename(folder / "deep" / "part_000.png")
-    file = tmp_path / "x" / "annotations" / "instances_part.json"
-    edit(file, lambda it: it["images"][0].update(file_name="deep/part_000.png"))
-    scenes, _ = read_part(file, folder, Defects())
-    assert len(scenes) == 3

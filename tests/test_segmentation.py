@@ -172,19 +172,6 @@ def test_pictures_of_one_size_and_of_several_give_the_same_batches(
     assert (len(one), len(other)) == (1, 3)  # a stream can not know that all are of one size
 
 
-def test_processes_share_a_batch(root: Path) -> None:
-    whole = task_of(root).batches
-    whole.start_epoch(0, 0, 0)
-    whole.advance(1)
-    parts = []
-    for rank in range(2):
-        task = SemanticSegmentation.open(spec(root / "out", root), CPU, Processes(rank, 2), {})
-        task.batches.start_epoch(0, 0, 0)
-        task.batches.advance(1)
-        parts.append(task.batches.current())
-    torch.testing.assert_close(torch.cat([part[0] for part in parts]), whole.current()[0])
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

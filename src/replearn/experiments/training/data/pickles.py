@@ -31,10 +31,9 @@ class _Stub:
     def tensor(self) -> Tensor:
         """The array, if it is a well-formed one of uint8 rows."""
         match self.state:
-            case (int(), (int(rows), int(columns)), _Stub(code=b"u1" | "u1"), bool(fortran), bytes(raw)):
+            case (int(), (int(rows), int(columns)), _Stub(code=b"u1" | "u1"), False, bytes(raw)):
                 if rows > 0 and math.prod((rows, columns)) == len(raw):
-                    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-                    return flat.view(columns, rows).t() if fortran else flat.view(rows, columns)
+                    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(rows, columns)
         raise ReplearnError("its array is not one of uint8 rows")
 
 
