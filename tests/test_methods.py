@@ -39,7 +39,6 @@ COMBINED = [
     "stochastic_depth+checkpointing",
     "repl+stochastic_depth+checkpointing",
 ]
-UNNAMED = ["stochastic_depth", "checkpointing", "stochastic_depth+checkpointing"]  # rename no parameter
 
 
 def resnet(depth: int = 20) -> nn.Module:
@@ -154,9 +153,6 @@ def test_the_folder_is_the_list_of_methods_and_each_has_its_files_name() -> None
     assert set(available()) == files - {"__init__", "base", "carried", "combined", "wrapping"}
     for name, kind in available().items():
         assert kind.__module__.endswith(f".{name}")
-
-
-# ---- e2e, removal, repl -------------------------------------------------------------------------------
 
 
 # ---- checkpointing ------------------------------------------------------------------------------------

@@ -22,10 +22,9 @@ projection, "no weights" a learnable map of its own.
 ## tab_adaptive_repl_vit_tiny8: ViT-Tiny/8: targets chosen anew each epoch, or fixed
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
+from ...operators._base.options import Sources
 from ...operators.attention_mlp import AttentionMLP
 from ...operators.basic import Basic
 from ...operators.mlp import MLP
@@ -33,7 +32,9 @@ from ...operators.no_weights import NoWeights
 from ...operators.projection import Projection
 from ..training.recipe import Variant
 from . import t1
-from ._paper import E2E, SOURCES, printed, removal, repl, same
+from ._paper import E2E, SOURCES, beside_e2e, printed, removal, repl, same
+
+SIDES: tuple[Sources, ...] = ("next", "previous", "both")
 
 RESNET110 = replace(
     t1.RESNET110,
@@ -43,9 +44,7 @@ RESNET110 = replace(
     variants=(
         E2E,
         removal(),
-        repl("RepL next", operator=Basic(sources="next")),
-        repl("RepL previous", operator=Basic(sources="previous")),
-        repl("RepL both", operator=Basic(sources="both")),
+        *(repl(f"RepL {side}", operator=Basic(sources=side)) for side in SIDES),
         repl("RepL no stop-gradient", operator=Basic(stop_gradient=False)),
     ),
     paper=printed("t6", "ResNet-110", SOURCES),
@@ -58,9 +57,7 @@ VIT_TINY8 = replace(
     variants=(
         E2E,
         removal(first=2),
-        repl("RepL next", first=2, operator=Projection(sources="next")),
-        repl("RepL previous", first=2, operator=Projection(sources="previous")),
-        repl("RepL both", first=2, operator=Projection(sources="both")),
+        *(repl(f"RepL {side}", first=2, operator=Projection(sources=side)) for side in SIDES),
         repl("RepL no stop-gradient", first=2, operator=Projection(stop_gradient=False)),
     ),
     paper=printed("t6", "ViT-Tiny/8", SOURCES),
@@ -77,18 +74,15 @@ WEIGHTS = replace(
         repl("RepL only MLP", first=2, operator=MLP()),
         repl("RepL no weights", first=2, operator=NoWeights()),
     ),
-    paper=(
-        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
-        *printed(
-            "tab:repl_ablation",
-            "ViT-Tiny/8",
-            {
-                "RepL": "RepL attention+MLP",
-                "RepL (only Attention weights)": "RepL only attention",
-                "RepL (only MLP weights)": "RepL only MLP",
-                "RepL (no weights)": "RepL no weights",
-            },
-        ),
+    paper=beside_e2e(
+        "tab:repl_ablation",
+        "ViT-Tiny/8",
+        {
+            "RepL": "RepL attention+MLP",
+            "RepL (only Attention weights)": "RepL only attention",
+            "RepL (only MLP weights)": "RepL only MLP",
+            "RepL (no weights)": "RepL no weights",
+        },
     ),
 )
 COEFFICIENTS = replace(
@@ -101,13 +95,10 @@ COEFFICIENTS = replace(
         repl("RepL 2 parameters", first=2, operator=Projection()),
         repl("RepL 1 parameter", first=2, operator=Projection(coefficients="shared")),
     ),
-    paper=(
-        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
-        *printed(
-            "tab:repl_param_ablation",
-            "ViT-Tiny/8",
-            {"RepL (2 parameters)": "RepL 2 parameters", "RepL (1 parameter)": "RepL 1 parameter"},
-        ),
+    paper=beside_e2e(
+        "tab:repl_param_ablation",
+        "ViT-Tiny/8",
+        {"RepL (2 parameters)": "RepL 2 parameters", "RepL (1 parameter)": "RepL 1 parameter"},
     ),
 )
 ADAPTIVE_RESNET32 = replace(
@@ -116,10 +107,7 @@ ADAPTIVE_RESNET32 = replace(
     table="tab:adaptive_repl",
     data=("cifar10",),
     variants=(E2E, removal(), repl("Fixed-RepL"), Variant(label="Adaptive-RepL", method="adaptive")),
-    paper=(
-        *printed("t1", "ResNet-32", {"E2E": "E2E"}, data="cifar10"),
-        *printed("tab:adaptive_repl", "ResNet-32", same("Fixed-RepL", "Adaptive-RepL")),
-    ),
+    paper=beside_e2e("tab:adaptive_repl", "ResNet-32", same("Fixed-RepL", "Adaptive-RepL")),
 )
 ADAPTIVE_VIT_TINY8 = replace(
     VIT_TINY8,
@@ -131,8 +119,5 @@ ADAPTIVE_VIT_TINY8 = replace(
         repl("Fixed-RepL", first=2),
         Variant(label="Adaptive-RepL", method="adaptive", first=2),
     ),
-    paper=(
-        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
-        *printed("tab:adaptive_repl", "ViT-Tiny/8", same("Fixed-RepL", "Adaptive-RepL")),
-    ),
+    paper=beside_e2e("tab:adaptive_repl", "ViT-Tiny/8", same("Fixed-RepL", "Adaptive-RepL")),
 )

@@ -16,8 +16,6 @@ printed equation replaces fewer than 25 %; first=2 gives 4 of 16 and 3 of 12 blo
 ## t4_vit_tiny16: ViT-Tiny/16 on ImageNet, trained as t2_vit_tiny16
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from . import t1, t2
