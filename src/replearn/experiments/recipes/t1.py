@@ -1,4 +1,4 @@
-"""Small images from scratch (table t1): CIFAR-10, SVHN and STL-10.
+"""Small images from scratch (table t1), and on CIFAR-10 against removal (table t3).
 
 Command: replearn compare NAME --data cifar10 --seeds 0,1,2,3,4
 Seeds: five, 0 to 4

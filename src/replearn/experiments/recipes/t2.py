@@ -1,4 +1,4 @@
-"""ImageNet from scratch (table t2), and the classifiers that detection and segmentation start from.
+"""ImageNet from scratch (table t2), against removal (table t4), and the classifiers that the scenes start from.
 
 Command: replearn compare NAME --seeds 0,1,2
 Seeds: three, 0 to 2

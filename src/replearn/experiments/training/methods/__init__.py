@@ -11,7 +11,7 @@ from functools import cache
 from ....errors import ReplearnError
 from ..listing import classes_in
 from .base import Method, Setting
-from .combined import Combined
+from .wrapping import Combined
 
 __all__ = ["Method", "Setting", "available", "has_targets", "method_for"]
 
