@@ -58,33 +58,17 @@ def _fill_(
 ) -> None:
     own = model.state_dict()
     head = set() if words is not None else head_names(model)
-    missing = sorted(own.keys() - found.keys() - head)
-    unknown = sorted(found.keys() - own.keys() - head)
-    if missing or unknown:
-        parts = [f"lacks {missing[0]}"] if missing else []
-        parts += [f"holds {unknown[0]}, which the model has not"] if unknown else []
-        hint = ""
-        if (Path(source) / "config.json").is_file() and not hasattr(model, "save_pretrained"):
-            hint = f" It is a Hugging Face model: write model=hf:{source}."
-        if any(".a" in name[-2:] or "corrections." in name for name in unknown):
-            hint = " It is of a model with replaced blocks: start from one that was trained end to end (E2E)."
-        raise ReplearnError(
-            f"{source} does not fit this {type(model).__name__}: it {' and '.join(parts)} ({len(missing)} tensors "
-            f"are missing, {len(unknown)} unknown).{hint} Use weights of the same architecture, or write the "
-            "model that they are of."
-        )
+    check_names(model, found.keys() - head, own.keys() - head, source)
     for key, tensor in own.items():
-        if key in found and found[key].shape != tensor.shape and key not in head:
-            raise ReplearnError(
-                f"{source} is of another configuration: {reason(model, key, found[key], tensor, words)}"
-            )
+        if key not in head and found[key].shape != tensor.shape:
+            told = reason(key, found[key], tensor, words)
+            raise ReplearnError(f"{source} is of another configuration: {told}")
     about = told_about(Path(source))
     check_heads(source, about.get("model"), name)
-    kept = {key: tensor for key, tensor in found.items() if key not in head or fits(own, key, tensor)}
     before = about.get("outputs")
     other = before is not None and outputs is not None and before != outputs
-    whole_head = head <= kept.keys() and not other
-    copied = {key: tensor for key, tensor in kept.items() if key not in head or whole_head}
+    fits = all(key in found and key in own and found[key].shape == own[key].shape for key in head)
+    copied = {key: found[key] for key in own.keys() - (set() if fits and not other else head)}
     try:
         check_weights(model, {key: own[key] for key in copied}, copied)
     except ReplearnError as error:
@@ -92,6 +76,25 @@ def _fill_(
     with torch.no_grad():
         for key, tensor in copied.items():
             own[key].copy_(tensor)
+
+
+def check_names(model: nn.Module, there: set[str], here: set[str], source: str) -> None:
+    """Refuse weights that lack a tensor of the model, or hold one that it has not."""
+    missing, unknown = sorted(here - there), sorted(there - here)
+    if not missing and not unknown:
+        return
+    parts = [f"lacks {missing[0]}"] if missing else []
+    parts += [f"holds {unknown[0]}, which the model has not"] if unknown else []
+    hint = ""
+    if (Path(source) / "config.json").is_file() and not hasattr(model, "save_pretrained"):
+        hint = f" It is a Hugging Face model: write model=hf:{source}."
+    if any(".a" in name[-2:] or "corrections." in name for name in unknown):
+        hint = " It is of a model with replaced blocks: start from one that was trained end to end (E2E)."
+    raise ReplearnError(
+        f"{source} does not fit this {type(model).__name__}: it {' and '.join(parts)} ({len(missing)} tensors "
+        f"are missing, {len(unknown)} unknown).{hint} Use weights of the same architecture, or write the "
+        "model that they are of."
+    )
 
 
 def weights_of(model: nn.Module, source: str) -> tuple[Plan | None, dict[str, Tensor]]:
@@ -114,7 +117,7 @@ def hugging_face_weights(model: Any, folder: str) -> dict[str, Tensor]:
         raise ReplearnError(f"{folder} can't be read as weights of a {type(model).__name__}: {told}") from error
 
 
-def reason(model: nn.Module, name: str, found: Tensor, own: Tensor, words: int | None) -> str:
+def reason(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
     shapes = f"{name} is {shape_of(found)} there and {shape_of(own)} here."
     if words is not None and found.dim() == 2 and own.shape[0] == words and found.shape[1:] == own.shape[1:]:
         return (
@@ -166,10 +169,6 @@ def told_about(path: Path) -> dict[str, Any]:
 
 def shape_of(tensor: Tensor) -> str:
     return "x".join(str(side) for side in tensor.shape) or "a number"
-
-
-def fits(own: Mapping[str, Tensor], name: str, tensor: Tensor) -> bool:
-    return name in own and own[name].shape == tensor.shape
 
 
 def head_names(model: nn.Module) -> set[str]:
@@ -233,12 +232,10 @@ def start_backbone_(model: nn.Module, source: str) -> str:
 
     Raises ReplearnError, with the model unchanged, for weights of another backbone.
     """
-    if source.startswith("timm:"):
-        return str(load_backbone_(model, timm_weights(source.removeprefix("timm:")))).replace(
-            "the state dict", source, 1
-        )
     path = Path(source)
     file = path / "model.safetensors" if path.is_dir() and (path / "model.safetensors").is_file() else path
     if file.suffix == ".safetensors" and file.is_file():
         return str(load_backbone_(model, file))
-    return str(load_backbone_(model, read_weights(path))).replace("the state dict", source, 1)
+    hub = source.startswith("timm:")
+    found = timm_weights(source.removeprefix("timm:")) if hub else read_weights(path)
+    return str(load_backbone_(model, found)).replace("the state dict", source, 1)
