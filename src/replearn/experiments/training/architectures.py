@@ -1,7 +1,5 @@
 """Models by name, for recipes and the command line."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a run's batches come from."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures with what is in them and what a run found there, as PNG files in the run's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Train runs, one or several at a time on one device, to their end."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

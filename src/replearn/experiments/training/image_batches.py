@@ -3,8 +3,6 @@
 A small set lives on the device as uint8 and is cropped, flipped and normalised there in batch.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from abc import abstractmethod

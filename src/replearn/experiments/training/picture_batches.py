@@ -1,7 +1,5 @@
 """Batches of whole pictures: for a detector with boxes, for a segmenter with a class at every pixel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """Decoded pictures by number: held on the device where they fit, else read ahead by worker processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Start from trained weights: a file of ours, of timm or of Hugging Face, or timm's hub."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path

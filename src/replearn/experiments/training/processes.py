@@ -1,7 +1,5 @@
 """One process or many: what the engine needs to know of torchrun, and Ctrl-C in all of them at the same step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

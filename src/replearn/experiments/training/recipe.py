@@ -1,7 +1,5 @@
 """Recipes: everything that decides how a run is trained, as frozen typed data."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One run: a model, its method, its data and its optimizer, advanced step by step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Detectors and segmenters by name: torchvision's, and DeepLabV3+ of segmentation-models-pytorch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

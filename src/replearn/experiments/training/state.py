@@ -1,7 +1,5 @@
 """The state of a run on disk: one safetensors file, written atomically."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One training step: its body, and the body captured whole as a CUDA graph."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Batches of a text that lies on the device: windows of equal length, in a new order every epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """A trained run read back from its folder: what it was, its model, and its data to look at the model with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

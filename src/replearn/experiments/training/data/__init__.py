@@ -3,8 +3,6 @@
 The folder `sets` is the list of data sets, one file each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """COCO's layout: one JSON file of pictures, boxes and categories for each part, and a folder of pictures."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A data set from its official addresses: fetched, unpacked aside, checked, then moved into place."""
 
-from __future__ import annotations
-
 import os
 import posixpath
 import shutil

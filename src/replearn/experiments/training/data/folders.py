@@ -1,7 +1,5 @@
 """Pictures in a folder for each class, streamed: a data set too large for memory, as ImageNet."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

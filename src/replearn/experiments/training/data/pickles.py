@@ -3,8 +3,6 @@
 The names a NumPy array is pickled under stand for the small classes below, and every other name is refused.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Data sets of whole pictures, as detectors and segmenters learn from them: files, and what is in them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 The root is the one that was given, else REPLEARN_DATA, else ./data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A text as a data set: read it, cut it into basic English words, number them."""
 
-from __future__ import annotations
-
 import codecs
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 A method is a file with a class derived from `Method` that has the file's name. To add one, add a file.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 

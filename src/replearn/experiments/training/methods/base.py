@@ -1,7 +1,5 @@
 """What a method is: a change to a model before training, and at most a change at each epoch."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

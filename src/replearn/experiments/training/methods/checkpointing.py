@@ -4,8 +4,6 @@ A block keeps its input alone and is run again in the backward pass. The second 
 random numbers and leaves BatchNorm's running statistics alone, so that training is that of E2E.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

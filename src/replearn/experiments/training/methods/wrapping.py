@@ -1,7 +1,5 @@
 """Run blocks differently without renaming anything: patches on a block's `forward`; several methods at once."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Detection: boxes with a class and a score, judged by COCO's mean average precision."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any

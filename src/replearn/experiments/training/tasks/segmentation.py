@@ -1,7 +1,5 @@
 """Semantic segmentation: a class for every pixel, judged by the mean IoU."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
