@@ -120,19 +120,6 @@ def test_not_found_is_told_at_once(server, tmp_path):
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("status", [503, 429])
-def test_a_server_in_trouble_is_tried_again_but_not_for_ever(server, tmp_path, status):
-    server.script.extend([{"status": status}] * 2)
-    fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM)
-    assert len(server.asked) == 3
-    (tmp_path / "file.bin").unlink()
-    server.script.extend([{"status": status}] * 9)
-    with pytest.raises(ReplearnError, match=rf"in 4 attempts: the server answered {status}"):
-        fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM)
-    assert len(server.asked) == 7
-    assert leftovers(tmp_path) == []
-
-
 def test_a_server_that_falls_silent_is_left_and_asked_again(server, tmp_path):
     server.script.append({"cut": 1000, "stall": 2})
     fetch(f"{server.address}/file.bin", tmp_path / "file.bin", SUM)

@@ -13,7 +13,7 @@ from replearn.experiments.training import data
 from replearn.experiments.training.data import IGNORED
 from replearn.experiments.training.data.text import basic_english, read_lines, text_set
 from replearn.experiments.training.processes import Processes
-from replearn.experiments.training.text_batches import DeviceText, TextBatches
+from replearn.experiments.training.text_batches import TextBatches
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def small(length: int = 4, batch: int = 3, processes: Processes | None = None, n
     """Batches of a text whose words are 'w0', 'w1', ...: a word's place can be read off it."""
     lines = [" ".join(f"w{i}" for i in range(num))]
     made = text_set("counted", lines, lines, lines, min_count=1)
-    return TextBatches(DeviceText(made, CPU), processes or Processes(), batch, length)
+    return TextBatches(made, processes or Processes(), batch, length)
 
 
 def test_basic_english_cuts_as_torchtext_does() -> None:
@@ -141,7 +141,7 @@ def test_windows_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(
         ReplearnError, match=r"The test text of t has 1 word or line end, and no word to say after"
     ):
-        TextBatches(DeviceText(short, CPU), Processes(), 1, 2)
+        TextBatches(short, Processes(), 1, 2)
 
 
 def test_a_mark_of_the_byte_order_is_no_part_of_the_first_word(tmp_path: Path) -> None:

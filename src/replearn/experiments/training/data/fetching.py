@@ -85,12 +85,10 @@ def _transfer(url: str, part: Path, target: Path) -> str | None:
             have = file.tell()
     except HTTPError as error:
         error.close()
-        if error.code < 500 and error.code not in (408, 425, 429):
-            raise ReplearnError(
-                f"{url} answered {error.code} ({error.reason}): the file is not to be had there. Look for a "
-                f"mirror, or put the file at {target} by hand."
-            ) from error
-        return f"the server answered {error.code} ({error.reason})"
+        raise ReplearnError(
+            f"{url} answered {error.code} ({error.reason}). Try again later, look for a mirror, or put the file "
+            f"at {target} by hand."
+        ) from error
     except (OSError, HTTPException) as error:  # URLError, timeouts and resets are OSErrors
         return str(error) or type(error).__name__
     if total is not None and have < total:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from ..data import TextSet
 from ..metrics import Metric
 from ..pretrained import load_pretrained_
 from ..processes import Processes
-from ..text_batches import DeviceText, TextBatches
+from ..text_batches import TextBatches
 from .base import Task
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class LanguageModelling(Task):
         key = (spec.data, str(spec.data_root), text.min_count)
         if key not in shared:
             loaded = data_room.load(spec.data, spec.data_root, min_count=text.min_count)
-            shared[key] = DeviceText(data_room.expect(TextSet, loaded, cls.name), device)
+            found = data_room.expect(TextSet, loaded, cls.name)
+            shared[key] = replace(found, train=found.train.to(device), test=found.test.to(device))
         task.batches = TextBatches(shared[key], processes, spec.recipe.batch_size, text.sequence_length)
         return task
 
