@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from replearn.analysis import Analysis
 from replearn.cli.app import app
-from replearn.experiments.training.full_model import read_full_model
+from replearn.experiments.training.trained import read_full_model
 
 TINY = """
 from replearn.experiments.training.recipe import Optimizer, Recipe, Variant

@@ -58,8 +58,8 @@ def analyze(
     from ...analysis import analyze as analyze_model  # slow to import, which help need not wait for
     from ...analysis import draw
     from ...experiments.training.fit import device_named
-    from ...experiments.training.full_model import read_full_model
     from ...experiments.training.results import write_atomically
+    from ...experiments.training.trained import read_full_model
     from ...planning.planner import plan as plan_model
 
     if picture not in ("png", "svg", "none"):

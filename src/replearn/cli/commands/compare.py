@@ -103,8 +103,8 @@ def compare(
 def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
     from ...experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
-    from ...experiments.training.preflight import refuse_impossible_rows
     from ...experiments.training.tasks import task_named
+    from ...experiments.training.trained import refuse_impossible_rows
     from ..progress import watching
     from ..runs import found
 
