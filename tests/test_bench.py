@@ -20,6 +20,7 @@ from replearn.cli.app import app
 from replearn.costs import named_machine
 from replearn.experiments.bench import timing, training
 from replearn.experiments.bench.cases import (
+    CASES,
     E2E,
     FROZEN,
     LEAVES,
@@ -315,3 +316,32 @@ def test_the_table_of_healing_shows_every_row_and_leaves_open_what_was_not_measu
         "| (a) removal | 9.00 | 7.00 | 2.5 | 12.00 | 8.00 |  |",
         "| E2E continued | 6.00 | 5.00 | 2.5 |  |  |  |",
     ]
+
+
+def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> None:
+    words = "steps vit:16:4:2:4 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16 --no-recompute --json"
+    named = [
+        word for name in ("checkpointing", "skip_attention", "stochastic_depth") for word in ("--method", name)
+    ]
+    done = run(*words.split(), *named)
+    assert done.exit_code == 0, done.output
+    rows = {row["label"]: row for row in json.loads(done.stdout)["training"][0]["rows"]}
+    assert list(rows)[-3:] == ["checkpointing", "skip_attention", "stochastic_depth"]
+    assert rows["checkpointing"]["parameters"] == rows["E2E"]["parameters"] != rows["skip_attention"]["parameters"]
+    assert all(rows[label]["promised"] is None for label in list(rows)[-3:])
+    words = "steps cifar_bottleneck:29:4 --interval 2 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend tf32"
+    done = run(*words.split(), "--operator", "bottleneck", "--method", "skip_attention")
+    assert done.exit_code == 0, done.output
+    assert "RepL, bottleneck" in done.output
+    assert "note: skip_attention: CifarResNet is not a timm VisionTransformer" in done.output
+    assert {"resnet152", "vit_tiny_16"} <= {case.model for case in CASES}
+
+
+def test_stochastic_depth_draws_again_before_each_step() -> None:
+    (side,) = [side for side in candidates(TINY, methods=("stochastic_depth",)) if side.method]
+    drawn = []
+    side.method.start_step = lambda model, epoch, step: drawn.append((epoch, step))
+    step = TrainingStep(TINY, side, "tf32", CPU)
+    step()
+    assert drawn == [(0, number) for number in range(4)]
+    assert not side.capturable

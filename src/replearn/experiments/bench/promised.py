@@ -43,7 +43,7 @@ def promised(
     states = states_of(case.optimizer)
     costs: dict[str, ModelCost] = {}
     for side in sides:
-        if side.label not in NOT_PROMISED:
+        if side.label not in NOT_PROMISED and side.method is None:
             model = side.build().to("meta")
             with free_launches() if backend in ("captured", "compiled") else nullcontext():
                 costs[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)

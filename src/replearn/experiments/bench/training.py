@@ -60,6 +60,14 @@ def compare_steps(
     notes: list[str] = []
     if backend == "compiled":  # a compiled graph makes its own weights
         chosen = [side for side in chosen if side.label not in (LEAVES, FROZEN, RECOMPUTED)]
+    for side in [side for side in chosen if side.method is not None]:
+        try:
+            side.build()
+        except ReplearnError as error:  # a method for other models: the rest is worth measuring
+            chosen.remove(side)
+            notes.append(str(error))
+        if not side.capturable and backend in ("captured", "compiled"):
+            notes.append(f"{side.label} takes another path each step, so it ran as it is written")
     if backend == "captured" and device.type != "cuda":
         notes.append("there is nothing to capture on a CPU: the step ran as it is written")
     with precision_of(backend):
