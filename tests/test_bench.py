@@ -18,7 +18,7 @@ import replearn
 from replearn import ReplearnError
 from replearn.cli.app import app
 from replearn.costs import named_machine
-from replearn.experiments.bench import timing, training
+from replearn.experiments.bench import timing
 from replearn.experiments.bench.cases import (
     CASES,
     E2E,
@@ -106,23 +106,6 @@ def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: 
         comparison.row("nothing")
 
 
-def test_a_row_tells_how_long_python_took_where_something_else_computes(
-    comparison: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert all(row.launching is None for row in comparison.rows)
-    assert "launched in" not in training_table(comparison)
-    asked = []
-
-    def launching(steps: Any, device: torch.device, runs: int) -> dict[str, float]:
-        asked.append(sorted(steps))
-        return dict.fromkeys(steps, 12.5)
-
-    monkeypatch.setattr(training, "launching", launching)
-    found = compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, recompute=False)[:3], rounds=1, inner=1)
-    assert asked == [["E2E", "RepL", "removal"]]
-    assert training_table(found).count(" 12.50 ") == 3
-
-
 def test_builds_are_made_in_another_order_each_and_their_rounds_count_together() -> None:
     sides, said = candidates(TINY, recompute=False)[:3], []
     found = compare_steps(TINY, "tf32", CPU, sides=sides, rounds=2, inner=1, builds=2, say=said.append)
@@ -134,14 +117,9 @@ def test_builds_are_made_in_another_order_each_and_their_rounds_count_together()
         compare_steps(TINY, "tf32", CPU, sides=sides, builds=0)
 
 
-def test_several_builds_need_the_most_memory_of_any_and_launch_as_the_middle_one() -> None:
-    parts = [
-        Measured(timing=Timing(milliseconds=(float(n),)), memory=n, parameters=5, launching=n / 2)
-        for n in (3, 1, 2)
-    ]
-    assert joined(parts) == Measured(
-        timing=Timing(milliseconds=(3.0, 1.0, 2.0)), memory=3, parameters=5, launching=1.0
-    )
+def test_several_builds_need_the_most_memory_of_any() -> None:
+    parts = [Measured(timing=Timing(milliseconds=(float(n),)), memory=n, parameters=5) for n in (3, 1, 2)]
+    assert joined(parts) == Measured(timing=Timing(milliseconds=(3.0, 1.0, 2.0)), memory=3, parameters=5)
 
 
 def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> None:
@@ -158,21 +136,21 @@ def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> 
         assert own.memory == promise.after.peak_bytes
         assert own.activations == promise.after.total.activation_bytes
         assert own.training_flops == promise.after.total.training_flops
-        assert own.time == pytest.approx(promise.ratio("seconds"))
+        assert own.over(said[E2E], "milliseconds") == pytest.approx(promise.ratio("seconds"))
         assert own.milliseconds == pytest.approx(1000 * promise.after.total.seconds)
-        assert own.memory_ratio == pytest.approx(promise.ratio("peak_bytes"))
+        assert own.over(said[E2E], "memory") == pytest.approx(promise.ratio("peak_bytes"))
     assert said[RECOMPUTED].activations < said[REPL].activations
     text = training_table(comparison)
     assert "predicted beside measured (T4: data sheet" in text
     line = next(line for line in text.splitlines()[12:] if line.startswith("removal "))
-    assert f"{said[REMOVAL].time:.3f}" in line
+    assert f"{said[REMOVAL].over(said[E2E], 'milliseconds'):.3f}" in line
     assert f"{comparison.row(REMOVAL).time.median:.3f}" in line
 
 
 def test_without_a_machine_there_is_no_time_and_old_rows_have_no_promise(comparison: Any) -> None:
     untimed = promised(TINY, candidates(TINY)[:2], "bf16", None)
-    assert untimed[REMOVAL].time is untimed[REMOVAL].milliseconds is None
-    assert 0 < untimed[REMOVAL].activations_ratio < 1
+    assert untimed[REMOVAL].milliseconds is untimed[REMOVAL].over(untimed[E2E], "milliseconds") is None
+    assert 0 < untimed[REMOVAL].over(untimed[E2E], "activations") < 1
     old = replace(comparison, machine=None, rows=tuple(replace(row, promised=None) for row in comparison.rows))
     assert "predicted" not in training_table(old)
     bare = {row.label: row for row in old.rows}[E2E]

@@ -72,11 +72,6 @@ SMALL_SUITE = (  # what a CPU can do in a minute
 )
 
 Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every forward pass
-Around = Callable[[nn.Module], Surroundings]
-
-
-def nothing(model: nn.Module) -> Surroundings:
-    return nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +83,7 @@ class Candidate:
 
     label: str
     build: Callable[[], nn.Module]
-    around: Around = nothing
+    around: Callable[[nn.Module], Surroundings] = lambda model: nullcontext
     method: Method | None = None
 
     @property
@@ -117,9 +112,7 @@ def candidates(
     for name in methods:
         variant = Variant(label=name, method=name, interval=case.interval, first=case.first)
         method = method_for(Setting(variant, seed=0, epochs=1))
-        sides.append(
-            Candidate(label=name, build=lambda method=method: method.prepare(case.build()), method=method)
-        )
+        sides.append(Candidate(label=name, build=partial(prepared, case, method), method=method))
     return sides
 
 
