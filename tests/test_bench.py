@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from dataclasses import MISSING, fields, replace
@@ -27,7 +26,6 @@ from replearn.experiments.bench.cases import (
     RECOMPUTED,
     REMOVAL,
     REPL,
-    SUITE,
     Case,
     candidates,
 )
@@ -193,12 +191,6 @@ def test_weights_given_learn_as_synthesized_ones_and_frozen_ones_do_not() -> Non
     assert torch.isfinite(found[REPL]).all()
 
 
-def test_recomputing_does_not_change_a_step() -> None:
-    sides = {side.label: side for side in candidates(TINY)}
-    kept, again = (losses(TrainingStep(TINY, sides[label], "tf32", CPU), 3) for label in (REPL, RECOMPUTED))
-    assert torch.equal(kept, again)
-
-
 def test_the_record_says_how_it_was_measured_and_makes_the_readmes_table(comparison: Any, tmp_path: Path) -> None:
     record = new_record("replearn bench steps", CPU, 2, 1, training=(comparison,))
     record.write(tmp_path / "deep" / "bench.json")
@@ -210,18 +202,6 @@ def test_the_record_says_how_it_was_measured_and_makes_the_readmes_table(compari
     line = readme_table(data).splitlines()[2]
     assert line.startswith("| cifar_resnet:20:4, first=2 | tf32 | ")
     assert "eta 0.500" in training_table(comparison)
-
-
-def test_the_suite_is_the_issues_table() -> None:
-    placed = {case.model: (case.first or case.interval, case.operator and case.operator.name) for case in SUITE}
-    assert placed == {
-        "resnet32": (4, None),
-        "resnet110": (4, None),
-        "resnet34": (2, None),
-        "resnet101": (2, "reduced_bottleneck"),
-        "vit_small_16": (2, None),
-        "vit_base_16": (2, None),
-    }
 
 
 def run(*words: str) -> Any:
@@ -269,31 +249,6 @@ def test_the_readmes_tables_are_the_files() -> None:
     script = Path(__file__).parent.parent / "benchmarks" / "readme_tables.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_table_of_healing_shows_every_row_and_leaves_open_what_was_not_measured() -> None:
-    path = Path(__file__).parent.parent / "benchmarks" / "readme_tables.py"
-    script = runpy.run_path(str(path))
-    place = {"interval": 4, "targets": 3, "blocks": 12}
-    rows = [
-        {**place, "label": "(a) removal", "before": 9.0, "healed": 7.0, "fit_seconds": 0.5, "heal_seconds": 2.0},
-        {"interval": 2, "label": "(a) removal", "before": 12.0, "healed": 8.0},
-        {**place, "targets": 0, "label": "E2E continued", "healed": 5.0, "heal_seconds": 2.5},
-    ]
-    data = {
-        "metric": "perplexity",
-        "trained": 6.0,
-        "arguments": {"epochs": 3},
-        "recipe": {"epochs": 4},
-        "rows": rows,
-    }
-    assert script["healing"](data, "a model").splitlines() == [
-        "| a model, 4 epochs: perplexity 6.00 | 3 of 12 out: at once | healed | seconds "
-        "| K=2 out: at once | healed | seconds |",
-        "|---|---|---|---|---|---|---|",
-        "| (a) removal | 9.00 | 7.00 | 2.5 | 12.00 | 8.00 |  |",
-        "| E2E continued | 6.00 | 5.00 | 2.5 |  |  |  |",
-    ]
 
 
 def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> None:

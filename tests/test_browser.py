@@ -123,7 +123,9 @@ def test_hovering_a_block_shows_its_sources_and_costs(browser: Any, address: str
     page.context.close()
 
 
-def test_bubbles_and_curves_have_hints_too(browser: Any, address: str) -> None:
+def test_marks_have_hints_by_pointer_and_keyboard_and_the_button_changes_the_colours(
+    browser: Any, address: str
+) -> None:
     page, _ = opened(browser, address)
     page.locator("#made-up-cifar10-cost circle.f-repl[data-tip]").hover()
     assert "memory 0.800" in page.locator("#tip").inner_text()
@@ -131,15 +133,12 @@ def test_bubbles_and_curves_have_hints_too(browser: Any, address: str) -> None:
     assert "RepL in the paper" in page.locator("#tip").inner_text()
     page.locator("#made-up-cifar10-curves rect[data-tip]").last.hover()
     assert "epoch 2" in page.locator("#tip").inner_text()
-    page.context.close()
-
-
-def test_the_keyboard_reaches_the_marks(browser: Any, address: str) -> None:
-    page, _ = opened(browser, address)
-    page.locator("#made-up-cifar10-plan-1 rect.f-repl[data-tip]").first.focus()
+    page.locator("#made-up-cifar10-plan-1 rect.f-repl[data-tip]").first.focus()  # by keyboard too
     assert page.locator("#tip").is_visible()
     page.keyboard.press("Escape")
     assert not page.locator("#tip").is_visible()
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 29)"
     page.context.close()
 
 
@@ -164,12 +163,6 @@ def test_closed_sections_are_laid_out_when_opened_and_the_filter_hides_the_other
     page.context.close()
 
 
-def test_a_link_to_a_closed_section_opens_it(browser: Any, address: str) -> None:
-    page, _ = opened(browser, f"{address}#made-up-set4")
-    page.locator("#made-up-set4 svg").first.wait_for(state="visible")
-    page.context.close()
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_benchmarks_have_figures_with_hints_and_links_from_the_papers_tables(
     browser: Any, size: str, tmp_path: Path
@@ -190,13 +183,6 @@ def test_benchmarks_have_figures_with_hints_and_links_from_the_papers_tables(
     assert card.locator("svg").count() == len({row["model"] for row in data["rows"]})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert complaints == []
-    page.context.close()
-
-
-def test_the_button_changes_light_and_dark(browser: Any, address: str) -> None:
-    page, _ = opened(browser, address)
-    page.click("#theme")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 29)"
     page.context.close()
 
 

@@ -23,8 +23,8 @@ from replearn.experiments.report.building import build_report
 from replearn.experiments.report.collecting import Reader, collect
 from replearn.experiments.report.curves import MOST_POINTS, curves_figure, thinned
 from replearn.experiments.report.page import page
+from replearn.experiments.report.parts.comparisons import command_of
 from replearn.experiments.report.parts.paper import ours_of
-from replearn.experiments.report.reproducing import command_of
 from replearn.experiments.report.scatter import cost_figure
 from replearn.experiments.report.scene import PALETTE
 from replearn.experiments.report.sections import sections_of
@@ -34,7 +34,7 @@ from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.metrics import Metric
 from replearn.experiments.training.paper import paper_tables
-from replearn.experiments.training.recipe import Recipe, Variant
+from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import Result, read_result
 from replearn.planning.serialization import encode
 
@@ -199,15 +199,6 @@ def test_runs_in_progress_are_shown_with_what_they_have(runs: Path) -> None:
     assert "1 in progress" in text
     assert "cifar10/e2e/seed-9" in text
     assert "stopped after 2 epochs: left out" in text
-
-
-def test_folders_of_runs_are_not_mixed(tmp_path: Path) -> None:
-    for name, accuracy in (("one", 90.0), ("two", 91.0)):
-        put(tmp_path / name, run("E2E", 0, accuracy))
-    sections = sections_of(collect(tmp_path))
-    assert [section.folder.as_posix() for section in sections] == ["one/cifar10", "two/cifar10"]
-    assert len({section.key for section in sections}) == 2
-    assert all(section.comparison is not None for section in sections)
 
 
 def test_runs_that_cant_be_compared_keep_the_rest_of_the_page(runs: Path) -> None:
@@ -433,31 +424,6 @@ def test_recipes_print_nothing_that_the_data_file_does_not_hold() -> None:
                 assert (printed.data, printed.score, printed.memory_gb) in known
     for path in Path(recipes.__file__).parent.glob("*.py"):
         assert not re.search(r"printed\([^)]*\d\d\.\d", path.read_text(encoding="utf-8"))
-
-
-def test_our_rows_stand_beside_the_papers_where_they_carry_its_numbers(tmp_path: Path) -> None:
-    recipe: Recipe = recipes.recipe("t1_resnet32")
-    put(tmp_path, run("E2E", 0, 92.5, recipe=recipe))
-    put(tmp_path, run("RepL", 0, 92.0, recipe=recipe))
-    sections = sections_of(collect(tmp_path))
-    found = ours_of(paper_tables()["t1"], sections)
-    printed = paper_tables()["t1"].rows
-    assert {(printed[i]["data"], printed[i]["backbone"], printed[i]["method"]) for i in found} == {
-        ("cifar10", "ResNet-32", "E2E"),
-        ("cifar10", "ResNet-32", "RepL"),
-    }
-    text = html(tmp_path)
-    assert "2 of 21 rows measured" in text
-    assert "not yet measured" in text
-
-
-def test_committed_results_make_a_report() -> None:
-    root = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-    collection = collect(root)
-    assert collection.unread == ()
-    sections = sections_of(collection)
-    assert {"demo", "t1_resnet32"} <= {section.recipe for section in sections}
-    assert all(section.comparison is not None for section in sections)
 
 
 def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

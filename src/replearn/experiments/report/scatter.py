@@ -92,11 +92,15 @@ def scatter(
     order = sorted(points, key=lambda point: (not point.paper, -point.size))
     ours = [point for point in order if not point.paper]
     named = len(ours) <= FEW and all(len(point.label) <= SHORT for point in ours)
-    heights = spread_labels([frame.y(point.y) - 5 for point in ours], 14, frame.top + 12, frame.bottom - 4)
+    heights: dict[int, float] = {}  # by number; labels are moved apart where points stand above each other
+    for column in {round(frame.x(point.x) / 60) for point in ours}:
+        near = [n for n, point in enumerate(ours) if round(frame.x(point.x) / 60) == column]
+        wanted = [frame.y(ours[n].y) - 5 for n in near]
+        heights |= dict(zip(near, spread_labels(wanted, 14, frame.top + 12, frame.bottom - 4), strict=True))
     labels: list[Mark] = []
     for point in order:
         x, y = frame.x(point.x), frame.y(point.y)
-        radius = LARGEST * math.sqrt(point.size / largest)
+        radius = (LARGEST if named else LARGEST / 2) * math.sqrt(point.size / largest)
         if point.std:
             ends = ((x, frame.y(point.y - point.std)), (x, frame.y(point.y + point.std)))
             marks.append(Line(points=ends, role=point.role, width=1.4, dash=point.paper))
