@@ -109,19 +109,5 @@ def legend(
     return marks, y + 8 if entries else top
 
 
-def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Heights for labels that would like to stand at `wanted`, moved apart by at least `gap`."""
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    placed = [0.0] * len(wanted)
-    last = low - gap
-    for index in order:
-        placed[index] = last = max(wanted[index], last + gap)
-    limit = high
-    for index in reversed(order):
-        placed[index] = limit = min(placed[index], limit)
-        limit -= gap
-    return placed
-
-
 def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"

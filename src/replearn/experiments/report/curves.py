@@ -10,7 +10,7 @@ from ..training.metrics import Metric
 from ..training.results import Result
 from .chart import HEIGHT, WIDTH, Frame, legend, padded, x_axis, y_axis
 from .markup import counted
-from .scene import Area, Box, Drawing, Line, Mark, series_roles
+from .scene import Box, Drawing, Line, Mark, series_roles
 
 MOST_POINTS = 80  # of a curve; more can't be told apart at this width
 
@@ -43,7 +43,7 @@ def curves_figure(results: Iterable[Result], metric: Metric, name: str) -> Drawi
         lower = [(epoch, min(values[epoch])) for epoch in reversed(values)]
         if curve.seeds > 1 and len(values) > 1:
             band = tuple((frame.x(x), frame.y(y)) for x, y in (*upper, *lower))
-            marks.append(Area(points=band, role=curve.role))
+            marks.append(Line(points=band, role=curve.role, band=True))
         points = tuple((frame.x(epoch), frame.y(curve.mean(epoch))) for epoch in values)
         if len(points) == 1:  # a run's first epoch: a blot, since a line needs two
             points = (points[0], (points[0][0] + 4, points[0][1]))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -59,26 +61,19 @@ def paper_figures(
         likeness = feature_maps(runs, maps, layers)
     except OSError as error:
         raise ReplearnError(f"Can't write the figures into {out}: {error}.") from error
-    numbers = [{**encode(score), "points": None, "classes": None} for score in scores]
-    text = {
-        "runs": [str(folder) for folder in folders],
-        "features": [{key: value for key, value in row.items() if value is not None} for row in numbers],
-        "likeness": [encode(entry) for entry in likeness],
-    }
+    numbers = [encode(replace(score, points=(), classes=())) for score in scores]
+    text = {"runs": [str(folder) for folder in folders], "features": numbers, "likeness": encode(likeness)}
     write_atomically(out / "figures.json", json.dumps(text, indent=1))
     return [*written, maps, out / "figures.json"], scores, likeness
 
 
 def check_alike(runs: Sequence[Trained], folders: Sequence[str | Path]) -> None:
-    first = runs[0]
-    for run, folder in zip(runs[1:], folders[1:], strict=True):
-        for what, one, other in (
-            ("model", first.recipe.model, run.recipe.model),
-            ("data set", first.result.data, run.result.data),
-        ):
-            if one != other:
+    kinds = [{"model": run.recipe.model, "data set": run.result.data} for run in runs]
+    for kind, folder in zip(kinds, folders, strict=True):
+        for what, other in kind.items():
+            if other != kinds[0][what]:
                 raise ReplearnError(
-                    f"{folder} can't stand beside {folders[0]}: its {what} is {other}, not {one}. "
+                    f"{folder} can't stand beside {folders[0]}: its {what} is {other}, not {kinds[0][what]}. "
                     "Compare runs of one recipe."
                 )
 
@@ -96,28 +91,22 @@ def default_layers(run: Trained) -> tuple[str, ...]:
 def outputs_at(model: nn.Module, layers: Sequence[str], images: Tensor) -> dict[str, Tensor]:
     """The outputs of named modules for these images; ReplearnError names a module that is not there."""
     caught: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Any:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            caught[name] = (output[0] if isinstance(output, tuple) else output).float()
-
-        return hook
-
-    handles = []
-    try:
+    modules = dict(model.named_modules())
+    with ExitStack() as hooks:
         for name in layers:
-            try:
-                handles.append(model.get_submodule(name).register_forward_hook(keep(name)))
-            except AttributeError as error:
+            if name not in modules:
                 known = ", ".join(list(dict(model.named_children()))[:12])
-                raise ReplearnError(f"The model has no layer {name!r}; its parts are {known}.") from error
+                raise ReplearnError(f"The model has no layer {name!r}; its parts are {known}.")
+            keep = partial(_keep, caught, name)
+            hooks.callback(modules[name].register_forward_hook(keep).remove)
         model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
     if missing := [name for name in layers if name not in caught]:
         raise ReplearnError(f"The layer {missing[0]!r} did not run, so it has no feature map.")
-    return {name: caught[name] for name in layers}
+    return caught
+
+
+def _keep(caught: dict[str, Tensor], name: str, module: nn.Module, args: Any, output: Any) -> None:
+    caught[name] = (output[0] if isinstance(output, tuple) else output).float()
 
 
 def maps_of(output: Tensor) -> Tensor:

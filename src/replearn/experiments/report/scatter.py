@@ -11,11 +11,10 @@ from typing import Any
 from ..training.compare import Row
 from ..training.comparison_table import spread
 from ..training.metrics import Metric
-from .chart import HEIGHT, LETTER, WIDTH, Frame, legend, padded, spread_labels, x_axis, y_axis
-from .scene import Disc, Drawing, Line, Mark, Text, series_roles
+from .chart import HEIGHT, WIDTH, Frame, legend, padded, x_axis, y_axis
+from .scene import Disc, Drawing, Line, series_roles
 
-LARGEST = 20.0  # the radius of the row with the most memory
-SHORT, FEW = 12, 5  # labels of so many letters, and so many of them, stand beside their points
+LARGEST = 14.0  # the radius of the row with the most memory
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def _lines(points: Sequence[Point], variants: Mapping[str, Mapping[str, Any]]) -
 def scatter(
     points: Sequence[Point], lines: Sequence[Sequence[Point]], titled: Drawing, x_title: str, y_title: str
 ) -> Drawing:
-    """Points with their spread; short labels stand beside them, long ones in a legend by number."""
+    """Points with their spread; a legend names them, as does a hint on each."""
     x0, x1 = padded([point.x for point in points], 0.2, 0.03)
     y0, y1 = padded([point.y + sign * (point.std or 0) for point in points for sign in (-1, 1)], 0.14)
     frame = Frame(x0=x0, x1=x1, y0=y0, y1=y1)
@@ -89,34 +88,12 @@ def scatter(
         places = tuple((frame.x(point.x), frame.y(point.y)) for point in line)
         marks.append(Line(points=places, role=line[0].role, width=1.6))
     largest = max(point.size for point in points)
-    order = sorted(points, key=lambda point: (not point.paper, -point.size))
-    ours = [point for point in order if not point.paper]
-    named = len(ours) <= FEW and all(len(point.label) <= SHORT for point in ours)
-    heights: dict[int, float] = {}  # by number; labels are moved apart where points stand above each other
-    for column in {round(frame.x(point.x) / 60) for point in ours}:
-        near = [n for n, point in enumerate(ours) if round(frame.x(point.x) / 60) == column]
-        wanted = [frame.y(ours[n].y) - 5 for n in near]
-        heights |= dict(zip(near, spread_labels(wanted, 14, frame.top + 12, frame.bottom - 4), strict=True))
-    labels: list[Mark] = []
-    for point in order:
+    for point in sorted(points, key=lambda point: (not point.paper, -point.size)):
         x, y = frame.x(point.x), frame.y(point.y)
-        radius = (LARGEST if named else LARGEST / 2) * math.sqrt(point.size / largest)
         if point.std:
             ends = ((x, frame.y(point.y - point.std)), (x, frame.y(point.y + point.std)))
             marks.append(Line(points=ends, role=point.role, width=1.4, dash=point.paper))
-        faint = 1.0 if point.paper else 0.55
-        marks.append(
-            Disc(x=x, y=y, radius=radius, role=point.role, hollow=point.paper, opacity=faint, tip=point.tip)
-        )
-        if not point.paper:
-            number = ours.index(point)
-            text = point.label if named else str(number + 1)
-            right = x + radius + 5 + LETTER * len(text) < frame.right  # else to the left, where the frame ends
-            place = x + radius + 5 if right else x - radius - 5 - LETTER * len(text)
-            labels.append(Text(x=place, y=heights[number], text=text, role=point.role, bold=True))
-    end = HEIGHT
-    if not named:
-        entries = [(point.role, f"{number}: {point.label}", "dot") for number, point in enumerate(ours, start=1)]
-        made, end = legend(entries, 8, HEIGHT)
-        labels += made
-    return replace(titled, width=WIDTH, height=end, marks=(*marks, *labels))
+        radius, faint = LARGEST * math.sqrt(point.size / largest), 1.0 if point.paper else 0.55
+        marks.append(Disc(x, y, radius, point.role, opacity=faint, hollow=point.paper, tip=point.tip))
+    made, end = legend([(point.role, point.label, "dot") for point in points if not point.paper], 8, HEIGHT)
+    return replace(titled, width=WIDTH, height=end, marks=(*marks, *made))

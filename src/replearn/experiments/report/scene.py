@@ -14,15 +14,7 @@ class Line:
     role: str
     width: float = 1.0
     dash: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Area:
-    """A filled polygon, for bands."""
-
-    points: Points
-    role: str
-    opacity: float = 0.16
+    band: bool = False  # the points enclose an area, which is filled faintly
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class Text:
     upright: bool = False  # turned by 90 degrees, for the vertical axis
 
 
-Mark: TypeAlias = Line | Area | Disc | Box | Text
+Mark: TypeAlias = Line | Disc | Box | Text
 
 
 @dataclass(frozen=True, kw_only=True)
