@@ -12,7 +12,7 @@ import replearn
 
 from ...operators import available
 from ...operators._base.options import Options
-from ..training.comparison_table import difference, ratio, spread
+from ..training.comparison_table import ratio, signed, spread
 from .parts import View
 from .parts.summary import cost_of
 
@@ -40,21 +40,18 @@ def results_page(view: View) -> str:
         "",
     ]
     lines += [
-        "| comparison | E2E | RepL | against E2E | time | memory | deployed |",
+        "| comparison | against E2E | E2E | RepL | time | memory | deployed |",
         "|---|---|---|---|---|---|---|",
     ]
     for section in view.sections:
         full, row = section.row("e2e"), section.row("repl")
         if full is not None and row is not None:
             time, memory, _ = cost_of(section, row, view.measured)
+            against = f"{row.against_e2e.verdict}, {signed(row.against_e2e.mean)}" if row.against_e2e else ""
             scores = [spread(each.score, each.std) for each in (full, row)]
             shares = [ratio(value) for value in (time, memory, section.deployed.get(row.label))]
-            cells = [
-                f"[{section.title}](report.html#{section.key})",
-                *scores,
-                difference(row.against_e2e),
-                *shares,
-            ]
+            name = f"[{section.title}](report.html#{section.key}), {section.metric.name}"
+            cells = [name, against, *scores, *shares]
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Benchmarks", ""]
     lines += [f"- [{one.title}](report.html#{one.key}): {one.found.sentence}." for one in view.measured]
