@@ -73,7 +73,8 @@ def x_axis(frame: Frame, title: str, *, whole: bool = False) -> list[Mark]:
         if not whole or value == int(value):
             x = frame.x(value)
             marks.append(Line(points=((x, frame.top), (x, frame.bottom)), role="grid"))
-            marks.append(Text(x=x, y=frame.bottom + 17, text=text, role="muted", anchor="middle"))
+            shown = f"{value:.0f}" if whole else text
+            marks.append(Text(x=x, y=frame.bottom + 17, text=shown, role="muted", anchor="middle"))
     middle = frame.left + (frame.right - frame.left) / 2 if len(title) < 36 else frame.width / 2
     return [*marks, Text(x=middle, y=frame.bottom + 37, text=title, role="muted", anchor="middle")]
 
