@@ -152,7 +152,7 @@ def test_compare_trains_what_is_missing_and_nothing_else(here):
         **comparison,
     }
     assert (folder / "comparison.txt").read_text() == call("compare", "--from", "runs").stdout
-    assert (folder / "comparison.png").stat().st_size > 10_000
+    assert (folder / "comparison.svg").stat().st_size > 1_000
 
 
 def test_a_row_that_cannot_be_trained_is_told_before_the_others_are(here):
@@ -174,10 +174,10 @@ def test_compare_from_a_folder_only_reads(here):
             folder.mkdir(parents=True)
             (folder / "result.json").write_text(run(label, seed, accuracy).to_json())
             (folder / "recipe.json").write_text("{}")
-    text = call("compare", "--from", "old", "--picture", "p.png").stdout
+    text = call("compare", "--from", "old", "--picture", "p.svg").stdout
     assert "+1.05 [+0.41, +1.69] better" in text
     assert "93.43 ± 0.19" in text
-    assert Path("p.png").exists()
+    assert Path("p.svg").exists()
     assert not Path("runs").exists()
 
 

@@ -227,7 +227,7 @@ def test_the_pictures_stand_side_by_side_in_the_report(runs: Path, tmp_path: Pat
     folder = runs / "bccd" / "e2e" / "seed-0" / "examples"
     drawn = [f"{n}-{w}.png" for n in range(3) for w in ("found", "truth")]
     assert sorted(path.name for path in folder.iterdir()) == [*drawn, "legend.png"]
-    report = build_report(runs, tmp_path / "report.html", svg=False)
+    report = build_report(runs, tmp_path / "report.html")
     text = report.page.read_text()
     assert "data:image/png;base64," in text
     assert "predictions.json" not in text  # neither unread nor another measurement

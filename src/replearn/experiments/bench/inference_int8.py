@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from ...deployment.deploy import deploy
 from ...deployment.quantizing import quantize_dynamic, quantize_static
 from ...fast.inference import streamline
-from .inference_paper import quantized_rows
-from .inference_sides import make_sides
+from .inference_paper import printed_int8
+from .inference_sides import make_sides, runner
 from .timing import interleave, ratio
 
 
@@ -35,7 +34,8 @@ def time_int8(
     if compile:
         sides = {name: torch.compile(side) for name, side in sides.items()}
     with inductor.patch(freezing=True), torch.no_grad():  # weights are constants: both sides may prepack them
-        bodies = {name: forward_of(side, images) for name, side in sides.items()}
+        # frozen graphs don't take inference mode
+        bodies = {name: runner(side, images, torch.no_grad) for name, side in sides.items()}
         found = interleave(bodies, torch.device("cpu"), rounds=rounds)
     return {
         "images_per_second": {name: 1000 * len(images) / timing.median for name, timing in found.items()},
@@ -43,16 +43,6 @@ def time_int8(
         "batch": len(images),
         "compiled": compile,
     }
-
-
-def forward_of(side: Any, images: Tensor) -> Callable[[], object]:
-    """One pass outside inference mode, which frozen graphs do not take."""
-
-    def run() -> object:
-        with torch.no_grad():
-            return side(images)
-
-    return run
 
 
 def int8_rows(
@@ -65,9 +55,7 @@ def int8_rows(
         images = torch.randn(batch, 3, size, size)
         for method, plain in (("E2E", streamline(sides.end_to_end)), ("RepL", deploy(sides.replaced))):
             small, kind = quantized(plain, [images])
-            paper = [asdict(row) for row in quantized_rows() if (row.model, row.method) == (name, method)]
             timed = time_int8(plain, small, images, rounds, compile)
-            rows.append(
-                {"model": name, "method": method, "int8": kind, **timed, "paper": paper[0] if paper else None}
-            )
+            paper = printed_int8(name, method)
+            rows.append({"model": name, "method": method, "int8": kind, **timed, "paper": paper})
     return rows
