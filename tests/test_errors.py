@@ -308,6 +308,12 @@ class Unreached(nn.Module):
 
 one, two = torch.ones(1), torch.ones(2)
 load, save, plan = replearn.load, replearn.save, replearn.plan
+
+
+def alike(model: nn.Module, batch: Any) -> Plan:
+    return plan(model, budget="blocks=1", score="similarity", data=batch)
+
+
 deep = "[" * 850 + "0" + "]" * 850
 
 # What to do in an empty folder, and what the message must say: the thing given, the reason, the cure.
@@ -397,16 +403,16 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
     ],
     "the calibration batch": [
         (
-            lambda f: plan(tiny.resnet(32), similarity=torch.ones(2, 5)),
+            lambda f: alike(tiny.resnet(32), torch.ones(2, 5)),
             ("CifarResNet could not be run on the calibration batch (RuntimeError", "a tensor, a tuple"),
         ),
-        (lambda f: plan(Unreached(), 2, similarity=one), ("never reached blocks.1, blocks.2", "every block")),
+        (lambda f: alike(Unreached(), one), ("never reached blocks.1, blocks.2", "every block")),
         (
-            lambda f: plan(tiny.resnet(32), similarity=torch.full((1, 3, 8, 8), float("nan"))),
+            lambda f: alike(tiny.resnet(32), torch.full((1, 3, 8, 8), float("nan"))),
             ("gave NaN in layer1.1", "check the batch and the weights"),
         ),
         (
-            lambda f: plan(tiny.resnet(32).to("meta"), similarity=torch.ones(1, 3, 8, 8)),
+            lambda f: alike(tiny.resnet(32).to("meta"), torch.ones(1, 3, 8, 8)),
             ("CifarResNet is on the meta device", "interval or fraction"),
         ),
     ],

@@ -132,11 +132,22 @@ def test_law_1_a_plan_leaves_no_trace(entry: Entry, options: type[Options]) -> N
     assert everything(model) == before
 
 
+@pytest.mark.parametrize(("entry", "options"), EVERY_BUILD)
+def test_law_1_a_plan_knows_the_parameters_of_the_deployed_model(entry: Entry, options: type[Options]) -> None:
+    model = entry.build()
+    plan = replearn.plan(model, first=2, operator=options())
+    assert sum(p.numel() for p in model.parameters()) == plan.deployed_before
+    replearn.replace_(model, plan)
+    for target in plan.targets:
+        fused = model.get_submodule(target.name).eval().fuse()
+        assert sum(p.numel() for p in fused.parameters()) == target.parameters_deployed
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_law_1_a_plan_by_similarity_leaves_no_trace_either(name: str) -> None:
     model = fresh(name).train()
     before = everything(model)
-    replearn.plan(model, first=2, similarity=ZOO[name].batch())
+    replearn.plan(model, budget="blocks=1", score="similarity", data=[ZOO[name].batch()])
     assert everything(model) == before
 
 

@@ -253,7 +253,7 @@ def test_a_named_block_that_changes_the_shape_is_an_error_with_the_reason() -> N
         {"targets": ["stages.0.1"], "fraction": 0.2},
         {"targets": ["stages.0.1"], "first": 2},
         {"targets": ["stages.0.1"], "interval": 2},
-        {"targets": ["stages.0.1"], "similarity": torch.zeros(1, 4, 8, 8)},
+        {"budget": "blocks=1", "first": 2},
         {"fraction": 0.2, "first": 2},
         {"fraction": 0.2, "interval": 2},
     ],
@@ -298,22 +298,23 @@ ANGLES = (0.3, 0.8, 0.1, 0.9, 0.2, 0.7, 0.4)
 WHERE_MOST_ALIKE = ["blocks.2", "blocks.4"]
 
 
+def by_similarity(model: nn.Module, data: Any, budget: str = "blocks=2") -> replearn.Plan:
+    return replearn.plan(model, budget=budget, score="similarity", data=data)
+
+
 @pytest.mark.parametrize(
-    "batch",
+    "data",
     [
         torch.randn(5, 2, generator=torch.Generator().manual_seed(0)),
-        (torch.ones(5, 2), torch.ones(5, 2)),
+        [(torch.ones(5, 2), torch.ones(5, 2))],
         {"extra": torch.ones(3, 2), "x": torch.ones(3, 2)},
     ],
     ids=["tensor", "tuple", "dict"],
 )
-@pytest.mark.parametrize(
-    "placement", [{"interval": 4, "first": 2}, {"fraction": 0.25}], ids=["interval", "fraction"]
-)
-def test_similarity_takes_the_blocks_whose_output_is_most_like_their_input(batch: Any, placement: Any) -> None:
-    plan = replearn.plan(Turns(*ANGLES), similarity=batch, **placement)
+def test_similarity_takes_the_blocks_whose_output_is_most_like_their_input(data: Any) -> None:
+    plan = by_similarity(Turns(*ANGLES), data)
     assert names(plan) == WHERE_MOST_ALIKE
-    assert plan.placement.endswith("by similarity")
+    assert plan.placement == "budget blocks=2, by similarity"
 
 
 def test_similarity_is_the_mean_cosine_of_output_and_input() -> None:
@@ -370,9 +371,9 @@ def test_similarity_leaves_no_trace_on_the_model(fails: bool) -> None:
     before = marks(model)
     if fails:
         with pytest.raises(ReplearnError, match="could not be run on the calibration batch"):
-            replearn.plan(model, fraction=0.2, similarity=batch)
+            by_similarity(model, batch)
     else:
-        replearn.plan(model, fraction=0.2, similarity=batch)
+        by_similarity(model, batch)
     after = marks(model)
     assert [key for key in before if not same(before[key], after[key])] == []
     assert torch.equal(batch, given)
@@ -383,16 +384,13 @@ def test_similarity_leaves_no_trace_on_the_model(fails: bool) -> None:
 def test_similarity_works_on_a_real_network_and_does_not_move_batch_norm() -> None:
     model, batch = tiny.resnet(32).train(), torch.randn(4, 3, 8, 8)
     before = marks(model)
-    plan = replearn.plan(model, similarity=batch)
-    assert [t.stack for t in plan.targets] == ["layer1", "layer2", "layer3"]
+    assert len(by_similarity(model, batch, "blocks=3").targets) == 3
     assert same(before, marks(model))
 
 
 def test_similarity_takes_keywords_and_dict_outputs_of_a_transformer() -> None:
-    plan = replearn.plan(
-        tiny.Tokens(7), 4, first=2, similarity={"tokens": torch.arange(10).view(2, 5), "scale": 2.0}
-    )
-    assert len(plan.targets) == 2
+    data = {"tokens": torch.arange(10).view(2, 5), "scale": 2.0}
+    assert len(by_similarity(tiny.Tokens(7), data).targets) == 2
 
 
 @pytest.mark.parametrize(
@@ -405,7 +403,7 @@ def test_similarity_takes_keywords_and_dict_outputs_of_a_transformer() -> None:
 )
 def test_a_batch_that_does_not_suit_is_an_error_that_says_so(batch: Any, message: str) -> None:
     with pytest.raises(ReplearnError, match=message):
-        replearn.plan(Turns(*ANGLES), fraction=0.2, similarity=batch)
+        by_similarity(Turns(*ANGLES), batch)
 
 
 def test_similarity_needs_every_candidate_to_run() -> None:
@@ -414,9 +412,46 @@ def test_similarity_needs_every_candidate_to_run() -> None:
             return self.blocks[0](x), 0
 
     with pytest.raises(ReplearnError, match=r"never reached blocks\.1, .*blocks\.5\. Pass a batch"):
-        replearn.plan(Lazy(*ANGLES), fraction=0.2, similarity=torch.ones(2, 2))
+        by_similarity(Lazy(*ANGLES), torch.ones(2, 2))
 
 
 def test_similarity_on_meta_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(ReplearnError, match=r"on the meta device\. Plan by interval or fraction"):
-        replearn.plan(staged(5), similarity=torch.ones(1, 4, 8, 8))
+        by_similarity(staged(5), torch.ones(1, 4, 8, 8), "blocks=1")
+
+
+# ---- budgets ------------------------------------------------------------------------------------
+
+
+def test_a_number_of_blocks_is_spread_evenly_and_needs_no_example() -> None:
+    plan = replearn.plan(tiny.resnet(32), budget="blocks=3")
+    assert [target.stack for target in plan.targets] == ["layer1", "layer2", "layer3"]
+    assert plan.placement == "budget blocks=3, by count"
+
+
+@pytest.mark.parametrize("budget", ["parameters<=80%", "flops<=80%", "latency<=90%", "memory<=95%"])
+def test_a_budget_is_met_once_deployed_as_it_says(budget: str) -> None:
+    model, images = tiny.resnet(32), torch.empty(4, 3, 8, 8, device="meta")
+    machine = replearn.costs.named_machine("T4")
+    plan = replearn.plan(model, budget=budget, example=images, machine=machine)
+    (wanted,) = replearn.costs.budgets.as_budgets(budget)
+    promise = replearn.costs.estimate(model, images, plan, machine=machine)
+    assert wanted.measure(promise.after.total) <= wanted.limit(promise.before.total)
+    deployed = replearn.deploy(replearn.replace_(model, plan).eval(), fold="operators")
+    assert sum(p.numel() for p in deployed.parameters()) == plan.deployed_after
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": "flops<=80%"}, "budget='flops<=80%' needs an example"),
+        ({"budget": "latency<=80%", "example": torch.ones(1)}, "budget='latency<=80%' needs to know the machine"),
+        ({"budget": "blocks=0"}, "budget='blocks=0': write a number of blocks from 1 on"),
+        ({"budget": "blocks<=3"}, "budget='blocks<=3' can't be read"),
+        ({"budget": "blocks=9"}, "the least that can be reached is"),
+        ({"score": "similarity", "data": torch.ones(1)}, "give budget= too"),
+    ],
+)
+def test_a_budget_that_cant_be_honoured_names_its_argument(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ReplearnError, match=message):
+        replearn.plan(staged(5), **arguments)

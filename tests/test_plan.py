@@ -333,8 +333,8 @@ def test_a_readable_plan_of_a_stranger_is_carried_out_as_planned_or_not_at_all(p
     for target in plan.targets:
         mine = planned[target.name]
         assert dataclasses.replace(
-            target, notes=(), parameters_before=0, operator=mine.operator
-        ) == dataclasses.replace(mine, notes=(), parameters_before=0)
+            target, notes=(), parameters_before=0, parameters_deployed=None, operator=mine.operator
+        ) == dataclasses.replace(mine, notes=(), parameters_before=0, parameters_deployed=None)
 
 
 # ---- the printed table --------------------------------------------------------------------------
@@ -342,13 +342,14 @@ def test_a_readable_plan_of_a_stranger_is_carried_out_as_planned_or_not_at_all(p
 TABLE = """\
 CifarResNet: 3 of 12 blocks replaced (interval=3, first=2)
 
-module    position  operator                  sources              parameters  after
---------  --------  ------------------------  -------------------  ----------  -----
-layer1.1         2  basic (low-rank, rank=2)  layer1.0 + layer1.2         304     96
-layer2.1         2  basic (low-rank, rank=2)  layer2.0 + layer2.2       1,184    192
-layer3.1         2  basic (low-rank, rank=2)  layer3.0 + layer3.2       4,672    384
+module    position  operator                  sources              parameters  training  deployed
+--------  --------  ------------------------  -------------------  ----------  --------  --------
+layer1.1         2  basic (low-rank, rank=2)  layer1.0 + layer1.2         304        96       148
+layer2.1         2  basic (low-rank, rank=2)  layer2.0 + layer2.2       1,184       192       584
+layer3.1         2  basic (low-rank, rank=2)  layer3.0 + layer3.2       4,672       384     2,320
 
-total    23,694 -> 18,206 trainable parameters (-23.2%)"""
+training 23,694 -> 18,206 trainable parameters (-23.2%)
+deployed 23,694 -> 20,586 parameters (-13.1%)"""
 
 
 def test_the_printed_table_is_this() -> None:
@@ -360,13 +361,15 @@ def test_the_printed_table_is_this() -> None:
 NOTED = """\
 Sequential: 1 of 4 blocks replaced (interval=2, first=2)
 
-module  position  operator     sources  parameters  after
-------  --------  -----------  -------  ----------  -----
-1              2  whole_block  0 + 2            24      6
+module  position  operator     sources  parameters  training  deployed
+------  --------  -----------  -------  ----------  --------  --------
+1              2  whole_block  0 + 2            24         6        24
 
-note     no family knows these blocks; they were found by the generic scan and are replaced by the whole-block operator, which saves parameters and optimizer state, not forward time
+note     whole_block saves parameters, gradients and optimizer state while training, and nothing once deployed; operator='removal' does, and so does replearn.compress
+note     no family knows these blocks; they were found by the generic scan
 skipped  3 (position 4): last block of its stack: it has no next source
-total    96 -> 78 trainable parameters (-18.8%)"""  # noqa: E501
+training 96 -> 78 trainable parameters (-18.8%)
+deployed 96 -> 96 parameters (+0.0%)"""  # noqa: E501
 
 
 def test_the_table_shows_notes_and_what_was_skipped() -> None:
@@ -390,3 +393,18 @@ def test_the_table_s_numbers_are_the_model_s() -> None:
     for target in plan.targets:
         operator = model.get_submodule(target.name)
         assert target.parameters_after == sum(p.numel() for p in operator.parameters())
+    assert plan.deployed_after == sum(
+        p.numel() for p in replearn.deploy(model.eval(), fold="operators").parameters()
+    )
+
+
+def test_an_operator_that_saves_nothing_once_deployed_is_said_with_one_that_does() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    with torch.device("meta"):
+        model = torchvision.models.resnet50()
+    paper, reduced = (replearn.plan(model, operator=operator) for operator in (None, "reduced_bottleneck"))
+    assert paper.parameters_after < 0.8 * paper.parameters_before
+    assert paper.deployed_after > 0.999 * paper.deployed_before
+    assert "nothing once deployed; operator='reduced_bottleneck' does" in str(paper)
+    assert reduced.deployed_after < 0.9 * reduced.deployed_before
+    assert "nothing once deployed" not in str(reduced)

@@ -51,6 +51,10 @@ class NoWeightsOperator(Operator):
         self.scale = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
         self.shift = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
 
+    def num_deployed(self) -> int:
+        width = self.scale.numel()
+        return width * width + width if self.target.anatomy.family == "torch_transformer" else 2 * width
+
     def compute(self, x: Tensor) -> Tensor:
         if x.is_nested:  # as nn.TransformerEncoder packs padded batches; vectors don't multiply those, matrices do
             return linear(x, torch.diag(1 + self.scale).to(x.dtype), self.shift.to(x.dtype))

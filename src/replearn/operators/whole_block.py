@@ -65,6 +65,7 @@ class WholeBlockOperator(MixingOperator):
         for name in self._names:
             parameter = site.block.get_parameter(name)
             self._sources[name] = site.sources(name)
+            self._num_synthesized += parameter.numel()
             correction = correction_of(
                 site.options, tuple(parameter.shape), site, where=f"{site.target.name}, {name}"
             )

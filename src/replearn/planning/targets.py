@@ -70,7 +70,8 @@ def build_target(model: nn.Module, stack: Stack, position: int, options: Options
         notes=tuple(dict.fromkeys(notes)),
     )
     built = build_operator(model, target, torch.device("meta"))
-    return replace(target, parameters_after=trainable(built.parameters()))
+    trained = trainable(built.parameters())
+    return replace(target, parameters_after=trained, parameters_deployed=built.num_deployed())
 
 
 def build_operator(model: nn.Module, target: Target, device: torch.device) -> Operator:

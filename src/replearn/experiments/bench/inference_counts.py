@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...costs.fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
-from ...costs.operations import bytes_of, flops_of, runs_no_kernel, tensors_in
+from ...costs.recorder import bytes_of, flops_of, runs_no_kernel, tensors_in
 from ...fast.graphs.replay import Replayed
 from ...fast.inference import Autocast
 from .inference_sides import DEPLOYED, E2E, Sides

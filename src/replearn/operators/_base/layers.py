@@ -154,6 +154,9 @@ class BorrowedNorm(nn.Module):
         result: Tensor = self._turn.call(self.shell, read, (x,))
         return result
 
+    def num_deployed(self) -> int:
+        return sum(self._source.read(*name.split(".")).numel() for name in self._names)
+
     def plain(self) -> nn.Module:
         read = {name: self._source.read(*name.split(".")).clone() for name in self._names}
         return shell_of(self.shell, fill=read)

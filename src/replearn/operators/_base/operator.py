@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ...errors import ReplearnError
 from ..functional import load_faster, recompute_context, synthesize
 from .correction import Correction, LowRankCorrection, correction_of
+from .layers import BorrowedNorm, foldable
 from .least_squares import Moments, Solution, Step, fit_full
 from .mixture import Along, HandOut, Made, Mixture, Mixtures, compute_dtype, handed_out
 from .options import MixingOptions, ReadingOptions
@@ -60,6 +62,10 @@ class Operator(nn.Module, ABC):
     @abstractmethod
     def plain(self) -> nn.Module:
         """The same map on one tensor, in eval mode, as ordinary modules that own their weights."""
+
+    def num_deployed(self) -> int:
+        """Parameters of the plain form, told by shapes alone."""
+        return sum(stage.num_deployed() for stage in self.stages() if stage is not self)
 
     def reset_parameters(self) -> None:
         """Set coefficients and corrections to their starting values, read off the neighbours."""
@@ -169,12 +175,14 @@ class ReadingOperator(Operator):
         if not isinstance(options, ReadingOptions):
             raise ReplearnError(f"{type(self).__name__} needs options that read sources, not {options!r}.")
         self._sources: dict[str, dict[str, Source]] = {}
+        self._num_synthesized = 0
         self.corrections = nn.ModuleDict()
 
     def use(self, site: Site, role: str, like: str | None = None) -> None:
         """Read this role's weight, shaped like the block's part of that role, with its correction."""
         self._sources[role] = site.sources(role)
         shape = site.shape(like or role)
+        self._num_synthesized += math.prod(shape)
         correction = correction_of(site.options, shape, site, where=f"{site.target.name}, {role}")
         if correction is not None:
             self.corrections[role] = correction
@@ -184,6 +192,16 @@ class ReadingOperator(Operator):
         correction = correction_of(site.options, site.shape(role)[:1], site, where=site.target.name)
         if correction is not None:
             self.corrections[f"{role}_bias"] = correction
+        if correction is not None or any(source.bias() is not None for source in self._sources[role].values()):
+            self._num_synthesized += site.shape(role)[0]
+
+    def num_deployed(self) -> int:
+        kept = sum(layer.num_deployed() for layer in self.children() if isinstance(layer, BorrowedNorm))
+        norm = getattr(self, "norm", None)
+        if norm is not None:  # as the bias of the convolution before it, where it can be folded
+            folded = foldable(norm)
+            kept += norm.num_features if folded else sum(p.numel() for p in norm.parameters())
+        return self._num_synthesized + kept
 
     def mixtures(self) -> Mixtures:
         """What this operator computes with, by name: how each weight is made, or None for an absent bias."""
