@@ -34,8 +34,6 @@ from replearn.operators._base.layers import BorrowedNorm
 from replearn.operators._base.options import options_from_dict
 from replearn.operators._base.site import Site
 from replearn.operators._base.synthesis import Source
-from replearn.operators.attention_mlp import AttentionMLPOperator
-from replearn.operators.basic import BasicOperator
 from replearn.planning.positions import best_apart, evenly
 from replearn.planning.targets import default_operator
 from replearn.surgery.backbones import load_backbone_
@@ -510,19 +508,6 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
         ),
     ],
     "the inside of an operator": [
-        (
-            lambda f: BasicOperator(site(operators.Removal())),
-            ("BasicOperator needs options that read", "Removal()"),
-        ),
-        (
-            lambda f: BasicOperator(site(operators.MLP())),
-            ("BasicOperator needs options with coefficients", "MLP("),
-        ),
-        (lambda f: AttentionMLPOperator(site(operators.Basic())), ("needs options of AttentionMLP, not Basic(",)),
-        (
-            lambda f: BasicOperator(site(operators.Basic())).corrected("kernel", []),
-            ("nothing to synthesize kernel",),
-        ),
         (
             lambda f: one_sided(tiny.resnet()).coefficient("next"),
             ("layer1.1 has no coefficient for its next source",),

@@ -521,16 +521,6 @@ def test_a_whole_block_whose_neighbour_lacks_a_layer_takes_it_from_the_other() -
 # What does not suit
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_an_operator_that_does_not_suit_is_refused_with_the_reason(name: str) -> None:
-    entry = ZOO[name]
-    others = [options for options in operators.available().values() if not entry.suits(options)]
-    assert others
-    for options in others:
-        with pytest.raises(replearn.ReplearnError, match=r"no targets|can't be replaced|suits|has no"):
-            replearn.plan(fresh(name), first=2, operator=options())
-
-
 def test_every_operator_and_every_family_is_in_the_zoo() -> None:
     from replearn.blocks.families import families
 

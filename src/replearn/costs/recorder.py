@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -170,31 +171,25 @@ class Recorder(TorchDispatchMode):
         """Follow which module runs, until the end of the block."""
         handles = []
         for name, module in self._modules.items():
-            handles.append(module.register_forward_pre_hook(self._entering(name)))
-            handles.append(module.register_forward_hook(self._leaving(name)))
+            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
+            handles.append(module.register_forward_hook(partial(self._leave, name)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _entering(self, name: str) -> Any:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.path.append(name)
-            if name in self._blocks:
-                self._running.append(name)
-                self._take_over(name)
+    def _enter(self, name: str, *_: Any) -> None:
+        self.path.append(name)
+        if name in self._blocks:
+            self._running.append(name)
+            self._take_over(name)
 
-        return enter
-
-    def _leaving(self, name: str) -> Any:
-        def leave(module: nn.Module, args: Any, made: Any) -> None:
-            self.path.pop()
-            if name in self._blocks:
-                self._running.pop()
-                self._take_over(self._running[-1] if self._running else "")
-
-        return leave
+    def _leave(self, name: str, *_: Any) -> None:
+        self.path.pop()
+        if name in self._blocks:
+            self._running.pop()
+            self._take_over(self._running[-1] if self._running else "")
 
     def _take_over(self, block: str) -> None:
         if self.phase == "forward":

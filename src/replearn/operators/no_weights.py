@@ -35,12 +35,8 @@ class NoWeights(Options):
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         return ()
 
-    @property
-    def module(self) -> type[Operator]:
-        return NoWeightsOperator
 
-
-class NoWeightsOperator(Operator):
+class NoWeightsOperator(Operator, options=NoWeights):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         kind = site.target.anatomy.kind

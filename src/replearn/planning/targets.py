@@ -89,7 +89,7 @@ def expand(needs: tuple[Need, ...], block: nn.Module) -> Iterable[Need]:
             yield need
             continue
         for name in parameter_names(block):
-            yield Need(name, previous=name, next=name, like=name, by_path=True)
+            yield Need(name, by_path=True)
 
 
 def settle(
@@ -100,12 +100,12 @@ def settle(
     options: Options,
 ) -> tuple[list[Read], list[str]]:
     """Decide where a weight is read: where it fits, else from the other source."""
-    shape = shape_of(block, part_of(anatomy, need, need.like))
+    shape = shape_of(block, part_of(anatomy, need, need.part()))
     fits: dict[Side, Part] = {}
     misfits: dict[Side, str] = {}
     for side in options.sides:
         neighbour, theirs = neighbours[side]
-        part = part_of(theirs, need, need.previous if side == "previous" else need.next)
+        part = part_of(theirs, need, need.part(side))
         found = shape_of(neighbour, part)
         if found is not None and found == shape:
             fits[side] = part
@@ -114,7 +114,7 @@ def settle(
     if not options.sides:
         return [], []
     if not fits:
-        raise ReplearnError(f"no source fits its {need.like}: {'; '.join(misfits.values())}")
+        raise ReplearnError(f"no source fits its {need.part()}: {'; '.join(misfits.values())}")
     notes = [
         f"{need.role} comes from the {side} source alone ({reason})"
         for side in fits

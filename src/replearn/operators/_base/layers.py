@@ -99,16 +99,6 @@ def fit_norm(norm: Any, weight: Tensor, moments: Moments, scale: Tensor | None =
     norm.bias.copy_(moments.targets)
 
 
-@torch.no_grad()
-def silence_norm(norm: Any) -> bool:
-    """Make a normalisation layer give zero, if it has a scale."""
-    if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
-        return False
-    norm.weight.zero_()
-    norm.bias.zero_()
-    return True
-
-
 def foldable(norm: nn.Module) -> bool:
     return isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None
 
