@@ -17,7 +17,7 @@ from ..planning.data import Plan, Target
 from ..planning.planner import plan, plan_of_targets
 from ..planning.validate import refuse_wrapped
 from .checkpoint import FORMAT, read
-from .inference_mode import lasting
+from .inference_mode import ordinary_tensors
 from .replace import exchange_, restored_on_error
 from .state_dicts import check_weights
 
@@ -50,7 +50,7 @@ class LoadedBackbone:
         return "; ".join(lines)
 
 
-@lasting()
+@ordinary_tensors()
 def load_backbone_(
     model: nn.Module, source: Source, *, at: str | None = None, strict: bool = True
 ) -> LoadedBackbone:

@@ -19,14 +19,14 @@ from ..planning.legality import Survey
 from ..planning.planner import count_parameters
 from ..planning.targets import build_operator
 from ..planning.validate import refuse_wrapped
-from .hidden_states import record_stand_in
-from .inference_mode import lasting
-from .plan_metadata import carried, carry_, drop_
+from .hidden_states import record_replacement
+from .inference_mode import ordinary_tensors
+from .plan_metadata import attach_plan_, attached_plan, detach_plan_
 
 DECIDED = ("stack", "position", "previous", "next", "anatomy", "reads", "parameters_after")
 
 
-@lasting()
+@ordinary_tensors()
 def replace_(model: nn.Module, plan: Plan) -> nn.Module:
     """Replace the planned blocks in place, and return the same model; make the optimizer after this.
 
@@ -80,8 +80,8 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
         block = model.get_submodule(target.name)
         operator.train(block.training)
         set_submodule(model, target.name, operator)
-        record_stand_in(model, block, operator)
-    carry_(model, plan)
+        record_replacement(model, block, operator)
+    attach_plan_(model, plan)
 
 
 def refuse_infinite(model: nn.Module, target: Target, operator: Operator) -> None:
@@ -106,7 +106,7 @@ def plan_of(model: nn.Module) -> Plan:
     """The plan that a replaced model carries."""
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a replaced model (a torch.nn.Module), got {type(model).__name__}.")
-    found = carried(model)
+    found = attached_plan(model)
     if found is not None:
         if found.targets and next(operators_of(model), None) is None:
             raise ReplearnError(
@@ -115,7 +115,7 @@ def plan_of(model: nn.Module) -> Plan:
             )
         return found
     for name, module in model.named_modules():
-        if carried(module) is not None:
+        if attached_plan(module) is not None:
             raise ReplearnError(
                 f"{type(model).__name__} was not replaced itself, but its submodule {name} was: pass that one "
                 f"(model.{name})."
@@ -146,7 +146,7 @@ def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
     except BaseException:
         for name, block in blocks.items():
             set_submodule(model, name, block)
-        drop_(model)
+        detach_plan_(model)
         raise
 
 
