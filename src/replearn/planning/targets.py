@@ -79,7 +79,8 @@ def build_operator(model: nn.Module, target: Target, device: torch.device) -> Op
     block, previous, following = (
         model.get_submodule(name) for name in (target.name, target.previous, target.next)
     )
-    return target.operator.module(Site(target, block, previous, following, device, model))
+    made: Operator = target.operator.module(Site(target, block, previous, following, device, model))
+    return made
 
 
 def expand(needs: tuple[Need, ...], block: nn.Module) -> Iterable[Need]:

@@ -13,7 +13,6 @@ from ...errors import ReplearnError
 
 if TYPE_CHECKING:
     from ...blocks.anatomy import Anatomy, Kind
-    from .operator import Operator
 
 Sources = Literal["both", "previous", "next", "none"]
 Coefficients = Literal["separate", "shared"]
@@ -51,7 +50,7 @@ class Options(ABC):
     name: ClassVar[str]
     kinds: ClassVar[tuple[Kind, ...]]
     default_for: ClassVar[Kind | None] = None
-    module: ClassVar[type[Operator]]  # set by `class MyOperator(Operator, options=MyOptions)`
+    module: ClassVar[type[Any]]  # set by `class MyOperator(Operator, options=MyOptions)`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
