@@ -28,7 +28,7 @@ from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 from replearn.experiments.training.run import RunSpec
 from replearn.experiments.training.trained import read_trained
-from replearn.surgery.plan_metadata import carried
+from replearn.surgery.plan_metadata import attached_plan
 
 VARIANTS = (Variant(label="E2E", method="e2e"), Variant(label="RepL first=2", method="repl", first=2))
 
@@ -59,7 +59,8 @@ def measure(folder: Path, root: Path | None, num_test: int, batch: int, rounds: 
         "epochs": len(run.result.epochs),
     }
     model = run.model
-    plain = replearn.deploy(model, run.example) if carried(model) is not None else replearn.fast.streamline(model)
+    replaced = attached_plan(model) is not None
+    plain = replearn.deploy(model, run.example) if replaced else replearn.fast.streamline(model)
     pictures = run.images  # of the classes and the size that it was trained on
     num_test = min(num_test, len(pictures.test_labels))
     order = torch.randperm(len(pictures.test_labels), generator=torch.Generator().manual_seed(0))[:num_test]
