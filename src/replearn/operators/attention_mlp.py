@@ -51,6 +51,9 @@ class AttentionMLP(MixingOptions):
 
 
 class AttentionMLPOperator(Operator, options=AttentionMLP):
+    attention: Operator
+    mlp: Operator
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.attention: Operator
