@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import ReplearnError
 from ..experiments import recipes
 from ..experiments.training.comparable import differences
+from ..experiments.training.packed import read_results
 from ..experiments.training.recipe import Recipe, Variant, slug
 from ..experiments.training.results import Result, read_result
 from ..experiments.training.run import RunSpec
@@ -99,11 +100,12 @@ def found(spec: RunSpec) -> Result | None:
 
 
 def results_below(folder: Path) -> list[Result]:
-    """Every result file below a folder, in order of their paths."""
+    """The runs of one file, or of all result files and packed files below a folder, in order of their paths."""
     if not folder.exists():
         raise ReplearnError(f"There is no folder {folder}; write the one that the runs were trained into.")
-    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.json"))
-    results = [read_result(path) for path in paths if folder.is_file() or is_result(path)]
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.json*"))
+    files = [path for path in paths if folder.is_file() or is_result(path)]
+    results = [result for path in files for result in read_results(path)]
     if not results:
         raise ReplearnError(
             f"There are no result files below {folder}; train some with `replearn compare RECIPE`."
@@ -116,4 +118,5 @@ def is_result(path: Path) -> bool:
     if not path.is_file():  # a pipe may never end
         return False
     with open(path, "rb") as file:
-        return b'"replearn-result' in file.read(200)
+        begin = file.read(200)
+    return b'"replearn-result' in begin or b'"replearn-runs' in begin
