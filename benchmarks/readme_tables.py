@@ -3,8 +3,8 @@
     python benchmarks/readme_tables.py          # rewrites README.md, pages of docs/ and the claims of recipes
     python benchmarks/readme_tables.py --check  # says whether they are up to date
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`, what a recipe expects after `Expected:`; nobody types
-their numbers.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`, what a recipe expects after `Expected:`. Nobody
+types their numbers.
 """
 
 from __future__ import annotations

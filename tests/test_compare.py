@@ -11,6 +11,7 @@ from runs_made_up import RECIPE, run
 
 from replearn import ReplearnError
 from replearn.experiments import recipes
+from replearn.experiments.claims import tables
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.intervals import corrected, paired_difference, t_quantile
@@ -303,3 +304,32 @@ def test_a_method_without_targets_is_not_held_against_removal():
     labels = ("E2E", "removal", "Stochastic Depth", "Both")
     (found,) = compare([run(label, seed, 90.0 + seed, recipe=recipe) for label in labels for seed in (0, 1)])
     assert [row.label for row in found.rows if row.against_removal is not None] == ["Both"]
+
+
+# ---- claims ------------------------------------------------------------------------------------
+
+
+def test_claims_hold_the_papers_numbers_ours_and_the_verdict_of_the_family(three):
+    first, *others = tables([three], {})
+    assert first.title == "What the paper prints"
+    ((table, row, seeds, epochs, paper, ours, e2e, p, removal, _),) = first.rows
+    assert (table, row, seeds, epochs) == ("", "resnet32, cifar10: RepL", "3", "2")
+    assert (paper, ours) == ("93.17 ± 0.14, 93.43 ± 0.19", "92.20 ± 0.20, 92.20 ± 0.17")
+    assert e2e.endswith("undecided")
+    assert (float(p), removal) == (1.0, "+0.60 [+0.35, +0.85] better")
+    unjudged = others[-1].rows
+    assert any("no data here" in cells and cells[-1].startswith("`replearn compare t2_") for cells in unjudged)
+    assert not any(
+        "t1_resnet32 --data cifar10" in cells[-1] for cells in tables(trained("t1_resnet32"), {})[-1].rows
+    )
+
+
+def trained(name):
+    recipe = recipes.recipe(name)
+    return [[run(label, seed, 92.0 + seed, recipe=recipe) for label in ("E2E", "RepL") for seed in (0, 1)]]
+
+
+def test_of_several_files_the_longest_training_is_judged(three):
+    short = [run(label, 0, 50.0, recipe=replace(RECIPE, epochs=1)) for label in ("E2E", "RepL")]
+    assert tables([short, three], {})[0].rows == tables([three], {})[0].rows
+    assert tables([[run("RepL", 0, 50.0, finished=False)]], {})[0].title == "Not judged here"

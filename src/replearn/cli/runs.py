@@ -83,18 +83,19 @@ def spec_of(
     return RunSpec(recipe=recipe, variant=variant, data=data, seed=seed, out=folder, data_root=root)
 
 
-def found(spec: RunSpec) -> Result | None:
-    """The result in the run's folder, finished or not; ReplearnError if it was trained with other settings."""
+def found(spec: RunSpec, held: Result | None = None) -> Result | None:
+    """The result in the run's folder, finished or not, or the one that is held; never one of other settings."""
     path = spec.out / "result.json"
-    if not path.exists():
+    result = held or (read_result(path) if path.exists() else None)
+    if result is None:
         return None
-    result = read_result(path)
     changed = differences(result.recipe, spec.recipe.to_dict())
     changed += differences(result.variant, encode(spec.variant))
     for field, before, now in changed:
+        where, flag = ("The file of runs", "file with --into") if held else (spec.out, "folder with --out")
         raise ReplearnError(
-            f"{spec.out} holds a run with other settings ({field} is {before!r} there, {now!r} here). "
-            "Choose another folder with --out, or delete that one."
+            f"{where} holds {spec.variant.label}, seed {spec.seed}, with other settings ({field} is {before!r} "
+            f"there, {now!r} here). Choose another {flag}, or delete that one."
         )
     return result
 

@@ -101,7 +101,7 @@ def _compare_group(name: str, data: str, group: Sequence[Result]) -> Comparison:
     check_same_settings(name, done)
     order = [str(variant["label"]) for variant in done[0].recipe.get("variants", ())]
     labels = sorted(by_label, key=lambda label: order.index(label) if label in order else len(order))
-    rows = _judged([_row(by_label[label], by_label) for label in labels])
+    rows = judged([_row(by_label[label], by_label) for label in labels])
     machines = sorted({machine(result) for result in done})
     if len(machines) > 1:
         notes.append(f"trained on different hardware: time and memory are compared within {' or '.join(machines)}")
@@ -119,14 +119,18 @@ def _compare_group(name: str, data: str, group: Sequence[Result]) -> Comparison:
     )
 
 
-def _judged(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows with verdicts that are corrected for all differences of the table."""
-    places = [(place, name) for place in range(len(rows)) for name in ("against_e2e", "against_removal")]
-    held = [(place, name, difference) for place, name in places if (difference := getattr(rows[place], name))]
-    found = list(rows)
-    for (place, name, _), difference in zip(held, corrected([each[2] for each in held]), strict=True):
-        found[place] = replace(found[place], **{name: difference})
-    return tuple(found)
+def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows with verdicts that are corrected for all differences among them."""
+    family = [each for row in rows for each in (row.against_e2e, row.against_removal) if each is not None]
+    again = iter(corrected(family))
+    return tuple(
+        replace(
+            row,
+            against_e2e=next(again) if row.against_e2e else None,
+            against_removal=next(again) if row.against_removal else None,
+        )
+        for row in rows
+    )
 
 
 def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]]) -> Row:

@@ -121,7 +121,8 @@ def result_of(run: Run, step_ms: float = 0.0) -> Result:
         started=run.started,
         finished=run.finished,
         notes=tuple(run.notes),
-        **made_by(),
+        command=made_by()[0],
+        commit=made_by()[1],
     )
 
 

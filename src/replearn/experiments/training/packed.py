@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ReplearnError
 from ...planning.serialization import parse
-from .results import LARGEST, Result, decoded, read_result, read_text
+from .results import LARGEST, Result, decoded, read_result, read_text, write_atomically
 
 FORMAT = "replearn-runs-1"
 POINTS = 20
@@ -76,6 +76,26 @@ def read_results(path: str | os.PathLike[str]) -> list[Result]:
             raise result
         found.append(result)
     return found
+
+
+class Kept:
+    """The finished runs of one packed file, which is written anew whenever some join them."""
+
+    def __init__(self, path: Path | None, *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
+        there = path is not None and path.exists()
+        self.runs = {identity(run): run for run in read_results(path)} if path and there else {}
+
+    def add(self, results: Sequence[Result]) -> None:
+        new = {identity(result): result for result in results if result.finished}
+        if self.path is not None and self.writes and new.keys() - self.runs.keys():
+            self.runs = {**new, **self.runs}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, pack(self.runs.values()))
+
+
+def identity(result: Result) -> tuple[str, str, str, int]:
+    return str(result.recipe["name"]), result.data, str(result.variant["label"]), result.seed
 
 
 def thinned(result: Result) -> Result:

@@ -123,15 +123,7 @@ class Result:
     def to_json(self) -> str:
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["epochs"] = [epoch.to_dict() for epoch in self.epochs]
-        data = {"format": FORMAT, **fields}
-        if self.epochs:
-            data |= {
-                "last": self.last.to_dict(),
-                "best": self.best.to_dict(),
-                "epoch_seconds": self.epoch_seconds,
-                "peak_memory": self.peak_memory,
-            }
-        return json.dumps(data, indent=1)
+        return json.dumps({"format": FORMAT, **fields}, indent=1)
 
 
 def result_from_json(text: str, where: str = "this") -> Result:
@@ -140,8 +132,6 @@ def result_from_json(text: str, where: str = "this") -> Result:
         data = parse(text, where, LARGEST)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ReplearnError(f"{where} is not a result file of this version of replearn ({FORMAT}).")
-        for derived in ("last", "best", "epoch_seconds", "peak_memory"):
-            data.pop(derived, None)
         return decoded(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ReplearnError) and str(error).startswith(where):
@@ -227,7 +217,7 @@ def versions_of() -> dict[str, str]:
 
 
 @cache
-def made_by() -> dict[str, str]:
+def made_by() -> tuple[str, str]:
     """The command line, if it is replearn's, and the commit, if this source lies in its repository."""
     ours = Path(sys.argv[0]).name in ("replearn", "__main__.py")
     root, words = Path(__file__).parents[4], ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
@@ -235,10 +225,8 @@ def made_by() -> dict[str, str]:
         found = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         found = ""
-    return {
-        "command": shlex.join(["replearn", *sys.argv[1:]]) if ours else "",
-        "commit": found.strip() if (root / ".git").exists() else "",
-    }
+    command = shlex.join(["replearn", *sys.argv[1:]]) if ours else ""
+    return command, found.strip() if (root / ".git").exists() else ""
 
 
 def now() -> str:
