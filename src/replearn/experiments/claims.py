@@ -17,6 +17,7 @@ from .training.recipe import PaperRow
 from .training.results import Result
 
 NOT_HERE = ("svhn", "stl10", "imagenet", "coco", "cityscapes")  # data sets that no committed run was trained on
+PAPER = "What the paper prints"
 RUNS = ("table", "row", "seeds", "epochs", "paper", "ours", "against E2E", "p", "against removal", "p")
 Cells = tuple[str, ...]
 
@@ -43,7 +44,7 @@ def tables(groups: Sequence[Sequence[Result]], benches: Mapping[str, Mapping[str
     paper, other = claims(groups)
     made = [
         Table(
-            title="What the paper prints",
+            title=PAPER,
             about=f"E2E, then the row; p is corrected for all differences of the table. {_commands(paper)}",
             heads=RUNS,
             rows=tuple(map(_cells, paper)),
