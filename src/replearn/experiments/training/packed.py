@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ReplearnError
 from ...planning.serialization import parse
-from .results import LARGEST, Result, decoded, read_result, read_text, write_atomically
+from .results import LARGEST, Result, decoded, read_result, text_of, write_atomically
 
 FORMAT = "replearn-runs-1"
 POINTS = 20
@@ -66,12 +66,8 @@ def read_results(path: str | os.PathLike[str]) -> list[Result]:
     """The runs of a file: of a packed one all, of a run's own `result.json` the one."""
     if Path(path).suffix != ".jsonl":
         return [read_result(path)]
-    try:
-        text = read_text(Path(path), LARGEST)
-    except (OSError, UnicodeDecodeError, ReplearnError) as error:
-        raise ReplearnError(f"Can't read the runs in {path}: {str(error).removesuffix('.')}.") from error
     found = []
-    for result in unpack(text, str(path)):
+    for result in unpack(text_of(path), str(path)):
         if isinstance(result, ReplearnError):
             raise result
         found.append(result)

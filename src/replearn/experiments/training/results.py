@@ -161,11 +161,14 @@ def decoded(data: dict[str, Any]) -> Result:
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:
+    return result_from_json(text_of(path), str(path))
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
     try:
-        text = read_text(Path(path), LARGEST)
+        return read_text(Path(path), LARGEST)
     except (OSError, UnicodeDecodeError, ReplearnError) as error:
         raise ReplearnError(f"Can't read the result file {path}: {str(error).removesuffix('.')}.") from error
-    return result_from_json(text, str(path))
 
 
 def read_text(path: Path, largest: int) -> str:
