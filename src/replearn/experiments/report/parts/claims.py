@@ -25,6 +25,7 @@ from . import Entry, View, card
 
 ORDER = 20
 NOT_HERE = ("svhn", "stl10", "imagenet", "coco", "cityscapes")  # data sets that no committed run was trained on
+BROKEN = (ReplearnError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError)
 PAPER = "What the paper prints"
 RUNS = ("table", "row", "seeds", "epochs", "paper", "ours", "against E2E", "p", "against removal", "p")
 Cells = tuple[str, ...]
@@ -49,7 +50,10 @@ def entries(view: View) -> Iterator[Entry]:
         return
     known = {measured.path for measured in view.measured}
     benches = {other.path.name: other.data for other in view.collection.others if other.path in known}
-    made = tables(list(groups.values()), benches)
+    try:
+        made = tables(list(groups.values()), benches)
+    except BROKEN:  # of a benchmark's file
+        made = tables(list(groups.values()), {})
     if made[0].title != PAPER:
         return
     note = "Verdicts are corrected by Holm's method over the differences of a table."
@@ -107,7 +111,7 @@ def claims(groups: Sequence[Sequence[Result]]) -> tuple[list[Claim], list[Claim]
     for group in groups:
         try:
             comparisons = compare(group)
-        except ReplearnError:  # nothing finished, or runs that can't be compared
+        except BROKEN:  # nothing finished, or runs that can't be compared
             continue
         for comparison in comparisons:
             key = comparison.recipe, comparison.data
