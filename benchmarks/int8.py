@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import replearn
+from replearn.deployment.quantizing import quantize
 from replearn.experiments import recipes
-from replearn.experiments.bench.inference_int8 import quantized, time_int8
+from replearn.experiments.bench.inference_int8 import time_int8
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
@@ -66,7 +67,7 @@ def measure(folder: Path, root: Path | None, num_test: int, batch: int, rounds: 
     images, labels = pictures.normalised(pictures.test_images[order]), pictures.test_labels[order]
     draws = torch.zeros(256, 4, dtype=torch.int64)
     draws[:, 0] = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))[:256]
-    small, kind = quantized(plain, list(pictures.batch(draws)[0].split(64)))
+    small, kind = quantize(plain, list(pictures.batch(draws)[0].split(64)))
     before, after = accuracy(plain, images, labels), accuracy(small, images, labels)
     timed = time_int8(plain, small, images[:batch].contiguous(), rounds)
     accuracies = {"float32": before, "int8": after}

@@ -14,7 +14,7 @@ from zoo import ZOO, outputs, shake_
 
 import replearn
 from replearn import operators
-from replearn.deployment import absorbed
+from replearn.deployment import absorb
 from replearn.deployment.absorb import ABSORBED, absorb_, match_of
 from replearn.experiments.bench.inference_counts import count
 from replearn.fast.inlining import flatten, note_values_
@@ -33,7 +33,7 @@ def apart(one: Tensor, other: Tensor) -> float:
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Both ways to compute the product."""
     if not request.param:
-        monkeypatch.setattr(absorbed, "FEW", 0)
+        monkeypatch.setattr(absorb, "FEW", 0)
     return bool(request.param)
 
 
@@ -97,7 +97,7 @@ def test_under_autocast_the_stream_stays_in_float32(name: str) -> None:
 def test_compiled_code_is_given_what_a_compiler_can_join(
     dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(absorbed, "FEW", 0)
+    monkeypatch.setattr(absorb, "FEW", 0)
     model, batch = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
     eager, compiled = (
         replearn.deploy(model, batch, merge=True, flatten=True, dtype=dtype, compile=compile)

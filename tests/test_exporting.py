@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from zoo import ZOO
 import replearn
 from replearn import ReplearnError
 from replearn.deployment.exporting import export
+from replearn.deployment.exporting.formats import FORMATS
 from replearn.surgery.tensor_file import write_file
 
 pytest.importorskip("onnxruntime")
@@ -115,13 +117,12 @@ def test_weights_of_a_compiled_model_have_their_own_names(tmp_path: Path) -> Non
 
 
 def test_a_file_that_differs_never_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from replearn.deployment.exporting.formats import safetensors as form
-
     model, x = subject("cifar_resnet")
     plain = replearn.deploy(model, x)
     (tmp_path / "model.safetensors").write_text("what was there before")
-    real = form.read
-    monkeypatch.setattr(form, "read", lambda job, path: lambda given: [1.01 * t for t in real(job, path)(given)])
+    form = FORMATS["safetensors"]
+    wrong = replace(form, read=lambda job, path: lambda given: [1.01 * t for t in form.read(job, path)(given)])
+    monkeypatch.setitem(FORMATS, "safetensors", wrong)
     with pytest.raises(ReplearnError, match=r"The safetensors file differs from the model: output 0 by 1\.00e-02"):
         export(plain, tmp_path / "model.safetensors", x)
     assert (tmp_path / "model.safetensors").read_text() == "what was there before"

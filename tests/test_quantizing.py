@@ -15,8 +15,8 @@ from replearn import ReplearnError
 
 pytest.importorskip("torchao")
 
-from replearn.deployment.quantizing import quantize_dynamic, quantize_static
-from replearn.experiments.bench.inference_int8 import quantized, time_int8
+from replearn.deployment.quantizing import quantize, quantize_dynamic, quantize_static
+from replearn.experiments.bench.inference_int8 import time_int8
 
 
 def deployed(name: str) -> tuple[nn.Module, Any]:
@@ -28,7 +28,7 @@ def test_a_cnn_is_quantized_with_calibration() -> None:
     plain, _ = deployed("cifar_resnet")
     torch.manual_seed(0)
     batches = [torch.randn(8, 3, 8, 8) for _ in range(2)]
-    small, kind = quantized(plain, batches)
+    small, kind = quantize(plain, batches)
     assert "static" in kind
     expected, found = plain(batches[0]), small(batches[0])
     assert 0 < float((expected - found).abs().max() / expected.abs().max()) < 0.1
@@ -40,7 +40,7 @@ def test_a_cnn_is_quantized_with_calibration() -> None:
 @torch.no_grad()
 def test_linear_layers_of_a_transformer_are_quantized() -> None:
     plain, x = deployed("timm_vit")
-    small, kind = quantized(plain, [])
+    small, kind = quantize(plain, [])
     assert "dynamic" in kind
     assert type(plain.blocks[0].attn.qkv.weight) is nn.Parameter  # the plain one is not touched
     assert type(small.blocks[0].attn.qkv.weight).__module__.startswith("torchao")
@@ -73,7 +73,7 @@ def test_what_cannot_be_quantized_is_told() -> None:
         ),
         (
             lambda: quantize_dynamic(replearn.fast.streamline(nn.Linear(3, 3).eval(), dtype=torch.bfloat16)),
-            "deployed with dtype= can't be quantized",
+            "Quantize what deploy gives without dtype",
         ),
     ):
         with pytest.raises(ReplearnError, match=text):

@@ -31,7 +31,7 @@ from ..surgery.inference_mode import lasting, writable
 from ..surgery.plan_metadata import drop_
 from ..surgery.replace import operators_of, plan_of, set_submodule
 from .absorb import absorb_
-from .merge import merge_, refuse_unfit
+from .merge import merge_
 from .saving import refuse_saving_
 
 
@@ -86,7 +86,10 @@ def deploy(
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)
     check_fuse(model, fuse, flatten, compile)
-    refuse_unfit(merge)
+    if not isinstance(merge, bool):
+        raise ReplearnError(
+            f"merge={merge!r}: write True to merge each operator's sum with its input into its weight, or False."
+        )
     if fold not in ("all", "operators"):
         raise ReplearnError(
             f"fold={fold!r}: write 'all' to fold the BatchNorms of the whole network, or 'operators' for those of "

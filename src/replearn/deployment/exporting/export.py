@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from torch import nn
 
 from ...errors import ReplearnError
-from ...fast.graphs.replay import Replayed
-from ...fast.inference import Autocast, check_ready
 from ...fast.verify import compare
-from ...operators._base.operator import Operator
 from ...planning.validate import own_copy, unwrapped
 from ...surgery.tensor_file import refuse_special
-from . import formats
-from .job import Job
-from .tracing import inputs_of, random_like, resized, run, with_plain_outputs
+from ..plain import check_plain
+from .formats import FORMATS
+from .tracing import Job, inputs_of, random_like, resized, run, with_plain_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +62,17 @@ def export(
     0.0
     """
     name = format_of(path, to)
-    form = import_module(f"{formats.__name__}.{name}")
+    form = FORMATS[name]
     model = unwrapped(model)
-    check_exportable(model)
+    check_plain(model, "Export")
+    if opset is not None and name != "onnx":
+        raise ReplearnError(f"opset is a setting of ONNX files; leave it out for {name}.")
     file = Path(os.path.realpath(path))
     if not file.parent.is_dir():
         raise ReplearnError(f"Can't export to {path}: the folder {file.parent} does not exist; create it first.")
     if file.is_dir():
         raise ReplearnError(
-            f"Can't export to {path}, which is a folder: name a file in it, as model{form.SUFFIX}."
+            f"Can't export to {path}, which is a folder: name a file in it, as model{form.suffix}."
         )
     refuse_special(file)
     inputs = inputs_of(example)
@@ -89,47 +86,24 @@ def export(
         worst = 0.0
         for seed, size in enumerate(sizes):
             given = random_like(resized(inputs, size), seed)
-            worst = max(worst, compare(run(reference, given), again(given), f"the {name} file", form.TOLERANCE))
+            worst = max(worst, compare(run(reference, given), again(given), f"the {name} file", form.tolerance))
         size = sum(part.stat().st_size for part in Path(folder).iterdir())
         for part in sorted(Path(folder).iterdir()):
             os.replace(part, file.parent / part.name)
     return Exported(
-        path=Path(path), format=name, bytes=size, batch_sizes=sizes, difference=worst, tolerance=form.TOLERANCE
+        path=Path(path), format=name, bytes=size, batch_sizes=sizes, difference=worst, tolerance=form.tolerance
     )
 
 
 def format_of(path: str | os.PathLike[str], to: str | None) -> str:
     """The format's name: as asked, or by the file's suffix."""
-    known = {
-        module.name: import_module(f"{formats.__name__}.{module.name}")
-        for module in iter_modules(formats.__path__)
-    }
-    if to is not None:
-        if to not in known:
-            raise ReplearnError(f"There is no format {to!r}; there are {', '.join(known)}.")
-        return to
-    for name, form in known.items():
-        if os.fspath(path).endswith(form.SUFFIX):
-            return name
-    suffixes = ", ".join(form.SUFFIX for form in known.values())
-    raise ReplearnError(f"The format of {path} is not clear: end its name with one of {suffixes}, or write to=.")
-
-
-def check_exportable(model: nn.Module) -> None:
-    """Refuse what is not a plain model in eval mode."""
-    if isinstance(model, Replayed):
+    if to is not None and to not in FORMATS:
+        raise ReplearnError(f"There is no format {to!r}; there are {', '.join(FORMATS)}.")
+    by_suffix = (name for name, form in FORMATS.items() if os.fspath(path).endswith(form.suffix))
+    found = to or next(by_suffix, None)
+    if found is None:
+        suffixes = ", ".join(form.suffix for form in FORMATS.values())
         raise ReplearnError(
-            "A model deployed with graph=True replays CUDA graphs, which is a way to run and not to store it. "
-            "Export what deploy gives without graph."
+            f"The format of {path} is not clear: end its name with one of {suffixes}, or write to=."
         )
-    if isinstance(model, Autocast):
-        raise ReplearnError(
-            "A model deployed with dtype= runs under autocast, which is a way to run and not to store it, and "
-            "has its weights cast. Export what deploy gives without dtype."
-        )
-    check_ready(model)
-    for name, module in model.named_modules():
-        if isinstance(module, Operator):
-            raise ReplearnError(
-                f"{type(model).__name__} still has operators ({name}). Export replearn.deploy(model)."
-            )
+    return found

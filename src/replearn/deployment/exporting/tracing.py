@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -96,21 +97,13 @@ class PlainOutputs(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        made = self.model(*args, **kwargs)
-        return {name: value for name, value in made.items() if isinstance(value, Tensor)}
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            made = model(*args, **kwargs)
+            return {name: value for name, value in made.items() if isinstance(value, Tensor)}
 
-
-def as_called(model: nn.Module) -> nn.Module:
-    """A model of plain outputs with the model's own signature, from which torch.export takes the inputs' names."""
-
-    def forward(self: PlainOutputs, *args: Any, **kwargs: Any) -> Any:
-        return PlainOutputs.forward(self, *args, **kwargs)
-
-    forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
-    kind = type("PlainOutputs", (PlainOutputs,), {"forward": forward})
-    made: nn.Module = kind(model).eval()
-    return made
+        # torch.export takes the inputs' names from it
+        forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+        self.forward = forward
 
 
 @torch.no_grad()
@@ -123,34 +116,22 @@ def with_plain_outputs(model: nn.Module, inputs: Inputs) -> nn.Module:
         made = model(*inputs.args, **inputs.kwargs)
     if isinstance(made, Tensor) or (isinstance(made, tuple) and all(isinstance(one, Tensor) for one in made)):
         return model
-    return as_called(model) if isinstance(made, Mapping) else model
-
-
-def free_batch(inputs: Inputs) -> Any:
-    """Which dimensions are free, as torch.export wants to be told."""
-    batch, shapes = Dim("batch", min=1), ShapesCollection()
-    for value in inputs.values.values():
-        if inputs.is_batched(value):
-            shapes[value] = {0: batch}
-    return shapes
+    return PlainOutputs(model).eval() if isinstance(made, Mapping) else model
 
 
 def program_of(model: nn.Module, inputs: Inputs, *, dynamic_batch: bool) -> ExportedProgram:
     """Trace the model with torch.export; ReplearnError where it can't be traced, or fixes its batch size."""
-
+    shapes: Any = None
     if dynamic_batch:
         inputs = resized(inputs, max(2, inputs.batch_size))  # a size of 1 would be taken for a constant
-    shapes = free_batch(inputs) if dynamic_batch else None
+        batch, shapes = Dim("batch", min=1), ShapesCollection()
+        for value in filter(inputs.is_batched, inputs.values.values()):
+            shapes[value] = {0: batch}
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about torch's own insides
-            return torch.export.export(
-                model,
-                inputs.args,
-                dict(inputs.kwargs),
-                dynamic_shapes=shapes,
-                strict=False,
-            )
+            kwargs = dict(inputs.kwargs)
+            return torch.export.export(model, inputs.args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         why = next((line for line in str(error).splitlines() if line.strip()), "")
         cure = " If its batch size is fixed in its code, write dynamic_batch=False." if dynamic_batch else ""
@@ -158,3 +139,18 @@ def program_of(model: nn.Module, inputs: Inputs, *, dynamic_batch: bool) -> Expo
         raise ReplearnError(
             f"{name} can't be traced by torch.export ({type(error).__name__}: {why}).{cure}"
         ) from error
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job:
+    """One export, the same for every format: the plain model on the CPU, inputs, and its program."""
+
+    model: nn.Module
+    inputs: Inputs
+    dynamic_batch: bool
+    opset: int | None
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        called = with_plain_outputs(self.model, self.inputs)
+        return program_of(called, self.inputs, dynamic_batch=self.dynamic_batch)

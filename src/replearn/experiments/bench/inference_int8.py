@@ -10,19 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ...deployment.deploy import deploy
-from ...deployment.quantizing import quantize_dynamic, quantize_static
+from ...deployment.quantizing import quantize
 from ...fast.inference import streamline
 from .inference_paper import quantized_rows
 from .inference_sides import make_sides
 from .timing import interleave, ratio
-
-
-def quantized(plain: nn.Module, batches: list[Tensor]) -> tuple[nn.Module, str]:
-    """INT8 as the paper chooses it: static with calibration for a CNN, dynamic linear layers for a transformer."""
-    convolutions = sum(isinstance(layer, nn.Conv2d) for layer in plain.modules())
-    if convolutions > 1:  # a ViT has one, which cuts the patches
-        return quantize_static(plain, batches), "static, calibrated (PT2E, x86)"
-    return quantize_dynamic(plain), "dynamic, linear layers (torchao)"
 
 
 def time_int8(
@@ -64,7 +56,7 @@ def int8_rows(
         sides = make_sides(name, size, torch.device("cpu"), first)
         images = torch.randn(batch, 3, size, size)
         for method, plain in (("E2E", streamline(sides.end_to_end)), ("RepL", deploy(sides.replaced))):
-            small, kind = quantized(plain, [images])
+            small, kind = quantize(plain, [images])
             paper = [asdict(row) for row in quantized_rows() if (row.model, row.method) == (name, method)]
             timed = time_int8(plain, small, images, rounds, compile)
             rows.append(
