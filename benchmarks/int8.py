@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import replearn
 from replearn.deployment.quantizing import quantize
 from replearn.experiments import recipes
-from replearn.experiments.bench.inference_int8 import time_int8
+from replearn.experiments.bench.inference_int8 import speeds, time_on_cpu
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
@@ -69,9 +69,10 @@ def measure(folder: Path, root: Path | None, num_test: int, batch: int, rounds: 
     draws[:, 0] = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))[:256]
     small, kind = quantize(plain, list(pictures.batch(draws)[0].split(64)))
     before, after = accuracy(plain, images, labels), accuracy(small, images, labels)
-    timed = time_int8(plain, small, images[:batch].contiguous(), rounds)
+    batch = min(batch, num_test)
+    timed = time_on_cpu({"float32": plain, "int8": small}, images[:batch].contiguous(), rounds)
     accuracies = {"float32": before, "int8": after}
-    return {**about, "int8": kind, "accuracy": accuracies, "test_images": num_test, **timed}
+    return {**about, "int8": kind, "accuracy": accuracies, "test_images": num_test, **speeds(timed, batch)}
 
 
 MODELS = (("t1_resnet32", "cifar_resnet:20:8"), ("t1_vit_tiny8", "vit:96:6:3:8"))

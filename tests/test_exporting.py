@@ -159,22 +159,14 @@ def refusals() -> dict[str, tuple[Any, str]]:
             "which is a folder: name a file in it",
         ),
         "example": (lambda f: export(plain, f / "m.onnx", None), "needs an example of the model's input"),
-        "opset": (
-            lambda f: export(plain.eval(), f / "m.onnx", x, opset=99),
-            r"opset=99 can't be written: .* opsets 18 to",
-        ),
-        "opset of pt2": (
-            lambda f: export(plain.eval(), f / "m.pt2", x, opset=18),
-            "opset is a setting of ONNX files",
-        ),
     }
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("replaced", "autocast", "format", "suffix", "folder", "a folder", "example", "other example", "opset"),
-        *("compiled autocast", "opset of pt2", "train mode"),
+        *("replaced", "autocast", "format", "suffix", "folder", "a folder", "example", "other example"),
+        *("compiled autocast", "train mode"),
     ],
 )
 def test_what_cannot_be_exported_is_told(name: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How far a replaced model's outputs are from the full one's, next to what bounds them."""
+"""Local errors of the operators, and how far a replaced model's outputs are from the full one's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .results import Deviation, LocalError, Suffix
-from .subject import Subject, lengths
+from ..fitting.observe import observe
+from ..planning.data import Target
+from .results import Deviation, LocalError, Quality, Suffix
+from .subject import Subject, exchanged, lengths
+
+
+@torch.no_grad()
+def local_error(subject: Subject, target: Target, *, together: bool) -> LocalError:
+    """epsilon_r over the held-out samples, on the full model's activations or behind earlier replacements."""
+    operator = subject.replaced.get_submodule(target.name)
+    model = subject.replaced if together else subject.full
+    rows: list[Tensor] = []
+    with exchanged(model, target.name, subject.full.get_submodule(target.name)):
+        for seen in observe(model, target, subject.held, subject.forward, split=False):
+            parts = seen.through(operator) - seen.y, seen.x - seen.y, seen.x
+            rows.append(torch.stack([lengths(part) for part in parts]))
+    wrong, removed, height = torch.cat(rows, dim=1)
+    ratios, branch = wrong / height.clamp_min(1), float(removed.square().sum())
+    return LocalError(
+        epsilon=float(ratios.max()),
+        mean=float(ratios.mean()),
+        absolute=float(wrong.max()),
+        relative=float(wrong.square().sum()) / branch if branch else 0.0,
+        removal=float((removed / height.clamp_min(1)).max()),
+        height=float(height.max()),
+    )
 
 
 @torch.no_grad()
@@ -43,12 +67,14 @@ def differences(subject: Subject, model: nn.Module) -> tuple[Tensor, float, floa
 
 
 @torch.no_grad()
-def quality(subject: Subject, model: nn.Module) -> tuple[float, float | None]:
-    """The mean loss over the held-out batches, and the mean score where one was given."""
+def quality(subject: Subject, model: nn.Module) -> Quality:
+    """Deviation, mean loss and, where one was given, mean score over the held-out batches."""
     losses, scores = [], []
     for number, batch in enumerate(subject.held):
         made = subject.output(model, number)
         losses.append(float(subject.mean_loss(made, number)))
         if subject.score is not None:
             scores.append(float(subject.score(made, batch)))
-    return sum(losses) / len(losses), sum(scores) / len(scores) if scores else None
+    _, relative, agreement = differences(subject, model)
+    score = sum(scores) / len(scores) if scores else None
+    return Quality(relative=relative, agreement=agreement, loss=sum(losses) / len(losses), score=score)

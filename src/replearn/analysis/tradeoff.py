@@ -17,7 +17,7 @@ from ..operators.removal import Removal
 from ..planning.data import Plan
 from ..planning.planner import plan as plan_model
 from ..surgery.replace import replace_
-from .deviation import differences, quality
+from .deviation import quality
 from .results import TradeoffPoint
 from .subject import Subject
 
@@ -58,10 +58,6 @@ def _point(
     replace_(removal, gone).eval()
     flops, floor = count_flops(subject, model), count_flops(subject, removal)
     eta = (flops - floor) / (whole - floor) if whole > floor else 0.0
-    _, relative, agreement = differences(subject, model)
-    _, removal_relative, removal_agreement = differences(subject, removal)
-    loss, score = quality(subject, model)
-    removal_loss, removal_score = quality(subject, removal)
     return TradeoffPoint(
         interval=interval,
         first=first,
@@ -70,14 +66,8 @@ def _point(
         flops=flops / whole if whole else 1.0,
         cost_formula=1 - (1 - eta) / interval,
         eta=eta,
-        relative=relative,
-        agreement=agreement,
-        loss=loss,
-        score=score,
-        removal_relative=removal_relative,
-        removal_agreement=removal_agreement,
-        removal_loss=removal_loss,
-        removal_score=removal_score,
+        operators=quality(subject, model),
+        removal=quality(subject, removal),
     )
 
 

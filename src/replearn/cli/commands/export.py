@@ -28,7 +28,6 @@ def export(
     ] = None,
     num_classes: Annotated[int, typer.Option(help="For a checkpoint with a named model.")] = 1000,
     size: Annotated[int, typer.Option(help="Side length of the images, for a named model.")] = 224,
-    opset: Annotated[int | None, typer.Option(help="Of an ONNX file; torch's choice if not given.")] = None,
     fold: Annotated[str, typer.Option(help="Fold BatchNorms of 'all' blocks, or of 'operators'.")] = "all",
     merge: Annotated[
         bool,
@@ -90,7 +89,7 @@ def export(
     )
     for found in find_merges(trained) if merge else ():
         typer.echo(f"merge: {found}")
-    typer.echo(str(write(plain, out, example, to=to, opset=opset, dynamic_batch=not fixed_batch)))
+    typer.echo(str(write(plain, out, example, to=to, dynamic_batch=not fixed_batch)))
 
 
 def built_by(place: str) -> tuple[nn.Module, Any]:

@@ -16,7 +16,7 @@ from ...planning.validate import own_copy, unwrapped
 from ...surgery.tensor_file import refuse_special
 from ..plain import check_plain
 from .formats import FORMATS
-from .tracing import Job, inputs_of, random_like, resized, run, with_plain_outputs
+from .tracing import Job, batched, inputs_of, random_like, resized, run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,6 @@ def export(
     example: Any,
     *,
     to: str | None = None,
-    opset: int | None = None,
     dynamic_batch: bool = True,
 ) -> Exported:
     """Write a deployed model to a file that needs nothing of this package: safetensors, pt2 or onnx.
@@ -65,8 +64,6 @@ def export(
     form = FORMATS[name]
     model = unwrapped(model)
     check_plain(model, "Export")
-    if opset is not None and name != "onnx":
-        raise ReplearnError(f"opset is a setting of ONNX files; leave it out for {name}.")
     file = Path(os.path.realpath(path))
     if not file.parent.is_dir():
         raise ReplearnError(f"Can't export to {path}: the folder {file.parent} does not exist; create it first.")
@@ -77,12 +74,12 @@ def export(
     refuse_special(file)
     inputs = inputs_of(example)
     plain = own_copy(model).cpu()
-    job = Job(model=plain, inputs=inputs, dynamic_batch=dynamic_batch, opset=opset)
-    sizes = (1, 3) if dynamic_batch else (inputs.batch_size,)
+    job = Job(model=plain, inputs=inputs, dynamic_batch=dynamic_batch)
+    sizes = (1, 3) if dynamic_batch else (len(batched(inputs)[0]),)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".replearn-export-") as folder:
         written = Path(folder) / file.name
         form.write(job, written)
-        again, reference = form.read(job, written), with_plain_outputs(plain, inputs)
+        again, reference = form.read(job, written), job.reference[0]
         worst = 0.0
         for seed, size in enumerate(sizes):
             given = random_like(resized(inputs, size), seed)

@@ -21,10 +21,9 @@ from ...fast.graph_module import FlatGraph
 from ...fast.verify import tensors_in
 from ...surgery.state_dicts import check_storable, tied
 from ...surgery.tensor_file import write_file
-from .tracing import Inputs, Job, run, with_plain_outputs
+from .tracing import Inputs, Job, run
 
 Runner = Callable[[Inputs], list[Tensor]]
-OLDEST = 18  # what torch's exporter writes without converting down, which fails for many models
 LIMIT = 2_000_000_000  # bytes that one protobuf file can hold
 
 
@@ -82,36 +81,16 @@ def read_pt2(job: Job, path: Path) -> Runner:
 
 def write_onnx(job: Job, path: Path) -> None:
     onnx = onnx_libraries()[0]
-    newest = int(onnx.defs.onnx_opset_version())
-    if job.opset is not None and (type(job.opset) is not int or not OLDEST <= job.opset <= newest):
-        raise ReplearnError(
-            f"opset={job.opset!r} can't be written: this installation writes opsets {OLDEST} to {newest}. Leave "
-            "it out for torch's own choice."
-        )
     large = sum(t.numel() * t.element_size() for t in job.model.state_dict().values()) > LIMIT
-    with quiet(), torch.no_grad():
-        made = with_plain_outputs(job.model, job.inputs)(*job.inputs.args, **job.inputs.kwargs)
+    names = names_of(job.reference[1])
+    with quiet():
         torch.onnx.export(
-            job.program,
-            (),
-            path,
-            dynamo=True,
-            opset_version=job.opset,
-            external_data=large,
-            verbose=False,
-            optimize=True,
-            output_names=names_of(made),
+            job.program, (), path, dynamo=True, external_data=large, verbose=False, output_names=names
         )
-    file = onnx.load(path, load_external_data=False)
-    written = next(entry.version for entry in file.opset_import if not entry.domain)
     if job.dynamic_batch:
+        file = onnx.load(path, load_external_data=False)
         name_batch_(file.graph)
         path.write_bytes(file.SerializeToString())
-    if job.opset is not None and written != job.opset:
-        raise ReplearnError(
-            f"opset={job.opset} can't be written for {type(job.model).__name__}: it needs operators of opset "
-            f"{written}. Write opset={written}, or leave it out."
-        )
 
 
 def names_of(made: Any) -> list[str]:
@@ -140,13 +119,12 @@ def read_onnx(job: Job, path: Path) -> Runner:
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own classes, which differ by version
         raise ReplearnError(
-            f"ONNX Runtime {runtime.__version__} can't load the file: {str(error).splitlines()[0]}. An older "
-            "opset may help, as opset=18."
+            f"ONNX Runtime {runtime.__version__} can't load the file: {str(error).splitlines()[0]}."
         ) from error
     names = [entry.name for entry in session.get_inputs()]
 
     def outputs(inputs: Inputs) -> list[Tensor]:
-        given: dict[str, Any] = dict(zip(names, (tensor.numpy() for tensor in inputs.tensors), strict=True))
+        given: dict[str, Any] = dict(zip(names, (tensor.numpy() for tensor in tensors_in(inputs)), strict=True))
         return [torch.as_tensor(made) for made in session.run(None, given)]
 
     return outputs

@@ -1,8 +1,8 @@
-"""INT8 against float32 on the same CPU, in turns; both sides deployed and, unless asked otherwise, compiled."""
+"""INT8 against float32 and RepL against E2E on one CPU, all four in turns; deployed and, by default, compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,27 +14,20 @@ from ...deployment.quantizing import quantize
 from ...fast.inference import streamline
 from .inference_paper import quantized_rows
 from .inference_sides import make_sides
-from .timing import interleave, ratio
+from .timing import Timing, interleave, ratio
 
 
-def time_int8(
-    plain: nn.Module, small: nn.Module, images: Tensor, rounds: int, compile: bool = True
-) -> dict[str, Any]:
-    """Images a second of both, and the speedup round by round."""
+def time_on_cpu(
+    sides: Mapping[str, nn.Module], images: Tensor, rounds: int, compile: bool = True
+) -> dict[str, Timing]:
+    """Times of every side for the same images, in turns."""
     import torch._inductor.config as inductor
 
-    sides: dict[str, Any] = {"float32": plain, "int8": small}
-    if compile:
-        sides = {name: torch.compile(side) for name, side in sides.items()}
-    with inductor.patch(freezing=True), torch.no_grad():  # weights are constants: both sides may prepack them
-        bodies = {name: forward_of(side, images) for name, side in sides.items()}
-        found = interleave(bodies, torch.device("cpu"), rounds=rounds)
-    return {
-        "images_per_second": {name: 1000 * len(images) / timing.median for name, timing in found.items()},
-        "int8_speedup": asdict(ratio(found["float32"], found["int8"])),
-        "batch": len(images),
-        "compiled": compile,
-    }
+    built = {name: torch.compile(side) if compile else side for name, side in sides.items()}
+    with inductor.patch(freezing=True), torch.no_grad():  # weights are constants: every side may prepack them
+        return interleave(
+            {name: forward_of(side, images) for name, side in built.items()}, torch.device("cpu"), rounds=rounds
+        )
 
 
 def forward_of(side: Any, images: Tensor) -> Callable[[], object]:
@@ -47,19 +40,39 @@ def forward_of(side: Any, images: Tensor) -> Callable[[], object]:
     return run
 
 
+def speeds(found: Mapping[str, Timing], batch: int, method: str = "") -> dict[str, Any]:
+    """Images a second of float32 and INT8, and the speedup round by round."""
+    one, other = (found[f"{method} {name}".strip()] for name in ("float32", "int8"))
+    return {
+        "images_per_second": {"float32": 1000 * batch / one.median, "int8": 1000 * batch / other.median},
+        "int8_speedup": asdict(ratio(one, other)),
+        "batch": batch,
+    }
+
+
 def int8_rows(
     models: tuple[str, ...], size: int, batch: int, first: int, rounds: int, *, compile: bool = True
 ) -> list[dict[str, Any]]:
-    """Throughput of every model, E2E and RepL, with random weights; the paper's values beside them."""
+    """Throughput of every model, E2E and RepL, with random weights; the paper's values beside them.
+
+    A row of RepL says how it does against E2E, in the same rounds: above 1 it is faster.
+    """
     rows = []
     for name in models:
-        sides = make_sides(name, size, torch.device("cpu"), first)
+        made = make_sides(name, size, torch.device("cpu"), first)
         images = torch.randn(batch, 3, size, size)
-        for method, plain in (("E2E", streamline(sides.end_to_end)), ("RepL", deploy(sides.replaced))):
+        sides: dict[str, nn.Module] = {}
+        for method, plain in (("E2E", streamline(made.end_to_end)), ("RepL", deploy(made.replaced))):
             small, kind = quantize(plain, [images])
+            sides |= {f"{method} float32": plain, f"{method} int8": small}
+        found = time_on_cpu(sides, images, rounds, compile)
+        for method in ("E2E", "RepL"):
             paper = [asdict(row) for row in quantized_rows() if (row.model, row.method) == (name, method)]
-            timed = time_int8(plain, small, images, rounds, compile)
-            rows.append(
-                {"model": name, "method": method, "int8": kind, **timed, "paper": paper[0] if paper else None}
-            )
+            against = {
+                number: asdict(ratio(found[f"E2E {number}"], found[f"RepL {number}"]))
+                for number in ("float32", "int8")
+            }
+            row = {"model": name, "method": method, "int8": kind, **speeds(found, batch, method)}
+            row |= {"against_e2e": against} if method == "RepL" else {}
+            rows.append(row | {"compiled": compile, "paper": paper[0] if paper else None})
     return rows
