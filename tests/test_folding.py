@@ -383,3 +383,4 @@ def test_a_difference_in_float32_is_refused_unless_float64_shows_that_it_is_roun
             replearn.deploy(model, torch.randn(4, 3, 8, 8))
     else:
         assert replearn.deploy(model, torch.randn(4, 3, 8, 8)).training is False
+        assert replearn.fast.streamline(Chooses().eval(), torch.randn(4, 3, 8, 8)).training is False
