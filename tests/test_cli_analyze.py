@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from typer.testing import CliRunner
 
 from replearn.analysis import Analysis
 from replearn.cli.app import app
+from replearn.experiments.training import data
 from replearn.experiments.training.full_model import read_full_model
+from replearn.experiments.training.trained import read_trained
 
 TINY = """
 from replearn.experiments.training.recipe import Optimizer, Recipe, Variant
@@ -106,6 +109,49 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
     assert trained.metric == "perplexity"
     kept = result["epochs"][-1]["test_perplexity"]
     assert trained.score(trained.model) == pytest.approx(kept, rel=1e-4)
+
+
+@pytest.fixture
+def streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs on a small ImageNet in the official layout, whose counts nobody asks for."""
+    pillow = pytest.importorskip("PIL.Image")
+    pytest.importorskip("torchvision")
+    for split, count in (("train", 12), ("val", 3)):
+        for number in range(2):
+            folder = tmp_path / "data" / "imagenet" / split / f"n0{number}"
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pillow.new("RGB", (40, 36), (200 * number, 20 * index, 99)).save(folder / f"{index}.JPEG")
+    plain = data.load
+
+    def loose(name: str, root: Path | None) -> object:
+        return replace(plain(name, root, strict_counts=False), workers=0, num_classes=1000)  # type: ignore[type-var]
+
+    monkeypatch.setattr(data, "load", loose)
+    monkeypatch.setenv("REPLEARN_DATA", str(tmp_path / "data"))
+    sized = 'augment={"imagenet": Augment(resize=16)},\n)'
+    recipe = TINY.replace('("digits",)', '("imagenet",)').replace("479", "8").rstrip().removesuffix(")") + sized
+    (tmp_path / "tiny.py").write_text(recipe.replace("import Optimizer", "import Augment, Optimizer"))
+    for method in ("e2e", "repl"):
+        call("train", str(tmp_path / "tiny.py"), "--method", method, "--device", "cpu", "--out", str(tmp_path))
+    return tmp_path / "imagenet"
+
+
+def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Path) -> None:
+    run = streamed / "e2e" / "seed-0"
+    few = ["--first", "2", "--images", "16", "--batch-size", "8", "--iterations", "3", "--intervals", "2"]
+    assert "tiny, imagenet, seed 0" in call("analyze", str(run), *few, "--no-gradients", "--picture", "svg")
+    assert Analysis.from_json((run / "analysis" / "analysis.json").read_text()).num_samples == 8
+    assert read_trained(run).test(4)[0].shape == (4, 3, 16, 16)  # what t-SNE and feature maps look at
+    pytest.importorskip("torchao")
+    found = json.loads(call("evaluate", str(streamed / "repl" / "seed-0"), "--int8", "--images", "9", "--json"))
+    assert found["calibration_images"] == 9
+    result = json.loads((streamed / "repl" / "seed-0" / "result.json").read_text())
+    assert found["measures"]["float32"]["test_loss"] == pytest.approx(result["epochs"][-1]["test_loss"], rel=1e-3)
+    assert found["measures"]["int8"].keys() == {"test_loss", "test_accuracy", "test_top5"}
+    assert "float32  loss" in call("evaluate", str(run))
+    assert "leave it out" in call("evaluate", str(run), "--annotations", "x.json", code=2)
+    assert "add --annotations FILE" in call("evaluate", str(run / "result.json"), code=2)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from ...deployment.deploy import deploy
 from ...deployment.quantizing import quantize
 from ...fast.inference import streamline
+from ...surgery.plan_metadata import carried
+from ..training.full_model import FullModel
 from .inference_paper import quantized_rows
 from .inference_sides import make_sides
 from .timing import Timing, interleave, ratio
@@ -48,6 +51,26 @@ def speeds(found: Mapping[str, Timing], batch: int, method: str = "") -> dict[st
         "int8_speedup": asdict(ratio(one, other)),
         "batch": batch,
     }
+
+
+def int8_measures(
+    run: FullModel, *, int8: bool = True, images: int = 512, size: int = 64, compile: bool = False
+) -> dict[str, Any]:
+    """The test metrics of a run's model, deployed, in float32 and in INT8 calibrated on training images."""
+    model = run.model
+    plain = deploy(model) if carried(model) is not None else streamline(model)
+    sides = {"float32": plain}
+    found: dict[str, Any] = {"run": run.name}
+    if int8:
+        calibration = [x for x, _ in run.train_batches(images, size)]
+        sides["int8"], found["int8"] = quantize(plain, calibration)
+        found["calibration_images"] = sum(map(len, calibration))
+    found["measures"] = {}
+    for name, side in sides.items():
+        made: Any = torch.compile(side) if compile else side
+        with torch.no_grad():
+            found["measures"][name] = run.task.evaluate(made, nullcontext())
+    return found
 
 
 def int8_rows(

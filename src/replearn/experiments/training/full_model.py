@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ...errors import ReplearnError
-from .batches import DeviceBatches
+from .augmentation import DeviceImages
+from .batches import DeviceBatches, ImageBatches
 from .processes import Processes
 from .recipe import Augment, variant_from_dict
 from .run import RunSpec
+from .streaming import StreamBatches
 from .tasks import Task, task_named
 from .text_batches import TextBatches
 from .trained import read_trained
@@ -40,17 +42,22 @@ class FullModel:
 
     @property
     def samples(self) -> str:
-        return "images" if isinstance(self.task.batches, DeviceBatches) else "windows"
+        return "images" if isinstance(self.task.batches, ImageBatches) else "windows"
 
     def train_batches(self, count: int, size: int, seed: int = 0) -> list[Labelled]:
-        """So many training samples, drawn once and not augmented, in batches with their labels."""
+        """So many training samples, drawn once and not augmented, in batches with their labels.
+
+        A streamed set is read for no more than these.
+        """
         batches = self.task.batches
         if isinstance(batches, TextBatches):
             starts = batches.starts(seed, -1)[:count].to(self.task.device)
             return [batches.cut(part) for part in starts.split(size)]
-        if not isinstance(batches, DeviceBatches):
-            raise ReplearnError(f"{self.name}: its data is streamed; pass batches of your own.")
-        return batches.images.drawn(count, size, seed)
+        if isinstance(batches, StreamBatches):
+            part = batches.data.part(count, 1, seed)
+            return DeviceImages(part, Augment(), self.task.device).drawn(count, size, seed)
+        held: DeviceBatches = batches  # type: ignore[assignment]
+        return held.images.drawn(count, size, seed)
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
@@ -71,12 +78,14 @@ class FullModel:
         return 100 * float((output.argmax(-1) == batch[1]).float().mean())
 
 
-def read_full_model(folder: str | Path, device: torch.device, root: Path | None = None) -> FullModel:
+def read_full_model(
+    folder: str | Path, device: torch.device, root: Path | None = None, *, full: bool = True
+) -> FullModel:
     """The model of a finished end-to-end run, with its data; ReplearnError as `read_trained` has it.
 
-    Also where its data is streamed: blocks are looked at on samples that fit in memory.
+    With `full=False` a run of any method. Also raises for data that is neither images with labels nor text.
     """
-    trained = read_trained(folder, device, root, full=True)
+    trained = read_trained(folder, device, root, full=full)
     result = trained.result
     # samples are looked at as they are, and the weights are the run's own
     plain = Augment(resize=trained.recipe.augment.get(result.data, Augment()).resize)
@@ -90,9 +99,6 @@ def read_full_model(folder: str | Path, device: torch.device, root: Path | None 
         data_root=root,
     )
     task = task_named(recipe.task).open(spec, device, Processes(), {})
-    if not isinstance(task.batches, (DeviceBatches, TextBatches)):
-        raise ReplearnError(
-            f"{result.data} is streamed, and this command takes images or a text that fit in memory; in Python, "
-            "pass batches of your own to replearn.analysis.analyze."
-        )
+    if not isinstance(task.batches, (ImageBatches, TextBatches)):
+        raise ReplearnError(f"{result.data} holds scenes, and this command takes images with labels, or a text.")
     return FullModel(trained.model, task, trained.name)

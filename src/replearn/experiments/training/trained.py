@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from . import data as data_room
 from .architectures import architecture, is_language_model, language_model
 from .augmentation import DeviceImages
 from .data import ImageSet
-from .data.base import stratified_order
+from .data.base import StreamedSet, stratified_order
 from .methods import method_for
 from .methods.base import Method, Setting
 from .recipe import Augment, Recipe, recipe_from_dict, variant_from_dict
@@ -28,6 +28,7 @@ from .state import read_state
 
 Labelled = tuple[Tensor, Tensor]
 MODEL = "model.safetensors"
+PART = 2048  # images of a streamed set that are looked at, of training and of test
 ANY_WORDS = 64  # of a vocabulary, where nothing depends on its size
 PLANNED = "replearn-checkpoint-"  # how the format of a file with a plan begins, of any version
 
@@ -36,8 +37,8 @@ PLANNED = "replearn-checkpoint-"  # how the format of a file with a plan begins,
 class Trained:
     """A finished run: its result, its model in eval mode, and an example of the model's input.
 
-    `images` opens the run's data set when it is first asked for; ReplearnError where that is not a set of
-    images that fits in memory.
+    `images` opens the run's data set when it is first asked for, a part of one that is streamed; ReplearnError
+    where that is not a set of images.
     """
 
     result: Result
@@ -59,11 +60,10 @@ class Trained:
     @cached_property
     def images(self) -> DeviceImages:
         loaded = data_room.load(self.result.data, self.data_root)
+        if isinstance(loaded, StreamedSet):
+            loaded = replace(loaded, size=int(self.example.shape[-1])).part(PART, PART)
         if not isinstance(loaded, ImageSet):
-            raise ReplearnError(
-                f"{self.result.data} is streamed or no set of images, and this command takes sets of images that "
-                "fit in memory; in Python, pass batches of your own to replearn.analysis.analyze."
-            )
+            raise ReplearnError(f"{self.result.data} is no set of images, and this command takes images.")
         if self.recipe.classes:
             loaded = loaded.with_classes(self.recipe.classes)
         resize = self.recipe.augment.get(self.result.data, Augment()).resize

@@ -143,6 +143,10 @@ class StreamedSet(ABC):
         that only fill up are labelled IGNORED: count `labels >= 0`.
         """
 
+    @abstractmethod
+    def part(self, num_train: int, num_test: int, seed: int = 0) -> ImageSet:
+        """So many images in memory, not augmented; classes as even as they can be, always the same ones."""
+
 
 def share_of(batch_size: int, rank: int, world_size: int) -> int:
     """How many images of a batch one process gets; ReplearnError where that is no whole number."""

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ....errors import ReplearnError
 from ..seeds import seed_at
-from .base import IGNORED, StreamedSet, share_of
+from .base import IGNORED, ImageSet, StreamedSet, share_of, stratified_order
 from .pictures import SUFFIXES, picture, test_transform, train_transform
 
 Key = tuple[int, int]  # an image's index, -1 for a filler, and the seed of its augmentation
@@ -117,6 +117,17 @@ class FolderStream(StreamedSet):
             indices = whole[rank * share : (rank + 1) * share].tolist()
             batches.append([(index, 0) for index in indices + [-1] * (share - len(indices))])
         return self._stream(_Pictures(self.test, self.size, False, False), batches)
+
+    def part(self, num_train: int, num_test: int, seed: int = 0) -> ImageSet:
+        """So many pictures in memory, cropped as for testing."""
+        halves: list[Tensor] = []
+        for listing, count in ((self.train, num_train), (self.test, num_test)):
+            chosen = stratified_order(listing.labels, seed)[:count]
+            keys = [[(index, 0) for index in some.tolist()] for some in chosen.split(64)]
+            read = list(self._stream(_Pictures(listing, self.size, False, False), keys))
+            halves += [torch.cat([images for images, _ in read]), torch.cat([labels for _, labels in read])]
+        x, y, test_x, test_y = halves
+        return ImageSet(self.name, self.num_classes, x, y, test_x, test_y, self.mean, self.std)
 
     def _stream(self, pictures: _Pictures, batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
         loader: DataLoader[Any] = DataLoader(
