@@ -17,13 +17,12 @@ from ..fitting.observe import HELD_OUT, Forward
 from ..planning.data import Plan, Target
 from ..planning.validate import refuse_wrapped
 from ..surgery.replace import check_fit, exchange_
-from .deviation import deviation, local_error, quality
+from .deviation import deviation, local_error, quality, tradeoff
 from .gradients import gradient_bias
 from .recoverability import distances
 from .results import Analysis, TargetAnalysis
 from .subject import Loss, Score, Subject, exchanged, finite_output
 from .suffix import products_after, suffix_factor
-from .tradeoff import tradeoff
 
 INTERVALS = (2, 3, 4, 6, 8)
 ESTIMATES = "suffix factors are estimates from sampled points by power iteration, not guarantees"

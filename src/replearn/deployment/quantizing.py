@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
-from .plain import check_plain
+from .saving import check_plain
 
 
 def quantize(model: nn.Module, batches: Iterable[Tensor]) -> tuple[nn.Module, str]:
