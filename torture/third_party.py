@@ -18,7 +18,6 @@ from torch import nn
 
 import replearn
 from replearn import ReplearnError
-from replearn.fast.verify import compare, tensors_in
 
 from .ledger import open_ledger
 
@@ -76,16 +75,13 @@ def trial(name: str) -> str:
     outcome = []
     for flatten in (False, True):
         try:
-            plain = replearn.deploy(model, x, flatten=flatten)
+            for example in (x, torch.randn_like(x)):
+                replearn.deploy(model, example, flatten=flatten)  # which compares them
+            outcome.append("equal")
         except ReplearnError as error:
             if "please report" in str(error):
                 raise
             outcome.append("refused")
-            continue
-        other = torch.randn_like(x)  # deploy has compared them on x
-        with torch.no_grad():
-            compare(tensors_in(model(other)), tensors_in(plain(other)), "the deployed model", allowed=1e-3)
-        outcome.append("equal")
     return f"deployed {outcome[0]}, flat {outcome[1]}"
 
 
