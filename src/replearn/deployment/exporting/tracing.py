@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from ...errors import ReplearnError
-from ...fast.graphs.signature import rebuilt
-from ...fast.verify import run_on_example, tensors_in
+from ...fast.verify import rebuilt, run_on_example, tensors_in
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # what a model is called with
 

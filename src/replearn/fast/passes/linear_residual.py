@@ -53,9 +53,7 @@ def can_fuse(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype, few: int) 
     stream, h, made = (node.meta.get("value") for node in (u, argument(layer, 0, "input"), layer))
     if weight is None or not can_tile(*weight.shape) or stream is None or h is None or made is None:
         return False
-    if stream.numel() <= few or not (
-        stream.is_contiguous() and h.is_contiguous()
-    ):  # as of a sliced token
+    if stream.numel() <= few or not (stream.is_contiguous() and h.is_contiguous()):  # as of a sliced token
         return False
     return stream.shape == made.shape and (stream.dtype, h.dtype, made.dtype) == (torch.float32, dtype, dtype)
 
