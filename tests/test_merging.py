@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
-from test_properties import any_options, placements, shapes
 from torch import Tensor, nn
 from zoo import ZOO, outputs
 
@@ -91,37 +88,6 @@ def test_an_activation_after_the_sum_comes_after_the_merged_layer(activation: An
         assert apart(made(x.clone()), plain(x.clone())) < 1e-6
     if activation in (F.relu, torch.relu):
         assert type(plain[1]) is nn.ReLU
-
-
-@pytest.mark.parametrize("block", ["basic", "bottleneck", "transformer"])
-@given(data=st.data())
-@settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_random_operators_are_equal_merged_and_unmerged(block: str, data: st.DataObject) -> None:
-    shape, placement, options = data.draw(shapes(block)), data.draw(placements), data.draw(any_options(block))
-    if shape.dtype is torch.bfloat16:
-        shape = type(shape)(**(vars(shape) | {"dtype": torch.float64}))
-    model, x = shape.build(), shape.example()
-    try:
-        replearn.replace_(model, replearn.plan(model, operator=options, **placement))
-    except ReplearnError:
-        event("refused")
-        return
-    with torch.no_grad():  # away from starting values
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.05)
-    model.eval()
-    merges = replearn.deployment.find_merges(model)
-    plain, tight = replearn.deploy(model), replearn.deploy(model, x, merge=True)
-    with torch.no_grad():
-        found = apart(plain(x), tight(x))
-    assert found < (1e-12 if shape.dtype is torch.float64 else 1e-5)
-    event(f"{sum(merge.layer is not None for merge in merges)} merged")
-    parts = [module for module in tight.modules() if parts_of_residual(module) is not None]
-    assert len(parts) == sum(merge.layer is None for merge in merges)
-    kinds = {merge.name: merge.layer for merge in merges if merge.layer}
-    for name, kind in kinds.items():
-        module: Any = tight.get_submodule(name)
-        assert type(module[0] if isinstance(module, nn.Sequential) else module).__name__ == kind
 
 
 @pytest.mark.parametrize(

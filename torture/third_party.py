@@ -22,21 +22,15 @@ from replearn import ReplearnError
 from .ledger import open_ledger
 
 TORCHVISION = (
-    "alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet mnasnet0_5 "
-    "mobilenet_v2 mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 resnet34 resnet50 "
-    "resnext50_32x4d shufflenet_v2_x0_5 squeezenet1_1 swin_t swin_v2_t vgg11_bn vit_b_32 wide_resnet50_2"
+    "densenet121 efficientnet_b0 efficientnet_v2_s googlenet mobilenet_v2 mobilenet_v3_small "
+    "regnet_y_400mf resnet18 resnet50 shufflenet_v2_x0_5 squeezenet1_1 swin_t vgg11_bn"
 )
 TIMM = (
-    "beit_base_patch16_224 botnet26t_256 cait_xxs24_224 coat_tiny coatnet_nano_rw_224 convit_tiny "
-    "convmixer_768_32 convnextv2_atto crossvit_tiny_240 cspresnet50 davit_tiny deit_tiny_patch16_224 "
-    "deit3_small_patch16_224 dla34 dpn68 eca_resnet33ts edgenext_xx_small efficientformer_l1 "
-    "efficientnetv2_rw_t eva02_tiny_patch14_224 fastvit_t8 focalnet_tiny_srf gcresnet33ts ghostnet_050 "
-    "gmixer_12_224 gmlp_ti16_224 hardcorenas_a hrnet_w18_small inception_next_tiny lambda_resnet26t "
-    "levit_128s maxvit_nano_rw_256 mixer_s32_224 mobileone_s0 mobilevit_xxs mvitv2_tiny nf_regnet_b0 "
-    "nfnet_l0 pit_ti_224 poolformer_s12 pvt_v2_b0 regnetx_002 repvgg_a0 res2net50_26w_4s resmlp_12_224 "
-    "resnest14d resnetv2_50 rexnet_100 sehalonet33ts selecsls42b sequencer2d_s skresnet18 "
-    "swin_tiny_patch4_window7_224 tiny_vit_5m_224 tresnet_m twins_pcpvt_small vit_tiny_patch16_224 "
-    "vit_relpos_small_patch16_224 volo_d1_224 xcit_nano_12_p16_224 xcit_tiny_12_p16_224"
+    "cait_xxs24_224 coat_tiny convit_tiny convnextv2_atto crossvit_tiny_240 deit_tiny_patch16_224 dla34 "
+    "edgenext_xx_small efficientformer_l1 efficientnetv2_rw_t eva02_tiny_patch14_224 ghostnet_050 "
+    "gmixer_12_224 gmlp_ti16_224 levit_128s mixer_s32_224 mobileone_s0 mobilevit_xxs pit_ti_224 "
+    "poolformer_s12 pvt_v2_b0 regnetx_002 repvgg_a0 resmlp_12_224 resnest14d rexnet_100 skresnet18 "
+    "tiny_vit_5m_224 vit_tiny_patch16_224 xcit_nano_12_p16_224"
 )
 NAMES = [f"torchvision:{name}" for name in TORCHVISION.split()] + [f"timm:{name}" for name in TIMM.split()]
 
@@ -75,8 +69,7 @@ def trial(name: str) -> str:
     outcome = []
     for flatten in (False, True):
         try:
-            for example in (x, torch.randn_like(x)):
-                replearn.deploy(model, example, flatten=flatten)  # which compares them
+            replearn.deploy(model, x, flatten=flatten)  # which compares them
             outcome.append("equal")
         except ReplearnError as error:
             if "please report" in str(error):

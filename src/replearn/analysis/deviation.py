@@ -36,7 +36,6 @@ def local_error(subject: Subject, target: Target, *, together: bool) -> LocalErr
     ratios, branch = wrong / height.clamp_min(1), float(removed.square().sum())
     return LocalError(
         epsilon=float(ratios.max()),
-        mean=float(ratios.mean()),
         absolute=float(wrong.max()),
         relative=float(wrong.square().sum()) / branch if branch else 0.0,
         removal=float((removed / height.clamp_min(1)).max()),

@@ -17,7 +17,6 @@ class LocalError:
     """g_r against f_r on held-out samples; norms are Euclidean over all of a sample's activations."""
 
     epsilon: float  # the largest |g(h) - f(h)| / max(|h|, 1)  (eq:local_replacement_error_short)
-    mean: float  # the mean of that ratio over the samples
     absolute: float  # the largest |g(h) - f(h)|
     relative: float  # |g - f|^2 over |f(h) - h|^2, summed over the samples: 0 is perfect, removal is 1
     removal: float  # epsilon of plain removal: the largest |h - f(h)| / max(|h|, 1)
@@ -29,10 +28,8 @@ class Suffix:
     """How much the layers after a block amplify: estimates from samples, not guarantees."""
 
     factor: float  # the largest singular value of the suffix's Jacobian over all sampled points
-    mean: float  # its mean over the points
     realised: float  # the largest |S(g) - S(f)| / |g - f| that was seen
     product: float  # Pi_r as printed: the product of the blocks' own factors (eq:suffix_lipschitz_short)
-    points: int  # samples times places between f_r(h) and g_r(h)
     change: float  # the last relative change of the estimate: how far power iteration had converged
 
 

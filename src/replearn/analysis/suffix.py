@@ -44,10 +44,8 @@ def suffix_factor(subject: Subject, target: Target, *, iterations: int, product:
     changed = between > 0
     return Suffix(
         factor=float(values.max()),
-        mean=float(values.mean()),
         realised=float((moved[changed] / between[changed]).max()) if bool(changed.any()) else 0.0,
         product=product,
-        points=len(values),
         change=max(change for _, change in found),
     )
 
