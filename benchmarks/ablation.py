@@ -31,20 +31,20 @@ from replearn.fast.train import accelerate as door
 from replearn.operators import functional
 
 SCOPES = ("fused_norms", "overlapped_wgrad", "short_attention", "small_convolutions", "synthesized_on_demand")
-RESNET = ("fused_norms", "overlapped_wgrad", "synthesized_on_demand", "norm_add_act", "synthesize", "launch_cache")
+RESNET = ("fused_norms", "overlapped_wgrad", "synthesized_on_demand", "norm_add_act", "synthesize")
 STEPS = [
     ("resnet32", "captured", (*RESNET, "small_convolutions")),
-    ("resnet32", "bf16", ("norm_add_act", "synthesized_on_demand", "synthesize", "launch_cache")),
+    ("resnet32", "bf16", ("norm_add_act", "synthesized_on_demand", "synthesize")),
     ("resnet34", "captured", RESNET),
-    ("resnet34", "bf16", ("norm_add_act", "synthesized_on_demand", "synthesize", "launch_cache")),
-    ("resnet101", "captured", (*RESNET, "conv_norm_add_act", "reduced_bottleneck")),
-    ("resnet101", "bf16", ("norm_add_act", "conv_norm_add_act", "reduced_bottleneck", "synthesized_on_demand")),
+    ("resnet34", "bf16", ("norm_add_act", "synthesized_on_demand", "synthesize")),
+    ("resnet101", "captured", (*RESNET, "reduced_bottleneck")),
+    ("resnet101", "bf16", ("norm_add_act", "reduced_bottleneck", "synthesized_on_demand")),
     ("vit_tiny_8", "captured", ("short_attention", "synthesized_on_demand", "synthesize")),
     ("vit_small_16", "captured", ("overlapped_wgrad", "synthesized_on_demand", "synthesize")),
-    ("vit_small_16", "bf16", ("synthesized_on_demand", "synthesize", "launch_cache")),
+    ("vit_small_16", "bf16", ("synthesized_on_demand", "synthesize")),
 ]
-OF_RESNETS = ("channels_last", "maxpool_relu", "stem", "launch_cache")
-OF_VITS = ("layernorm_half", "linear_residual", "patch_embed", "token_slice", "launch_cache")
+OF_RESNETS = ("channels_last", "stem")
+OF_VITS = ("layernorm_half", "linear_residual", "patch_embed", "token_slice")
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {},
     "float32 channels_last": {"channels_last": True},
@@ -56,13 +56,6 @@ FORMS: dict[str, dict[str, Any]] = {
 TINY8 = cases.Case(model="vit_tiny_8", batch_size=1024, optimizer=cases.ADAMW)
 
 
-def plain_launch(
-    kernel: Any, programs: int, near: Any, key: Any, tensors: Any, numbers: Any = (), **options: Any
-) -> None:
-    with torch.cuda.device(near.device):
-        kernel[(programs, 1, 1)](*tensors, *numbers, **options)
-
-
 @contextmanager
 def without(name: str) -> Iterator[None]:
     """Switch one thing off."""
@@ -72,18 +65,6 @@ def without(name: str) -> Iterator[None]:
     elif name in functional._faster:
         with patch.dict(functional._faster, {name: lambda *args, **kwargs: None}):
             yield
-    elif name == "launch_cache":
-        found = [
-            m
-            for n, m in list(sys.modules.items())
-            if n.startswith("replearn.fast") and hasattr(m, "launch_cached")
-        ]
-        for module in found:
-            patch.object(module, "launch_cached", plain_launch).start()
-        try:
-            yield
-        finally:
-            patch.stopall()
     elif name != "nothing":
         kept = [each for each in passes.passes() if each[0] != name]
         assert len(kept) < len(list(passes.passes())), f"there is no {name}"

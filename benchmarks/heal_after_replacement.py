@@ -101,7 +101,7 @@ class Bench:
         batches, recipe = self.task.batches, self.recipe
         optimizer = make_optimizer(model, recipe.optimizer, self.device)
         schedule = Schedule(name="cosine", warmup_epochs=0.02)
-        per_epoch = batches.steps(recipe.batch_size)
+        per_epoch = batches.steps
         begin, taken, epoch, spent = self.now(), 0, recipe.epochs, 0.0
         while True:
             if seconds is not None and taken % 8 == 0:  # looking at the clock waits for the device
@@ -137,7 +137,7 @@ def measured(
 ) -> list[dict[str, Any]]:
     """Every candidate at every placement, and E2E continued for as long as the slowest of them took."""
     batches = bench.task.batches.calibration(bench.seed, samples)
-    epoch = bench.task.batches.steps(bench.recipe.batch_size) if steps is None else steps
+    epoch = bench.task.batches.steps if steps is None else steps
     rows: list[dict[str, Any]] = []
 
     def add(row: dict[str, Any]) -> dict[str, Any]:

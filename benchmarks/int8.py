@@ -24,7 +24,6 @@ from replearn.deployment.quantizing import quantize
 from replearn.experiments import recipes
 from replearn.experiments.bench.inference_int8 import int8_measures, speeds, time_on_cpu
 from replearn.experiments.training.fit import fit
-from replearn.experiments.training.full_model import read_full_model
 from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 from replearn.experiments.training.run import RunSpec
@@ -45,11 +44,10 @@ def train(name: str, model: str, variant: Variant, data: str, epochs: int, root:
 
 
 def measure(folder: Path, root: Path | None, batch: int, rounds: int) -> dict[str, Any]:
-    run = read_trained(folder)
-    loaded = read_full_model(folder, torch.device("cpu"), root, full=False)
-    found = int8_measures(loaded, images=256)
+    run = read_trained(folder, root=root)
+    found = int8_measures(run, images=256)
     plain = replearn.deploy(run.model) if carried(run.model) is not None else replearn.fast.streamline(run.model)
-    calibration = [x for x, _ in loaded.train_batches(256, 64)]
+    calibration = [x for x, _ in run.train_batches(256, 64)]
     timed = time_on_cpu(
         {"float32": plain, "int8": quantize(plain, calibration)[0]}, calibration[0][:batch], rounds
     )

@@ -32,8 +32,8 @@ from kept_subjects import trained
 import replearn
 from replearn import operators
 from replearn.experiments.training.fit import device_named
-from replearn.experiments.training.full_model import FullModel
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
+from replearn.experiments.training.trained import Trained
 
 PLACEMENTS = ((4, 4), (4, 2), (2, 2))
 BATCH = 250
@@ -82,7 +82,7 @@ def forms(kind: str) -> Forms:
 class Measuring:
     """Replaces, fits and tests copies of one model; every row is measured once, however many curves show it."""
 
-    def __init__(self, base: FullModel, seed: int) -> None:
+    def __init__(self, base: Trained, seed: int) -> None:
         self.base, self.seed = base, seed
         self.rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.batches: dict[int, list[torch.Tensor]] = {}

@@ -9,11 +9,11 @@ import torch
 
 from replearn.experiments import recipes
 from replearn.experiments.training.fit import fit
-from replearn.experiments.training.full_model import FullModel, read_full_model
 from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.trained import Trained, read_full_model
 
 
-def trained(options: argparse.Namespace, device: torch.device) -> FullModel:
+def trained(options: argparse.Namespace, device: torch.device) -> Trained:
     """The run that was named, or the recipe after training end to end."""
     if options.run is not None:
         return read_full_model(options.run, device, options.data_root)

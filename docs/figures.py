@@ -29,9 +29,7 @@ def main() -> None:
         )
         analysis = ["--first", "2", "--images", "500", "--batch-size", "50", "--intervals", "2"]
         analysis += ["--operator", "basic:correction=full", "--convergence", "400"]
-        replearn(
-            "analyze", runs[0], *analysis, "--picture", "svg", "--device", "cpu", "--out", place
-        )
+        replearn("analyze", runs[0], *analysis, "--device", "cpu", "--out", place)
         shutil.copy(f"{place}/analysis.svg", FOLDER / "analysis.svg")
         shutil.copy(f"{place}/analysis.json", FOLDER / "analysis.json")
         shutil.copy(f"{place}/figures/features.svg", FOLDER / "features.svg")

@@ -156,24 +156,9 @@ def fsdp(model: nn.Module, operators_too: bool = True, **options: Any) -> nn.Mod
     return fully_shard(model, **options)
 
 
-def hybrid(model: nn.Module) -> nn.Module:
-    return fsdp(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
-
-
 def checkpointed(model: nn.Module) -> nn.Module:
     model.checkpointed = True
     return fsdp(model)
-
-
-def unsharded_early(model: nn.Module) -> nn.Module:
-    """As a user may who fetches blocks ahead: each is whole long before its operators read it."""
-
-    def fetch(*_: Any) -> None:
-        for block in model.blocks:
-            block.unshard()
-
-    fsdp(model).register_forward_pre_hook(fetch)
-    return model
 
 
 def compiled(model: nn.Module) -> nn.Module:
@@ -187,9 +172,7 @@ WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "FSDP2": fsdp,
     "FSDP2 whole after forward": partial(fsdp, reshard_after_forward=False),
     "FSDP2 operators in the root": partial(fsdp, operators_too=False),
-    "FSDP2 hybrid": hybrid,
     "FSDP2 checkpointed": checkpointed,
-    "FSDP2 unsharded early": unsharded_early,
 }
 
 
@@ -365,7 +348,7 @@ def same_steps() -> dict[str, Callable[[], Result]]:
                 found[f"{operator} | {name} | {gradient}"] = partial(steps, operator, WRAPS[name], held)
         for operator in ("basic", "head-wise", "whole block"):
             for name in list(WRAPS)[2:]:
-                if not held or "early" in name or "after forward" in name or operator == "basic":
+                if not held or "after forward" in name or operator == "basic":
                     found[f"{operator} | {name} | {gradient}"] = partial(steps, operator, WRAPS[name], held)
         for operator in ("basic", "projection"):
             name = f"{operator} | FSDP2 accumulating, blocks kept whole | {gradient}"
@@ -383,7 +366,7 @@ def cases() -> dict[str, Callable[[], Result]]:
     rest: dict[str, Callable[[], Result]] = {"saving": saving}
     rest |= {f"refused: {name}": partial(refusals, wrap) for name, wrap in REFUSED.items()}
     # none with BatchNorm: its statistics stay in float32, which does not fit the rest on a CPU
-    lower = ("reduced bottleneck", "projection", "head-wise", "attention + MLP low-rank", "whole block")
+    lower = ("reduced bottleneck", "attention + MLP low-rank", "whole block")
     rest |= {f"bfloat16: {operator}": partial(mixed_precision, operator) for operator in lower}
     return same_steps() | rest
 

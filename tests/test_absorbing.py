@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from counting import count
 from torch import Tensor, nn
 from zoo import ZOO, outputs, shake_
 
@@ -16,7 +17,6 @@ import replearn
 from replearn import operators
 from replearn.deployment import absorb
 from replearn.deployment.absorb import ABSORBED, absorb_, match_of
-from replearn.experiments.bench.inference_counts import count
 from replearn.fast.inlining import flatten, note_values_
 
 TAKING = (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 import replearn
+from replearn.experiments.training.architectures import architecture
 from replearn.experiments.training.step import CapturedStep, autocast_for, step_body
 from replearn.fast import accelerate
 from replearn.fast.graphs import capture
@@ -211,10 +212,16 @@ def other_norm(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
 
 
+def reduced_bottlenecks() -> nn.Module:
+    model = architecture("cifar_bottleneck:29:64", num_classes=10, size=16)
+    return replaced(model, interval=3, first=2, operator=replearn.operators.ReducedBottleneck())
+
+
 CUDA = {
     "resnet32": (lambda: replearn.models.resnet32(), 32),
     "RepL resnet32": (lambda: replaced(replearn.models.resnet32()), 32),
     "RepL resnet34": (lambda: replaced(torchvision.models.resnet34(num_classes=10), first=2), 64),
+    "RepL bottleneck": (reduced_bottlenecks, 16),
     "RepL vit": (lambda: replaced(timm.create_model("vit_small_patch16_224", img_size=64), first=2), 64),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from dataclasses import MISSING, fields, replace
@@ -18,15 +17,15 @@ import replearn
 from replearn import ReplearnError
 from replearn.cli.app import app
 from replearn.costs import named_machine
-from replearn.experiments.bench import timing, training
+from replearn.experiments.bench import timing
 from replearn.experiments.bench.cases import (
+    CASES,
     E2E,
     FROZEN,
     LEAVES,
     RECOMPUTED,
     REMOVAL,
     REPL,
-    SUITE,
     Case,
     candidates,
 )
@@ -105,23 +104,6 @@ def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: 
         comparison.row("nothing")
 
 
-def test_a_row_tells_how_long_python_took_where_something_else_computes(
-    comparison: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert all(row.launching is None for row in comparison.rows)
-    assert "launched in" not in training_table(comparison)
-    asked = []
-
-    def launching(steps: Any, device: torch.device, runs: int) -> dict[str, float]:
-        asked.append(sorted(steps))
-        return dict.fromkeys(steps, 12.5)
-
-    monkeypatch.setattr(training, "launching", launching)
-    found = compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, recompute=False)[:3], rounds=1, inner=1)
-    assert asked == [["E2E", "RepL", "removal"]]
-    assert training_table(found).count(" 12.50 ") == 3
-
-
 def test_builds_are_made_in_another_order_each_and_their_rounds_count_together() -> None:
     sides, said = candidates(TINY, recompute=False)[:3], []
     found = compare_steps(TINY, "tf32", CPU, sides=sides, rounds=2, inner=1, builds=2, say=said.append)
@@ -133,14 +115,9 @@ def test_builds_are_made_in_another_order_each_and_their_rounds_count_together()
         compare_steps(TINY, "tf32", CPU, sides=sides, builds=0)
 
 
-def test_several_builds_need_the_most_memory_of_any_and_launch_as_the_middle_one() -> None:
-    parts = [
-        Measured(timing=Timing(milliseconds=(float(n),)), memory=n, parameters=5, launching=n / 2)
-        for n in (3, 1, 2)
-    ]
-    assert joined(parts) == Measured(
-        timing=Timing(milliseconds=(3.0, 1.0, 2.0)), memory=3, parameters=5, launching=1.0
-    )
+def test_several_builds_need_the_most_memory_of_any() -> None:
+    parts = [Measured(timing=Timing(milliseconds=(float(n),)), memory=n, parameters=5) for n in (3, 1, 2)]
+    assert joined(parts) == Measured(timing=Timing(milliseconds=(3.0, 1.0, 2.0)), memory=3, parameters=5)
 
 
 def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> None:
@@ -157,21 +134,21 @@ def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> 
         assert own.memory == promise.after.peak_bytes
         assert own.activations == promise.after.total.activation_bytes
         assert own.training_flops == promise.after.total.training_flops
-        assert own.time == pytest.approx(promise.ratio("seconds"))
+        assert own.over(said[E2E], "milliseconds") == pytest.approx(promise.ratio("seconds"))
         assert own.milliseconds == pytest.approx(1000 * promise.after.total.seconds)
-        assert own.memory_ratio == pytest.approx(promise.ratio("peak_bytes"))
+        assert own.over(said[E2E], "memory") == pytest.approx(promise.ratio("peak_bytes"))
     assert said[RECOMPUTED].activations < said[REPL].activations
     text = training_table(comparison)
     assert "predicted beside measured (T4: data sheet" in text
     line = next(line for line in text.splitlines()[12:] if line.startswith("removal "))
-    assert f"{said[REMOVAL].time:.3f}" in line
+    assert f"{said[REMOVAL].over(said[E2E], 'milliseconds'):.3f}" in line
     assert f"{comparison.row(REMOVAL).time.median:.3f}" in line
 
 
 def test_without_a_machine_there_is_no_time_and_old_rows_have_no_promise(comparison: Any) -> None:
     untimed = promised(TINY, candidates(TINY)[:2], "bf16", None)
-    assert untimed[REMOVAL].time is untimed[REMOVAL].milliseconds is None
-    assert 0 < untimed[REMOVAL].activations_ratio < 1
+    assert untimed[REMOVAL].milliseconds is untimed[REMOVAL].over(untimed[E2E], "milliseconds") is None
+    assert 0 < untimed[REMOVAL].over(untimed[E2E], "activations") < 1
     old = replace(comparison, machine=None, rows=tuple(replace(row, promised=None) for row in comparison.rows))
     assert "predicted" not in training_table(old)
     bare = {row.label: row for row in old.rows}[E2E]
@@ -214,12 +191,6 @@ def test_weights_given_learn_as_synthesized_ones_and_frozen_ones_do_not() -> Non
     assert torch.isfinite(found[REPL]).all()
 
 
-def test_recomputing_does_not_change_a_step() -> None:
-    sides = {side.label: side for side in candidates(TINY)}
-    kept, again = (losses(TrainingStep(TINY, sides[label], "tf32", CPU), 3) for label in (REPL, RECOMPUTED))
-    assert torch.equal(kept, again)
-
-
 def test_the_record_says_how_it_was_measured_and_makes_the_readmes_table(comparison: Any, tmp_path: Path) -> None:
     record = new_record("replearn bench steps", CPU, 2, 1, training=(comparison,))
     record.write(tmp_path / "deep" / "bench.json")
@@ -231,18 +202,6 @@ def test_the_record_says_how_it_was_measured_and_makes_the_readmes_table(compari
     line = readme_table(data).splitlines()[2]
     assert line.startswith("| cifar_resnet:20:4, first=2 | tf32 | ")
     assert "eta 0.500" in training_table(comparison)
-
-
-def test_the_suite_is_the_issues_table() -> None:
-    placed = {case.model: (case.first or case.interval, case.operator and case.operator.name) for case in SUITE}
-    assert placed == {
-        "resnet32": (4, None),
-        "resnet110": (4, None),
-        "resnet34": (2, None),
-        "resnet101": (2, "reduced_bottleneck"),
-        "vit_small_16": (2, None),
-        "vit_base_16": (2, None),
-    }
 
 
 def run(*words: str) -> Any:
@@ -292,26 +251,30 @@ def test_the_readmes_tables_are_the_files() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_table_of_healing_shows_every_row_and_leaves_open_what_was_not_measured() -> None:
-    path = Path(__file__).parent.parent / "benchmarks" / "readme_tables.py"
-    script = runpy.run_path(str(path))
-    place = {"interval": 4, "targets": 3, "blocks": 12}
-    rows = [
-        {**place, "label": "(a) removal", "before": 9.0, "healed": 7.0, "fit_seconds": 0.5, "heal_seconds": 2.0},
-        {"interval": 2, "label": "(a) removal", "before": 12.0, "healed": 8.0},
-        {**place, "targets": 0, "label": "E2E continued", "healed": 5.0, "heal_seconds": 2.5},
+def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> None:
+    words = "steps vit:16:4:2:4 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16 --no-recompute --json"
+    named = [
+        word for name in ("checkpointing", "skip_attention", "stochastic_depth") for word in ("--method", name)
     ]
-    data = {
-        "metric": "perplexity",
-        "trained": 6.0,
-        "arguments": {"epochs": 3},
-        "recipe": {"epochs": 4},
-        "rows": rows,
-    }
-    assert script["healing"](data, "a model").splitlines() == [
-        "| a model, 4 epochs: perplexity 6.00 | 3 of 12 out: at once | healed | seconds "
-        "| K=2 out: at once | healed | seconds |",
-        "|---|---|---|---|---|---|---|",
-        "| (a) removal | 9.00 | 7.00 | 2.5 | 12.00 | 8.00 |  |",
-        "| E2E continued | 6.00 | 5.00 | 2.5 |  |  |  |",
-    ]
+    done = run(*words.split(), *named)
+    assert done.exit_code == 0, done.output
+    rows = {row["label"]: row for row in json.loads(done.stdout)["training"][0]["rows"]}
+    assert list(rows)[-3:] == ["checkpointing", "skip_attention", "stochastic_depth"]
+    assert rows["checkpointing"]["parameters"] == rows["E2E"]["parameters"] != rows["skip_attention"]["parameters"]
+    assert all(rows[label]["promised"] is None for label in list(rows)[-3:])
+    words = "steps cifar_bottleneck:29:4 --interval 2 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend tf32"
+    done = run(*words.split(), "--operator", "bottleneck", "--method", "skip_attention")
+    assert done.exit_code == 0, done.output
+    assert "RepL, bottleneck" in done.output
+    assert "note: skip_attention: CifarResNet is not a timm VisionTransformer" in done.output
+    assert {"resnet152", "vit_tiny_16"} <= {case.model for case in CASES}
+
+
+def test_stochastic_depth_draws_again_before_each_step() -> None:
+    (side,) = [side for side in candidates(TINY, methods=("stochastic_depth",)) if side.method]
+    drawn = []
+    side.method.start_step = lambda model, epoch, step: drawn.append((epoch, step))
+    step = TrainingStep(TINY, side, "tf32", CPU)
+    step()
+    assert drawn == [(0, number) for number in range(4)]
+    assert not side.capturable

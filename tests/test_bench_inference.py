@@ -13,11 +13,10 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from replearn import ReplearnError
 from replearn.cli.app import app
 from replearn.experiments.bench import inference
-from replearn.experiments.bench.inference import Setting, difference_of, form_of, measure
-from replearn.experiments.bench.inference_paper import BASELINE, DYNAMIC, latencies, printed
+from replearn.experiments.bench.inference import Setting, difference_of, measure
+from replearn.experiments.bench.inference_paper import BASELINE, DYNAMIC, printed
 from replearn.experiments.bench.inference_sides import (
     BACKENDS,
     DEFAULT,
@@ -30,7 +29,7 @@ from replearn.experiments.bench.inference_sides import (
 )
 from replearn.experiments.bench.inference_sides import DYNAMIC as MOVING
 from replearn.experiments.bench.inference_table import line_of
-from replearn.experiments.bench.timing import Timing, launching
+from replearn.experiments.bench.timing import Timing
 from replearn.experiments.report.collecting import Other
 from replearn.experiments.report.kinds import measured_in
 from replearn.fast.graph_module import FlatGraph
@@ -86,7 +85,6 @@ def test_every_side_of_a_graph_backend_is_replayed(sides: Sides, monkeypatch: py
         assert all(isinstance(side.model, Autocast) == (dtype is not None) for side in built.values())
     monkeypatch.setattr(replaying, "capture", lambda name, body, device, pool: (lambda: None, body()))
     built = sides.built("graph", (DEPLOYED,), images)
-    assert form_of(built[DEPLOYED]) == {"flat": True, "absorbed": 0}
     assert difference_of(sides, built, images, "graph") < 1e-5
     assert built[DEPLOYED].num_graphs == 0  # what was recorded in full float32 is not what is timed
     assert difference_of(sides, built, images, "amp+graph") is None
@@ -127,19 +125,7 @@ def test_a_row_has_all_sides_their_ratios_and_equal_outputs(found: dict[str, Any
             assert row["output_difference"] is None  # bfloat16 rounds more than there is to see
         else:
             assert row["output_difference"] < 1e-5
-        assert row["merged"] == 3
-        assert row["absorbed"] == 0  # a block of a ResNet ends in an activation
         assert row["flat"]
-    counts = found["counts"]["cifar_resnet:20:4"]
-    for numbers in ("fp32", "amp"):
-        base, other = counts[numbers][E2E], counts[numbers][DEPLOYED]
-        # three blocks of conv, bias, relu, conv, bias, sum, relu became conv, bias, relu
-        assert base["launches"] - other["launches"] == 12
-        assert base["dispatches"] - other["dispatches"] == 9
-        assert all(base[what] > other[what] for what in base if what != "module_calls")  # flat graphs call none
-    kernel = 2 * 9 * 4 * 4 * 8 * 8  # FLOPs of one convolution; each stage has as many
-    assert counts["fp32"][E2E]["flops"] - counts["fp32"][DEPLOYED]["flops"] == 3 * kernel
-    assert found["setting"]["merge"]
     assert found["format"] == "replearn-bench-inference-1"
     assert found["hardware"]["threads"] == torch.get_num_threads()
     assert found["numbers"]["amp"] == "bfloat16"
@@ -162,20 +148,11 @@ def test_sides_differ_in_nothing_but_the_method(sides: Sides) -> None:
         assert torch.equal(runner(sides.end_to_end, images)(), sides.end_to_end(images))
 
 
-def test_statistics_are_settled_and_the_models_are_in_eval_mode(sides: Sides) -> None:
-    for model in (sides.end_to_end, sides.replaced):
-        assert not model.training
-        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-        assert all(norm.num_batches_tracked == 1 and not torch.all(norm.running_mean == 0) for norm in norms)
-
-
 def test_the_papers_rows_stand_beside_the_same_setting() -> None:
     both = printed("resnet34", 64, "fp32")
     assert set(both) == {DYNAMIC, BASELINE}
-    assert (both[BASELINE].base, both[BASELINE].deployed, both[BASELINE].speedup) == (9.931, 7.858, 1.264)
+    assert both[BASELINE] == {"base": 9.931, "deployed": 7.858, "speedup": 1.264}
     assert printed("resnet34", 1, "fp32") == {}
-    for row in latencies():  # the printed ratio is that of the printed times
-        assert row.speedup == pytest.approx(row.base / row.deployed, abs=2e-3)
     times = {kind: {"median": 1.5, "low": 1.0, "high": 2.0} for kind in (E2E, DEPLOYED)}
     line = line_of(
         {
@@ -212,10 +189,8 @@ def test_inference_from_the_command_line(tmp_path: Path) -> None:
     words = "--device cpu --models vit:16:4:2:4 --size 8 --batches 1 --backends fp32 --rounds 2 --out"
     done = call(*words.split(), str(file))
     assert done.exit_code == 0, done.output
-    about, header, line, counted, counts, _, told = done.output.strip().splitlines()
+    about, header, line, told = done.output.strip().splitlines()
     assert "its operators' sums merged into weights" in about
-    assert counted == "by counting, E2E over RepL deployed:"
-    assert counts.startswith("vit:16:4:2:4       fp32  launches 46 / 36 = 1.278, dispatches 113 / 86 = 1.314, ")
     assert header.startswith("model")
     assert line.startswith("vit:16:4:2:4")
     assert told.replace("\n", "") == str(file)
@@ -223,14 +198,7 @@ def test_inference_from_the_command_line(tmp_path: Path) -> None:
     assert data["finished"]
     assert data["setting"]["batches"] == [1]
     assert data["rows"][0]["targets"] == "1 of 4"
-    assert data["rows"][0]["merged"] == 1
-    assert data["rows"][0]["absorbed"] == 1
-    done = call(*words.split()[:-1], "--no-merge")
-    assert "its operators' sums as they are" in done.output
-    assert "launches 46 / 38" in done.output
-    done = call(*words.split()[:-1], "--no-flatten")
-    assert "deployed: BatchNorms folded" in done.output
-    assert "launches 46 / 37" in done.output
+    assert data["rows"][0]["flat"]
 
 
 def test_both_sides_are_flat_or_neither(sides: Sides) -> None:
@@ -289,34 +257,3 @@ def test_what_cannot_be_measured_is_said(words: str, says: str) -> None:
     done = call("--device", "cpu", *words.split())
     assert done.exit_code == 2
     assert says in " ".join(done.stderr.split())
-
-
-def test_an_unknown_backend_is_refused_where_sides_are_made(sides: Sides) -> None:
-    with pytest.raises(ReplearnError, match="There is no backend 'fp4'"):
-        sides.built("fp4", (E2E,), torch.randn(2, 3, 8, 8))
-
-
-def test_a_cpu_launches_nothing(found: dict[str, Any]) -> None:
-    assert launching({"sum": lambda: torch.ones(2).sum()}, CPU) == {}
-    assert not any("launching" in row for row in found["rows"])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.cuda
-def test_python_is_timed_without_the_gpu_that_it_launches_on() -> None:
-    x, device = torch.ones(8192, 8192, device="cuda"), torch.device("cuda")
-
-    def long() -> object:
-        made = x
-        for _ in range(20):
-            made = made * x
-        return made
-
-    found = launching({"long": long, "none": lambda: None}, device)
-    assert 0 <= found["none"] < found["long"]
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    long()
-    end.record()
-    end.synchronize()
-    assert found["long"] < begin.elapsed_time(end) / 2

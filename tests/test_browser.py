@@ -29,7 +29,11 @@ QUIET = (
     "--disable-component-update",
     "--disable-sync",
 )
-SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+SIZES = {"desktop": (1400, 900), "phone": (390, 844)}
+SMALL = """() => [...document.querySelectorAll("svg text")].map((text) => {
+  const svg = text.ownerSVGElement;
+  return text.getAttribute("font-size") * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+}).filter((pixels) => pixels > 0 && pixels < 12)"""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("page") / "report.html"
-    return build_report(folder, out, svg=False, png=False).page.as_uri()
+    return build_report(folder, out, figures=False).page.as_uri()
 
 
 def opened(browser: Any, address: str, size: str = "desktop", scheme: str = "light") -> tuple[Any, list[str]]:
@@ -73,7 +77,7 @@ def opened(browser: Any, address: str, size: str = "desktop", scheme: str = "lig
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("requestfailed", lambda request: complaints.append(request.url))
-    page.goto(address)
+    page.goto(address if "#" in address or "http:" in address else f"{address}#made-up-cifar10")
     return page, complaints
 
 
@@ -86,12 +90,17 @@ def test_it_opens_from_the_disk_without_a_complaint(
     assert complaints == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")  # nothing hangs out sideways
     section = page.locator("#made-up-cifar10")
-    for name in ("bubble", "curves", "frontier", "plan-1"):
+    for name in ("runs", "cost", "curves", "plan-1"):
         figure = section.locator(f"#made-up-cifar10-{name} svg")
         figure.scroll_into_view_if_needed()
         box = figure.bounding_box()
         assert box["width"] > 200
         assert box["height"] > 60
+    assert page.evaluate(SMALL) == []
+    cells = section.locator(".scroll").first.locator("tbody tr").nth(2).locator(".verdict")
+    assert cells.count() == 2  # against E2E and removal, both to be seen without scrolling
+    assert all(box["x"] + box["width"] <= SIZES[size][0] for box in (cell.bounding_box() for cell in cells.all()))
+    assert page.locator("#summary article").count() == 1
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(22, 24, 29)")
     page.screenshot(path=tmp_path / "page.png", full_page=True)
@@ -114,23 +123,22 @@ def test_hovering_a_block_shows_its_sources_and_costs(browser: Any, address: str
     page.context.close()
 
 
-def test_bubbles_and_curves_have_hints_too(browser: Any, address: str) -> None:
+def test_marks_have_hints_by_pointer_and_keyboard_and_the_button_changes_the_colours(
+    browser: Any, address: str
+) -> None:
     page, _ = opened(browser, address)
-    page.locator("#made-up-cifar10-bubble circle.f-repl[data-tip]").hover()
-    assert "3.20 GB" in page.locator("#tip").inner_text()
-    page.locator("#made-up-cifar10-bubble circle.s-repl[data-tip]").hover()  # a ring, which has nothing inside
+    page.locator("#made-up-cifar10-cost circle.f-repl[data-tip]").hover()
+    assert "memory 0.800" in page.locator("#tip").inner_text()
+    page.locator("#made-up-cifar10-cost circle.s-repl[data-tip]").hover()  # a ring, which has nothing inside
     assert "RepL in the paper" in page.locator("#tip").inner_text()
     page.locator("#made-up-cifar10-curves rect[data-tip]").last.hover()
     assert "epoch 2" in page.locator("#tip").inner_text()
-    page.context.close()
-
-
-def test_the_keyboard_reaches_the_marks(browser: Any, address: str) -> None:
-    page, _ = opened(browser, address)
-    page.locator("#made-up-cifar10-plan-1 rect.f-repl[data-tip]").first.focus()
+    page.locator("#made-up-cifar10-plan-1 rect.f-repl[data-tip]").first.focus()  # by keyboard too
     assert page.locator("#tip").is_visible()
     page.keyboard.press("Escape")
     assert not page.locator("#tip").is_visible()
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 29)"
     page.context.close()
 
 
@@ -144,15 +152,14 @@ def test_closed_sections_are_laid_out_when_opened_and_the_filter_hides_the_other
     last.locator("svg").first.wait_for(state="visible")  # a browser says later that something was opened
     page.fill("#filter", "set3")
     assert page.locator(".comparison:visible").count() == 1
+    page.locator("#contents summary").click()
+    assert page.locator("#contents li:visible a").all_inner_texts()[-1].startswith("made_up on set3")
+    assert not page.locator("#nothing").is_visible()
+    page.fill("#filter", "set3 nowhere")
+    assert page.locator("#nothing").inner_text() == "No match."
     page.fill("#filter", "")
     assert page.locator(".comparison:visible").count() == 7
     assert complaints == []
-    page.context.close()
-
-
-def test_a_link_to_a_closed_section_opens_it(browser: Any, address: str) -> None:
-    page, _ = opened(browser, f"{address}#made-up-set4")
-    page.locator("#made-up-set4 svg").first.wait_for(state="visible")
     page.context.close()
 
 
@@ -161,25 +168,21 @@ def test_benchmarks_have_figures_with_hints_and_links_from_the_papers_tables(
     browser: Any, size: str, tmp_path: Path
 ) -> None:
     results = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-    made = build_report(results, tmp_path / "r.html", svg=False, png=False).page.as_uri()
+    made = build_report(results, tmp_path / "r.html", figures=False).page.as_uri()
     page, complaints = opened(browser, made, size)
+    page.locator("#measured-epochs-t1-resnet32 summary").first.click()
     page.locator("#measured-epochs-t1-resnet32-time circle.f-repl[data-tip]").first.hover()
     assert "of E2E" in page.locator("#tip").inner_text()
     card = page.locator("#measured-inference-h200")
     assert card.locator("svg").count() == 0  # closed, so not laid out
+    for fold in page.locator("#paper details > summary").all():
+        fold.click()
     page.locator('#paper a[href="#measured-inference-h200"]').first.click()
     card.locator("svg").first.wait_for(state="visible")
     data = json.loads((results / "inference_h200.json").read_text())
     assert card.locator("svg").count() == len({row["model"] for row in data["rows"]})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert complaints == []
-    page.context.close()
-
-
-def test_the_button_changes_light_and_dark(browser: Any, address: str) -> None:
-    page, _ = opened(browser, address)
-    page.click("#theme")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 29)"
     page.context.close()
 
 

@@ -152,7 +152,7 @@ def test_compare_trains_what_is_missing_and_nothing_else(here):
         **comparison,
     }
     assert (folder / "comparison.txt").read_text() == call("compare", "--from", "runs").stdout
-    assert (folder / "comparison.png").stat().st_size > 10_000
+    assert (folder / "comparison.svg").stat().st_size > 1_000
 
 
 def test_a_row_that_cannot_be_trained_is_told_before_the_others_are(here):
@@ -174,10 +174,10 @@ def test_compare_from_a_folder_only_reads(here):
             folder.mkdir(parents=True)
             (folder / "result.json").write_text(run(label, seed, accuracy).to_json())
             (folder / "recipe.json").write_text("{}")
-    text = call("compare", "--from", "old", "--picture", "p.png").stdout
+    text = call("compare", "--from", "old", "--picture", "p.svg").stdout
     assert "+1.05 [+0.41, +1.69] better" in text
     assert "93.43 ± 0.19" in text
-    assert Path("p.png").exists()
+    assert Path("p.svg").exists()
     assert not Path("runs").exists()
 
 
@@ -200,25 +200,25 @@ def test_compare_from_a_folder_only_reads(here):
         ("train tiny.py --epochs 0", "--epochs"),
         ("train tiny.py --wings 2", "No such option: --wings"),
         ("train tiny.py --set wings=2", "no field 'wings'"),
-        ("train tiny.py --set optimizer=sgd", "optimizer: expected a table of fields"),
+        ("train tiny.py --set optimizer=sgd", "optimizer is an object, not 'sgd'"),
         ("train tiny.py --set variants=[]", "no field 'variants' to set"),
-        ("train tiny.py --set optimizer.lr=fast", "optimizer.lr='fast': expected a number"),
+        ("train tiny.py --set optimizer.lr=fast", "optimizer.lr is a finite number, not 'fast'"),
         ("train tiny.py --set batch_size=0", "batch_size=0: must be at least 1"),
-        ("train tiny.py --set batch_size=1.5", "batch_size=1.5: expected a whole number"),
-        ("train tiny.py --set augment=3", "augment: expected a table of data sets and their fields, got 3"),
-        ("train tiny.py --set optimizer.lr=-1", "optimizer.lr=-1: must be a finite number, and not below 0"),
-        ("train tiny.py --set optimizer.lr=NaN", "optimizer.lr=nan: must be a finite number"),
-        ("train tiny.py --set schedule.warmup_epochs=-1", "schedule.warmup_epochs=-1: must be a finite number"),
+        ("train tiny.py --set batch_size=1.5", "batch_size is a whole number from 0 on, not 1.5"),
+        ("train tiny.py --set augment=3", "augment is an object, not 3"),
+        ("train tiny.py --set optimizer.lr=-1", "optimizer.lr=-1.0: must be a finite number, and not below 0"),
+        ("train tiny.py --set optimizer.lr=NaN", "optimizer.lr is a finite number, not nan"),
+        ("train tiny.py --set schedule.warmup_epochs=-1", "schedule.warmup_epochs=-1.0: must be a finite number"),
         (
             "train tiny.py --set optimizer.betas=[0.9,1]",
-            "optimizer.betas=(0.9, 1): must lie between 0 and 1, below 1",
+            "optimizer.betas=(0.9, 1.0): must lie between 0 and 1, below 1",
         ),
         ("train tiny.py --set text.sequence_length=0", "text.sequence_length=0: must be at least 1"),
-        ("train tiny.py --set optimizer.betas=[2,3]", "optimizer.betas=(2, 3): must lie between 0 and 1"),
-        ("train tiny.py --set label_smoothing=5", "label_smoothing=5: must lie between 0 and 1"),
-        ("train tiny.py --set precision=int8", "expected 'float32' or 'tf32' or 'bfloat16'"),
+        ("train tiny.py --set optimizer.betas=[2,3]", "optimizer.betas=(2.0, 3.0): must lie between 0 and 1"),
+        ("train tiny.py --set label_smoothing=5", "label_smoothing=5.0: must lie between 0 and 1"),
+        ("train tiny.py --set precision=int8", "precision is one of float32, tf32, bfloat16, float16"),
         ("train tiny.py --set augment.digits.wings=2", "no field 'wings'"),
-        ("train tiny.py --set augment.digits.flip=3", "augment.digits.flip=3: expected true or false"),
+        ("train tiny.py --set augment.digits.flip=3", "augment.digits.flip is true or false, not 3"),
         ("train tiny.py --set epochs", "write field=value"),
         ("compare", "Name a recipe"),
         ("compare demo --from runs", "one of both"),

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 from replearn.analysis import Analysis
 from replearn.cli.app import app
 from replearn.experiments.training import data
-from replearn.experiments.training.full_model import read_full_model
-from replearn.experiments.training.trained import read_trained
+from replearn.experiments.training.trained import read_full_model, read_trained
 
 TINY = """
 from replearn.experiments.training.recipe import Optimizer, Recipe, Variant
@@ -67,12 +66,12 @@ def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
     assert found.num_samples == 20
     assert found.score is not None
     assert found.convergence is not None
-    assert (run / "analysis" / "analysis.png").stat().st_size > 10_000
+    assert (run / "analysis" / "analysis.svg").stat().st_size > 10_000
 
 
 def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> None:
     checkpoint = runs / "e2e" / "seed-0" / "checkpoint.safetensors"
-    more = ["--json", "--intervals", "", "--no-gradients", "--start", "--picture", "svg", "--out", str(tmp_path)]
+    more = ["--json", "--intervals", "", "--no-gradients", "--start", "--out", str(tmp_path)]
     shown = call("analyze", str(checkpoint), *QUICK, "--operator", "no_weights", *more)
     found = Analysis.from_json(shown)
     assert found.gradient is None
@@ -99,7 +98,7 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
     where = ["--device", "cpu", "--data-root", str(text_root)]
     call("train", str(tmp_path / "words.py"), "--method", "e2e", "--out", str(tmp_path), *where)
     run = tmp_path / "wikitext2" / "e2e" / "seed-0"
-    words = [*QUICK, "--intervals", "", "--no-gradients", "--picture", "none", "--operator", "projection"]
+    words = [*QUICK, "--intervals", "", "--no-gradients", "--no-picture", "--operator", "projection"]
     shown = call("analyze", str(run), *words, *where)
     assert "words, wikitext2, seed 0, epoch 1" in shown
     found = Analysis.from_json((run / "analysis" / "analysis.json").read_text())
@@ -140,7 +139,7 @@ def streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Path) -> None:
     run = streamed / "e2e" / "seed-0"
     few = ["--first", "2", "--images", "16", "--batch-size", "8", "--iterations", "3", "--intervals", "2"]
-    assert "tiny, imagenet, seed 0" in call("analyze", str(run), *few, "--no-gradients", "--picture", "svg")
+    assert "tiny, imagenet, seed 0" in call("analyze", str(run), *few, "--no-gradients")
     assert Analysis.from_json((run / "analysis" / "analysis.json").read_text()).num_samples == 8
     assert read_trained(run).test(4)[0].shape == (4, 3, 16, 16)  # what t-SNE and feature maps look at
     pytest.importorskip("torchao")
@@ -160,7 +159,6 @@ def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Pa
         (["nowhere"], "There is no run at nowhere"),
         (["RUNS/repl/seed-0"], "was trained with RepL (repl), so it is not the full model"),
         (["RUNS/e2e/seed-0", "--images", "10", "--batch-size", "8"], "Write --batch-size 2"),
-        (["RUNS/e2e/seed-0", "--picture", "gif"], "write png, svg or none"),
         (["RUNS/e2e/seed-0", "--intervals", "1,2"], "whole numbers of at least 2"),
         (["RUNS/e2e/seed-0", "--targets", "layer9.1"], "'layer9.1' is not a block"),
     ],

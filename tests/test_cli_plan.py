@@ -13,7 +13,7 @@ import replearn
 from replearn import Plan
 from replearn.cli.app import app
 from replearn.cli.subjects import subject_named
-from replearn.experiments.training.full_model import read_full_model
+from replearn.experiments.training.trained import read_full_model
 
 
 def call(*arguments, code=0, model="cifar_resnet:20:4"):

@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 from dataclasses import replace
 
 import pytest
@@ -224,28 +223,15 @@ def test_a_comparison_is_plain_json(three):
     assert again["rows"][2]["paper"]["score"] == 93.43
 
 
-def test_the_picture_grows_with_the_rows(three, tmp_path):
-    pytest.importorskip("matplotlib")
+def test_the_picture_has_every_run_the_verdicts_and_the_costs(three, tmp_path):
     from replearn.experiments.report.overview import draw
 
-    def size(results, name):
-        (comparison,) = compare(results)
-        content = draw(comparison, tmp_path / name).read_bytes()
-        assert content.startswith(b"\x89PNG")
-        return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
-
-    wide, high = size(three, "three.png")
-    assert wide > 1000
-    assert size([run("RepL", 0, 92.0)], "one.png")[1] < high
-
-
-def test_without_matplotlib_the_picture_names_what_to_install(three, tmp_path, monkeypatch):
-    from replearn.experiments.report.overview import draw
-
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     (comparison,) = compare(three)
-    with pytest.raises(ReplearnError, match="need matplotlib: pip install"):
-        draw(comparison, tmp_path / "x.png")
+    text = draw(comparison, tmp_path / "three.svg").read_text()
+    runs = sum(len(row.scores) for row in comparison.rows)
+    assert text.count("<circle") == runs + len(comparison.rows)
+    for row in comparison.rows[1:]:
+        assert f"{row.against_e2e.verdict}, time {row.time_ratio:.2f}, memory" in text
 
 
 def test_a_method_without_targets_is_not_held_against_removal():

@@ -18,10 +18,13 @@ pytest.importorskip("sklearn")
 from replearn import ReplearnError
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.optimizers import make_optimizer, rate_at, set_rate
+from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
 from replearn.experiments.training.results import read_result
-from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.run import Run, RunSpec
 from replearn.experiments.training.state import read_state
+from replearn.experiments.training.step import autocast_for, step_body
+from replearn.experiments.training.tasks import task_named
 
 VARIANTS = {
     "e2e": Variant(label="E2E", method="e2e"),
@@ -122,7 +125,6 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
 
 
 def interrupt_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    from replearn.experiments.training.run import Run
 
     plain, taken = Run.step, [0]
 
@@ -144,40 +146,17 @@ def test_runs_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
     assert measured(together[0]) != measured(together[1])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Optimizer(name="sgd", lr=0.5, momentum=0.9, nesterov=True, weight_decay=0.1),
-        Optimizer(name="sgd", lr=0.5, momentum=0.9, nesterov=False, weight_decay=0.0),
-        Optimizer(name="adamw", lr=0.1, weight_decay=0.1, betas=(0.9, 0.99)),
-        Optimizer(name="adam", lr=0.1, weight_decay=0.1, betas=(0.9, 0.99)),
-    ],
-    ids=lambda kind: f"{kind.name}-{kind.nesterov}",
-)
-def test_golden_step_of_each_optimizer(kind: Optimizer) -> None:
-    layer = torch.nn.Linear(1, 1, bias=False).double()
-    with torch.no_grad():
-        layer.weight.fill_(1.0)
-    optimizer = make_optimizer(layer, kind, torch.device("cpu"))
-    w, momentum, second = 1.0, 0.0, 0.0
-    for step, gradient in enumerate((0.5, -0.25), start=1):
-        rate = kind.lr / step
-        set_rate(optimizer, rate)
-        layer.weight.grad = torch.full_like(layer.weight, gradient)
-        optimizer.step()
-        if kind.name == "sgd":
-            g = gradient + kind.weight_decay * w
-            momentum = g if step == 1 else kind.momentum * momentum + g
-            w -= rate * (g + kind.momentum * momentum if kind.nesterov else momentum)
-        else:
-            g = gradient + (kind.weight_decay * w if kind.name == "adam" else 0.0)
-            if kind.name == "adamw":
-                w -= rate * kind.weight_decay * w
-            momentum = kind.betas[0] * momentum + (1 - kind.betas[0]) * g
-            second = kind.betas[1] * second + (1 - kind.betas[1]) * g * g
-            corrected = second / (1 - kind.betas[1] ** step)
-            w -= rate * momentum / (1 - kind.betas[0] ** step) / (corrected**0.5 + 1e-8)
-        assert layer.weight.item() == pytest.approx(w, rel=1e-12)
+def test_each_optimizer_is_torch_s_with_the_recipe_s_settings() -> None:
+    layer = torch.nn.Linear(1, 1)
+    for name, kind in (("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam)):
+        settings = Optimizer(name=name, lr=0.5, momentum=0.8, weight_decay=0.1, betas=(0.8, 0.9))  # type: ignore[arg-type]
+        made = make_optimizer(layer, settings, torch.device("cpu"))
+        set_rate(made, 0.25)
+        assert type(made) is kind
+        (group,) = made.param_groups
+        assert (group["lr"], group["weight_decay"]) == (0.25, 0.1)
+        rest = {"momentum": 0.8, "nesterov": True} if name == "sgd" else {"betas": (0.8, 0.9)}
+        assert rest.items() <= group.items()
 
 
 def test_golden_rates_of_each_schedule() -> None:
@@ -210,6 +189,33 @@ def test_accumulation_clipping_and_label_smoothing_train(tmp_path: Path) -> None
     assert parts.last.measures["train_loss"] == pytest.approx(plain.last.measures["train_loss"], rel=1e-4)
     other = fit([spec(tmp_path / "c", model="vit:16:3:2:4", clip_norm=0.01, label_smoothing=0.1)], device="cpu")[0]
     assert other.last.measures["train_loss"] != pytest.approx(plain.last.measures["train_loss"], rel=1e-3)
+
+
+def test_float16_scales_the_loss_and_resumes_bit_equal(tmp_path: Path) -> None:
+    changes: dict[str, object] = {"precision": "float16", "clip_norm": 1.0}
+    whole = fit([spec(tmp_path / "whole", **changes)], device="cpu")[0]
+    with pytest.raises(Interrupted):
+        fit([spec(tmp_path / "stopped", **changes)], device="cpu", progress=StopAt(0, 1))
+    resumed = fit([spec(tmp_path / "stopped", **changes)], device="cpu", resume=True)[0]
+    assert measured(whole) == measured(resumed)
+    assert read_state(tmp_path / "whole" / "checkpoint.safetensors")[1]["scaler"]["scale"] == 2.0**16
+    processes = Processes(0, 2, "fsdp")
+    made = spec(tmp_path / "x", **changes)
+    task = task_named("classification").open(made, torch.device("cpu"), processes, {})
+    with pytest.raises(ReplearnError, match=r"float16 scales the loss, which does not work with --parallel fsdp"):
+        Run(made, task, torch.device("cpu"), processes)
+
+
+def test_a_float16_step_that_overflows_is_left_out() -> None:
+    model = torch.nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    scaler = torch.amp.GradScaler("cpu")
+    cpu, optimizer = torch.device("cpu"), torch.optim.SGD(model.parameters(), lr=1.0)
+    for size, moves in ((float("inf"), False), (1.0, True)):
+        losses = [lambda size=size: (model(torch.ones(1, 2)) * size).sum()]
+        step_body(model, optimizer, lambda losses=losses: losses, autocast_for(cpu, low=False), scaler=scaler)()
+        assert torch.equal(before, model.weight) != moves
+    assert scaler.get_scale() == 2.0**15
 
 
 def test_nan_stops_the_run_and_names_the_last_good_state(tmp_path: Path) -> None:
@@ -254,7 +260,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
         fit([spec(tmp_path / "x", model="resnet9000")], device="cpu")
     with pytest.raises(ReplearnError, match="There is no data set 'imagenot'"):
         fit([dataclasses.replace(spec(tmp_path / "x"), data="imagenot")], device="cpu")
-    with pytest.raises(ReplearnError, match=r"recipe: there is no field 'epoch'; the fields are .*epochs"):
+    with pytest.raises(ReplearnError, match=r"recipe has no field 'epoch'; its fields are .*epochs"):
         recipe_from_dict({**recipe().to_dict(), "epoch": 3})
     with pytest.raises(ReplearnError, match=r"no operator 'magic'"):
         recipe_from_dict(

@@ -16,11 +16,11 @@ pytest.importorskip("timm")
 
 from replearn import ReplearnError, operators
 from replearn.experiments.training import data
-from replearn.experiments.training.augmentation import DeviceImages
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.equal_time import at_equal_time, with_no_more_epochs
 from replearn.experiments.training.fit import fit
+from replearn.experiments.training.image_batches import DeviceImages
 from replearn.experiments.training.pretrained import load_pretrained_
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
 from replearn.experiments.training.run import RunSpec
@@ -90,6 +90,25 @@ def test_other_classes_get_an_output_layer_of_their_own(weights: str, tmp_path: 
     assert three.finished
 
 
+def test_a_classifier_trained_with_repl_is_fine_tuned(weights: str, tmp_path: Path) -> None:
+    tuned = {"epochs": 2, "batch_size": 50, "optimizer": Optimizer(name="adamw", lr=5e-3)}
+    first = fit(
+        [spec(tmp_path / "repl" / "first", "RepL", classes=LOW, pretrained=weights, **tuned)], device="cpu"
+    )[0]
+    source = str(tmp_path / "{method}" / "first" / "model.safetensors")
+    still = {"pretrained": source, "optimizer": Optimizer(name="sgd", lr=0.0)}
+    again = fit([spec(tmp_path / "again", "RepL", classes=LOW, **still)], device="cpu")[0]
+    assert again.last.measures["test_loss"] == pytest.approx(first.last.measures["test_loss"], rel=1e-5)
+    assert [t["name"] for t in again.plan["targets"]] == [t["name"] for t in first.plan["targets"]]
+    fit([spec(tmp_path / "other", "RepL", classes=HIGH, **still)], device="cpu")
+    names = ("head.weight", "blocks.0.attn.qkv.weight")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("again", "other"))
+    assert [torch.equal(before[name], after[name]) for name in names] == [
+        False,
+        True,
+    ]  # other classes, another head
+
+
 def test_weights_are_read_from_torch_files_and_folders_too(weights: str, tmp_path: Path) -> None:
     from replearn.experiments.training.architectures import architecture
 
@@ -129,7 +148,11 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(weights: str, tmp_p
     torch.save(nn.Linear(2, 2), tmp_path / "code.pt")
     told(r"code\.pt can't be read as weights", source=str(tmp_path / "code.pt"))
     fit([spec(tmp_path / "repl", "RepL")], device="cpu")
-    told("of a model with replaced blocks: start from one", source=str(tmp_path / "repl" / "model.safetensors"))
+    repl = tmp_path / "repl" / "model.safetensors"
+    told(r"The row E2E \(e2e\) can't start from these weights: 1 blocks of them are replaced", source=str(repl))
+    told(r"The row fitted .* asks for interval=2, first=2, projection \(full\)", source=str(repl), label="fitted")
+    torch.save(load_file(repl), tmp_path / "planless.pt")
+    told("of a model with replaced blocks: start from one", source=str(tmp_path / "planless.pt"))
     with pytest.raises(
         ReplearnError, match=r"fitted: operators are fitted \(calibrate=300\).*Give it weights: --pre"
     ):

@@ -63,20 +63,6 @@ def test_the_loss_without_targets_that_count_is_zero_and_moves_nothing() -> None
     assert not weight.grad.any()  # type: ignore[union-attr]
 
 
-def test_the_loss_under_autocast_is_in_float32_and_close() -> None:
-    hidden, weight = torch.randn(64, 16, requires_grad=True), torch.randn(50, 16, requires_grad=True)
-    targets = torch.randint(50, (64,))
-    expected = cross_entropy(hidden @ weight.T, targets)
-    (exact,) = torch.autograd.grad(expected, weight)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = linear_cross_entropy(hidden, weight, targets, rows=10)
-    assert loss.dtype is torch.float32
-    (found,) = torch.autograd.grad(loss, weight)
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(loss, expected, rtol=2e-2, atol=2e-2)
-    assert float((found - exact).norm() / exact.norm()) < 2e-2
-
-
 # ---- the model ----------------------------------------------------------------------------------
 
 
@@ -162,17 +148,6 @@ def test_targets_that_are_no_words_are_refused_but_not_the_ignored(targets: torc
         model()(WORDS, targets)
     ignored = torch.full_like(WORDS, -100)
     assert model()(WORDS, ignored) == 0
-
-
-def test_a_language_model_is_one_flat_graph_too() -> None:
-    lm, words = model(), torch.randint(30, (2, 8))
-    replearn.replace_(lm, replearn.plan(lm, interval=2, first=2))
-    lm.eval()
-    flat = replearn.deploy(lm, words, flatten=True)
-    assert torch.equal(flat(words), replearn.deploy(lm)(words))
-    assert flat(torch.randint(30, (3, 12))).shape == (3, 12, 30)  # another length, too
-    fastest = replearn.deploy(lm, words, flatten=True, merge=True)
-    assert fastest.meta["absorbed"] == ("blocks.1 -> blocks.0.down", "blocks.3 -> blocks.2.down")
 
 
 # ---- through the engine -------------------------------------------------------------------------
@@ -263,26 +238,6 @@ def test_a_resumed_run_is_bit_equal_dropout_included(
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def test_accumulated_parts_give_the_step_of_the_whole_batch(text_root: Path, tmp_path: Path) -> None:  # noqa: F811
-    def trained(name: str, accumulate: int) -> float:
-        made = spec(text_root, tmp_path / name, "E2E", epochs=1, accumulate=accumulate)
-        from replearn.experiments.training.processes import Processes
-        from replearn.experiments.training.run import Run
-        from replearn.experiments.training.tasks.language_modelling import LanguageModelling
-
-        cpu = torch.device("cpu")
-        run = Run(made, LanguageModelling.open(made, cpu, Processes(), {}), cpu, Processes())
-        for module in run.bare.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        run.start_epoch()
-        run.step()
-        run.step()
-        return float(run.sums[0])
-
-    assert trained("a", 2) == pytest.approx(trained("b", 1), rel=1e-5)
-
-
 def test_weights_of_another_vocabulary_or_length_are_refused(text_root: Path, tmp_path: Path) -> None:  # noqa: F811
     (result,) = fit([spec(text_root, tmp_path / "base", "E2E", epochs=1)], device="cpu")
     weights = str(tmp_path / "base" / "model.safetensors")
@@ -320,18 +275,3 @@ def test_a_data_set_of_another_kind_and_unknown_names_are_refused(text_root: Pat
         untied.parameters
         == fit([spec(text_root, tmp_path / "t", "E2E", epochs=1)], device="cpu")[0].parameters + 15 * 16
     )
-
-
-def test_gradients_of_each_sample_can_be_taken() -> None:
-    from torch.func import functional_call, grad, vmap
-
-    model = TransformerLM(num_words=50, dim=16, depth=2, num_heads=2, hidden=32, max_length=8).eval()
-    words = torch.randint(50, (3, 8))
-
-    def loss(parameters: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
-        return functional_call(model, parameters, (row[None],)).square().mean()
-
-    parameters = dict(model.named_parameters())
-    each = vmap(grad(loss), in_dims=(None, 0))(parameters, words)  # under vmap words have no values to check
-    alone = grad(loss)(parameters, words[1])
-    torch.testing.assert_close(each["norm.weight"][1], alone["norm.weight"])

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, layer_norm, relu
 
 import replearn
-from replearn import ReplearnError, operators
+from replearn import ReplearnError
 from replearn.experiments.training import methods
 from replearn.experiments.training.methods import Method, Setting, available, method_for
 from replearn.experiments.training.methods.adaptive import Adaptive, Switch, agreed
 from replearn.experiments.training.methods.checkpointing import Recomputed
 from replearn.experiments.training.methods.skip_attention import skipped_blocks
-from replearn.experiments.training.methods.stochastic_depth import Dropped, Scaled, chances_of, draw
+from replearn.experiments.training.methods.stochastic_depth import Dropped, Scaled, chances_of
 from replearn.experiments.training.methods.wrapping import Patch, patches
 from replearn.experiments.training.recipe import Variant
 from replearn.models.cifar_resnet import stage
@@ -39,7 +39,6 @@ COMBINED = [
     "stochastic_depth+checkpointing",
     "repl+stochastic_depth+checkpointing",
 ]
-UNNAMED = ["stochastic_depth", "checkpointing", "stochastic_depth+checkpointing"]  # rename no parameter
 
 
 def resnet(depth: int = 20) -> nn.Module:
@@ -149,53 +148,11 @@ def test_finishing_keeps_the_outputs_and_leaves_no_patch(kind: str, name: str) -
         assert count(model) == method.plan.parameters_after
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in MODELS for name in UNNAMED])
-def test_methods_that_only_run_blocks_differently_rename_nothing(kind: str, name: str) -> None:
-    plain = SMALL[kind]()
-    _, model = prepared(name, SMALL[kind]())
-    assert list(model.state_dict()) == list(plain.state_dict())
-    assert torch.equal(outputs(model, images()), outputs(plain, images()))
-
-
 def test_the_folder_is_the_list_of_methods_and_each_has_its_files_name() -> None:
     files = {path.stem for path in Path(methods.__file__).parent.glob("*.py")}
     assert set(available()) == files - {"__init__", "base", "carried", "combined", "wrapping"}
     for name, kind in available().items():
         assert kind.__module__.endswith(f".{name}")
-
-
-# ---- e2e, removal, repl -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_removal_leaves_nothing_of_its_targets(kind: str) -> None:
-    whole = count(MODELS[kind]())
-    method, model = prepared("removal", MODELS[kind]())
-    assert method.plan is not None
-    gone = tuple(f"{target.name}." for target in method.plan.targets)
-    assert gone
-    assert not any(name.startswith(gone) for name in model.state_dict())
-    assert count(model) == whole - sum(target.parameters_before for target in method.plan.targets)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        ("resnet", {}),
-        ("resnet", {"operator": operators.Basic(sources="next", correction="low-rank", rank=2)}),
-        ("resnet", {"operator": operators.NoWeights()}),
-        ("vit", {"first": None}),
-        ("vit", {"interval": 2, "operator": operators.HeadWise(stop_gradient=False)}),
-        ("vit", {"operator": operators.AttentionMLP()}),
-    ],
-)
-def test_repl_takes_every_option_of_the_core(kind: str, fields: dict) -> None:
-    method, model = prepared("repl", MODELS[kind](), **fields)
-    expected = replearn.plan(
-        MODELS[kind](), fields.get("interval", 4), fields.get("first", 2), operator=fields.get("operator")
-    )
-    assert method.plan == expected
-    assert count(model) == expected.parameters_after
 
 
 # ---- checkpointing ------------------------------------------------------------------------------------
@@ -254,18 +211,6 @@ def test_checkpointing_works_on_every_block_and_operator_but_on_no_empty_place()
     assert len(list(patches(model, Recomputed))) == 6
 
 
-def test_batchnorm_is_as_before_after_a_backward_pass_that_fails() -> None:
-    _, model = prepared("checkpointing", resnet())
-    model.layer1[0].conv2.register_full_backward_hook(lambda *args: 1 / 0)
-    loss = model(images()).sum()
-    with pytest.raises(ZeroDivisionError):
-        loss.backward()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            assert module.momentum == 0.1
-            assert module.num_batches_tracked == 1
-
-
 # ---- stochastic depth ---------------------------------------------------------------------------------
 
 
@@ -281,27 +226,6 @@ def test_blocks_that_change_the_shape_count_and_are_never_dropped() -> None:
     blocks = [block for layer in (model.layer1, model.layer2, model.layer3) for block in layer]
     assert [blocks.index(block) for block in found] == [0, 1, 2, 4, 5, 7, 8]
     assert list(found.values()) == pytest.approx([0.1 * (i + 1) for i in (0, 1, 2, 4, 5, 7, 8)])
-
-
-def test_starting_a_step_again_in_another_order_drops_the_same_blocks() -> None:
-    method, model = prepared("stochastic_depth", vit(), drop_rate=0.9)
-
-    def dropped(step: int) -> list[bool]:
-        method.start_step(model, 4, step)
-        return [patch.dropped for patch in patches(model, Dropped)]
-
-    forward = [dropped(step) for step in range(5)]
-    assert [dropped(step) for step in reversed(range(5))] == forward[::-1]
-    assert len({tuple(drops) for drops in forward}) > 1
-
-
-def test_blocks_are_dropped_as_often_as_their_chance_says() -> None:
-    chances = dict(enumerate(chances_of(6, 0.6)))
-    steps = 3000
-    drawn = [draw(0, step // 100, step % 100, chances) for step in range(steps)]
-    for index, chance in chances.items():
-        times = sum(drops[index] for drops in drawn)
-        assert abs(times - steps * chance) < 4 * math.sqrt(steps * chance * (1 - chance))
 
 
 def test_a_residual_block_is_what_huang_et_al_wrote() -> None:
@@ -366,13 +290,6 @@ def test_with_repl_an_operator_is_dropped_with_the_chance_of_its_place() -> None
     assert isinstance(vars(operator.norm)["forward"], Scaled)
     _, model = prepared("removal+stochastic_depth", resnet(), drop_rate=0.9)
     assert len(list(patches(model, Dropped))) == 7 - 3
-
-
-def test_evaluation_drops_nothing() -> None:
-    _, model = prepared("stochastic_depth", vit())
-    for patch in patches(model, Dropped):
-        patch.dropped = True
-    assert torch.equal(outputs(model, images()), outputs(vit(), images()))
 
 
 # ---- skip-attention -----------------------------------------------------------------------------------
@@ -512,49 +429,6 @@ def test_the_mask_never_takes_two_adjacent_blocks_nor_the_ends_of_a_stack() -> N
             assert all(b - a > 1 for a, b in pairwise(places))
 
 
-def test_every_legal_block_has_an_operator_and_all_blocks_stay_trainable() -> None:
-    plain = resnet(32)
-    _, model = prepared("adaptive", resnet(32))
-    found = list(patches(model, Switch))
-    assert [switch.target.name for switch in found] == [f"layer{i}.{j}" for i in (1, 2, 3) for j in (1, 2, 3)]
-    assert plain.state_dict().keys() <= model.state_dict().keys()
-    assert count(model) == count(plain) + sum(switch.target.parameters_after for switch in found)
-    model(images()).sum().backward()
-    for switch in found:
-        assert all((p.grad is None) == switch.replaced for p in switch.module.parameters())
-        assert all((p.grad is None) != switch.replaced for p in switch.operator.parameters())
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_before_the_first_score_adaptive_computes_what_fixed_repl_does(kind: str) -> None:
-    _, fixed = prepared("repl", MODELS[kind]())
-    _, model = prepared("adaptive", MODELS[kind]())
-    assert torch.equal(outputs(model, images()), outputs(fixed, images()))
-    assert torch.equal(model.train()(images()), fixed.train()(images()))
-
-
-def test_scoring_leaves_no_trace_and_gives_the_same_mask_again() -> None:
-    method, model = prepared("adaptive", resnet(32))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    method.start_epoch(model.train(), 3, images)
-    first = masked(model)
-    assert all(module.training for module in model.modules())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    again, other = prepared("adaptive", resnet(32))
-    other.load_state_dict(before)
-    again.start_epoch(other, 3, images)
-    assert masked(other) == first
-
-
-def test_a_checkpoint_remembers_the_mask() -> None:
-    method, model = prepared("adaptive", vit())
-    make_redundant(model, 2, 6, 8)
-    method.start_epoch(model, 0, images)
-    resumed, fresh = prepared("adaptive", vit())
-    resumed.load_state(fresh, method.state())
-    assert masked(fresh) == masked(model)
-
-
 def test_a_finished_adaptive_model_is_saved_and_loaded_as_a_replaced_one(tmp_path: Path) -> None:
     method, model = prepared("adaptive", vit())
     make_redundant(model, 2, 6, 8)
@@ -604,17 +478,6 @@ def test_a_combination_is_capturable_only_if_all_its_parts_are() -> None:
     assert not named("repl+stochastic_depth").capturable
     assert named("repl+stochastic_depth").leaves_idle
     assert not named("skip_attention+checkpointing").leaves_idle
-
-
-def test_a_combination_carries_the_plan_of_the_part_that_replaces() -> None:
-    alone, _ = prepared("repl", resnet())
-    both, _ = prepared("repl+stochastic_depth", resnet())
-    assert both.plan == alone.plan
-    changing, model = prepared("adaptive+checkpointing", vit())
-    make_redundant(model, 2, 6, 8)
-    changing.start_epoch(model, 0, images)
-    assert changing.plan is not None
-    assert [target.name for target in changing.plan.targets] == ["blocks.2", "blocks.6", "blocks.8"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from replearn.experiments.report.dots import Case, Dot, dot_figure
 from replearn.experiments.report.kinds import measured_in
 from replearn.experiments.report.measured import command_of, made_on
 from replearn.experiments.report.page import page
-from replearn.experiments.report.paper_part import ours_of, paper_part
+from replearn.experiments.report.parts import view_of
+from replearn.experiments.report.parts.paper import entries, ours_of
 from replearn.experiments.report.sections import sections_of
 from replearn.experiments.report.svg import standalone_svg
 from replearn.experiments.training.paper import paper_tables
@@ -91,7 +92,8 @@ def test_a_time_of_a_benchmark_fills_in_where_a_comparison_has_none(measured: di
     assert ours[1].row is not None
     assert ours[1].row.time_ratio is None  # the runs shared their device
     assert ours[1].beside is not None
-    text = paper_part(sections, list(measured.values())).text
+    (part,) = entries(view_of(collect(RESULTS), sections))
+    text = part.html.text
     assert f">{ours[1].beside.time:.3f}<" in text
     assert 'href="#measured-epochs-t1-resnet32"' in text
 
@@ -132,13 +134,12 @@ def test_dots_stay_inside_and_long_names_are_cut() -> None:
         title="t",
         about="a",
         x_title="x",
-        legend=[],
         rule=(1.0, "E2E"),
     )
     xs = [x for mark in drawing.marks for x, _ in getattr(mark, "points", ())]
     assert min(xs) >= 0
     assert max(xs) <= drawing.width
-    assert all(len(getattr(mark, "text", "")) <= 56 for mark in drawing.marks)
+    assert all(len(getattr(mark, "text", "")) <= 47 for mark in drawing.marks)
 
 
 def test_commands_are_written_from_what_a_file_says() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ from PIL import Image
 from scenes import edit, write_camvid, write_cityscapes, write_coco, write_mask, write_picture
 
 from replearn import ReplearnError
+from replearn.experiments import recipes
 from replearn.experiments.training import data
-from replearn.experiments.training.data.coco import read_part
-from replearn.experiments.training.data.masks import read_pair, read_scene
-from replearn.experiments.training.data.scenes import Defects, DetectionSet, SegmentationSet
+from replearn.experiments.training.data.scenes import Defects, DetectionSet, SegmentationSet, read_pair, read_scene
 from replearn.experiments.training.data.sets.cityscapes import official_numbers
-from replearn.experiments.training.picture_store import PictureStore, shares
+from replearn.experiments.training.picture_batches import DetectionBatches
+from replearn.experiments.training.picture_store import PictureStore
+from replearn.experiments.training.processes import Processes
 
 CPU = torch.device("cpu")
 
@@ -39,7 +42,7 @@ def loaded(root: Path, policy: Any = "refuse") -> tuple[DetectionSet, Defects]:
 
 def test_coco_is_read_with_mixed_sizes_empty_pictures_and_crowds(bccd: Path) -> None:
     found, _ = loaded(bccd)
-    assert found.categories == ((1, "red"), (7, "blue"), (90, "green"))
+    assert (found.category_ids, found.class_names) == ((1, 7, 90), ("red", "blue", "green"))
     assert (found.num_train, found.num_test, found.num_classes) == (6, 4, 3)
     assert {(scene.height, scene.width) for scene in found.train} == {(64, 80), (72, 64), (64, 64)}
     assert found.train[0].boxes.shape == (0, 4)
@@ -53,7 +56,7 @@ def test_coco_is_read_with_mixed_sizes_empty_pictures_and_crowds(bccd: Path) -> 
     (image,) = read_scene(found.train[1])
     middle = image[:, y + h // 2, x + w // 2]
     assert middle.argmax() == {1: 0, 7: 2, 90: 1}[second[1]["category_id"]]
-    with pytest.raises(ReplearnError, match=r"lists 6 training pictures, and BCCD has 205"):
+    with pytest.raises(ReplearnError, match=r"holds 6 training pictures, and BCCD has 205"):
         data.load("bccd", bccd.parent)
     with pytest.raises(ReplearnError, match=r"COCO 2017 was not found.*cocodataset\.org"):
         data.load("coco", bccd.parent)
@@ -111,11 +114,12 @@ def test_what_is_wrong_in_an_annotation_is_named_and_refused_or_left_out(
     [
         ("{", "can't be read"),
         ("[1, 2]", "it holds a list and no object"),
-        ('{"images": []}', "it has no list 'annotations'"),
+        ('{"images": [{"id": 1, "file_name": "a", "width": 1, "height": 1}]}', "it has no list 'annotations'"),
         ('{"images": [], "annotations": [], "categories": []}', "its list 'images' is empty"),
         ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] has no file_name \(str\)"),
         (
-            '{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
+            '{"images": [{"id": 1, "file_name": "a", "width": 1, "height": 1}], "annotations": [], '
+            '"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
             r"categories\[1\] has the id 1 of another",
         ),
     ],
@@ -128,16 +132,16 @@ def test_a_file_that_is_not_coco_s_is_refused_whatever_the_recipe_says(bccd: Pat
 
 
 def test_both_parts_must_have_the_same_categories(bccd: Path) -> None:
-    edit(bccd / "annotations" / "instances_test.json", lambda it: it["categories"].pop())
-    with pytest.raises(ReplearnError, match=r"has other categories than the training part \(2 and 3\)"):
+    edit(bccd / "annotations" / "instances_test.json", lambda it: it["categories"][0].update(name="other"))
+    with pytest.raises(ReplearnError, match=r"has other categories than the training part \(3 and 3\)"):
         loaded(bccd)
 
 
 # ---- broken pictures ----------------------------------------------------------------------------
 
 
-def store_of(found: DetectionSet, defects: Defects, **settings: Any) -> PictureStore:
-    return PictureStore(lambda number: read_scene(found.train[number]), found.num_train, CPU, defects, **settings)
+def store_of(found: DetectionSet, defects: Defects) -> PictureStore:
+    return PictureStore(found.train, read_scene, CPU, defects)
 
 
 def test_a_broken_picture_is_named_and_refused_or_left_out(bccd: Path) -> None:
@@ -158,21 +162,21 @@ def test_a_picture_of_another_size_than_its_annotation_says_is_bad(bccd: Path) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_takes_the_next_picture_for_a_broken_one_in_training_and_leaves_it_out_in_tests(
+def test_a_stream_takes_the_first_picture_for_a_broken_one_in_training_and_leaves_it_out_in_tests(
     bccd: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr("replearn.experiments.training.picture_store.HELD_AT_MOST", 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_store.default_workers", lambda: workers)
     found, _ = loaded(bccd)
     (bccd / "train" / "train_003.png").write_bytes(b"nothing")
     defects = Defects("skip")
-    store = store_of(found, defects, workers=workers)
-    assert not store.held
+    store = store_of(found, defects)
     rows = [[0, 3], [5, 2]]
-    assert [[n for n, _ in row] for row in store.batches(rows, substitute=True)] == [[0, 4], [5, 2]]
+    assert [[n for n, _ in row] for row in store.batches(rows, substitute=True)] == [[0, 0], [5, 2]]
     assert [[n for n, _ in row] for row in store.batches(rows)] == [[0], [5, 2]]
     assert len(defects.found) == 1
     with pytest.raises(ReplearnError, match=r"train_003\.png is no picture"):
-        list(store_of(found, Defects(), workers=workers).batches(rows))
+        list(store_of(found, Defects()).batches(rows))
 
 
 def test_a_set_without_one_whole_picture_is_refused(bccd: Path) -> None:
@@ -184,12 +188,17 @@ def test_a_set_without_one_whole_picture_is_refused(bccd: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "world", "size"), [(5, 2, 2), (7, 3, 1), (4, 1, 3), (1, 4, 2)])
-def test_every_picture_comes_once_over_all_processes_and_each_has_as_many(
-    count: int, world: int, size: int
+def test_every_picture_counts_once_over_all_processes_and_each_has_as_many(
+    tmp_path: Path, count: int, world: int, size: int
 ) -> None:
-    rows = [shares(count, rank, world, size) for rank in range(world)]
-    assert len({tuple(len(row) for row in own) for own in rows}) == 1
-    counting = [n for rank, own in enumerate(rows) for row in own for n in row if n % world == rank]
+    write_coco(tmp_path / "bccd", {"train": 4, "test": count})
+    found, defects = loaded(tmp_path / "bccd")
+    stores = [PictureStore(items, read_scene, CPU, defects) for items in (found.train, found.test)]
+    recipe = replace(recipes.recipe("bccd_retinanet"), batch_size=4)
+    batches = DetectionBatches(found, *stores, Processes(), recipe, CPU)
+    parts = [list(batches.test_samples(Processes(rank, world), size)) for rank in range(world)]
+    assert len({tuple(len(row) for row in part) for part in parts}) == 1
+    counting = [number for part in parts for row in part for counts, (number, _) in row if counts]
     assert sorted(counting) == list(range(count))
 
 
@@ -262,14 +271,11 @@ def test_what_is_wrong_in_a_mask_is_named_and_refused_or_left_out(tmp_path: Path
     spoil(tmp_path / "camvid" / "trainannot" / "002.png")
     found = data.load("camvid", tmp_path, strict_counts=False)
     assert isinstance(found, SegmentationSet)
-
-    def read(number: int) -> tuple[torch.Tensor, ...]:
-        return read_pair(found.train[number], found)
-
+    read = partial(read_pair, data=found)
     with pytest.raises(ReplearnError, match=told):
-        PictureStore(read, found.num_train, CPU, Defects())
+        PictureStore(found.train, read, CPU, Defects())
     defects = Defects("skip")
-    assert PictureStore(read, found.num_train, CPU, defects).numbers == (0, 1, 3, 4, 5, 6, 7)
+    assert PictureStore(found.train, read, CPU, defects).numbers == (0, 1, 3, 4, 5, 6, 7)
     assert len(defects.found) == 1
 
 
@@ -295,14 +301,3 @@ def test_the_first_five_defects_are_noted_and_the_rest_is_counted() -> None:
         defects.report(f"{number}.")
     defects.report("3.")
     assert defects.notes() == ["left out as bad data: 0. 1. 2. 3. 4. and 3 more (skipped.txt)"]
-
-
-def test_real_official_files_may_list_pictures_in_subfolders(tmp_path: Path) -> None:
-    write_coco(tmp_path / "x", {"part": 3})
-    folder = tmp_path / "x" / "part"
-    (folder / "deep").mkdir()
-    (folder / "part_000.png").rename(folder / "deep" / "part_000.png")
-    file = tmp_path / "x" / "annotations" / "instances_part.json"
-    edit(file, lambda it: it["images"][0].update(file_name="deep/part_000.png"))
-    scenes, _, _ = read_part(file, folder, Defects())
-    assert len(scenes) == 3

@@ -13,10 +13,9 @@ from scenes import write_camvid, write_cityscapes
 from test_engine import interrupt_at_step
 from torchvision.models.segmentation import deeplabv3_resnet50
 
-import replearn
 from replearn import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.training.data.base import IGNORED
+from replearn.experiments.training.data import IGNORED
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Recipe, Segmentation
@@ -67,16 +66,6 @@ def test_the_segmenter_is_torchvision_s() -> None:
         ours = segmenter("deeplabv3_resnet50", num_classes=5, auxiliary=True).state_dict()
         theirs = deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5, aux_loss=True).state_dict()
     assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
-
-
-def test_deeplabv3plus_is_planned_replaced_and_run() -> None:
-    pytest.importorskip("segmentation_models_pytorch")
-    model = segmenter("deeplabv3plus_resnet34", num_classes=4)
-    plan = replearn.plan(model, interval=4, first=2)
-    assert [target.name for target in plan.targets][:2] == ["encoder.layer1.1", "encoder.layer2.1"]
-    replearn.replace_(model, plan)
-    with torch.no_grad():
-        assert model.eval()(torch.randn(1, 3, 32, 48)).shape == (1, 4, 32, 48)
 
 
 def test_deeplabv3plus_has_an_auxiliary_head_in_training_alone() -> None:
@@ -170,19 +159,6 @@ def test_pictures_of_one_size_and_of_several_give_the_same_batches(
     torch.testing.assert_close(held.current(), streamed.current())
     one, other = (list(batches.test(Processes())) for batches in (held, streamed))
     assert (len(one), len(other)) == (1, 3)  # a stream can not know that all are of one size
-
-
-def test_processes_share_a_batch(root: Path) -> None:
-    whole = task_of(root).batches
-    whole.start_epoch(0, 0, 0)
-    whole.advance(1)
-    parts = []
-    for rank in range(2):
-        task = SemanticSegmentation.open(spec(root / "out", root), CPU, Processes(rank, 2), {})
-        task.batches.start_epoch(0, 0, 0)
-        task.batches.advance(1)
-        parts.append(task.batches.current())
-    torch.testing.assert_close(torch.cat([part[0] for part in parts]), whole.current()[0])
 
 
 @pytest.mark.parametrize(

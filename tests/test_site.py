@@ -55,7 +55,9 @@ def test_every_operator_has_a_card_with_formula_cost_and_failures(name: str) -> 
 
 
 def test_the_report_of_the_committed_results_is_part_of_the_site(site: Path) -> None:
-    assert 'href="report.html"' in (site / "results.html").read_text(encoding="utf-8")
+    summary = (site / "results.html").read_text(encoding="utf-8")
+    assert 'href="report.html#t1-resnet32-cifar10"' in summary
+    assert len(re.sub(r"<[^>]*>", " ", summary.partition("<article")[2]).split()) < 2_000
     text = (site / "report.html").read_text(encoding="utf-8")
     assert "91.97 ± 0.33" in text
     assert "replearn compare t1_resnet32 --data cifar10 --methods repl --seeds 0-2 --epochs 100" in text
@@ -117,10 +119,3 @@ def test_ci_goes_on_where_no_browser_can_be_had(apt: str, tmp_path: Path) -> Non
     done = subprocess.run(script, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "made test\n"), done.stderr
     assert done.stderr == "chromium could not be installed: the browser tests will say so and skip\n"
-
-
-def test_the_browser_of_ci_is_the_one_that_the_tests_look_for() -> None:
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "apt-get install" in script
-    assert "chromium" in script
-    assert shutil.which("bash") is None or subprocess.run(["bash", "-n", ROOT / ".ci" / "run"]).returncode == 0

@@ -14,8 +14,10 @@ from PIL import Image
 
 from replearn.errors import ReplearnError
 from replearn.experiments.training import data
-from replearn.experiments.training.data import IGNORED
-from replearn.experiments.training.data.folders import FolderStream
+from replearn.experiments.training.data import IGNORED, StreamedSet
+from replearn.experiments.training.image_batches import StreamBatches
+from replearn.experiments.training.processes import Processes
+from replearn.experiments.training.recipe import Augment
 
 CLASSES = ("n01", "n02", "n03")
 TRAIN, TEST = 14, 7
@@ -54,14 +56,14 @@ def originals(tmp_path_factory):
 
 
 @pytest.fixture
-def folders(originals) -> FolderStream:
+def folders(originals) -> StreamedSet:
     stream = data.load("imagenet", originals / "folders", strict_counts=False)
-    assert isinstance(stream, FolderStream)
+    assert isinstance(stream, StreamedSet)
     return replace(stream, size=16, workers=0)
 
 
 @pytest.fixture
-def stream(folders) -> FolderStream:
+def stream(folders) -> StreamedSet:
     return folders
 
 
@@ -142,11 +144,15 @@ def test_rand_augment_changes_the_pictures(stream):
 
 def test_batches_that_can_t_be_shared_out_are_told(stream):
     with pytest.raises(ReplearnError, match="A batch of 5 can't be divided among 2 processes"):
-        stream.train_batches(0, 0, 0, 2, 5)
-    with pytest.raises(ReplearnError, match="no process 2 among 2"):
-        stream.test_batches(2, 2, 4)
-    with pytest.raises(ReplearnError, match="A batch of 16 can't be drawn from imagenet, which has 14"):
-        stream.train_batches(0, 0, batch_size=16)
+        StreamBatches(stream, Augment(), Processes(0, 2), 5, torch.device("cpu"))
+    with pytest.raises(ReplearnError, match="A batch of 16 is larger than imagenet, which has 14 training images"):
+        StreamBatches(stream, Augment(), Processes(), 16, torch.device("cpu"))
+
+
+def test_pictures_are_picked_without_augmentation(stream):
+    images, labels = stream.picked(True, [3, 0, 3])
+    assert [number % 3 for number in numbers(images)] == labels.tolist()
+    assert torch.equal(images[0], images[2])
 
 
 def test_the_validation_picture_is_the_centre_of_the_resized_one(tmp_path, originals):

@@ -10,10 +10,10 @@ from texts import text_root, write_text  # noqa: F401
 
 from replearn import ReplearnError
 from replearn.experiments.training import data
-from replearn.experiments.training.data.base import IGNORED
+from replearn.experiments.training.data import IGNORED
 from replearn.experiments.training.data.text import basic_english, read_lines, text_set
 from replearn.experiments.training.processes import Processes
-from replearn.experiments.training.text_batches import DeviceText, TextBatches
+from replearn.experiments.training.text_batches import TextBatches
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def small(length: int = 4, batch: int = 3, processes: Processes | None = None, n
     """Batches of a text whose words are 'w0', 'w1', ...: a word's place can be read off it."""
     lines = [" ".join(f"w{i}" for i in range(num))]
     made = text_set("counted", lines, lines, lines, min_count=1)
-    return TextBatches(DeviceText(made, CPU), processes or Processes(), batch, length)
+    return TextBatches(made, processes or Processes(), batch, length)
 
 
 def test_basic_english_cuts_as_torchtext_does() -> None:
@@ -83,7 +83,7 @@ def test_an_epoch_goes_through_the_text_once_in_windows_and_targets_are_the_next
     batches = small()
     seen: list[int] = []
     batches.start_epoch(0, 0, 0)
-    for step in range(batches.steps(3)):
+    for step in range(batches.steps):
         batches.advance(step)
         words, targets = batches.current()
         assert words.shape == targets.shape == (3, 4)
@@ -92,7 +92,7 @@ def test_an_epoch_goes_through_the_text_once_in_windows_and_targets_are_the_next
     assert len(set(seen)) == len(seen) == 12 * 4  # no word twice
     first = batches.current()[0].clone()
     batches.start_epoch(0, 0, 0)
-    batches.advance(batches.steps(3) - 1)
+    batches.advance(batches.steps - 1)
     assert torch.equal(batches.current()[0], first)  # the same epoch is the same again
     assert not torch.equal(batches.starts(0, 0), batches.starts(0, 1))
     assert not torch.equal(batches.starts(0, 0), batches.starts(1, 0))
@@ -132,7 +132,7 @@ def test_windows_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(
         ReplearnError, match=r"A batch of 100 is larger than counted, which has 12 training sequences"
     ):
-        small().steps(100)
+        small(batch=100)
     with pytest.raises(
         ReplearnError, match=r"No word is left of t: of the 2 in its training text none is seen 3 "
     ):
@@ -141,7 +141,7 @@ def test_windows_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(
         ReplearnError, match=r"The test text of t has 1 word or line end, and no word to say after"
     ):
-        TextBatches(DeviceText(short, CPU), Processes(), 1, 2)
+        TextBatches(short, Processes(), 1, 2)
 
 
 def test_a_mark_of_the_byte_order_is_no_part_of_the_first_word(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import replearn
 from replearn.analysis.results import Analysis
 from replearn.experiments.training.pretrained import load_pretrained_
 from replearn.experiments.training.results import read_result
-from replearn.experiments.training.shard_reading import read_index
 from replearn.experiments.training.state import read_state
 from replearn.surgery.tensor_file import write_file
 
@@ -117,7 +116,6 @@ def _all(folder: Path, good: bytes) -> Iterator[Case]:
     yield from _disguised(folder, checkpoint)
     yield from _signed(folder)
     yield from _results(folder)
-    yield from _indices(folder)
     yield from _weights(folder)
 
 
@@ -206,20 +204,6 @@ def _results(folder: Path) -> Iterator[Case]:
     large.touch()
     os.truncate(large, 2**37)
     yield "results", "a sparse result of 128 GiB", lambda: read_result(large)
-
-
-def _indices(folder: Path) -> Iterator[Case]:
-    """The index of a sharded checkpoint is a pickle by torch's choice."""
-    for name, value in {
-        "runs code": pickle.dumps(RunsCode(folder)),
-        "an eval": b"c__builtin__\neval\n(V1+1\ntR.",
-        "a list": pickle.dumps([1]),
-        "cut": pickle.dumps({"a": 1})[:-3],
-        "nothing": b"",
-    }.items():
-        path = folder / f"index-{name.replace(' ', '-')}"
-        path.write_bytes(value)
-        yield "shards", f"an index: {name}", lambda p=path: read_index(p)  # type: ignore[misc]
 
 
 def _weights(folder: Path) -> Iterator[Case]:

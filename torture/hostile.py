@@ -4,7 +4,7 @@
 
 Every byte of a small checkpoint is changed (each in turn, two ways) and every length is cut; every byte of a run's
 state likewise; then the crafted ones: swapped tensors, headers that lie, huge shapes, names that climb out of a
-folder, JSON bombs, pickles and YAML under our names, shards whose index would run code.
+folder, JSON bombs, pickles and YAML under our names.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ import torch.distributed.fsdp
 
 from replearn.experiments.training import fit as fitting
 from replearn.experiments.training import keeping
-from replearn.experiments.training.batches import DeviceBatches
 from replearn.experiments.training.fit import fit
+from replearn.experiments.training.image_batches import DeviceBatches
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
 from replearn.experiments.training.results import read_result
 from replearn.experiments.training.run import Run, RunSpec
@@ -188,8 +188,6 @@ def differences(whole: Path, out: Path) -> list[str]:
             found.append(f"{name} is there in one of the two")
         elif (whole / name).exists():
             found += unlike(tensors_of(whole / name), tensors_of(out / name))
-    if (whole / "checkpoint").exists():
-        found += unlike(shards_of(whole / "checkpoint"), shards_of(out / "checkpoint"))
     one, other = read_result(whole / "result.json"), read_result(out / "result.json")
     if [metrics(e) for e in one.epochs] != [metrics(e) for e in other.epochs] or not other.finished:
         found.append("the results differ")
@@ -214,27 +212,6 @@ def tensors_of(path: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     return read_state(path)[0] if path.name.startswith("checkpoint") else load_file(path)
-
-
-def shards_of(folder: Path) -> dict[str, Any]:
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-
-    state: dict[str, Any] = {}
-    reader, planner = FileSystemReader(str(folder)), _EmptyStateDictLoadPlanner()
-    _load_state_dict(state, storage_reader=reader, planner=planner, no_dist=True)
-    flat: dict[str, Any] = {}
-
-    def walk(value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                walk(item, f"{path}/{key}")
-        elif isinstance(value, torch.Tensor):
-            flat[path] = value
-
-    walk(state, "")
-    return flat
 
 
 def trial(folder: Path, whole: Path, variant: Variant, way: str, random: Random, kills: int, count: Any) -> int:

@@ -12,9 +12,9 @@ from subjects import PAD, Subject, every_second, of_images
 
 from replearn.experiments import recipes
 from replearn.experiments.training.fit import fit
-from replearn.experiments.training.full_model import read_full_model
 from replearn.experiments.training.recipe import Augment, Recipe
 from replearn.experiments.training.run import RunSpec
+from replearn.experiments.training.trained import read_full_model
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,6 @@ def inference(
     compile_all: Annotated[
         bool, typer.Option("--compile-all", help="Compile every model at every batch size; minutes.")
     ] = False,
-    merge: Annotated[
-        bool, typer.Option("--merge/--no-merge", help="Deployed RepL with its operators' sums in their weights.")
-    ] = True,
-    flatten: Annotated[
-        bool, typer.Option("--flatten/--no-flatten", help="E2E and deployed RepL as flat graphs, where traceable.")
-    ] = True,
     int8: Annotated[
         bool, typer.Option("--int8", help="INT8 against float32 on the CPU instead; compiles for minutes.")
     ] = False,
@@ -45,8 +39,7 @@ def inference(
 ) -> None:
     """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
 
-    Medians with synchronisation, in turns. BatchNorms are folded on the E2E side too. At the end: the ratio of
-    kernel launches, dispatches, module calls, FLOPs and bytes, which is what each of them alone would give.
+    Medians with synchronisation, in turns. BatchNorms are folded on the E2E side too.
 
     Examples:
 
@@ -61,7 +54,7 @@ def inference(
     from ..experiments.bench.inference import MODELS, Setting, measure
     from ..experiments.bench.inference_int8 import int8_rows
     from ..experiments.bench.inference_sides import DEFAULT
-    from ..experiments.bench.inference_table import HEADER, heading, line_of, lines_of_counts
+    from ..experiments.bench.inference_table import HEADER, HEADING, line_of
     from ..experiments.training.fit import device_named
     from ..experiments.training.results import hardware_of, versions_of, write_atomically
 
@@ -79,8 +72,6 @@ def inference(
         size=size,
         first=first,
         rounds=rounds,
-        merge=merge,
-        flatten=flatten,
         **compiled,
     )
     if int8:
@@ -102,15 +93,13 @@ def inference(
     where = device_named(device)
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
-    typer.echo(heading({"merge": merge, "flatten": flatten}))
+    typer.echo(HEADING)
     typer.echo(HEADER)
 
     def keep(found: dict[str, Any]) -> None:
         if out is not None:
             write_atomically(out, json.dumps(found, indent=1))
 
-    found = measure(setting, where, lambda row: typer.echo(line_of(row)), keep)
-    for line in lines_of_counts(found["counts"]):
-        typer.echo(line)
+    measure(setting, where, lambda row: typer.echo(line_of(row)), keep)
     if out is not None:
         typer.echo(out)

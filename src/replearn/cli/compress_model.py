@@ -12,8 +12,8 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..experiments.training.architectures import architecture
-from ..experiments.training.full_model import FullModel, read_full_model
 from ..experiments.training.pretrained import head_names, read_weights
+from ..experiments.training.trained import Trained, read_full_model
 from .commands.export import built_by
 from .subjects import is_small
 
@@ -31,7 +31,7 @@ class Subject:
     mean: tuple[float, ...] = IMAGENET[0]
     std: tuple[float, ...] = IMAGENET[1]
     folder: Path | None = None  # of a Hugging Face model, with its tokenizer
-    run: FullModel | None = None
+    run: Trained | None = None
 
 
 def subject_of(

@@ -40,7 +40,7 @@ def read_from_dict(names: set[str], lines: list[str]) -> list[str]:
 
 
 def with_short_names(traced: fx.GraphModule, name: str) -> FlatGraph:
-    """The same graph on a module that holds each weight itself: one look-up each instead of one a dot."""
+    """The same graph on a module that holds each weight itself: one attribute access for each."""
     root, graph = nn.Module(), fx.Graph()  # a new one: the old names the tracer, which a pickle would look for
     held: dict[int, str] = {}
 

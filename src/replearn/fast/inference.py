@@ -266,7 +266,7 @@ def cast_once_(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def may_read(around: nn.Module, key: str) -> bool:
-    """May the code of a module read the weight of its own layer, besides calling it?"""
+    """True if the code of a module may read the weight of its layer, and not only call it."""
     if "weight" not in names_in_code(around):
         return False
     graphs = trace(around), trace(around, lambda default: default)

@@ -41,7 +41,7 @@ def analyze(
     device: Device = "auto",
     data_root: DataRoot = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the files; RUN/analysis if not given.")] = None,
-    picture: Annotated[str, typer.Option(help="png, svg, or none.")] = "png",
+    picture: Annotated[bool, typer.Option("--picture/--no-picture", help="Draw it as SVG.")] = True,
     as_json: Json = False,
 ) -> None:
     """Measure the paper's theory on a trained model.
@@ -67,12 +67,10 @@ def analyze(
     from ...analysis import converge
     from ...experiments.report.analysis_figure import write_analysis
     from ...experiments.training.fit import device_named
-    from ...experiments.training.full_model import read_full_model
     from ...experiments.training.results import write_atomically
+    from ...experiments.training.trained import read_full_model
     from ...planning.planner import plan as plan_model
 
-    if picture not in ("png", "svg", "none"):
-        raise ReplearnError(f"--picture {picture}: write png, svg or none.")
     if images < 2 * batch_size:
         raise ReplearnError(
             f"--images {images} with --batch-size {batch_size} is fewer than two batches, and one is held out. "
@@ -121,8 +119,8 @@ def analyze(
     else:
         typer.echo(f"{trained.name}\n{found}\n")
         typer.echo(folder / "analysis.json")
-    if picture != "none":
-        drawn = write_analysis(found, folder / f"analysis.{picture}")
+    if picture:
+        drawn = write_analysis(found, folder / "analysis.svg")
         if not as_json:
             typer.echo(drawn)
 

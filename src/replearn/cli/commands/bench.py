@@ -47,6 +47,10 @@ def steps(
     operator: Annotated[
         list[str] | None, typer.Option(help="Operators to measure beside the default, as reduced_bottleneck.")
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Methods to measure beside them: checkpointing, skip_attention, stochastic_depth."),
+    ] = None,
     recompute: Annotated[bool, typer.Option(help="Also measure RepL recomputed in the backward pass.")] = True,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images a step.")] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width of an image.")] = None,
@@ -77,6 +81,8 @@ def steps(
 
     * `replearn bench steps resnet32 --backend captured --builds 3`
 
+    * `replearn bench steps resnet152 --operator bottleneck --method checkpointing --method stochastic_depth`
+
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
     from ...experiments.bench.cases import SMALL_SUITE, SUITE, candidates
@@ -102,7 +108,7 @@ def steps(
     record = new_record(command(), where, rounds, inner, builds=builds)
     for case in cases:
         for name in backends:
-            sides = candidates(case, extra=extra, recompute=recompute)
+            sides = candidates(case, extra=extra, methods=method or (), recompute=recompute)
             chosen: Backend = name  # type: ignore[assignment]
             often = {"rounds": rounds, "inner": inner, "builds": builds}
             found = compare_steps(case, chosen, where, sides=sides, **often, machine=machine, say=say)
@@ -158,10 +164,10 @@ def epochs(
 def case_of(
     name: str, interval: int, first: int | None, batch_size: int | None, size: int | None, where: torch.device
 ) -> Case:
-    from ...experiments.bench.cases import ADAMW, SGD, SUITE, Case
+    from ...experiments.bench.cases import ADAMW, CASES, SGD, Case
     from ..subjects import is_small
 
-    known = next((case for case in SUITE if case.model == name), None)
+    known = next((case for case in CASES if case.model == name), None)
     if known and where.type == "cuda" and (interval, first, batch_size, size) == (4, None, None, None):
         return known  # as the suite has it, with its placement
     small = is_small(name)

@@ -40,7 +40,7 @@ def compare(
     settings: Settings = None,
     data_root: DataRoot = None,
     read: Annotated[Path | None, typer.Option("--from", help="Only read the results below this folder.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Where to draw the picture.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Where to draw the picture, as SVG.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods over seeds: train what is missing, then print the table.
@@ -103,8 +103,8 @@ def compare(
 def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
     from ...experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
-    from ...experiments.training.preflight import refuse_impossible_rows
     from ...experiments.training.tasks import task_named
+    from ...experiments.training.trained import refuse_impossible_rows
     from ..progress import watching
     from ..runs import found
 
@@ -148,13 +148,7 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     if (sheet := example_sheet(folder, Reader(folder).read().runs)) is not None:
         (folder / "examples.png").write_bytes(sheet)
         typer.echo(f"What was found in test pictures is drawn in {folder / 'examples.png'}.", err=True)
-    try:
-        drawn = draw(comparison, picture or folder / "comparison.png")
-    except ReplearnError as error:
-        if picture is not None:
-            raise
-        typer.echo(f"No picture: {error}", err=True)
-        return
+    drawn = draw(comparison, picture or folder / "comparison.svg")
     typer.echo(f"The picture is {drawn}.", err=True)
 
 

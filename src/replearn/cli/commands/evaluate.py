@@ -55,9 +55,9 @@ def evaluate_run(run: Path, int8: bool, images: int, compile: bool, root: Path |
     import torch
 
     from ...experiments.bench.inference_int8 import int8_measures
-    from ...experiments.training.full_model import read_full_model
+    from ...experiments.training.trained import read_trained
 
-    trained = read_full_model(run, torch.device("cpu"), root, full=False)
+    trained = read_trained(run, torch.device("cpu"), root)
     found = int8_measures(trained, int8=int8, images=images, compile=compile)
     if as_json:
         typer.echo(json.dumps(found))

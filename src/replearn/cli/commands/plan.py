@@ -142,7 +142,7 @@ def subject_of(
     if run is None:
         raise ReplearnError("Name a model or a run.")
     from ...experiments.training.fit import device_named  # slow to import, which a plan by name need not wait for
-    from ...experiments.training.full_model import read_full_model
+    from ...experiments.training.trained import read_full_model
 
     trained = read_full_model(run, device_named(device), root)
     data = [inputs for inputs, _ in trained.train_batches(samples, max(1, min(100, samples // 5)))]

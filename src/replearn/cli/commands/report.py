@@ -14,8 +14,9 @@ def report(
     folder: Folder = Path("runs"),
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The page's heading.")] = "",
-    svg: Annotated[bool, typer.Option("--svg/--no-svg", help="Each figure as SVG beside the page.")] = True,
-    png: Annotated[bool, typer.Option("--png/--no-png", help="Each figure as PNG beside the page.")] = True,
+    figures: Annotated[
+        bool, typer.Option("--figures/--no-figures", help="Each figure as SVG beside the page.")
+    ] = True,
 ) -> None:
     """Write one self-contained HTML page from all results below a folder.
 
@@ -26,11 +27,11 @@ def report(
 
     * `replearn report runs/ -o report.html`
 
-    * `replearn report benchmarks/results --no-png`
+    * `replearn report benchmarks/results --no-figures`
     """
     from ...experiments.report.building import build_report
 
-    made = build_report(folder, out, title=title, svg=svg, png=png)
+    made = build_report(folder, out, title=title, figures=figures)
     runs, sections = len(made.collection.runs), len(made.sections)
     typer.echo(f"{made.page}: {runs} runs in {sections} comparisons, {len(made.figures)} figures beside it.")
     for entry in made.collection.unread[:5]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,8 @@ from ...operators._base.options import Options, ReadingOptions
 from ...planning.planner import plan
 from ...surgery.replace import replace_
 from ..training.architectures import architecture
-from ..training.recipe import Optimizer
+from ..training.methods import Method, Setting, method_for
+from ..training.recipe import Optimizer, Variant
 
 E2E, REMOVAL, REPL = "E2E", "removal", "RepL"
 LEAVES, FROZEN, RECOMPUTED = "RepL, weights given", "RepL, weights frozen", "RepL, recomputed"
@@ -59,30 +60,41 @@ SUITE = (
     Case(model="vit_small_16", batch_size=256, size=224, num_classes=1000, first=2, optimizer=ADAMW),
     Case(model="vit_base_16", batch_size=256, size=224, num_classes=1000, first=2, optimizer=ADAMW),
 )
+# The other backbones that the paper prints costs of, by name alone.
+CASES = (
+    *SUITE,
+    Case(model="resnet152", batch_size=128, size=224, num_classes=1000, first=2, operator=ReducedBottleneck()),
+    Case(model="vit_tiny_16", batch_size=256, size=224, num_classes=1000, first=2, optimizer=ADAMW),
+)
 SMALL_SUITE = (  # what a CPU can do in a minute
     Case(model="cifar_resnet:20:16", batch_size=32, interval=2),
     Case(model="vit:64:6:4:8", batch_size=32, optimizer=ADAMW),
 )
 
 Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every forward pass
-Around = Callable[[nn.Module], Surroundings]
-
-
-def nothing(model: nn.Module) -> Surroundings:
-    return nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One side of a comparison: how its model is made, and what surrounds its forward pass."""
+    """One side of a comparison: how its model is made, and what surrounds its forward pass.
+
+    A `method` of the trainer changes what `build` makes, and may change it again before each step.
+    """
 
     label: str
     build: Callable[[], nn.Module]
-    around: Around = nothing
+    around: Callable[[nn.Module], Surroundings] = lambda model: nullcontext
+    method: Method | None = None
+
+    @property
+    def capturable(self) -> bool:
+        return self.method is None or self.method.capturable
 
 
-def candidates(case: Case, *, extra: tuple[Options, ...] = (), recompute: bool = True) -> list[Candidate]:
-    """E2E, removal, RepL, RepL recomputed, RepL with weights that are made no more, and further operators."""
+def candidates(
+    case: Case, *, extra: Sequence[Options] = (), methods: Sequence[str] = (), recompute: bool = True
+) -> list[Candidate]:
+    """E2E, removal, RepL, RepL with weights given, frozen and recomputed, further operators and methods."""
     operator = case.operator
     build = partial(replaced, case, operator)
     sides = [
@@ -97,7 +109,15 @@ def candidates(case: Case, *, extra: tuple[Options, ...] = (), recompute: bool =
     for options in extra:
         again = partial(replaced, case, options)
         sides.append(Candidate(label=f"{REPL}, {options.label()}", build=again))
+    for name in methods:
+        variant = Variant(label=name, method=name, interval=case.interval, first=case.first)
+        method = method_for(Setting(variant, seed=0, epochs=1))
+        sides.append(Candidate(label=name, build=partial(prepared, case, method), method=method))
     return sides
+
+
+def prepared(case: Case, method: Method) -> nn.Module:
+    return method.prepare(case.build())
 
 
 def replaced(case: Case, operator: Options | None, recompute: bool = False) -> nn.Module:

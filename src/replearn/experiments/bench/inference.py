@@ -9,19 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...costs.precision import convolves_in_tf32, matmul_precision
-from ...deployment.absorb import ABSORBED
-from ...deployment.merge import find_merges
 from ...errors import ReplearnError
-from ...fast.graph_module import FlatGraph
 from ...fast.graphs.replay import Replayed
-from ...fast.inference import Autocast
 from ...fast.verify import compare, exact, tensors_in
 from ..training.results import hardware_of, versions_of
 from ..training.step import many_graphs
-from .inference_counts import counted
 from .inference_paper import printed
 from .inference_sides import (
     BACKENDS,
@@ -31,13 +25,11 @@ from .inference_sides import (
     E2E,
     OPERATORS,
     Sides,
-    is_compiled,
-    is_fused,
-    is_replayed,
+    has,
     make_sides,
     runner,
 )
-from .timing import Timing, interleave, launching, ratio
+from .timing import Timing, interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
 MODELS = ("resnet34", "resnet101", "vit_small_16")
@@ -56,15 +48,15 @@ class Setting:
     size: int = 224
     first: int = 2
     rounds: int = 20
-    merge: bool = True  # deployed RepL takes its operators' sums into their weights
-    flatten: bool = True  # E2E and deployed RepL as flat graphs, where both can be traced
 
     def cells(self, device: torch.device) -> Iterator[tuple[str, int, str]]:
         for model in self.models:
             for backend in self.backends:
                 for batch in self.batches:
-                    skipped = is_compiled(backend) and (model, batch) not in self.compiled
-                    if not skipped and (device.type == "cuda" or not needs_gpu(backend)):
+                    skipped = has(backend, "compile") and (model, batch) not in self.compiled
+                    if not skipped and (
+                        device.type == "cuda" or not (has(backend, "graph") or has(backend, "fuse"))
+                    ):
                         yield model, batch, backend
 
 
@@ -92,10 +84,7 @@ def measure(
     for model, batch, backend in cells:
         if model not in sides:
             sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
-            found["counts"][model] = counted(
-                sides[model], setting.size, merge=setting.merge, flatten=setting.flatten
-            )
-        with many_graphs() if is_compiled(backend) else nullcontext():
+        with many_graphs() if has(backend, "compile") else nullcontext():
             found["rows"].append(row_of(sides[model], model, batch, backend, setting, device))
         found["seconds"] = round(time.perf_counter() - begin, 1)
         told(found["rows"][-1])
@@ -112,7 +101,6 @@ def record_of(setting: Setting, device: torch.device) -> dict[str, Any]:
         "finished": False,
         "setting": asdict(setting),
         "rows": [],
-        "counts": {},
         "seconds": 0.0,
         "lead": LEAD,
         "numbers": {
@@ -129,11 +117,13 @@ def row_of(
     sides: Sides, model: str, batch: int, backend: str, setting: Setting, device: torch.device
 ) -> dict[str, Any]:
     """One cell: all sides in turns, their ratios, and the paper's values for the same setting."""
-    kinds = (E2E, DEPLOYED) if is_compiled(backend) or is_fused(backend) else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    kinds = (
+        (E2E, DEPLOYED) if has(backend, "compile") or has(backend, "fuse") else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    )
     images = torch.randn(batch, 3, setting.size, setting.size, device=device)
-    if backend.startswith("channels_last"):
+    if has(backend, "channels_last"):
         images = images.contiguous(memory_format=torch.channels_last)
-    built = sides.built(backend, kinds, images, merge=setting.merge, flatten=setting.flatten)
+    built = sides.built(backend, kinds, images)
     difference = difference_of(sides, built, images, backend)
     bodies = {kind: runner(made, images) for kind, made in built.items()}
     rounds = setting.rounds if batch > 1 else 2 * setting.rounds
@@ -143,42 +133,17 @@ def row_of(
         "batch": batch,
         "backend": backend,
         "targets": f"{sides.num_targets} of {sides.num_blocks}",
-        "merged": num_merged(sides, backend) if setting.merge else 0,
-        **form_of(built[DEPLOYED]),
+        "flat": sides.traceable(images),
         "replayed": all(isinstance(side, Replayed) and side.num_graphs > 0 for side in built.values()),
         "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
         "speedup": {
-            f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED]))
-            for kind in kinds
-            if kind != DEPLOYED
-        }
-        | (
-            {f"{OPERATORS} against {DYNAMIC}": asdict(ratio(found[DYNAMIC], found[OPERATORS]))}
-            if DYNAMIC in found
-            else {}
-        ),
-        **({"launching": hosts} if (hosts := launching(bodies, device)) else {}),
+            f"{fast} against {slow}": asdict(ratio(found[slow], found[fast]))
+            for fast, slow in (*((DEPLOYED, kind) for kind in kinds[:-1]), (OPERATORS, DYNAMIC))
+            if fast in found and slow in found
+        },
         "output_difference": difference,
-        "paper": {table: asdict(row) for table, row in printed(model, batch, backend).items()},
+        "paper": printed(model, batch, backend),
     }
-
-
-def needs_gpu(backend: str) -> bool:
-    return is_replayed(backend) or is_fused(backend)
-
-
-def num_merged(sides: Sides, backend: str) -> int:
-    """How many operators' sums went into a weight of their own on this backend."""
-    return sum(merge.layer is not None for merge in find_merges(sides.replaced, dtype=sides.dtype_of(backend)))
-
-
-def form_of(deployed: nn.Module) -> dict[str, Any]:
-    """Is this side a flat graph, and how many operators went into the layer before them?"""
-    plain: Any = deployed
-    while isinstance(plain, (Autocast, Replayed)):
-        plain = plain.model
-    flat = isinstance(plain, FlatGraph)
-    return {"flat": flat, "absorbed": len(plain.meta.get(ABSORBED, ())) if flat else 0}
 
 
 def spread(timing: Timing) -> dict[str, float]:
@@ -188,7 +153,7 @@ def spread(timing: Timing) -> dict[str, float]:
 
 def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, backend: str) -> float | None:
     """How far the deployed outputs are from the model's, in full float32; None under amp, and where compiled."""
-    if "amp" in backend.split("+") or is_compiled(backend):
+    if has(backend, "amp") or has(backend, "compile"):
         return None
     deployed = built[DEPLOYED]
     with exact(), torch.inference_mode():

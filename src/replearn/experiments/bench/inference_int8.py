@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -14,9 +14,9 @@ from ...deployment.deploy import deploy
 from ...deployment.quantizing import quantize
 from ...fast.inference import streamline
 from ...surgery.plan_metadata import carried
-from ..training.full_model import FullModel
-from .inference_paper import quantized_rows
-from .inference_sides import make_sides
+from ..training.trained import Trained
+from .inference_paper import printed_int8
+from .inference_sides import make_sides, runner
 from .timing import Timing, interleave, ratio
 
 
@@ -28,19 +28,9 @@ def time_on_cpu(
 
     built = {name: torch.compile(side) if compile else side for name, side in sides.items()}
     with inductor.patch(freezing=True), torch.no_grad():  # weights are constants: every side may prepack them
-        return interleave(
-            {name: forward_of(side, images) for name, side in built.items()}, torch.device("cpu"), rounds=rounds
-        )
-
-
-def forward_of(side: Any, images: Tensor) -> Callable[[], object]:
-    """One pass outside inference mode, which frozen graphs do not take."""
-
-    def run() -> object:
-        with torch.no_grad():
-            return side(images)
-
-    return run
+        # frozen graphs don't take inference mode
+        bodies = {name: runner(side, images, torch.no_grad) for name, side in built.items()}
+        return interleave(bodies, torch.device("cpu"), rounds=rounds)
 
 
 def speeds(found: Mapping[str, Timing], batch: int, method: str = "") -> dict[str, Any]:
@@ -54,7 +44,7 @@ def speeds(found: Mapping[str, Timing], batch: int, method: str = "") -> dict[st
 
 
 def int8_measures(
-    run: FullModel, *, int8: bool = True, images: int = 512, size: int = 64, compile: bool = False
+    run: Trained, *, int8: bool = True, images: int = 512, size: int = 64, compile: bool = False
 ) -> dict[str, Any]:
     """The test metrics of a run's model, deployed, in float32 and in INT8 calibrated on training images."""
     model = run.model
@@ -89,13 +79,12 @@ def int8_rows(
             small, kind = quantize(plain, [images])
             sides |= {f"{method} float32": plain, f"{method} int8": small}
         found = time_on_cpu(sides, images, rounds, compile)
+        against = {
+            number: asdict(ratio(found[f"E2E {number}"], found[f"RepL {number}"]))
+            for number in ("float32", "int8")
+        }
         for method in ("E2E", "RepL"):
-            paper = [asdict(row) for row in quantized_rows() if (row.model, row.method) == (name, method)]
-            against = {
-                number: asdict(ratio(found[f"E2E {number}"], found[f"RepL {number}"]))
-                for number in ("float32", "int8")
-            }
             row = {"model": name, "method": method, "int8": kind, **speeds(found, batch, method)}
             row |= {"against_e2e": against} if method == "RepL" else {}
-            rows.append(row | {"compiled": compile, "paper": paper[0] if paper else None})
+            rows.append(row | {"compiled": compile, "paper": printed_int8(name, method)})
     return rows

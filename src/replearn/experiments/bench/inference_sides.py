@@ -41,29 +41,25 @@ class Sides:
     num_targets: int
     num_blocks: int
 
-    def built(
-        self, backend: str, kinds: tuple[str, ...], images: Tensor, *, merge: bool = True, flatten: bool = True
-    ) -> dict[str, nn.Module]:
+    def built(self, backend: str, kinds: tuple[str, ...], images: Tensor) -> dict[str, nn.Module]:
         """The sides as this backend runs them on such images; the backend is the same for all of them.
 
         E2E and deployed RepL are each in the fastest form that there is for them.
         """
-        last, dtype = backend.startswith("channels_last"), self.dtype_of(backend)
-        form: dict[str, Any] = {"channels_last": last, "dtype": dtype, "compile": is_compiled(backend)}
-        flat = flatten and self.traceable(images)
-        form |= {"graph": is_replayed(backend) and images.is_cuda, "fuse": is_fused(backend)}
-        if flat:
+        last, dtype = has(backend, "channels_last"), self.dtype_of(backend)
+        form: dict[str, Any] = {"channels_last": last, "dtype": dtype, "compile": has(backend, "compile")}
+        form |= {"graph": has(backend, "graph") and images.is_cuda, "fuse": has(backend, "fuse")}
+        if self.traceable(images):
             form |= {"example": images, "flatten": True}
-        elif is_fused(backend):
+        elif has(backend, "fuse"):
             raise ReplearnError(
-                f"{backend} is for flat graphs: leave --no-flatten out, and backends with fuse for a model that "
-                "can't be traced."
+                f"{backend} is for flat graphs: leave backends with fuse out for a model that can't be traced."
             )
         makers: dict[str, Callable[[], nn.Module]] = {
             E2E: lambda: streamline(self.end_to_end, **form),
             DYNAMIC: lambda: in_layout(copy.deepcopy(self.replaced), last),
             OPERATORS: lambda: deploy(self.replaced, fold="operators", channels_last=last),
-            DEPLOYED: lambda: deploy(self.replaced, **form, merge=merge),
+            DEPLOYED: lambda: deploy(self.replaced, **form, merge=True),
         }
         return {kind: on(makers[kind](), backend, dtype) for kind in kinds}
 
@@ -75,7 +71,7 @@ class Sides:
 
     def dtype_of(self, backend: str) -> torch.dtype | None:
         """What autocast computes in on this backend."""
-        if "amp" not in backend.split("+"):
+        if not has(backend, "amp"):
             return None
         device = next(self.end_to_end.parameters()).device
         return torch.float16 if device.type == "cuda" else torch.bfloat16
@@ -86,27 +82,18 @@ def in_layout(model: nn.Module, channels_last: bool) -> nn.Module:
 
 
 def on(model: nn.Module, backend: str, dtype: torch.dtype | None) -> nn.Module:
-    if backend not in BACKENDS:
-        raise ReplearnError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
     if isinstance(model, Replayed):
         model = model.model  # for all sides alike it is made again below, of what was compiled
     if dtype is not None and not isinstance(model, Autocast):
         model = Autocast(model, dtype)
-    if is_compiled(backend):
+    if has(backend, "compile"):
         compile_(model, dynamic=False)
-    return Replayed(model) if is_replayed(backend) else model
+    return Replayed(model) if has(backend, "graph") else model
 
 
-def is_compiled(backend: str) -> bool:
-    return "compile" in backend.split("+")
-
-
-def is_replayed(backend: str) -> bool:
-    return "graph" in backend.split("+")
-
-
-def is_fused(backend: str) -> bool:
-    return "fuse" in backend.split("+")
+def has(backend: str, part: str) -> bool:
+    """True if a backend such as `amp+graph` has this part: amp, channels_last, compile, fuse, graph."""
+    return part in backend.split("+")
 
 
 def make_sides(name: str, size: int, device: torch.device, first: int) -> Sides:
@@ -130,11 +117,11 @@ def settle_(model: nn.Module, images: Tensor) -> None:
     model.eval()
 
 
-def runner(model: nn.Module, images: Tensor) -> Callable[[], object]:
+def runner(model: Any, images: Tensor, mode: Any = torch.inference_mode) -> Callable[[], object]:
     """What is timed: one forward pass as a user calls it, a replay with the copies of its inputs and outputs."""
 
     def run() -> object:
-        with torch.inference_mode():
+        with mode():
             return model(images)
 
     return run

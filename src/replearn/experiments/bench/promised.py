@@ -12,7 +12,7 @@ from ...costs import Machine, ModelCost, named_machine, predict, probe
 from ...costs.machines import DATA_SHEETS
 from ...fast.kernels.reduced_bottleneck import free_launches
 from ..training.recipe import Optimizer
-from .cases import E2E, FROZEN, LEAVES, Candidate, Case
+from .cases import FROZEN, LEAVES, Candidate, Case
 from .steps import Backend
 
 NOT_PROMISED = (LEAVES, FROZEN)  # they are RepL with its synthesis left out, to see what that costs
@@ -20,16 +20,17 @@ NOT_PROMISED = (LEAVES, FROZEN)  # they are RepL with its synthesis left out, to
 
 @dataclass(frozen=True, kw_only=True)
 class Promised:
-    """The predicted numbers of one candidate's training step, and their ratios to E2E's."""
+    """The predicted numbers of one candidate's training step."""
 
     milliseconds: float | None  # None where no machine is known
-    time: float | None
     memory: int  # bytes at the peak of the step
-    memory_ratio: float
     activations: int  # bytes kept for the backward pass
-    activations_ratio: float
     training_flops: int
-    flops_ratio: float
+
+    def over(self, base: Promised, what: str) -> float | None:
+        """One of the numbers as a ratio to another candidate's."""
+        mine, theirs = getattr(self, what), getattr(base, what)
+        return mine / theirs if mine is not None and theirs else None
 
 
 def promised(
@@ -43,26 +44,19 @@ def promised(
     states = states_of(case.optimizer)
     costs: dict[str, ModelCost] = {}
     for side in sides:
-        if side.label not in NOT_PROMISED:
+        if side.label not in NOT_PROMISED and side.method is None:
             model = side.build().to("meta")
             with free_launches() if backend in ("captured", "compiled") else nullcontext():
                 costs[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)
-    base = costs[E2E]
-    return {label: against(cost, base, machine is not None) for label, cost in costs.items()}
-
-
-def against(cost: ModelCost, base: ModelCost, timed: bool) -> Promised:
-    mine, theirs = cost.total, base.total
-    return Promised(
-        milliseconds=1000 * mine.seconds if timed else None,
-        time=mine.seconds / theirs.seconds if timed else None,
-        memory=cost.peak_bytes,
-        memory_ratio=cost.peak_bytes / base.peak_bytes,
-        activations=mine.activation_bytes,
-        activations_ratio=mine.activation_bytes / theirs.activation_bytes,
-        training_flops=mine.training_flops,
-        flops_ratio=mine.training_flops / theirs.training_flops,
-    )
+    return {
+        label: Promised(
+            milliseconds=1000 * cost.total.seconds if machine is not None else None,
+            memory=cost.peak_bytes,
+            activations=cost.total.activation_bytes,
+            training_flops=cost.total.training_flops,
+        )
+        for label, cost in costs.items()
+    }
 
 
 def states_of(optimizer: Optimizer) -> str:

@@ -30,7 +30,6 @@ class Row:
     parameters: int
     flops: int  # of a forward pass on one image
     promised: Promised | None = None  # what the cost model predicted; None in older files, and for some sides
-    launching: float | None = None  # milliseconds until Python has launched a step; None on a CPU, in older files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +77,5 @@ class Record:
 
 
 def new_record(command: str, device: Any, rounds: int, inner: int, **found: Any) -> Record:
-    return Record(
-        command=command,
-        rounds=rounds,
-        inner=inner,
-        hardware=hardware_of(device),
-        versions=versions_of(),
-        started=now(),
-        **found,
-    )
+    about: dict[str, Any] = {"hardware": hardware_of(device), "versions": versions_of(), "started": now()}
+    return Record(command=command, rounds=rounds, inner=inner, **about, **found)

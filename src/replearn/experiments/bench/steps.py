@@ -48,13 +48,13 @@ class TrainingStep:
             take_workspaces(device)
         before = torch.cuda.memory_allocated(device) if self.on_gpu else 0
         torch.manual_seed(0)
-        self.backend, self.device = backend, device
+        self.device, self.method, self._taken = device, candidate.method, 0
         self.model = candidate.build().to(device).train()
         self.channels_last = backend != "tf32"
         if self.channels_last:
             to_channels_last_(self.model)
         self.around = candidate.around(self.model)
-        if backend == "compiled":
+        if backend == "compiled" and candidate.capturable:
             self.model.compile()
         self.optimizer = make_optimizer(self.model, case.optimizer, device)
         shape = (case.batch_size, 3, case.size, case.size)
@@ -70,16 +70,19 @@ class TrainingStep:
             accelerated=accelerated,
         )
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        for _ in range(WARM_UP):
-            self.body()
         self._captured: CapturedStep | None = None
-        if self.on_gpu and backend in ("captured", "compiled"):
+        for _ in range(WARM_UP):
+            self()
+        if self.on_gpu and backend in ("captured", "compiled") and candidate.capturable:
             self._captured = CapturedStep(self.body, self.model, self.optimizer, [])
             self.memory: int | None = self._captured.peak_memory - before
         else:
             self.memory = self._measure_memory() - before if self.on_gpu else None
 
     def __call__(self) -> None:
+        if self.method is not None:
+            self.method.start_step(self.model, 0, self._taken)
+            self._taken += 1
         (self._captured or self.body)()
 
     def _loss(self) -> Tensor:
@@ -91,7 +94,7 @@ class TrainingStep:
     def _measure_memory(self) -> int:
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        self.body()
+        self()
         return int(torch.cuda.max_memory_allocated(self.device))
 
 

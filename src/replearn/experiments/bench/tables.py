@@ -11,9 +11,9 @@ from .cases import E2E, REMOVAL, REPL
 from .epochs import EpochRow
 from .record import Comparison
 
+SAID = ("milliseconds", "memory", "activations", "training_flops")
 LEGEND = """\
 time and memory are ratios to E2E in the same run, medians over rounds (of all builds) with quartiles in brackets
-launched in: the milliseconds that Python takes for a step on a GPU; where they are as many, Python was measured
 eta: the operators' FLOPs over the removed blocks'
 yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)
 synthesis: RepL over RepL with its weights given (frozen: given as constants)
@@ -22,13 +22,11 @@ said: what the cost model predicts from shapes alone; E2E's line has units, the 
 
 def training_table(comparison: Comparison) -> str:
     """One case on one backend as text."""
-    launched = any(row.launching is not None for row in comparison.rows)
-    head = ("candidate", "ms a step", *["launched in"] * launched, "time", "memory", "of E2E", "parameters")
+    head = ("candidate", "ms a step", "time", "memory", "of E2E", "parameters")
     rows = [
         (
             row.label,
             f"{row.timing.median:.2f}",
-            *["" if row.launching is None else f"{row.launching:.2f}"] * launched,
             str(row.time),
             "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
             "" if row.memory_ratio is None else f"{row.memory_ratio:.3f}",
@@ -36,8 +34,7 @@ def training_table(comparison: Comparison) -> str:
         )
         for row in comparison.rows
     ]
-    right = tuple(n for n, name in enumerate(head) if name not in ("candidate", "time"))
-    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=right)]
+    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=(1, 3, 4, 5))]
     facts = [f"eta {comparison.eta:.3f}"]
     if comparison.yield_ is not None:
         facts.append(f"yield {comparison.yield_:.2f}")
@@ -49,32 +46,25 @@ def training_table(comparison: Comparison) -> str:
 
 def promise_lines(comparison: Comparison) -> list[str]:
     """What was predicted beside what was measured, as ratios to E2E; E2E's own line has the numbers themselves."""
-    rows = []
-    for row in comparison.rows:
-        if row.promised is None:
-            continue
-        said, first = row.promised, row.label == E2E
-        measured = f"{row.timing.median:.2f} ms" if first else f"{row.time.median:.3f}"
-        predicted = "" if said.time is None else f"{said.milliseconds:.2f} ms" if first else f"{said.time:.3f}"
-        held = "" if row.memory is None else size(row.memory) if first else share(row.memory_ratio)
-        rows.append(
-            (
-                row.label,
-                predicted,
-                measured,
-                size(said.memory) if first else f"{said.memory_ratio:.3f}",
-                held,
-                size(said.activations) if first else f"{said.activations_ratio:.3f}",
-                flops(said.training_flops) if first else f"{said.flops_ratio:.3f}",
-            )
-        )
-    if not rows:
+    base = comparison.row(E2E)
+    if base.promised is None:
         return []
+    rows: list[tuple[str, ...]] = []
+    for row in comparison.rows:
+        if (said := row.promised) is None:
+            continue
+        if row is base:
+            time = "" if said.milliseconds is None else f"{said.milliseconds:.2f} ms"
+            held = "" if row.memory is None else size(row.memory)
+            work = (size(said.activations), flops(said.training_flops))
+            rows.append((row.label, time, f"{row.timing.median:.2f} ms", size(said.memory), held, *work))
+        else:
+            time, memory, *rest = (share(said.over(base.promised, what)) for what in SAID)
+            rows.append((row.label, time, share(row.time.median), memory, share(row.memory_ratio), *rest))
     head = ("candidate", "time: said", "measured", "memory: said", "measured", "activations: said", "FLOPs: said")
     machine = comparison.machine
     where = f"{machine.name}: {machine.source}" if machine else "no time: name a machine with --gpu, or --probe"
-    title = f"predicted beside measured ({where})"
-    return ["", title, "", *text_table(head, rows, right=(1, 2, 3, 4, 5, 6))]
+    return ["", f"predicted beside measured ({where})", "", *text_table(head, rows, right=(1, 2, 3, 4, 5, 6))]
 
 
 def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:

@@ -7,7 +7,6 @@ memory, stays the same from round to round. So a careful measurement builds ever
 from __future__ import annotations
 
 import gc
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,19 +19,18 @@ from .cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, Candidate, Ca
 from .promised import Promised, promised
 from .record import Comparison, Row
 from .steps import Backend, TrainingStep, flops_of, precision_of
-from .timing import Timing, interleave, launching, ratio
+from .timing import Timing, interleave, ratio
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One candidate's steps: how long each took, the most memory one needed, what Python took to launch one."""
+    """One candidate's steps: how long each took, and the most memory one needed."""
 
     timing: Timing
     memory: int | None
     parameters: int
-    launching: float | None
 
 
 def compare_steps(
@@ -60,6 +58,14 @@ def compare_steps(
     notes: list[str] = []
     if backend == "compiled":  # a compiled graph makes its own weights
         chosen = [side for side in chosen if side.label not in (LEAVES, FROZEN, RECOMPUTED)]
+    for side in [side for side in chosen if side.method is not None]:
+        try:
+            side.build()
+        except ReplearnError as error:  # a method for other models: the rest is worth measuring
+            chosen.remove(side)
+            notes.append(str(error))
+        if not side.capturable and backend in ("captured", "compiled"):
+            notes.append(f"{side.label} takes another path each step, so it ran as it is written")
     if backend == "captured" and device.type != "cuda":
         notes.append("there is nothing to capture on a CPU: the step ran as it is written")
     with precision_of(backend):
@@ -90,7 +96,6 @@ def compare_steps(
             parameters=each.parameters,
             flops=flops[label],
             promised=promises.get(label),
-            launching=each.launching,
         )
         for label, each in found.items()
     )
@@ -129,11 +134,8 @@ def build_and_time(
         steps[side.label] = TrainingStep(case, side, backend, device)
     say(f"{case.title}, {backend}: timing")
     timings = interleave(steps, device, rounds=rounds, inner=inner)
-    hosts = launching(steps, device, runs=3)
     found = {
-        label: Measured(
-            timing=timings[label], memory=step.memory, parameters=step.parameters, launching=hosts.get(label)
-        )
+        label: Measured(timing=timings[label], memory=step.memory, parameters=step.parameters)
         for label, step in steps.items()
     }
     del steps
@@ -146,10 +148,8 @@ def build_and_time(
 def joined(parts: Sequence[Measured]) -> Measured:
     """What several builds of one candidate measured, round after round."""
     memory = [part.memory for part in parts if part.memory is not None]
-    hosts = [part.launching for part in parts if part.launching is not None]
     return Measured(
         timing=Timing(milliseconds=tuple(each for part in parts for each in part.timing.milliseconds)),
         memory=max(memory) if memory else None,
         parameters=parts[0].parameters,
-        launching=statistics.median(hosts) if hosts else None,
     )

@@ -5,8 +5,6 @@ recipes of the file, lines under `## NAME: headline` for one. What is not stated
 recipes, add a file. Files that start with an underscore hold what several files share.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches

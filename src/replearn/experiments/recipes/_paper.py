@@ -4,14 +4,12 @@ Not given by the paper, and ours: momentum 0.9 with Nesterov, every weight decay
 the warm-up, without which a learning rate of 0.8 does not train at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ...operators._base.options import Options
 from ...operators.reduced_bottleneck import ReducedBottleneck
 from ..training.paper import printed as printed
-from ..training.recipe import Augment, Optimizer, Schedule, Variant
+from ..training.recipe import Augment, Optimizer, PaperRow, Schedule, Variant
 
 Labels = Mapping[str, str | tuple[str, ...]]
 
@@ -84,3 +82,8 @@ SCENES_FROM_T2 = (
     repl("RepL first=2", first=2),
     repl("RepL reduced first=2", first=2, operator=REDUCED),
 )
+
+
+def beside_e2e(table: str, model: str, labels: Labels) -> tuple[PaperRow, ...]:
+    """A table's rows on CIFAR-10 that stand beside the end-to-end run of table t1."""
+    return (*printed("t1", model, {"E2E": "E2E"}, data="cifar10"), *printed(table, model, labels))

@@ -4,7 +4,8 @@ Command: replearn compare NAME --seeds 0,1,2,3,4
 Seeds: five, 0 to 4
 Hardware: one GPU
 
-ResNets are trained as in t1; so are ViTs, with first=2: 3 of 12 blocks.
+ResNets are trained as in t1; so are ViTs, with first=2: 3 of 12 blocks. The rows without stop-gradient train the
+neighbours through the operator as well; the paper prints none.
 
 ## t6_resnet110: ResNet-110 with one neighbour as source, or both; the paper's row without either is E2E
 
@@ -21,10 +22,9 @@ projection, "no weights" a learnable map of its own.
 ## tab_adaptive_repl_vit_tiny8: ViT-Tiny/8: targets chosen anew each epoch, or fixed
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
+from ...operators._base.options import Sources
 from ...operators.attention_mlp import AttentionMLP
 from ...operators.basic import Basic
 from ...operators.mlp import MLP
@@ -32,7 +32,9 @@ from ...operators.no_weights import NoWeights
 from ...operators.projection import Projection
 from ..training.recipe import Variant
 from . import t1
-from ._paper import E2E, SOURCES, printed, removal, repl, same
+from ._paper import E2E, SOURCES, beside_e2e, printed, removal, repl, same
+
+SIDES: tuple[Sources, ...] = ("next", "previous", "both")
 
 RESNET110 = replace(
     t1.RESNET110,
@@ -42,9 +44,8 @@ RESNET110 = replace(
     variants=(
         E2E,
         removal(),
-        repl("RepL next", operator=Basic(sources="next")),
-        repl("RepL previous", operator=Basic(sources="previous")),
-        repl("RepL both", operator=Basic(sources="both")),
+        *(repl(f"RepL {side}", operator=Basic(sources=side)) for side in SIDES),
+        repl("RepL no stop-gradient", operator=Basic(stop_gradient=False)),
     ),
     paper=printed("t6", "ResNet-110", SOURCES),
 )
@@ -56,9 +57,8 @@ VIT_TINY8 = replace(
     variants=(
         E2E,
         removal(first=2),
-        repl("RepL next", first=2, operator=Projection(sources="next")),
-        repl("RepL previous", first=2, operator=Projection(sources="previous")),
-        repl("RepL both", first=2, operator=Projection(sources="both")),
+        *(repl(f"RepL {side}", first=2, operator=Projection(sources=side)) for side in SIDES),
+        repl("RepL no stop-gradient", first=2, operator=Projection(stop_gradient=False)),
     ),
     paper=printed("t6", "ViT-Tiny/8", SOURCES),
 )
@@ -74,18 +74,15 @@ WEIGHTS = replace(
         repl("RepL only MLP", first=2, operator=MLP()),
         repl("RepL no weights", first=2, operator=NoWeights()),
     ),
-    paper=(
-        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
-        *printed(
-            "tab:repl_ablation",
-            "ViT-Tiny/8",
-            {
-                "RepL": "RepL attention+MLP",
-                "RepL (only Attention weights)": "RepL only attention",
-                "RepL (only MLP weights)": "RepL only MLP",
-                "RepL (no weights)": "RepL no weights",
-            },
-        ),
+    paper=beside_e2e(
+        "tab:repl_ablation",
+        "ViT-Tiny/8",
+        {
+            "RepL": "RepL attention+MLP",
+            "RepL (only Attention weights)": "RepL only attention",
+            "RepL (only MLP weights)": "RepL only MLP",
+            "RepL (no weights)": "RepL no weights",
+        },
     ),
 )
 COEFFICIENTS = replace(
@@ -98,13 +95,10 @@ COEFFICIENTS = replace(
         repl("RepL 2 parameters", first=2, operator=Projection()),
         repl("RepL 1 parameter", first=2, operator=Projection(coefficients="shared")),
     ),
-    paper=(
-        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
-        *printed(
-            "tab:repl_param_ablation",
-            "ViT-Tiny/8",
-            {"RepL (2 parameters)": "RepL 2 parameters", "RepL (1 parameter)": "RepL 1 parameter"},
-        ),
+    paper=beside_e2e(
+        "tab:repl_param_ablation",
+        "ViT-Tiny/8",
+        {"RepL (2 parameters)": "RepL 2 parameters", "RepL (1 parameter)": "RepL 1 parameter"},
     ),
 )
 ADAPTIVE_RESNET32 = replace(
@@ -113,10 +107,7 @@ ADAPTIVE_RESNET32 = replace(
     table="tab:adaptive_repl",
     data=("cifar10",),
     variants=(E2E, removal(), repl("Fixed-RepL"), Variant(label="Adaptive-RepL", method="adaptive")),
-    paper=(
-        *printed("t1", "ResNet-32", {"E2E": "E2E"}, data="cifar10"),
-        *printed("tab:adaptive_repl", "ResNet-32", same("Fixed-RepL", "Adaptive-RepL")),
-    ),
+    paper=beside_e2e("tab:adaptive_repl", "ResNet-32", same("Fixed-RepL", "Adaptive-RepL")),
 )
 ADAPTIVE_VIT_TINY8 = replace(
     VIT_TINY8,
@@ -128,8 +119,5 @@ ADAPTIVE_VIT_TINY8 = replace(
         repl("Fixed-RepL", first=2),
         Variant(label="Adaptive-RepL", method="adaptive", first=2),
     ),
-    paper=(
-        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
-        *printed("tab:adaptive_repl", "ViT-Tiny/8", same("Fixed-RepL", "Adaptive-RepL")),
-    ),
+    paper=beside_e2e("tab:adaptive_repl", "ViT-Tiny/8", same("Fixed-RepL", "Adaptive-RepL")),
 )

@@ -12,33 +12,36 @@ Beyond the paper's operators: a learned correction, low-rank or full, and K=2, w
 Mixup and label smoothing hold off the overfitting of a ViT on 50,000 images.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...operators.attention_mlp import AttentionMLP
 from ...operators.basic import Basic
 from ...operators.projection import Projection
-from ..training.recipe import Augment, Optimizer, Recipe
+from ..training.recipe import Augment, Optimizer, Recipe, Variant
 from . import t1
 from ._paper import COSINE, E2E, SKIP_ATTENTION, removal, repl
+
+
+def corrected(
+    operator: type[Basic] | type[Projection], end: str = "", interval: int = 4, first: int | None = None
+) -> tuple[Variant, ...]:
+    """Removal and RepL, without a correction, with a low-rank and with a full one."""
+    plain = repl(f"RepL{end}", interval=interval, first=first)
+    low_rank, full = operator(correction="low-rank"), operator(correction="full")
+    return (
+        removal(f"removal{end}", interval=interval, first=first),
+        plain,
+        replace(plain, label=f"RepL{end} low-rank", operator=low_rank),
+        replace(plain, label=f"RepL{end} full", operator=full),
+    )
+
 
 RESNET110 = replace(
     t1.RESNET110,
     name="cifar100_resnet110",
     table="",
     data=("cifar100",),
-    variants=(
-        E2E,
-        removal(),
-        repl(),
-        repl("RepL low-rank", operator=Basic(correction="low-rank")),
-        repl("RepL full", operator=Basic(correction="full")),
-        removal("removal K=2", interval=2),
-        repl("RepL K=2", interval=2),
-        repl("RepL K=2 low-rank", interval=2, operator=Basic(correction="low-rank")),
-        repl("RepL K=2 full", interval=2, operator=Basic(correction="full")),
-    ),
+    variants=(E2E, *corrected(Basic), *corrected(Basic, " K=2", interval=2)),
     augment={"cifar100": Augment(pad=4, pad_mode="reflect", flip=True)},
     precision="bfloat16",
     channels_last=True,
@@ -52,15 +55,9 @@ VIT_PATCH4 = Recipe(
     variants=(
         E2E,
         SKIP_ATTENTION,
-        removal(first=2),
-        repl(first=2),
+        *corrected(Projection, first=2),
         repl("RepL attention+MLP", first=2, operator=AttentionMLP()),
-        repl("RepL low-rank", first=2, operator=Projection(correction="low-rank")),
-        repl("RepL full", first=2, operator=Projection(correction="full")),
-        removal("removal K=2", interval=2),
-        repl("RepL K=2", interval=2),
-        repl("RepL K=2 low-rank", interval=2, operator=Projection(correction="low-rank")),
-        repl("RepL K=2 full", interval=2, operator=Projection(correction="full")),
+        *corrected(Projection, " K=2", interval=2),
     ),
     epochs=200,
     batch_size=512,

@@ -33,8 +33,6 @@ classes. For random weights and few steps: SGD 0.05 with a warm-up of two epochs
 clipped, bfloat16.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..training.recipe import Augment, Optimizer, PaperRow, Recipe, Schedule, Segmentation

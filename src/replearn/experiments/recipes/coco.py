@@ -39,8 +39,6 @@ Backed by: benchmarks/results/bccd_retinanet_20_epochs
 few steps: 2e-4 with a warm-up of two epochs and cosine decay, 40 epochs, pictures at 384 pixels, bfloat16.
 Memory is 0.95 and 0.94 of E2E's (reduced); steps of 8 pictures wait for Python."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..training.recipe import Augment, Detection, Optimizer, Recipe, Schedule

@@ -9,8 +9,6 @@ Time: 1.5 minutes with one thread (OMP_NUM_THREADS=1, as make demo sets it)
 Backed by: benchmarks/results/demo_digits
 """
 
-from __future__ import annotations
-
 from ..training.recipe import Augment, Optimizer, Recipe, Schedule
 from ._paper import E2E, removal, repl
 

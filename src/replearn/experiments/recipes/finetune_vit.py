@@ -34,8 +34,6 @@ FILE is the model.safetensors of transfer_cifar10_pretrain. The optimizer is tha
 are 32 pixels wide, for 20 epochs.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...operators.projection import Projection

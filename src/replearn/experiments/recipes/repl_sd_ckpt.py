@@ -13,8 +13,6 @@ from 0, is ours.
 The paper's memory for RepL (18.01) is not the one in table t2 (18.05).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..training.recipe import Variant

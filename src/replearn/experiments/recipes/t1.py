@@ -1,4 +1,4 @@
-"""Small images from scratch (table t1): CIFAR-10, SVHN and STL-10.
+"""Small images from scratch (table t1), and on CIFAR-10 against removal (table t3).
 
 Command: replearn compare NAME --data cifar10 --seeds 0,1,2,3,4
 Seeds: five, 0 to 4
@@ -23,55 +23,44 @@ Backed by: benchmarks/results/t1_resnet32_cifar10_100_epochs
 The printed equation replaces 2 of 12 blocks, first=2 replaces 3 and gives the paper's savings. The operator is
 the projection, the paper's basic form for a ViT."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..training.recipe import Recipe
-from ._paper import (
-    BOTH_PLACEMENTS,
-    COSINE,
-    E2E,
-    E2E_REPL,
-    EITHER_REMOVAL,
-    PLAIN_REMOVAL,
-    SKIP_ATTENTION,
-    SMALL_ADAMW,
-    SMALL_AUGMENT,
-    SMALL_SETS,
-    SMALL_SGD,
-    WITH_SKIP,
-    printed,
-    removal,
-    repl,
-)
+from . import _paper as shared
+from ._paper import printed
 
 RESNET32 = Recipe(
     name="t1_resnet32",
     table="t1",
     model="resnet32",
-    data=SMALL_SETS,
-    variants=(E2E, removal(), repl()),
+    data=shared.SMALL_SETS,
+    variants=(shared.E2E, shared.removal(), shared.repl()),
     epochs=250,
     batch_size=1024,
-    optimizer=SMALL_SGD,
-    schedule=COSINE,
-    augment=SMALL_AUGMENT,
+    optimizer=shared.SMALL_SGD,
+    schedule=shared.COSINE,
+    augment=shared.SMALL_AUGMENT,
     precision="tf32",
-    paper=printed("t1", "ResNet-32", E2E_REPL),
+    paper=printed("t1", "ResNet-32", shared.E2E_REPL),
 )
 RESNET110 = replace(
     RESNET32,
     name="t1_resnet110",
     model="resnet110",
-    paper=(*printed("t1", "ResNet-110", E2E_REPL), *printed("t3", "ResNet-110", PLAIN_REMOVAL)),
+    paper=(
+        *printed("t1", "ResNet-110", shared.E2E_REPL),
+        *printed("t3", "ResNet-110", shared.PLAIN_REMOVAL),
+    ),
 )
 VIT_TINY8 = replace(
     RESNET32,
     name="t1_vit_tiny8",
     model="vit_tiny_8",
-    variants=(E2E, SKIP_ATTENTION, *BOTH_PLACEMENTS),
+    variants=(shared.E2E, shared.SKIP_ATTENTION, *shared.BOTH_PLACEMENTS),
     batch_size=512,
-    optimizer=SMALL_ADAMW,
-    paper=(*printed("t1", "ViT-Tiny/8", WITH_SKIP), *printed("t3", "ViT-Tiny/8", EITHER_REMOVAL)),
+    optimizer=shared.SMALL_ADAMW,
+    paper=(
+        *printed("t1", "ViT-Tiny/8", shared.WITH_SKIP),
+        *printed("t3", "ViT-Tiny/8", shared.EITHER_REMOVAL),
+    ),
 )

@@ -1,4 +1,4 @@
-"""ImageNet from scratch (table t2), and the classifiers that detection and segmentation start from.
+"""ImageNet from scratch (table t2), against removal (table t4), and the classifiers that the scenes start from.
 
 Command: replearn compare NAME --seeds 0,1,2
 Seeds: three, 0 to 2
@@ -7,7 +7,8 @@ Hardware: four GPUs (torchrun), or one with patience
 The paper gives a random 224x224 crop and flips; for ResNets batch 512, SGD with a rate of 0.2 and 90 epochs; for
 ViT-Small batch 1024 and AdamW with a rate of 7.5e-4. Not given: Nesterov momentum 0.9, weight decay, cosine
 decay after a warm-up of 5 epochs, 90 epochs for ViTs, all of ViT-Base. Under first=2 the paper's savings come
-out. The printed Bottleneck operator costs about what the block costs; `RepL reduced` halves it.
+out. The printed Bottleneck operator costs about what the block costs; `RepL reduced` halves it. `RepL head-wise`
+is the paper's form with coefficients for each attention head.
 
 ## t2_resnet34: ResNet-34; 1 of 16 blocks is replaced by the printed equation, 4 with first=2
 
@@ -28,72 +29,71 @@ After Beyer, Zhai and Kolesnikov, "Better plain ViT baselines for ImageNet-1k" (
 epochs; their model pools over tokens and has fixed positions, this one is timm's with a class token. Their
 weight decay of 1e-4 is not multiplied by the rate, so 0.1 here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
+from ...operators.head_wise import HeadWise
 from ...operators.reduced_bottleneck import ReducedBottleneck
 from ..training.recipe import Augment, Optimizer, Recipe, Schedule
-from ._paper import (
-    BOTH_PLACEMENTS,
-    COSINE,
-    E2E,
-    EITHER,
-    EITHER_REMOVAL,
-    IMAGENET_ADAMW,
-    IMAGENET_AUGMENT,
-    IMAGENET_SGD,
-    SKIP_ATTENTION,
-    WITH_SKIP,
-    printed,
-    repl,
-)
+from . import _paper as shared
+from ._paper import printed
 
-REDUCED = repl("RepL reduced first=2", first=2, operator=ReducedBottleneck())
+HEAD_WISE = shared.repl("RepL head-wise first=2", first=2, operator=HeadWise())
+REDUCED = shared.repl("RepL reduced first=2", first=2, operator=ReducedBottleneck())
 
 RESNET34 = Recipe(
     name="t2_resnet34",
     table="t2",
     model="resnet34",
     data=("imagenet",),
-    variants=(E2E, *BOTH_PLACEMENTS),
+    variants=(shared.E2E, *shared.BOTH_PLACEMENTS),
     epochs=90,
     batch_size=512,
-    optimizer=IMAGENET_SGD,
-    schedule=COSINE,
-    augment=IMAGENET_AUGMENT,
+    optimizer=shared.IMAGENET_SGD,
+    schedule=shared.COSINE,
+    augment=shared.IMAGENET_AUGMENT,
     precision="tf32",
     channels_last=True,
-    paper=(*printed("t2", "ResNet-34", EITHER), *printed("t4", "ResNet-34", EITHER_REMOVAL)),
+    paper=(
+        *printed("t2", "ResNet-34", shared.EITHER),
+        *printed("t4", "ResNet-34", shared.EITHER_REMOVAL),
+    ),
 )
 RESNET101 = replace(
     RESNET34,
     name="t2_resnet101",
     model="resnet101",
     variants=(*RESNET34.variants, REDUCED),
-    paper=printed("t2", "ResNet-101", EITHER),
+    paper=printed("t2", "ResNet-101", shared.EITHER),
 )
 RESNET50 = replace(RESNET101, name="t2_resnet50", table="", model="resnet50", paper=())
-RESNET152 = replace(RESNET101, name="t2_resnet152", model="resnet152", paper=printed("t2", "ResNet-152", EITHER))
+RESNET152 = replace(
+    RESNET101, name="t2_resnet152", model="resnet152", paper=printed("t2", "ResNet-152", shared.EITHER)
+)
 
 VIT_SMALL16 = replace(
     RESNET34,
     name="t2_vit_small16",
     model="vit_small_16",
-    variants=(E2E, SKIP_ATTENTION, *BOTH_PLACEMENTS),
+    variants=(shared.E2E, shared.SKIP_ATTENTION, *shared.BOTH_PLACEMENTS, HEAD_WISE),
     batch_size=1024,
-    optimizer=IMAGENET_ADAMW,
+    optimizer=shared.IMAGENET_ADAMW,
     channels_last=False,
-    paper=printed("t2", "ViT-S/16", WITH_SKIP),
+    paper=printed("t2", "ViT-S/16", shared.WITH_SKIP),
 )
 VIT_BASE16 = replace(
-    VIT_SMALL16, name="t2_vit_base16", model="vit_base_16", paper=printed("t2", "ViT-B/16", WITH_SKIP)
+    VIT_SMALL16,
+    name="t2_vit_base16",
+    model="vit_base_16",
+    paper=printed("t2", "ViT-B/16", shared.WITH_SKIP),
 )
 VIT_TINY16 = replace(
     VIT_SMALL16,
     name="t2_vit_tiny16",
     model="vit_tiny_16",
-    paper=(*printed("t2", "ViT-T/16", WITH_SKIP), *printed("t4", "ViT-Tiny/16", EITHER_REMOVAL)),
+    paper=(
+        *printed("t2", "ViT-T/16", shared.WITH_SKIP),
+        *printed("t4", "ViT-Tiny/16", shared.EITHER_REMOVAL),
+    ),
 )
 VIT_SMALL_MODERN = replace(
     VIT_SMALL16,

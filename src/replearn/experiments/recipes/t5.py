@@ -12,47 +12,39 @@ Removal at each interval is the floor, which the paper does not print.
 The printed equation replaces 5, 2 and 1 of 12 blocks; first=2 replaces 5, 3 and 2, which is what the paper's
 memory (0.60, 0.74 and 0.85 of E2E) says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
+from ..training.recipe import Variant
 from . import t1
-from ._paper import E2E, either, printed, removal, repl
+from ._paper import E2E, beside_e2e, either, removal, repl
 
-INTERVALS = tuple(
-    make(f"{label} K={interval}", interval=interval)
-    for interval in (2, 4, 6)
-    for label, make in (("removal", removal), ("RepL", repl))
-)
-FIRST_2 = tuple(
-    make(f"{label} K={interval} first=2", interval=interval, first=2)
-    for interval in (4, 6)
-    for label, make in (("removal", removal), ("RepL", repl))
-)
+
+def rows(*intervals: int, first: int | None = None) -> tuple[Variant, ...]:
+    end = "" if first is None else f" first={first}"
+    return tuple(
+        make(f"{label} K={interval}{end}", interval=interval, first=first)
+        for interval in intervals
+        for label, make in (("removal", removal), ("RepL", repl))
+    )
+
 
 RESNET110 = replace(
     t1.RESNET110,
     name="t5_resnet110",
     table="t5",
     data=("cifar10",),
-    variants=(E2E, *INTERVALS),
-    paper=(
-        *printed("t1", "ResNet-110", {"E2E": "E2E"}, data="cifar10"),
-        *printed("t5", "ResNet-110", {"k=2": "RepL K=2", "k=4": "RepL K=4", "k=6": "RepL K=6"}),
-    ),
+    variants=(E2E, *rows(2, 4, 6)),
+    paper=beside_e2e("t5", "ResNet-110", {"k=2": "RepL K=2", "k=4": "RepL K=4", "k=6": "RepL K=6"}),
 )
 VIT_TINY8 = replace(
     t1.VIT_TINY8,
     name="t5_vit_tiny8",
     table="t5",
     data=("cifar10",),
-    variants=(E2E, *INTERVALS, *FIRST_2),
-    paper=(
-        *printed("t1", "ViT-Tiny/8", {"E2E": "E2E"}, data="cifar10"),
-        *printed(
-            "t5",
-            "ViT-Tiny/8",
-            {"k=2": "RepL K=2", "k=4": either("RepL K=4"), "k=6": either("RepL K=6")},
-        ),
+    variants=(E2E, *rows(2, 4, 6), *rows(4, 6, first=2)),
+    paper=beside_e2e(
+        "t5",
+        "ViT-Tiny/8",
+        {"k=2": "RepL K=2", "k=4": either("RepL K=4"), "k=6": either("RepL K=6")},
     ),
 )

@@ -19,8 +19,6 @@ warm-up, windows in a new order every epoch. The paper prints a perplexity of 19
 ours. The projection takes 0.836 of the time and 0.834 of the memory (paper: 0.851 and 0.880; memory from
 benchmarks/results/tab_wikitext2_one_epoch)."""
 
-from __future__ import annotations
-
 from ...operators.attention_mlp import AttentionMLP
 from ...operators.head_wise import HeadWise
 from ...operators.projection import Projection

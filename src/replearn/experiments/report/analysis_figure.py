@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...analysis import Analysis
-from ...errors import ReplearnError
-from .axes import ticks
-from .png import write_png
-from .scene import Area, Disc, Drawing, Line, Mark, Text
+from ..training.results import write_atomically
+from .chart import ticks
+from .scene import Disc, Drawing, Line, Mark, Text
 from .svg import standalone_svg
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 380.0, 300.0, 52.0, 64.0, 52.0
@@ -38,15 +37,8 @@ class Panel:
 
 
 def write_analysis(analysis: Analysis, path: Path) -> Path:
-    """Draw it as PNG or SVG by the name; ReplearnError where that can't be."""
-    drawing = analysis_figure(analysis)
-    if path.suffix == ".png":
-        write_png(drawing, path)
-        return path
-    try:
-        path.write_text(standalone_svg(drawing), encoding="utf-8")
-    except OSError as error:
-        raise ReplearnError(f"Can't write the picture {path}: {error}.") from error
+    """Write the picture as SVG."""
+    write_atomically(path, standalone_svg(analysis_figure(analysis)))
     return path
 
 
@@ -140,7 +132,7 @@ def draw_panel(panel: Panel) -> list[Mark]:
         return LEFT + inner * (place + 0.5) / len(panel.places)
 
     marks: list[Mark] = [Text(x=LEFT, y=16, text=panel.title, size=12)]
-    for tick in ticks(low, high, 5):
+    for tick, _ in ticks(low, high, 5):
         value = 10.0**tick if panel.log else tick
         marks.append(Line(points=((LEFT, y(value)), (WIDTH - 14, y(value))), role="grid"))
         marks.append(Text(x=LEFT - 5, y=y(value) + 4, text=f"{value:.3g}", role="muted", size=10, anchor="end"))
@@ -166,6 +158,6 @@ def draw_panel(panel: Panel) -> list[Mark]:
 
 
 def moved(mark: Mark, right: float, down: float) -> Mark:
-    if isinstance(mark, (Line, Area)):
+    if isinstance(mark, Line):
         return replace(mark, points=tuple((a + right, b + down) for a, b in mark.points))
     return replace(mark, x=mark.x + right, y=mark.y + down)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from .axes import RIGHT, WIDTH, padded, tick_text, ticks
+from .chart import LETTER, LINE, WIDTH, Frame, legend, padded, shortened, x_axis
 from .scene import Disc, Drawing, Line, Mark, Text
 
-ROW, TOP, LETTER = 17.0, 8.0, 6.1
-MOST_LETTERS, MOST_IN_HEADING = 36, 56
+BESIDE = 13  # longer names stand on a line of their own, above their dots
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Dot:
     low: float | None = None
     high: float | None = None
     hollow: bool = False
+    faint: bool = False  # one of several that another dot is the mean of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,14 @@ class Case:
     dots: tuple[Dot, ...] = ()
 
 
+def grouped(rows: Iterable[T], group: Callable[[T], str], case: Callable[[T], Case]) -> list[Case]:
+    """A heading for each group, and below it the cases of its rows."""
+    groups: dict[str, list[Case]] = {}
+    for row in rows:
+        groups.setdefault(group(row), []).append(case(row))
+    return [entry for name, cases in groups.items() for entry in (Case(label=name), *cases)]
+
+
 def dot_figure(
     cases: Sequence[Case],
     *,
@@ -39,69 +49,47 @@ def dot_figure(
     title: str,
     about: str,
     x_title: str,
-    legend: Sequence[tuple[str, str, bool]],
+    legend_of: Sequence[tuple[str, str, str]] = (),
     rule: tuple[float, str] | None = None,
+    width: float = WIDTH,
 ) -> Drawing:
-    """Draw the cases from top to bottom; `legend` names roles, `rule` is a value and what it stands for."""
+    """Draw the cases from top to bottom; `legend_of` names roles, `rule` is a value and what it stands for."""
     values = [dot.value for case in cases for dot in case.dots]
-    low, high = padded([*values, *([rule[0]] if rule else [])], 0.06, 0.01)
+    low, high = padded([*values, *([rule[0]] if rule else [])] or [0.0], 0.06, 0.01)
     longest = max((len(case.label) for case in cases if case.dots), default=0)
-    left = 16 + LETTER * min(max(longest, 10), MOST_LETTERS)
-    inner = WIDTH - left - RIGHT
-    bottom = TOP + ROW * len(cases) + 4
-
-    def place(value: float) -> float:
-        return left + inner * (min(max(value, low), high) - low) / ((high - low) or 1.0)
-
-    marks = _axis(low, high, place, bottom)
-    marks.append(Text(x=(left + WIDTH - RIGHT) / 2, y=bottom + 30, text=x_title, role="muted", anchor="middle"))
+    own_line = longest > BESIDE
+    rows = [1 if not case.dots else 1.9 if own_line else 1.1 for case in cases]
+    left = 10.0 if own_line else 16 + LETTER * longest
+    bottom = 8 + LINE * sum(rows) + 6
+    frame = Frame(x0=low, x1=high, left=left, top=8, bottom=bottom, width=width)
+    marks = x_axis(frame, x_title)
     if rule:
-        x = place(rule[0])
-        marks.append(Line(points=((x, TOP), (x, bottom)), role="e2e", width=1.4, dash=True))
-    for number, case in enumerate(cases):
-        y = TOP + ROW * (number + 0.5) + 2
+        x = frame.x(rule[0])
+        marks.append(Line(points=((x, frame.top), (x, bottom)), role="e2e", width=1.6, dash=True))
+    most = int(width / LETTER) - 1
+    y = frame.top
+    for case, height in zip(cases, rows, strict=True):
+        text = shortened(case.label, most)
         if not case.dots:
-            label = shortened(case.label, MOST_IN_HEADING)
-            marks.append(Text(x=2, y=y + 4, text=label, size=11, bold=True))
-            continue
-        label = shortened(case.label, MOST_LETTERS)
-        marks.append(Text(x=left - 8, y=y + 4, text=label, role="muted", size=11, anchor="end"))
-        for dot in sorted(case.dots, key=lambda dot: not dot.hollow):
-            if dot.low is not None and dot.high is not None and dot.high > dot.low:
-                ends = ((place(dot.low), y), (place(dot.high), y))
-                marks.append(Line(points=ends, role=dot.role, width=1.6))
-            radius = 5.0 if dot.hollow else 4.2
-            marks.append(
-                Disc(x=place(dot.value), y=y, radius=radius, role=dot.role, hollow=dot.hollow, tip=dot.tip)
-            )
-    height = bottom + 40
-    marks += _legend([*legend, *([("e2e", rule[1], True)] if rule else [])], height + 8, bool(rule))
-    return Drawing(name=name, title=title, about=about, width=WIDTH, height=height + 16, marks=tuple(marks))
-
-
-def shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _axis(low: float, high: float, place: Callable[[float], float], bottom: float) -> list[Mark]:
-    marks: list[Mark] = []
-    xs = ticks(low, high, 5)
-    for value in xs:
-        x = place(value)
-        marks.append(Line(points=((x, TOP), (x, bottom)), role="grid"))
-        text = tick_text(value, xs[1] - xs[0] if len(xs) > 1 else abs(value) or 1)
-        marks.append(Text(x=x, y=bottom + 14, text=text, role="muted", size=11, anchor="middle"))
-    return marks
-
-
-def _legend(entries: Sequence[tuple[str, str, bool]], y: float, ruled: bool) -> list[Mark]:
-    marks: list[Mark] = []
-    x = 8.0
-    for number, (role, text, hollow) in enumerate(entries):
-        if ruled and number == len(entries) - 1:
-            marks.append(Line(points=((x - 5, y - 4), (x + 7, y - 4)), role=role, width=1.4, dash=True))
+            marks.append(Text(x=2, y=y + 14, text=text, bold=True))
+        elif own_line:
+            marks += [Text(x=8, y=y + 14, text=text, role="muted"), *_dots(frame, case, y + 1.45 * LINE)]
         else:
-            marks.append(Disc(x=x, y=y - 4, radius=5.0 if hollow else 4.2, role=role, hollow=hollow))
-        marks.append(Text(x=x + 11, y=y, text=text, size=11))
-        x += 30 + 6.1 * len(text)
+            marks.append(Text(x=left - 8, y=y + 14, text=text, role="muted", anchor="end"))
+            marks += _dots(frame, case, y + 0.5 * LINE)
+        y += LINE * height
+    entries = [*legend_of, *([("e2e", rule[1], "dash")] if rule else [])]
+    made, end = legend(entries, 8, bottom + 44, width)
+    return Drawing(name=name, title=title, about=about, width=width, height=end, marks=(*marks, *made))
+
+
+def _dots(frame: Frame, case: Case, y: float) -> list[Mark]:
+    marks: list[Mark] = []
+    for dot in sorted(case.dots, key=lambda dot: not (dot.hollow or dot.faint)):
+        if dot.low is not None and dot.high is not None and dot.high > dot.low:
+            ends = ((frame.x(dot.low), y), (frame.x(dot.high), y))
+            marks.append(Line(points=ends, role=dot.role, width=1.8))
+        radius, opacity = (4, 0.35) if dot.faint else (5, 1.0)
+        place = (frame.x(dot.value), y, radius)
+        marks.append(Disc(*place, dot.role, opacity=opacity, hollow=dot.hollow, tip=dot.tip))
     return marks

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
-from ..training.trained import Trained
+from ..training.trained import Labelled, Trained
+from .chart import WIDTH, legend
 from .scene import Disc, Drawing, Line, Mark, Text
 
 NEIGHBOURS = 20
-PANEL, TOP, EDGE = 390.0, 52.0, 10.0
+MOST_BYTES = 2**30  # of images at once, so that a streamed set is read in part
+TOP, EDGE = 52.0, 10.0
 CLASS_ROLES = (*(f"series{number}" for number in range(8)), "repl", "e2e")
 
 
@@ -43,10 +45,10 @@ def feature_scores(run: Trained, test_images: int = 1000, train_images: int = 50
         from sklearn.neighbors import KNeighborsClassifier
     except ImportError as error:
         raise ReplearnError("These figures need scikit-learn: pip install 'replearn[report]'.") from error
-    x, y = run.test(test_images)
+    x, y = bounded(run, test_images, run.test)
     if len(y) < 10 or len(set(y.tolist())) < 2:
         raise ReplearnError(f"{len(y)} images are too few for a t-SNE; write at least 10, of two classes.")
-    known_x, known_y = run.train(train_images)
+    known_x, known_y = bounded(run, train_images, run.train)
     features, known = (penultimate(run.model, images).cpu().numpy() for images in (x, known_x))
     labels, known_labels = y.cpu().numpy(), known_y.cpu().numpy()
     vote = KNeighborsClassifier(n_neighbors=min(NEIGHBOURS, len(known_labels))).fit(known, known_labels)
@@ -62,6 +64,11 @@ def feature_scores(run: Trained, test_images: int = 1000, train_images: int = 50
         points=tuple((float(a), float(b)) for a, b in points),
         classes=tuple(int(label) for label in labels),
     )
+
+
+def bounded(run: Trained, count: int, read: Callable[[int], Labelled]) -> Labelled:
+    """At most so many images, and no more than fit in MOST_BYTES."""
+    return read(min(count, max(10, MOST_BYTES // (4 * run.example[0].numel()))))
 
 
 @torch.no_grad()
@@ -88,36 +95,37 @@ def penultimate(model: nn.Module, images: Tensor, batch: int = 256) -> Tensor:
 
 
 def features_figure(scores: Sequence[FeatureScores], name: str = "features") -> Drawing:
-    """The runs side by side, a dot a test image, a colour a class; the numbers stand above."""
+    """The runs side by side, a dot a test image, a colour a class; the numbers stand above, the classes below.
+
+    Of many classes the first ten have a colour.
+    """
     marks: list[Mark] = []
+    shown = sorted({label for score in scores for label in score.classes})
+    roles = dict(zip(shown, CLASS_ROLES, strict=False))
+    inner = WIDTH - 2 * EDGE
     for number, score in enumerate(scores):
-        left = number * PANEL
-        marks.append(Text(x=left + EDGE, y=20, text=f"{score.label}, seed {score.seed}", size=13, bold=True))
+        left = number * WIDTH + EDGE
+        marks.append(Text(x=left, y=20, text=f"{score.label}, seed {score.seed}", bold=True))
         numbers = f"silhouette {score.silhouette:.3f}, {NEIGHBOURS}-NN accuracy {score.knn_accuracy:.2f} %"
-        marks.append(Text(x=left + EDGE, y=38, text=numbers, role="muted", size=12))
+        marks.append(Text(x=left, y=40, text=numbers, role="muted"))
         xs, ys = zip(*score.points, strict=True)
-        inner = PANEL - 2 * EDGE
         scale = 0.94 * inner / (max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0)
-        across, down = left + PANEL / 2, TOP + inner / 2
-        corners = ((left + EDGE, TOP), (left + EDGE + inner, TOP), (left + EDGE + inner, TOP + inner))
-        edge = (*corners, (left + EDGE, TOP + inner), corners[0])
-        marks.append(Line(points=edge, role="grid"))
-        for x, y, label in zip(xs, ys, score.classes, strict=True):
+        across, down = left + inner / 2, TOP + inner / 2
+        corners = [(left, TOP), (left + inner, TOP), (left + inner, TOP + inner), (left, TOP + inner), (left, TOP)]
+        marks.append(Line(points=tuple(corners), role="grid"))
+        for x, y, label in sorted(zip(xs, ys, score.classes, strict=True), key=lambda dot: dot[2] in roles):
             marks.append(
                 Disc(
                     x=across + scale * (x - (min(xs) + max(xs)) / 2),
                     y=down + scale * (y - (min(ys) + max(ys)) / 2),
-                    radius=2.4,
-                    role=CLASS_ROLES[label % len(CLASS_ROLES)],
+                    radius=2.6,
+                    role=roles.get(label, "kept"),
                     opacity=0.75,
                 )
             )
+    entries = [(role, f"class {label}", "dot") for label, role in roles.items()]
+    entries += [("kept", f"{len(shown) - len(roles)} other classes", "dot")] if len(shown) > len(roles) else []
+    made, height = legend(entries, EDGE, TOP + inner + 8, WIDTH * len(scores))
     about = f"t-SNE of {scores[0].test_images} test images; the numbers are of the whole feature space."
-    return Drawing(
-        name=name,
-        title="Features before the classifier",
-        about=about,
-        width=PANEL * len(scores),
-        height=PANEL + TOP - EDGE,
-        marks=tuple(marks),
-    )
+    title, width = "Features before the classifier", WIDTH * len(scores)
+    return Drawing(name=name, title=title, about=about, width=width, height=height, marks=(*marks, *made))

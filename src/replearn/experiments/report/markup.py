@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -39,29 +40,27 @@ def join(*parts: Content) -> Raw:
     return Raw("".join(text_of(part) for part in parts))
 
 
-def table(
-    heads: Sequence[str], rows: Sequence[Sequence[Content]], left: Sequence[int] = (0,), label: str = ""
-) -> Raw:
-    """A table that scrolls sideways on a phone; columns are right-aligned but those in `left`."""
+def columns(entries: Mapping[str, Sequence[Content]], label: str = "") -> Raw:
+    """A table by columns; those that have nothing to say are left out."""
+    kept = {head: cells for head, cells in entries.items() if any(text_of(cell) for cell in cells)}
+    return table(list(kept), list(zip(*kept.values(), strict=True)), label)
 
-    def cells(kind: str, row: Sequence[Content]) -> Raw:
-        return join(
-            *(
-                tag(kind, cell, class_="l" if index in left else "r", **({"scope": "col"} if kind == "th" else {}))
-                for index, cell in enumerate(row)
-            )
-        )
 
-    head = tag("thead", tag("tr", cells("th", heads)))
+def table(heads: Sequence[str], rows: Sequence[Sequence[Content]], label: str = "") -> Raw:
+    """A table that scrolls sideways on a phone, its first column in place; numbers are right-aligned."""
+    sides = ["r" if numeric(cells) else "l" for cells in zip(*rows, strict=True)] or ["l"] * len(heads)
+
+    def cells(kind: str, row: Sequence[Content], **more: str) -> Raw:
+        return join(*(tag(kind, cell, class_=side, **more) for cell, side in zip(row, sides, strict=True)))
+
+    head = tag("thead", tag("tr", cells("th", heads, scope="col")))
     body = tag("tbody", *(tag("tr", cells("td", row)) for row in rows))
     return tag("div", tag("table", head, body), class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
-def columns(entries: Mapping[str, Sequence[Content]], left: Sequence[str], label: str = "") -> Raw:
-    """A table by columns; those that have nothing to say are left out."""
-    kept = {head: list(cells) for head, cells in entries.items() if any(text_of(cell) for cell in cells)}
-    places = [index for index, head in enumerate(kept) if head in left]
-    return table(list(kept), list(zip(*kept.values(), strict=True)), places, label)
+def numeric(cells: Sequence[Content]) -> bool:
+    texts = [re.sub(r"<[^>]*>", "", text_of(cell)) for cell in cells]
+    return all(re.match(r"[-+]?(\d|inf|nan)", text) for text in texts if text)
 
 
 def counted(count: int, thing: str) -> str:
@@ -73,9 +72,10 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def fold(summary: Content, *inside: Content, open_: bool = False, class_: str = "") -> Raw:
+def fold(summary: Content, *inside: Content, open_: bool = False) -> Raw:
     """Something that opens on a click."""
-    attributes: dict[str, str | bool] = {"open": open_}
-    if class_:
-        attributes["class_"] = class_
-    return tag("details", tag("summary", summary), *inside, **attributes)
+    return tag("details", tag("summary", summary), *inside, open=open_)
+
+
+def command(text: str) -> Raw:
+    return join(tag("code", text), tag("button", "copy", type="button", class_="copy"))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .scene import Drawing
 
+Row = Mapping[str, Any]
+Column = str | Callable[[Any], str]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Cells as text; columns are right-aligned but those in `left`."""
-
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    left: tuple[int, ...] = (0,)
     title: str = ""
     folded: bool = False  # for those who want every number
 
@@ -28,6 +28,7 @@ class Beside:
     table: str
     row: int
     reached: str = ""
+    run: tuple[str, str, str] = ("", "", "")  # recipe, data and label of the run whose costs these are
     time: float | None = None  # ratio to E2E
     memory: float | None = None
 
@@ -50,21 +51,36 @@ class Measured:
     """One file, shown: where it lies, what was found, on what, and by which command."""
 
     key: str
+    title: str  # unique in a report
     path: Path
     found: Found
     made_on: str
     command: str
 
 
-def columns(entries: Mapping[str, Sequence[str]], left: Sequence[str], title: str = "") -> Table:
-    """A table by columns; those that have nothing to say are left out."""
-    kept = {head: tuple(cells) for head, cells in entries.items() if any(cells)}
-    places = tuple(index for index, head in enumerate(kept) if head in left)
-    return Table(heads=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), left=places, title=title)
+def table_of(rows: Sequence[Row], columns: Mapping[str, Column], title: str = "", folded: bool = False) -> Table:
+    """A row a line. A column is a function of a row, or a field by its path and format: `time.median:.3f`.
+
+    Missing fields are empty, and columns with nothing to say are left out.
+    """
+    cells = {head: tuple(cell(row, column) for row in rows) for head, column in columns.items()}
+    kept = {head: texts for head, texts in cells.items() if any(texts)}
+    lines = tuple(zip(*kept.values(), strict=True))
+    return Table(heads=tuple(kept), rows=lines, title=title, folded=folded)
 
 
-def median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def cell(row: Row, column: Column) -> str:
+    if callable(column):
+        return column(row)
+    path, _, form = column.partition(":")
+    value: Any = row
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return "" if value is None else format(value, form)
+
+
+def span(values: Sequence[float], form: str = ".2f") -> str:
+    return f"{min(values):{form}} to {max(values):{form}}" if values else "nothing"
 
 
 def made_on(data: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A drawing as plain data: marks have roles, not colours, so one drawing becomes SVG and PNG, light and dark."""
+"""A drawing as plain data: marks have roles, not colours, so one drawing is light and dark."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ class Line:
     role: str
     width: float = 1.0
     dash: bool = False
+    band: bool = False  # the points enclose an area, which is filled faintly
 
 
-@dataclass(frozen=True, kw_only=True)
-class Area:
-    """A filled polygon, for bands."""
-
-    points: Points
-    role: str
-    opacity: float = 0.16
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Disc:
     x: float
     y: float
@@ -36,7 +28,7 @@ class Disc:
     tip: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Box:
     x: float
     y: float
@@ -55,13 +47,13 @@ class Text:
     y: float
     text: str
     role: str = "ink"
-    size: float = 12.0
+    size: float = 13.0  # drawings are shown at their size or larger, so this is 13 px or more
     anchor: Literal["start", "middle", "end"] = "start"
     bold: bool = False
     upright: bool = False  # turned by 90 degrees, for the vertical axis
 
 
-Mark: TypeAlias = Line | Area | Disc | Box | Text
+Mark: TypeAlias = Line | Disc | Box | Text
 
 
 @dataclass(frozen=True, kw_only=True)

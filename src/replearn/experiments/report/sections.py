@@ -1,26 +1,26 @@
-"""The parts of a report as plain data: one section for each recipe and data set, with its figures."""
+"""The comparisons of a report as plain data: one for each recipe, data set and folder, with its figures."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import ReplearnError
 from ..training.comparable import machine
-from ..training.compare import Comparison, compare
+from ..training.compare import Comparison, Row, compare
 from ..training.metrics import Metric
 from ..training.recipe import slug
-from .bubble import bubble_figure
+from ..training.results import Result
 from .collecting import Collection, RunFile
 from .curves import curves_figure
 from .examples import example_sheet
-from .frontier import frontier_figure
+from .overview import overview_figure
+from .scatter import cost_figure
 from .scene import Drawing
-from .strip import strip_figure
+from .strip import deployed_share, strip_figure
 
 MOST_STRIPS = 12  # of one section
 
@@ -30,6 +30,7 @@ class Section:
     """Runs of one recipe on one data set in one folder, and what they came to."""
 
     key: str  # unique in the report: a heading's id, and the start of its figures' names
+    title: str  # unique too: the recipe, its data and length, and the folder where those are not enough
     recipe: str
     data: str
     folder: Path
@@ -39,6 +40,7 @@ class Section:
     problem: str  # why there is no comparison
     figures: tuple[Drawing, ...]
     strips: tuple[Drawing, ...]
+    deployed: Mapping[str, float]  # by label: parameters once deployed, as a share of E2E's
     examples: bytes | None = None  # pictures with what the methods found in them, as one PNG
 
     @property
@@ -46,16 +48,16 @@ class Section:
         return tuple(run for run in self.runs if not run.result.finished)
 
     @property
-    def machines(self) -> tuple[str, ...]:
-        return tuple(sorted({machine(run.result) for run in self.runs}))
+    def made_with(self) -> str:
+        """Hardware and versions of the runs: one set, unless some were trained later."""
+        machines = sorted({machine(run.result) for run in self.runs})
+        versions = {", ".join(f"{name} {n}" for name, n in run.result.versions.items()) for run in self.runs}
+        return f"{'; '.join(machines)}, with {'; '.join(sorted(versions - {''})) or 'versions not recorded'}"
 
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """Every set of versions among the runs: one, unless some were trained later."""
-        found = {
-            ", ".join(f"{name} {number}" for name, number in run.result.versions.items()) for run in self.runs
-        }
-        return tuple(sorted(text for text in found if text))
+    def row(self, method: str) -> Row | None:
+        """The first row of a method, in the recipe's order."""
+        rows = self.comparison.rows if self.comparison else ()
+        return next((row for row in rows if method in row.method.split("+")), None)
 
 
 def sections_of(collection: Collection) -> list[Section]:
@@ -64,8 +66,13 @@ def sections_of(collection: Collection) -> list[Section]:
     for run in collection.runs:
         groups[run.group, str(run.result.recipe.get("name", "?")), run.result.data].append(run)
     keys: set[str] = set()
+    found = [_section(collection.root, *group, runs, keys) for group, runs in groups.items()]
+    often = Counter(section.title for section in found)
     return [
-        _section(collection.root, folder, name, data, runs, keys) for (folder, name, data), runs in groups.items()
+        replace(section, title=f"{section.title} ({section.folder.as_posix()})")
+        if often[section.title] > 1
+        else section
+        for section in found
     ]
 
 
@@ -87,13 +94,17 @@ def _section(root: Path, folder: Path, name: str, data: str, runs: Sequence[RunF
     figures: list[Drawing | None] = []
     if comparison is not None:
         variants = {str(result.variant["label"]): result.variant for result in results}
-        figures.append(bubble_figure(comparison.rows, metric, f"{key}-bubble"))
-        figures.append(curves_figure(ordered(results, comparison), metric, f"{key}-curves"))
-        figures.append(frontier_figure(comparison.rows, variants, metric, f"{key}-frontier"))
-    else:
-        figures.append(curves_figure(results, metric, f"{key}-curves"))
+        order = {row.label: place for place, row in enumerate(comparison.rows)}  # colours agree between figures
+        results.sort(key=lambda result: order.get(str(result.variant["label"]), len(order)))
+        figures.append(overview_figure(comparison, f"{key}-runs"))
+        figures.append(cost_figure(comparison.rows, variants, metric, f"{key}-cost"))
+    figures.append(curves_figure(results, metric, f"{key}-curves"))
+    deployed = {str(result.variant["label"]): deployed_share(result) for result in results}
+    epochs = results[0].recipe["epochs"]
+    length = f"{epochs} epoch{'' if epochs == 1 else 's'}"
     return Section(
         key=key,
+        title=f"{name} on {data}: {results[0].recipe['model']}, {length}",
         recipe=name,
         data=data,
         folder=folder,
@@ -101,39 +112,25 @@ def _section(root: Path, folder: Path, name: str, data: str, runs: Sequence[RunF
         runs=tuple(runs),
         comparison=comparison,
         problem=problem,
-        figures=tuple(figure for figure in figures if figure is not None and figure.marks),
-        strips=tuple(_strips(runs, key)),
+        figures=tuple(figure for figure in figures if figure is not None),
+        strips=tuple(_strips(results, key)),
+        deployed={label: share for label, share in deployed.items() if share is not None},
         examples=examples,
     )
 
 
-def ordered(results: Sequence[Any], comparison: Comparison) -> list[Any]:
-    """The results in the order of the comparison's rows, so that colours agree between figures."""
-    order = [row.label for row in comparison.rows]
-    return sorted(
-        results,
-        key=lambda result: (
-            order.index(str(result.variant["label"])) if str(result.variant["label"]) in order else len(order)
-        ),
-    )
-
-
-def _strips(runs: Sequence[RunFile], key: str) -> list[Drawing]:
+def _strips(results: Sequence[Result], key: str) -> list[Drawing]:
     """A strip for each plan that differs; rows that share one are named together."""
-    labels: dict[str, list[str]] = defaultdict(list)
-    plans: dict[str, Mapping[str, Any]] = {}
-    for run in runs:
-        if not run.result.plan:
-            continue
-        text = json.dumps(run.result.plan, sort_keys=True)
-        plans[text] = run.result.plan
-        label = str(run.result.variant["label"])
-        if label not in labels[text]:
-            labels[text].append(label)
-    model = str(runs[0].result.recipe["model"])
+    plans: dict[str, tuple[Result, list[str]]] = {}
+    for result in results:
+        if result.plan:
+            label = str(result.variant["label"])
+            _, labels = plans.setdefault(json.dumps(result.plan, sort_keys=True), (result, []))
+            if label not in labels:
+                labels.append(label)
     drawn = [
-        strip_figure(plan, model, ", ".join(labels[text]), f"{key}-plan-{number}")
-        for number, (text, plan) in enumerate(list(plans.items())[:MOST_STRIPS], start=1)
+        strip_figure(result, ", ".join(labels), f"{key}-plan-{number}")
+        for number, (result, labels) in enumerate(list(plans.values())[:MOST_STRIPS], start=1)
     ]
     return [drawing for drawing in drawn if drawing is not None]
 

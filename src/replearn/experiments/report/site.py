@@ -1,4 +1,4 @@
-"""The pages of the documentation that are written by the code itself: operator cards and the API."""
+"""The pages of the documentation that are written by the code itself: operator cards, results and the API."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import replearn
 
 from ...operators import available
 from ...operators._base.options import Options
+from ..training.comparison_table import ratio, signed, spread
+from .parts import View
+from .parts.summary import cost_of
 
 
 def operators_page() -> str:
@@ -23,6 +26,36 @@ def operators_page() -> str:
         "`prev` and `next` are the kept neighbours; C is the width, H the number of heads, d the token's width.\n"
     )
     return "\n".join([head, *(operator_card(options) for options in own_operators().values())])
+
+
+def results_page(view: View) -> str:
+    """Every comparison in a line, and every benchmark in a sentence, with links to the whole report."""
+    lines = [
+        "# Results",
+        "",
+        "Made from the committed result files. [The whole report](report.html) has every table,",
+    ]
+    lines += [
+        "figure and run, and the command for each. Time, memory and deployed parameters are ratios to E2E.",
+        "",
+    ]
+    lines += [
+        "| comparison | against E2E | E2E | RepL | time | memory | deployed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for section in view.sections:
+        full, row = section.row("e2e"), section.row("repl")
+        if full is not None and row is not None:
+            time, memory, _ = cost_of(section, row, view.measured)
+            against = f"{row.against_e2e.verdict}, {signed(row.against_e2e.mean)}" if row.against_e2e else ""
+            scores = [spread(each.score, each.std) for each in (full, row)]
+            shares = [ratio(value) for value in (time, memory, section.deployed.get(row.label))]
+            name = f"[{section.title}](report.html#{section.key}), {section.metric.name}"
+            cells = [name, against, *scores, *shares]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Benchmarks", ""]
+    lines += [f"- [{one.title}](report.html#{one.key}): {one.found.sentence}." for one in view.measured]
+    return "\n".join([*lines, ""])
 
 
 def own_operators() -> dict[str, type[Options]]:

@@ -1,20 +1,33 @@
-"""The plan as a strip of blocks: kept, replaced, skipped; a hint on each says what it reads and what it costs."""
+"""The plan as a strip of blocks (kept, replaced, skipped), and the size of the model that it deploys to."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ...blocks.stacks import find_stacks
+from ...deployment.deploy import deploy
 from ...errors import ReplearnError
-from ..training.architectures import architecture
+from ...planning.data import Plan
+from ...surgery.replace import replace_
+from ..training.architectures import is_language_model, language_model
+from ..training.recipe import recipe_from_dict
+from ..training.results import Result
+from ..training.trained import fresh_model
+from .chart import WIDTH, legend, shortened
 from .scene import Box, Drawing, Mark, Text
+
+NAME_WIDTH, ROW, GAP = 84.0, 26.0, 2.0
+BROKEN = (ReplearnError, NotImplementedError, RuntimeError, ImportError, KeyError, TypeError, ValueError)
 
 
 class NoDraws(TorchFunctionMode):
@@ -30,90 +43,92 @@ class NoDraws(TorchFunctionMode):
 class Block:
     name: str
     position: int  # 1-based in its stack
-    parameters: int | None
+    parameters: int
+
+
+def on_meta(recipe_text: str, data: str, parameters: int) -> nn.Module:
+    """The recipe's model without weights; a language model has as many words as `parameters` say."""
+    recipe = recipe_from_dict(json.loads(recipe_text))
+    with torch.device("meta"), NoDraws():
+        if not is_language_model(recipe.model):
+            return fresh_model(recipe, data)[0]
+        length = recipe.text.sequence_length
+        one, two = (language_model(recipe.model, num_words=count, max_length=length) for count in (1, 2))
+        words = 1 + (parameters - size(one)) // (size(two) - size(one))
+        return language_model(recipe.model, num_words=words, max_length=length)
+
+
+def size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @lru_cache(maxsize=64)
-def blocks_of(model: str, classes: int = 10) -> Mapping[str, tuple[Block, ...]] | None:
-    """Every block of a model by stack, built without weights; None where the model can't be built here."""
-    for size in (32, 224):
-        try:
-            with torch.device("meta"), NoDraws():
-                built = architecture(model, num_classes=classes, size=size)
-            return {
-                stack.name: tuple(
-                    Block(name, position, sum(p.numel() for p in built.get_submodule(name).parameters()))
-                    for position, name in enumerate(stack.blocks, start=1)
-                )
-                for stack in find_stacks(built)
-            }
-        except (ReplearnError, NotImplementedError, RuntimeError, ImportError):
-            continue
+def blocks_of(recipe_text: str, data: str) -> Mapping[str, tuple[Block, ...]]:
+    """Every block of a model by stack; none where the model can't be built here."""
+    try:
+        built = on_meta(recipe_text, data, 0)
+    except BROKEN:
+        return {}
+    return {
+        stack.name: tuple(
+            Block(name, position, size(built.get_submodule(name)))
+            for position, name in enumerate(stack.blocks, start=1)
+        )
+        for stack in find_stacks(built)
+    }
+
+
+@lru_cache(maxsize=256)
+def deployed_parameters(recipe_text: str, data: str, plan_text: str) -> int | None:
+    """Parameters once each operator has its deployed form; None where the model can't be built here."""
+    with suppress(*BROKEN):
+        plan = Plan.from_json(plan_text)
+        model = replace_(on_meta(recipe_text, data, plan.parameters_before), plan)
+        return size(deploy(model.eval(), fold="operators"))
     return None
 
 
-NAME_WIDTH, WIDTH = 74.0, 390.0
-ROW, GAP = 26.0, 2.0
+def deployed_share(result: Result) -> float | None:
+    """The parameters of a deployed run over those of the model before its plan."""
+    if not result.plan:
+        return 1.0
+    recipe_text, plan_text = (json.dumps(part, sort_keys=True) for part in (result.recipe, result.plan))
+    deployed, full = deployed_parameters(recipe_text, result.data, plan_text), result.plan["parameters_before"]
+    return deployed / full if deployed and full else None
 
 
-def strip_figure(plan: Mapping[str, Any], model: str, label: str, name: str) -> Drawing | None:
-    """One plan; None where it is not one. Of a model that can't be built, the blocks that the plan names."""
+def strip_figure(result: Result, label: str, name: str) -> Drawing | None:
+    """The plan of a run; None where it has none, or its model can't be built here."""
+    plan: Any = result.plan
     try:
         targets = {target["name"]: target for target in plan["targets"]}
         skipped = {entry["name"]: entry for entry in plan["skipped"]}
-        stacks = _touched(blocks_of(model) or {}, targets) or _named(plan)
+        stacks = blocks_of(json.dumps(result.recipe, sort_keys=True), result.data)
+        if not targets.keys() <= {block.name for blocks in stacks.values() for block in blocks}:
+            return None  # the model can't be built here, or its blocks have other names
         longest = max(len(blocks) for blocks in stacks.values())
         side = min(24.0, (WIDTH - NAME_WIDTH - 6) / longest - GAP)
         marks: list[Mark] = []
         for row, (stack, blocks) in enumerate(stacks.items()):
             y = 6 + ROW * row
-            marks.append(Text(x=2, y=y + 15, text=shortened(stack), role="muted", size=11.5))
+            marks.append(Text(x=2, y=y + 15, text=shortened(stack, 11), role="muted"))
             for index, block in enumerate(blocks):
                 x = NAME_WIDTH + index * (side + GAP)
                 marks.append(_box(block, targets.get(block.name), skipped.get(block.name), x, y, side))
-        height = 6 + ROW * len(stacks) + 20
         kinds = Counter(_operator(target) for target in targets.values())
-        marks += _legend(height - 6, "removal" in kinds, bool(skipped))
+        gone = ("removal", "removed") if "removal" in kinds else ("repl", "replaced")
+        entries = [("kept", "kept"), gone, *([("skipped", "skipped")] if skipped else [])]
+        made, height = legend([(*entry, "box") for entry in entries], 2, 6 + ROW * len(stacks))
         operators = ", ".join(f"{count} by {kind}" for kind, count in kinds.items())
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     share = f"{len(targets)} of {plan.get('num_blocks', '?')} blocks replaced"
     about = f"{share} ({plan.get('placement', '')}): {operators}."
-    return Drawing(
-        name=name, title=f"Plan of {label}", about=about, width=WIDTH, height=height, marks=tuple(marks)
-    )
+    title = f"Plan of {label}"
+    return Drawing(name=name, title=title, about=about, width=WIDTH, height=height, marks=(*marks, *made))
 
 
-def _touched(
-    stacks: Mapping[str, tuple[Block, ...]], targets: Mapping[str, Any]
-) -> Mapping[str, tuple[Block, ...]]:
-    """The stacks, if they hold every target: another version of a library may name blocks otherwise."""
-    names = {block.name for blocks in stacks.values() for block in blocks}
-    return stacks if stacks and targets.keys() <= names else {}
-
-
-def _named(plan: Mapping[str, Any]) -> dict[str, tuple[Block, ...]]:
-    """Only the blocks that the plan itself names: targets, their sources, what was skipped."""
-    names: dict[str, dict[str, int]] = {}
-    for target in plan["targets"]:
-        held = names.setdefault(target["stack"], {})
-        position = int(target["position"])
-        for shift, name in ((-1, target["previous"]), (0, target["name"]), (1, target["next"])):
-            held.setdefault(name, position + shift)
-    return {
-        stack: tuple(Block(name, position, None) for name, position in sorted(held.items(), key=lambda i: i[1]))
-        for stack, held in names.items()
-    }
-
-
-def _box(
-    block: Block,
-    target: Mapping[str, Any] | None,
-    skipped: Mapping[str, Any] | None,
-    x: float,
-    y: float,
-    side: float,
-) -> Box:
+def _box(block: Block, target: Any, skipped: Any, x: float, y: float, side: float) -> Box:
     lines = [f"{block.name} (position {block.position})"]
     if target is not None:
         sides: dict[str, list[str]] = {}
@@ -129,7 +144,7 @@ def _box(
         lines.append(f"kept, though its turn came: {skipped['reason']}")
         role = "skipped"
     else:
-        lines.append("kept" if block.parameters is None else f"kept, {block.parameters:,} parameters")
+        lines.append(f"kept, {block.parameters:,} parameters")
         role = "kept"
     return Box(x=x, y=y, width=side, height=20, role=role, tip="\n".join(lines), focus=role != "kept")
 
@@ -140,21 +155,3 @@ def _operator(target: Mapping[str, Any]) -> str:
         str(options[key]) for key in ("sources", "correction") if options.get(key) not in (None, "both", "none")
     ]
     return str(options["name"]).replace("_", " ") + (f" ({', '.join(extra)})" if extra else "")
-
-
-def _legend(y: float, removed: bool, skipped: bool) -> list[Mark]:
-    gone = ("removal", "removed") if removed else ("repl", "replaced")
-    entries: Sequence[tuple[str, str]] = [("kept", "kept"), gone]
-    if skipped:
-        entries = [*entries, ("skipped", "skipped")]
-    marks: list[Mark] = []
-    x = NAME_WIDTH
-    for role, text in entries:
-        marks.append(Box(x=x, y=y - 9, width=10, height=10, role=role))
-        marks.append(Text(x=x + 15, y=y, text=text, role="muted", size=11))
-        x += 34 + 6 * len(text)
-    return marks
-
-
-def shortened(name: str, most: int = 11) -> str:
-    return name if len(name) <= most else "…" + name[1 - most :]

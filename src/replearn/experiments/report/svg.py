@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from .scene import PALETTE, Area, Disc, Drawing, Line, Mark, Text
+from .scene import PALETTE, Disc, Drawing, Line, Mark, Text
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif"
 
@@ -49,10 +49,9 @@ def _mark(mark: Mark, tips: bool) -> str:
     if isinstance(mark, Line):
         dash = ' stroke-dasharray="4 4"' if mark.dash else ""
         points = " ".join(f"{_n(x)},{_n(y)}" for x, y in mark.points)
+        if mark.band:
+            return f'<polygon class="f-{mark.role}" opacity="0.16" points="{points}"/>'
         return f'<polyline class="s-{mark.role}" stroke-width="{_n(mark.width)}"{dash} points="{points}"/>'
-    if isinstance(mark, Area):
-        points = " ".join(f"{_n(x)},{_n(y)}" for x, y in mark.points)
-        return f'<polygon class="f-{mark.role}" opacity="{_n(mark.opacity)}" points="{points}"/>'
     if isinstance(mark, Text):
         turn = f' transform="rotate(-90 {_n(mark.x)} {_n(mark.y)})"' if mark.upright else ""
         weight = ' font-weight="600"' if mark.bold else ""

@@ -1,7 +1,6 @@
 """Models by name, for recipes and the command line."""
 
-from __future__ import annotations
-
+from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -52,7 +51,11 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
         if kind == "timm" and len(numbers) == 1:
             return _timm(numbers[0], num_classes=num_classes, in_chans=channels)
         if name in _TORCHVISION or (kind == "torchvision" and len(numbers) == 1):
-            return _torchvision(numbers[0] if numbers else name, num_classes)
+            models = library("torchvision", "vision").models
+            made: nn.Module = models.get_model(
+                numbers[0] if numbers else name, weights=None, num_classes=num_classes
+            )
+            return made
         if kind == "hf" and numbers:
             return _hugging_face(name.partition(":")[2], num_classes=num_classes, channels=channels, size=size)
     except ReplearnError:
@@ -114,35 +117,27 @@ def check_patch(name: str, patch: int, size: int) -> None:
         )
 
 
-def _timm(name: str, **settings: Any) -> nn.Module:
+def library(name: str, extra: str) -> Any:
+    """An optional library; ReplearnError that names the extra to install."""
     try:
-        import timm
+        return import_module(name)
     except ImportError as error:
-        raise ReplearnError("This model needs timm: pip install 'replearn[vision]'.") from error
-    model: nn.Module = timm.create_model(name, pretrained=False, **settings)
+        raise ReplearnError(f"This model needs {name}: pip install 'replearn[{extra}]'.") from error
+
+
+def _timm(name: str, **settings: Any) -> nn.Module:
+    model: nn.Module = library("timm", "vision").create_model(name, pretrained=False, **settings)
     return model
 
 
 def _hugging_face(folder: str, *, num_classes: int, channels: int, size: int) -> nn.Module:
+    transformers = library("transformers", "hf")
     try:
-        from transformers import AutoConfig, AutoModelForImageClassification
-    except ImportError as error:
-        raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ReplearnError(
             f"hf:{folder}: there is no config.json of a Hugging Face model ({str(error).splitlines()[0]})."
         ) from error
     config.num_labels, config.num_channels, config.image_size = num_classes, channels, size
-    model: nn.Module = AutoModelForImageClassification.from_config(config)  # type: ignore[no-untyped-call]
-    return model
-
-
-def _torchvision(name: str, num_classes: int) -> nn.Module:
-    try:
-        import torchvision
-    except ImportError as error:
-        raise ReplearnError("This model needs torchvision: pip install 'replearn[vision]'.") from error
-    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=num_classes)
+    model: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
     return model

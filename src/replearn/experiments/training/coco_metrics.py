@@ -4,8 +4,6 @@
 (x, y, width, height), score.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

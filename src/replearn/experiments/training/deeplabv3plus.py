@@ -1,7 +1,5 @@
 """DeepLabV3+ of segmentation-models-pytorch, with the auxiliary head that torchvision's DeepLabV3 has."""
 
-from __future__ import annotations
-
 from segmentation_models_pytorch import DeepLabV3Plus
 from torch import Tensor
 from torch.nn.functional import interpolate

@@ -1,7 +1,5 @@
 """Pictures with what is in them and what a run found there, as PNG files in the run's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,8 @@ SURE = 0.4  # boxes with a lower score are not drawn
 COLOURS = (
     *((230, 60, 60), (60, 130, 230), (60, 180, 75), (245, 160, 30), (150, 70, 200), (40, 190, 190)),
     *((240, 90, 180), (160, 200, 50), (120, 90, 50), (250, 220, 60), (90, 90, 110), (180, 140, 220)),
-    *(
-        (20, 110, 90),
-        (200, 110, 90),
-        (100, 160, 250),
-        (130, 130, 40),
-        (220, 190, 170),
-        (60, 60, 180),
-        (170, 30, 90),
-    ),
+    *((20, 110, 90), (200, 110, 90), (100, 160, 250), (130, 130, 40), (220, 190, 170), (60, 60, 180)),
+    (170, 30, 90),
 )
 
 
@@ -37,9 +28,9 @@ def box_examples(
 ) -> None:
     """Each picture twice: with its own boxes, and with those that were found."""
     for place, ((image, truth), said) in enumerate(zip(shown, found, strict=True)):
-        save(out, place, "truth", with_boxes(image, truth, names))
-        sure = said["scores"] >= SURE
-        save(out, place, "found", with_boxes(image, {key: value[sure] for key, value in said.items()}, names))
+        sure = {key: value[said["scores"] >= SURE] for key, value in said.items()}
+        write(out, f"{place}-truth.png", with_boxes(image, truth, names))
+        write(out, f"{place}-found.png", with_boxes(image, sure, names))
     write(out, LEGEND, legend(names))
 
 
@@ -48,8 +39,8 @@ def mask_examples(
 ) -> None:
     """Each picture twice: under its own classes, and under those that were said."""
     for place, ((image, truth), labels) in enumerate(zip(shown, said, strict=True)):
-        save(out, place, "truth", with_mask(image, truth))
-        save(out, place, "found", with_mask(image, labels))
+        write(out, f"{place}-truth.png", with_mask(image, truth))
+        write(out, f"{place}-found.png", with_mask(image, labels))
     write(out, LEGEND, legend(names))
 
 
@@ -103,14 +94,8 @@ def legend(names: Sequence[str]) -> Any:
 def as_picture(image: Tensor) -> Any:
     from PIL import Image
 
-    pixels = (
-        image.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).cpu().contiguous()
-    )
-    return Image.fromarray(pixels.numpy())
-
-
-def save(out: Path, place: int, which: str, picture: Any) -> None:
-    write(out, f"{place}-{which}.png", picture)
+    pixels = image.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0)
+    return Image.fromarray(pixels.cpu().contiguous().numpy())
 
 
 def write(out: Path, name: str, picture: Any) -> None:

@@ -1,7 +1,5 @@
 """Train runs, one or several at a time on one device, to their end."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -16,14 +14,14 @@ import torch
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...planning.serialization import encode
-from .interrupting import Interruption, interruption
-from .keeping import result_of, resume_run, save_run, tidy, write_model, write_result
+from .keeping import result_of, resume_run, save_run, write_model, write_result
 from .locking import locked
 from .log import RunLog
-from .processes import Parallel, Processes, start_processes
+from .processes import Interruption, Parallel, Processes, interruption, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
+from .state import remove_leftovers
 from .step import many_graphs
 from .tasks import task_named
 
@@ -78,7 +76,7 @@ def fit(
         for spec, task in zip(specs, tasks, strict=True):
             runs.append(Run(spec, task, where, processes))
             if processes.leads:
-                tidy(spec.out)
+                remove_leftovers(spec.out)
         if not all(run.batches.one_shape for run in runs):
             torch.backends.cudnn.benchmark = False  # each new size would be tried out anew
         processes.agree(True, where)  # nobody looks for a state before it is tidy

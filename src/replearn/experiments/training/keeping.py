@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from ...surgery.checkpoint import save
 from ...surgery.replace import operators_of
 from .results import Result, epoch_from_dict, hardware_of, versions_of, write_atomically
 from .run import Run, RunSpec
-from .shards import read_shards, recover_shards, write_shards
-from .state import collect, read_state, remove_leftovers, restore, write_state
+from .state import collect, read_state, restore, write_state
 
 
 def save_run(run: Run) -> None:
@@ -31,23 +29,19 @@ def save_run(run: Run) -> None:
         "seconds": run.seconds,
         "epochs": [epoch.to_dict() for epoch in run.epochs],
         "method": run.method.state(),
+        "scaler": None if run.scaler is None else run.scaler.state_dict(),
         "notes": run.notes,
         "started": run.started,
     }
-    if run.sharded:
-        write_shards(run.checkpoint, run.model, run.optimizer, about)
-        (run.spec.out / "checkpoint.safetensors").unlink(missing_ok=True)  # a form that is older now
-        return
     tensors, held = collect(run.bare, run.optimizer)
     if run.processes.leads:
         write_state(run.checkpoint, tensors, {**about, "optimizer": held})
-        shutil.rmtree(run.spec.out / "checkpoint", ignore_errors=True)
 
 
 def resume_run(run: Run) -> bool:
     """Go on from the state on disk, if there is one; it must be of this very run."""
-    found = run.found
-    if found is None:
+    found = run.checkpoint
+    if not found.exists():
         return False
     try:
         _restore(run, found)
@@ -62,17 +56,12 @@ def resume_run(run: Run) -> bool:
 
 
 def _restore(run: Run, found: Path) -> None:
-    if found.is_dir():
-        rates = [group["lr"] for group in run.optimizer.param_groups]
-        about = read_shards(found, run.model, run.optimizer)
-        for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        check_identity(run, about)
-    else:
-        tensors, about = read_state(found)
-        check_identity(run, about)
-        restore(tensors, about["optimizer"], run.bare, run.optimizer)
+    tensors, about = read_state(found)
+    check_identity(run, about)
+    restore(tensors, about["optimizer"], run.bare, run.optimizer)
     run.method.load_state(run.bare, about["method"])
+    if run.scaler is not None:
+        run.scaler.load_state_dict(about["scaler"])
     if run.processes.leads:  # the sums of all processes were saved as one
         run.sums.copy_(torch.tensor(about["sums"]))
     run.epoch, run.step_in_epoch = about["epoch"], about["step"]
@@ -80,18 +69,12 @@ def _restore(run: Run, found: Path) -> None:
     run.epochs = [epoch_from_dict(entry) for entry in about["epochs"]]
 
 
-def tidy(folder: Path) -> None:
-    """Put right what a killed run left: half-written files go, a state between two names gets its own."""
-    remove_leftovers(folder)
-    recover_shards(folder / "checkpoint")
-
-
 def check_identity(run: Run, about: dict[str, Any]) -> None:
     found = about["identity"]
     changed = sorted(k for k, v in identity(run.spec).items() if found.get(k) != v)
     if changed:
         raise ReplearnError(
-            f"{run.found} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
+            f"{run.checkpoint} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
             "or delete it to start anew."
         )
 

@@ -1,7 +1,5 @@
 """What a task measures: a name, which way is better, and how it is written."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A recipe's optimizer, with the coefficients' weight decay left out, and its learning rate at each step."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,73 +1,60 @@
 """Decoded pictures by number: held on the device where they fit, else read ahead by worker processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from ...errors import ReplearnError
-from .data.base import default_workers
+from .data.folders import default_workers, loader_of
 from .data.scenes import Defects
 
 HELD_AT_MOST = 4 * 2**30  # bytes
-TRIES = 20  # pictures tried in place of a broken one
 
-Read = Callable[[int], tuple[Tensor, ...]]  # a picture by number, with a mask where there is one
-Sample = tuple[int, tuple[Tensor, ...]]
+Tensors = tuple[Tensor, ...]  # a picture, with a mask where there is one
+Sample = tuple[int, Tensors]
 
 
-class PictureStore:
-    """The pictures of one part of a data set.
+class PictureStore(Dataset[Any]):
+    """The pictures of one part of a data set; `read` decodes one of its items.
 
     A broken one is reported to `defects`: held pictures are all looked at before training; a stream meets it when
-    its turn comes, and takes the next whole one instead in training (`substitute`), or leaves it out.
+    its turn comes, and takes the first whole one instead in training (`substitute`), or leaves it out.
     """
 
     def __init__(
-        self, read: Read, count: int, device: torch.device, defects: Defects, workers: int | None = None
+        self, items: Sequence[Any], read: Callable[[Any], Tensors], device: torch.device, defects: Defects
     ) -> None:
-        self._read, self._device, self._defects = read, device, defects
-        self._workers = default_workers() if workers is None else workers
-        self._held: dict[int, tuple[Tensor, ...]] = {}
-        self.numbers: tuple[int, ...] = tuple(range(count))
-        first = next(self._good(self.numbers), None)
-        if first is None:
+        self.items, self._read, self._device, self._defects = items, read, device, defects
+        self.numbers: tuple[int, ...] = tuple(range(len(items)))
+        self._held: dict[int, Tensors] = {}
+        self._first = next(self._good(map(self.__getitem__, self.numbers)), None)
+        if self._first is None:
             raise ReplearnError("Not one picture of this data set can be read: " + " ".join(defects.found[:3]))
-        if count * sum(tensor.numel() for tensor in first[1]) <= HELD_AT_MOST:
-            self._hold()
+        if len(items) * sum(tensor.numel() for tensor in self._first[1]) <= HELD_AT_MOST:
+            with ThreadPoolExecutor(default_workers()) as pool:
+                self._held = dict(self._good(pool.map(self.__getitem__, self.numbers)))
+            self.numbers = tuple(self._held)
 
-    @property
-    def held(self) -> bool:
-        return bool(self._held)
-
-    def _good(self, numbers: Sequence[int]) -> Iterator[Sample]:
-        for number in numbers:
-            try:
-                yield number, self._read(number)
-            except ReplearnError as error:
-                self._defects.report(str(error))
-
-    def _hold(self) -> None:
-        with ThreadPoolExecutor(self._workers or 1) as pool:
-            for number, found in zip(self.numbers, pool.map(self._attempt, self.numbers), strict=True):
-                if isinstance(found, str):
-                    self._defects.report(found)
-                else:
-                    self._held[number] = tuple(tensor.to(self._device) for tensor in found)
-        self.numbers = tuple(self._held)
-
-    def _attempt(self, number: int) -> tuple[Tensor, ...] | str:
+    def __getitem__(self, number: int) -> tuple[int, Tensors | str]:
+        """A picture, or what is wrong with it: a worker's own exception arrives as a wall of text."""
         try:
-            return self._read(number)
+            return number, self._read(self.items[number])
         except ReplearnError as error:
-            return str(error)
+            return number, str(error)
 
-    def stacked(self) -> tuple[Tensor, ...] | None:
+    def _good(self, samples: Iterator[tuple[int, Tensors | str]]) -> Iterator[Sample]:
+        """The whole ones, on the device."""
+        for number, found in samples:
+            if isinstance(found, str):
+                self._defects.report(found)
+            else:
+                yield number, tuple(tensor.to(self._device, non_blocking=True) for tensor in found)
+
+    def stacked(self) -> Tensors | None:
         """All pictures as one tensor (and all masks as another), where they are held and of one size."""
         rows = list(self._held.values())
         if not rows or len({tuple(tensor.shape for tensor in row) for row in rows}) > 1:
@@ -80,50 +67,11 @@ class PictureStore:
 
     def batches(self, rows: Sequence[Sequence[int]], *, substitute: bool = False) -> Iterator[list[Sample]]:
         """The pictures of each row of numbers in turn, on the device."""
-        if self.held:
+        if self._held:
             for row in rows:
                 yield [(number, self._held[number]) for number in row if number in self._held]
             return
-        loader: DataLoader[Any] = DataLoader(
-            _Decoding(self._read, len(self.numbers), substitute and self._defects.policy == "skip"),
-            batch_sampler=list(rows),  # type: ignore[arg-type]
-            num_workers=self._workers,
-            collate_fn=list,
-            pin_memory=self._device.type == "cuda",
-            generator=torch.Generator(),  # its own, so that reading data moves no other random numbers
-        )
-        for batch in loader:
-            ready = []
-            for number, tensors, problems in batch:
-                for problem in problems:
-                    self._defects.report(problem)
-                if tensors is not None:
-                    ready.append((number, tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)))
-            yield ready
-
-
-class _Decoding(Dataset[Any]):
-    """What a worker process does. Errors travel as text: a worker's own exception arrives as a wall of it."""
-
-    def __init__(self, read: Read, count: int, substitute: bool) -> None:
-        self.read, self.count, self.tries = read, count, TRIES if substitute else 1
-
-    def __getitem__(self, number: int) -> tuple[int, tuple[Tensor, ...] | None, list[str]]:
-        problems: list[str] = []
-        for step in range(self.tries):
-            place = (number + step) % self.count
-            try:
-                return place, self.read(place), problems
-            except ReplearnError as error:
-                problems.append(str(error))
-        return number, None, problems
-
-
-def shares(count: int, rank: int, world: int, size: int) -> list[list[int]]:
-    """One process's rows of the places 0 to count - 1; as many in every process: sharded models stay in step.
-
-    The last place fills up; it counts in the process whose it is, which is `place % world`.
-    """
-    share = -(-count // world)
-    mine = [min(rank + world * step, count - 1) for step in range(share)]
-    return [mine[start : start + size] for start in range(0, share, size)]
+        assert self._first is not None
+        for batch in loader_of(self, list(rows), default_workers(), list, self._device.type == "cuda"):
+            ready = list(self._good(batch))
+            yield ready + [self._first] * (len(batch) - len(ready)) if substitute else ready

@@ -1,8 +1,7 @@
 """Start from trained weights: a file of ours, of timm or of Hugging Face, or timm's hub."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
+from ...planning.data import Plan
 from ...planning.serialization import parse
-from ...surgery.backbones import load_backbone_
+from ...surgery.backbones import load_backbone_, moved_plan
+from ...surgery.checkpoint import FORMAT, read
+from ...surgery.replace import exchange_, restored_on_error
 from ...surgery.state_dicts import check_weights
-from .architectures import num_heads
+from .architectures import library, num_heads
 
 FOLDER_NAMES = ("model.safetensors", "pytorch_model.bin")
 
@@ -32,40 +34,39 @@ def load_pretrained_(
     `timm:NAME` for timm's hub. `outputs` are the data set and classes that are trained on now: where a file of
     ours says it was trained on others, as many as they may be, the output layer starts anew. `words` is the size
     of a language model's vocabulary, whose output layer must fit. `name` is the model's in the recipe: it tells
-    the number of heads, which no tensor's shape does.
+    the number of heads, which no tensor's shape does. Blocks are replaced first as a plan in the file says.
 
     Raises ReplearnError, with the model unchanged, for weights of another configuration.
     """
-    found = weights_of(model, source)
+    carried, found = weights_of(model, source)
+    moved = None if carried is None else moved_plan(model, carried, "", source)
+    with nullcontext() if moved is None else restored_on_error(model, moved):
+        if moved is not None:
+            exchange_(model, moved, start=True)
+        _fill_(model, found, source, words, outputs, name)
+
+
+def _fill_(
+    model: nn.Module,
+    found: Mapping[str, Tensor],
+    source: str,
+    words: int | None,
+    outputs: list[Any] | None,
+    name: str | None,
+) -> None:
     own = model.state_dict()
     head = set() if words is not None else head_names(model)
-    missing = sorted(own.keys() - found.keys() - head)
-    unknown = sorted(found.keys() - own.keys() - head)
-    if missing or unknown:
-        parts = [f"lacks {missing[0]}"] if missing else []
-        parts += [f"holds {unknown[0]}, which the model has not"] if unknown else []
-        hint = ""
-        if (Path(source) / "config.json").is_file() and not hasattr(model, "save_pretrained"):
-            hint = f" It is a Hugging Face model: write model=hf:{source}."
-        if any(".a" in name[-2:] or "corrections." in name for name in unknown):
-            hint = " It is of a model with replaced blocks: start from one that was trained end to end (E2E)."
-        raise ReplearnError(
-            f"{source} does not fit this {type(model).__name__}: it {' and '.join(parts)} ({len(missing)} tensors "
-            f"are missing, {len(unknown)} unknown).{hint} Use weights of the same architecture, or write the "
-            "model that they are of."
-        )
+    check_names(model, found.keys() - head, own.keys() - head, source)
     for key, tensor in own.items():
-        if key in found and found[key].shape != tensor.shape and key not in head:
-            raise ReplearnError(
-                f"{source} is of another configuration: {reason(model, key, found[key], tensor, words)}"
-            )
+        if key not in head and found[key].shape != tensor.shape:
+            told = reason(key, found[key], tensor, words)
+            raise ReplearnError(f"{source} is of another configuration: {told}")
     about = told_about(Path(source))
     check_heads(source, about.get("model"), name)
-    kept = {key: tensor for key, tensor in found.items() if key not in head or fits(own, key, tensor)}
     before = about.get("outputs")
     other = before is not None and outputs is not None and before != outputs
-    whole_head = head <= kept.keys() and not other
-    copied = {key: tensor for key, tensor in kept.items() if key not in head or whole_head}
+    fits = all(key in found and key in own and found[key].shape == own[key].shape for key in head)
+    copied = {key: found[key] for key in own.keys() - (set() if fits and not other else head)}
     try:
         check_weights(model, {key: own[key] for key in copied}, copied)
     except ReplearnError as error:
@@ -75,12 +76,34 @@ def load_pretrained_(
             own[key].copy_(tensor)
 
 
-def weights_of(model: nn.Module, source: str) -> dict[str, Tensor]:
+def check_names(model: nn.Module, there: set[str], here: set[str], source: str) -> None:
+    """Refuse weights that lack a tensor of the model, or hold one that it has not."""
+    missing, unknown = sorted(here - there), sorted(there - here)
+    if not missing and not unknown:
+        return
+    parts = [f"lacks {missing[0]}"] if missing else []
+    parts += [f"holds {unknown[0]}, which the model has not"] if unknown else []
+    hint = ""
+    if (Path(source) / "config.json").is_file() and not hasattr(model, "save_pretrained"):
+        hint = f" It is a Hugging Face model: write model=hf:{source}."
+    if any(".a" in name[-2:] or "corrections." in name for name in unknown):
+        hint = " It is of a model with replaced blocks: start from one that was trained end to end (E2E)."
+    raise ReplearnError(
+        f"{source} does not fit this {type(model).__name__}: it {' and '.join(parts)} ({len(missing)} tensors "
+        f"are missing, {len(unknown)} unknown).{hint} Use weights of the same architecture, or write the "
+        "model that they are of."
+    )
+
+
+def weights_of(model: nn.Module, source: str) -> tuple[Plan | None, dict[str, Tensor]]:
+    """The weights, and the plan of a file of ours whose blocks are replaced."""
     if source.startswith("timm:"):
-        return timm_weights(source.removeprefix("timm:"))
+        return None, timm_weights(source.removeprefix("timm:"))
     if hasattr(model, "save_pretrained") and Path(source).is_dir():
-        return hugging_face_weights(model, source)
-    return read_weights(Path(source))
+        return None, hugging_face_weights(model, source)
+    if metadata_of(Path(source)).get("format") == FORMAT:
+        return read(source)
+    return None, read_weights(Path(source))
 
 
 def hugging_face_weights(model: Any, folder: str) -> dict[str, Tensor]:
@@ -92,7 +115,7 @@ def hugging_face_weights(model: Any, folder: str) -> dict[str, Tensor]:
         raise ReplearnError(f"{folder} can't be read as weights of a {type(model).__name__}: {told}") from error
 
 
-def reason(model: nn.Module, name: str, found: Tensor, own: Tensor, words: int | None) -> str:
+def reason(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
     shapes = f"{name} is {shape_of(found)} there and {shape_of(own)} here."
     if words is not None and found.dim() == 2 and own.shape[0] == words and found.shape[1:] == own.shape[1:]:
         return (
@@ -117,24 +140,33 @@ def check_heads(source: str, there: Any, here: str | None) -> None:
         )
 
 
-def told_about(path: Path) -> dict[str, Any]:
-    """What a file of ours says of its model: its name, and the data set and classes it was trained on."""
+def metadata_of(path: Path) -> dict[str, str]:
+    """The texts in a safetensors file; none where it is no such file."""
     if path.suffix != ".safetensors" or not path.is_file():
         return {}
-    with safe_open(path, framework="pt", device="cpu") as file:
-        about = (file.metadata() or {}).get("about", "{}")
     try:
-        return dict(parse(about, "it"))
-    except (ReplearnError, ValueError, TypeError):
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError):
         return {}
+
+
+def told_about(path: Path) -> dict[str, Any]:
+    """What a file of ours, or the result beside it, says: the model's name, the data set and classes."""
+    from .results import read_result  # which knows the tasks, and these this module
+
+    try:
+        if (about := metadata_of(path).get("about")) is not None:
+            return dict(parse(about, "it"))
+        result = read_result(path.parent / "result.json")
+    except (ReplearnError, OSError, ValueError, TypeError):
+        return {}
+    classes = list(result.recipe.get("classes", ()))
+    return {"model": result.recipe.get("model"), "outputs": [result.data, classes]}
 
 
 def shape_of(tensor: Tensor) -> str:
     return "x".join(str(side) for side in tensor.shape) or "a number"
-
-
-def fits(own: Mapping[str, Tensor], name: str, tensor: Tensor) -> bool:
-    return name in own and own[name].shape == tensor.shape
 
 
 def head_names(model: nn.Module) -> set[str]:
@@ -183,15 +215,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def timm_weights(name: str) -> dict[str, Tensor]:
     """The weights that timm's hub holds under this name."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ReplearnError("Weights of timm's hub need timm: pip install 'replearn[vision]'.") from error
+    timm = library("timm", "vision")
     try:
         return dict(timm.create_model(name, pretrained=True).state_dict())
-    except (
-        Exception
-    ) as error:  # the hub's libraries raise errors of many kinds, from a missing net to a missing name
+    except Exception as error:  # the hub's libraries raise errors of many kinds
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(
             f"timm:{name} could not be had from the hub: {told} Get its file by hand and write pretrained=FILE."
@@ -203,12 +230,10 @@ def start_backbone_(model: nn.Module, source: str) -> str:
 
     Raises ReplearnError, with the model unchanged, for weights of another backbone.
     """
-    if source.startswith("timm:"):
-        return str(load_backbone_(model, timm_weights(source.removeprefix("timm:")))).replace(
-            "the state dict", source, 1
-        )
     path = Path(source)
     file = path / "model.safetensors" if path.is_dir() and (path / "model.safetensors").is_file() else path
     if file.suffix == ".safetensors" and file.is_file():
         return str(load_backbone_(model, file))
-    return str(load_backbone_(model, read_weights(path))).replace("the state dict", source, 1)
+    hub = source.startswith("timm:")
+    found = timm_weights(source.removeprefix("timm:")) if hub else read_weights(path)
+    return str(load_backbone_(model, found)).replace("the state dict", source, 1)

@@ -1,9 +1,12 @@
-"""One process or many: what the engine needs to know of torchrun."""
-
-from __future__ import annotations
+"""One process or many: what the engine needs to know of torchrun, and Ctrl-C in all of them at the same step."""
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Literal
 
 import torch
@@ -11,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...blocks.families import describe
-from ...errors import ReplearnError
 from ...surgery.replace import operators_of
 
 Parallel = Literal["ddp", "fsdp"]
+EVERY = 10  # steps between two moments at which many processes agree on stopping
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,6 @@ class Processes:
 
     def share(self, batch: Tensor) -> Tensor:
         """This process's equal part of a global batch."""
-        if batch.shape[0] % self.world:
-            raise ReplearnError(
-                f"A batch of {batch.shape[0]} can't be divided among {self.world} processes; "
-                f"write a batch size that is a multiple of {self.world}."
-            )
         return batch.chunk(self.world)[self.rank]
 
     def total(self, sums: Tensor) -> Tensor:
@@ -90,3 +88,47 @@ def start_processes(device: torch.device, parallel: Parallel = "ddp") -> Process
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return Processes(dist.get_rank(), world, parallel)
+
+
+class Interruption:
+    """Remembers a Ctrl-C (or a SIGTERM, as schedulers send) until the step is done."""
+
+    def __init__(self, processes: Processes, device: torch.device) -> None:
+        self.processes, self.device = processes, device
+        self.asked = False
+        self._steps = 0
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if one was asked for, in every process alike; call it between steps."""
+        asked = self.asked
+        if self.processes.world > 1:
+            self._steps += 1
+            if self._steps % EVERY:
+                return
+            flag = torch.tensor([float(asked)], device=self.device)
+            asked = bool(self.processes.total(flag).item())
+        if asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interruption(processes: Processes, device: torch.device) -> Iterator[Interruption]:
+    """Turn signals into a request to stop; a second Ctrl-C stops at once, as ever."""
+    state = Interruption(processes, device)
+    if threading.current_thread() is not threading.main_thread():
+        yield state  # signals reach the main thread alone
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if state.asked:
+            raise KeyboardInterrupt
+        state.asked = True
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield state
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

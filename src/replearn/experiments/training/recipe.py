@@ -1,19 +1,15 @@
 """Recipes: everything that decides how a run is trained, as frozen typed data."""
 
-from __future__ import annotations
-
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ...errors import ReplearnError
-from ...operators._base.options import Options, options_from_dict
-from ...planning.serialization import encode
+from ...operators._base.options import Options
+from ...planning.serialization import decode, encode
 
 FORMAT = "replearn-recipe-1"
-Data = TypeVar("Data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +139,7 @@ class Recipe:
     label_smoothing: float = 0.0
     clip_norm: float | None = None
     accumulate: int = 1
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"  # float16 scales the loss
     channels_last: bool = False
     compile: bool = False
     accelerate: bool = True  # steps run inside replearn.fast.accelerate
@@ -173,45 +169,19 @@ def slug(label: str) -> str:
 def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
     """A recipe as written by `to_dict`; an unknown or missing field is named in the error."""
     fields = dict(data)
-    found = fields.pop("format", FORMAT)
-    if found != FORMAT:
+    if (found := fields.pop("format", FORMAT)) != FORMAT:
         raise ReplearnError(
             f"This is not a recipe of this version of replearn: its format is {found!r}, not {FORMAT!r}."
         )
-    for kind in (Optimizer, Schedule, Text, Detection, Segmentation):
-        name = kind.__name__.lower()
-        fields[name] = _make(kind, fields.get(name, {}), name)
-    augment = fields.get("augment", {})
-    if not isinstance(augment, Mapping):
-        raise ReplearnError(f"augment: expected a table of data sets and their fields, got {augment!r}.")
-    fields["augment"] = {name: _make(Augment, entry, f"augment.{name}") for name, entry in augment.items()}
-    fields["variants"] = tuple(variant_from_dict(entry) for entry in fields.get("variants", ()))
-    fields["paper"] = tuple(paper_row_from_dict(entry) for entry in fields.get("paper", ()))
-    return _make(Recipe, fields, "recipe")
+    recipe: Recipe = decode(Recipe, fields, "recipe")
+    return recipe
 
 
 def variant_from_dict(data: Mapping[str, Any]) -> Variant:
-    fields = dict(data)
-    if isinstance(fields.get("operator"), Mapping):
-        fields["operator"] = options_from_dict(fields["operator"])
-    return _make(Variant, fields, "variant")
+    variant: Variant = decode(Variant, dict(data), "variant")
+    return variant
 
 
 def paper_row_from_dict(data: Any) -> PaperRow:
-    return _make(PaperRow, data, "paper")
-
-
-def _make(kind: type[Data], data: Any, where: str) -> Data:
-    if isinstance(data, kind):
-        return data
-    if not isinstance(data, Mapping):
-        raise ReplearnError(f"{where}: expected a table of fields, got {data!r}.")
-    known = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(data.keys() - known.keys())
-    if unknown:
-        raise ReplearnError(f"{where}: there is no field {unknown[0]!r}; the fields are {', '.join(known)}.")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ReplearnError(f"{where}: {error}.") from error
+    row: PaperRow = decode(PaperRow, data, "paper")
+    return row

@@ -1,7 +1,5 @@
 """RetinaNet of torchvision's pieces: its layers and names, with a loss in tests and exact boxes in 16 bits."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One run: a model, its method, its data and its optimizer, advanced step by step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +23,8 @@ from .results import Epoch, now
 from .seeds import seed_at
 from .step import CapturedStep, autocast_for, not_compiled, step_body
 from .tasks import Task
+
+LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,13 @@ class Run:
     def __init__(self, spec: RunSpec, task: Task, device: torch.device, processes: Processes) -> None:
         self.spec, self.task, self.device, self.processes = spec, task, device, processes
         recipe, self.batches = spec.recipe, task.batches
+        self.low = LOW.get(recipe.precision)
+        if self.low is torch.float16 and self.sharded:
+            raise ReplearnError(
+                "precision=float16 scales the loss, which does not work with --parallel fsdp: an overflow in one "
+                "shard is not seen in the others. Write --parallel ddp, or precision=bfloat16."
+            )
+        self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
         self.notes: list[str] = []
         self._task_notes: list[str] = []
         self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
@@ -90,8 +97,9 @@ class Run:
             self.autocast,
             accelerated=recipe.accelerate,
             clip_norm=recipe.clip_norm,
+            scaler=self.scaler,
         )
-        self.steps_per_epoch = self.batches.steps(recipe.batch_size)
+        self.steps_per_epoch = self.batches.steps
         self.steps = self.steps_per_epoch * spec.epochs
         self.sums = torch.zeros(2 + len(task.counted), device=device)  # loss, ..., samples of the epoch so far
         self.epoch, self.step_in_epoch = 0, 0
@@ -100,6 +108,9 @@ class Run:
         self._captured: CapturedStep | None = None
         self._warm = False  # whether a step was taken in this process
         self._capture = device.type == "cuda" and processes.world == 1 and recipe.accumulate == 1
+        if self._capture and self.scaler is not None:
+            self._capture = False
+            self.note("step not captured, running it eagerly: float16 decides after each step whether it counts")
         self.seconds = 0.0
         self._step_times: list[float] = []
 
@@ -155,12 +166,11 @@ class Run:
 
     def _note_kernels(self) -> None:
         if self.spec.recipe.accelerate:
-            low = torch.bfloat16 if self.spec.recipe.precision == "bfloat16" else None
-            for line in accelerated_layers(self.model, self.device, low):
+            for line in accelerated_layers(self.model, self.device, self.low):
                 self.note(line)
 
     def autocast(self) -> torch.autocast:
-        return autocast_for(self.device, low=self.spec.recipe.precision == "bfloat16")()
+        return autocast_for(self.device, low=self.low is not None, dtype=self.low or torch.bfloat16)()
 
     def _try_capture(self) -> None:
         self._capture = False  # one attempt for a model; a method that changes the model asks again
@@ -193,7 +203,7 @@ class Run:
         if not measures["train_loss"] < float("inf"):  # NaN compares false too
             raise ReplearnError(
                 f"{self.title}: the training loss is {measures['train_loss']} in epoch {self.epoch + 1}. "
-                + (f"The last good state is {self.found}; " if self.found else "")
+                + (f"The last good state is {self.checkpoint}; " if self.checkpoint.exists() else "")
                 + "lower the learning rate or add warm-up."
             )
         self.seconds += seconds
@@ -243,14 +253,7 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the state is written: a file, or a folder of shards where the model is sharded."""
-        return self.spec.out / ("checkpoint" if self.sharded else "checkpoint.safetensors")
-
-    @property
-    def found(self) -> Path | None:
-        """The state that is there, whichever form it was written in."""
-        names = ("checkpoint.safetensors", "checkpoint")
-        return next((path for name in names if (path := self.spec.out / name).exists()), None)
+        return self.spec.out / "checkpoint.safetensors"
 
     @property
     def sharded(self) -> bool:

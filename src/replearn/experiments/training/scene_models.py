@@ -1,7 +1,5 @@
 """Detectors and segmenters by name: torchvision's, and DeepLabV3+ of segmentation-models-pytorch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
+from .architectures import library
 from .recipe import Detection
 
 DETECTORS = ("retinanet", "retinanet_v2")
@@ -109,10 +108,8 @@ def logits_of(made: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
 
 def known(name: str, kinds: Sequence[str], what: str) -> tuple[str, str]:
     """The kind and the backbone that a name is made of."""
-    need_torchvision()
-    from torchvision.models import list_models
-
-    backbones = [model for model in list_models() if model.startswith(FAMILIES)]
+    models = library("torchvision", "vision").models
+    backbones = [model for model in models.list_models() if model.startswith(FAMILIES)]
     for kind in kinds:
         if name.startswith(f"{kind}_") and name.removeprefix(f"{kind}_") in backbones:
             return kind, name.removeprefix(f"{kind}_")
@@ -127,13 +124,6 @@ def check_sizes(settings: Detection) -> None:
             f"detection.min_size={list(sizes)}, detection.max_size={settings.max_size}: write at least one size, "
             "each from 32 to max_size."
         )
-
-
-def need_torchvision() -> None:
-    try:
-        import torchvision  # noqa: F401
-    except ImportError as error:
-        raise ReplearnError("This model needs torchvision: pip install 'replearn[vision]'.") from error
 
 
 def on_meta(name: str, num_classes: int = 80) -> nn.Module:

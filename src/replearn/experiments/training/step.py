@@ -1,7 +1,5 @@
 """One training step: its body, and the body captured whole as a CUDA graph."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,10 +21,12 @@ def step_body(
     *,
     accelerated: bool = True,
     clip_norm: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Body:
     """What one step does, in the trainer as in the benchmarks.
 
-    `losses` gives a function for each part of the batch, whose losses are averaged.
+    `losses` gives a function for each part of the batch, whose losses are averaged. With a `scaler` the loss is
+    scaled, and a step whose gradients overflow is left out.
     """
 
     def body() -> None:
@@ -36,17 +36,26 @@ def step_body(
             with accelerate(model) if accelerated else nullcontext():
                 with autocast():
                     loss = compute()
-                (loss / len(parts) if len(parts) > 1 else loss).backward()
+                loss = loss / len(parts) if len(parts) > 1 else loss
+                (loss if scaler is None else scaler.scale(loss)).backward()
         if clip_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-        optimizer.step()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
 
     return body
 
 
-def autocast_for(device: torch.device, *, low: bool) -> Callable[[], torch.autocast]:
-    """bfloat16 autocast if `low`; without a cache, whose casts a captured step would keep for later replays."""
-    return lambda: torch.autocast(device.type, torch.bfloat16, enabled=low, cache_enabled=False)
+def autocast_for(
+    device: torch.device, *, low: bool, dtype: torch.dtype = torch.bfloat16
+) -> Callable[[], torch.autocast]:
+    """Autocast to `dtype` if `low`; without a cache, whose casts a captured step would keep for later replays."""
+    return lambda: torch.autocast(device.type, dtype, enabled=low, cache_enabled=False)
 
 
 class CapturedStep:

@@ -1,7 +1,5 @@
 """Batches of a text that lies on the device: windows of equal length, in a new order every epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -9,8 +7,7 @@ from torch import Tensor
 
 from ...errors import ReplearnError
 from .batches import Batches
-from .data.base import IGNORED
-from .data.text import TextSet
+from .data import IGNORED, TextSet
 from .processes import Processes
 from .seeds import seed_at
 
@@ -18,44 +15,32 @@ CALIBRATION = 32  # windows in a calibration batch
 TEST = 64  # windows in a test batch
 
 
-class DeviceText:
-    """The streams of a text on one device, shared by every run that trains on it there."""
-
-    def __init__(self, data: TextSet, device: torch.device) -> None:
-        self.data = data
-        self.train, self.test = data.train.to(device), data.test.to(device)
-
-
 class TextBatches(Batches):
     """Windows of `length` words and, as targets, the word after each; an epoch's cuts begin at a random word."""
 
     fixed = True
 
-    def __init__(self, text: DeviceText, processes: Processes, batch_size: int, length: int) -> None:
-        super().__init__(processes, batch_size)
-        self.text, self.length = text, length
-        self.num_words = text.data.num_classes
-        held = text.data.num_train
-        for part, count in (("training", held), ("test", text.data.num_test)):
+    def __init__(self, text: TextSet, processes: Processes, batch_size: int, length: int) -> None:
+        held = text.num_train
+        for part, count in (("training", held), ("test", text.num_test)):
             if count < 2:
                 raise ReplearnError(
-                    f"The {part} text of {text.data.name} has {count} word or line end, and no word to say after "
+                    f"The {part} text of {text.name} has {count} word or line end, and no word to say after "
                     "it. Use another text."
                 )
         if length < 1 or held < 2 * length:
             raise ReplearnError(
-                f"Sequences of {length} words can't be cut from {text.data.name}, which has {held:,}; write a "
+                f"Sequences of {length} words can't be cut from {text.name}, which has {held:,}; write a "
                 f"text.sequence_length from 1 to {held // 2}."
             )
         self.windows = (held - length) // length  # whole ones, wherever the first begins
+        super().__init__(processes, batch_size, self.windows, f"sequences of {length} words", text.name)
+        self.text, self.length = text, length
+        self.num_words = text.num_classes
         device = text.train.device
         self._offsets = torch.arange(length + 1, device=device)
         self._starts = torch.zeros(self.windows, dtype=torch.int64, device=device)
-        self._slot = torch.zeros(batch_size // processes.world, dtype=torch.int64, device=device)
-
-    def steps(self, batch_size: int) -> int:
-        what = f"sequences of {self.length} words"
-        return self.whole_steps(self.windows, what, self.text.data.name, batch_size)
+        self._slot = torch.zeros(self.share, dtype=torch.int64, device=device)
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         self._starts.copy_(self.starts(seed, epoch))

@@ -1,8 +1,7 @@
-"""A trained run read back from its folder: what it was, its model, and its images to look at the model with."""
+"""A trained run read back from its folder: what it was, its model, and its data to look at the model with."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,24 +10,28 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from ...errors import ReplearnError
+from ...planning.planner import plan
 from ...surgery.checkpoint import load
 from . import data as data_room
 from .architectures import architecture, is_language_model, language_model
-from .augmentation import DeviceImages
-from .data import ImageSet
-from .data.base import StreamedSet, stratified_order
+from .data.images import stratified_order
+from .image_batches import DeviceBatches, DeviceImages, ImageBatches
 from .methods import method_for
 from .methods.base import Method, Setting
+from .processes import Processes
 from .recipe import Augment, Recipe, recipe_from_dict, variant_from_dict
 from .results import Result, read_result
+from .run import RunSpec
 from .scene_models import detector, is_detector, is_segmenter, segmenter
 from .state import read_state
+from .tasks import Task, task_named
+from .text_batches import TextBatches
 
 Labelled = tuple[Tensor, Tensor]
 MODEL = "model.safetensors"
-PART = 2048  # images of a streamed set that are looked at, of training and of test
 ANY_WORDS = 64  # of a vocabulary, where nothing depends on its size
 PLANNED = "replearn-checkpoint-"  # how the format of a file with a plan begins, of any version
 
@@ -37,8 +40,8 @@ PLANNED = "replearn-checkpoint-"  # how the format of a file with a plan begins,
 class Trained:
     """A finished run: its result, its model in eval mode, and an example of the model's input.
 
-    `images` opens the run's data set when it is first asked for, a part of one that is streamed; ReplearnError
-    where that is not a set of images.
+    The run's data is opened when it is first asked for. A sample is an image with its label, or a window of words
+    with the word after each.
     """
 
     result: Result
@@ -57,41 +60,78 @@ class Trained:
         result = self.result
         return f"{self.recipe.name}, {result.data}, seed {result.seed}, epoch {len(result.epochs)}"
 
+    @property
+    def metric(self) -> str:
+        """What `score` gives: accuracy, perplexity."""
+        return self.result.metric.name
+
+    @property
+    def samples(self) -> str:
+        return "windows" if isinstance(self.task.batches, TextBatches) else "images"
+
     @cached_property
+    def task(self) -> Task:
+        """The run's task with its data, not augmented, on the model's device."""
+        data = self.result.data
+        plain = Augment(resize=self.recipe.augment.get(data, Augment()).resize)
+        recipe = replace(self.recipe, augment={data: plain}, pretrained=None, channels_last=False)
+        variant = replace(variant_from_dict(self.result.variant), calibrate=0)
+        spec = RunSpec(
+            recipe=recipe, variant=variant, data=data, seed=self.result.seed, out=Path(), data_root=self.data_root
+        )
+        return task_named(recipe.task).open(spec, self.example.device, Processes(), {})
+
+    @property
+    def _batches(self) -> ImageBatches:
+        if not isinstance(self.task.batches, ImageBatches):
+            raise ReplearnError(f"{self.result.data} is no set of images with labels, which this command takes.")
+        return self.task.batches
+
+    @property
     def images(self) -> DeviceImages:
-        loaded = data_room.load(self.result.data, self.data_root)
-        if isinstance(loaded, StreamedSet):
-            loaded = replace(loaded, size=int(self.example.shape[-1])).part(PART, PART)
-        if not isinstance(loaded, ImageSet):
-            raise ReplearnError(f"{self.result.data} is no set of images, and this command takes images.")
-        if self.recipe.classes:
-            loaded = loaded.with_classes(self.recipe.classes)
-        resize = self.recipe.augment.get(self.result.data, Augment()).resize
-        return DeviceImages(loaded, Augment(resize=resize), self.example.device)
+        """The run's images on its device; ReplearnError where they are streamed or no images."""
+        if not isinstance(self._batches, DeviceBatches):
+            raise ReplearnError(f"{self.result.data} is streamed, and this command takes sets that fit in memory.")
+        return self._batches.images
 
     def train_batches(self, count: int, size: int, seed: int = 0) -> list[Labelled]:
-        """So many training images, drawn once and not augmented, in batches with their labels."""
-        return self.images.drawn(count, size, seed)
+        """So many training samples, drawn once and not augmented, in batches with their labels."""
+        batches = self.task.batches
+        if isinstance(batches, TextBatches):
+            starts = batches.starts(seed, -1)[:count].to(self.task.device)
+            return [batches.cut(part) for part in starts.split(size)]
+        labels = self._batches.labels_of(train=True)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:count]
+        return [self._batches.picked(True, part) for part in order.split(size)]
 
     def test(self, count: int) -> Labelled:
         """Test images as the model takes them, and labels: the same ones for every run, classes evenly."""
-        return self._evenly(self.images.test_images, self.images.test_labels, count)
+        return self._evenly(False, count)
 
     def train(self, count: int) -> Labelled:
         """Training images without augmentation, and labels, classes evenly."""
-        return self._evenly(self.images.originals(), self.images.labels, count)
+        return self._evenly(True, count)
 
-    def _evenly(self, images: Tensor, labels: Tensor, count: int) -> Labelled:
-        chosen = stratified_order(labels.cpu(), 0)[:count].to(labels.device)
-        return self.images.normalised(images[chosen]), labels[chosen]
+    def _evenly(self, train: bool, count: int) -> Labelled:
+        return self._batches.picked(train, stratified_order(self._batches.labels_of(train).cpu(), 0)[:count])
 
     @torch.no_grad()
-    def accuracy(self, model: nn.Module, size: int = 1000) -> float:
-        """The accuracy of a model on the test set, in percent."""
-        images = self.images
-        parts = zip(images.test_images.split(size), images.test_labels.split(size), strict=True)
-        hits = sum(int((model(images.normalised(x)).argmax(1) == y).sum()) for x, y in parts)
-        return 100 * hits / len(images.test_labels)
+    def score(self, model: nn.Module) -> float:
+        """The task's metric on the test set, as the model stands, in float32."""
+        return self.task.evaluate(model, nullcontext())[self.task.metric.key]
+
+    def forward(self, model: nn.Module, batch: Labelled) -> Tensor:
+        """A model's logits; Hugging Face models give them in a field of an object."""
+        made = model(batch[0])
+        logits: Tensor = made if isinstance(made, Tensor) else made.logits
+        return logits
+
+    def loss(self, output: Tensor, batch: Labelled) -> Tensor:
+        return cross_entropy(output.flatten(0, -2), batch[1].flatten())
+
+    def hits(self, output: Tensor, batch: Labelled) -> float:
+        """The share of labels, or of next words, that are said rightly, in percent."""
+        return 100 * float((output.argmax(-1) == batch[1]).float().mean())
 
 
 def read_trained(
@@ -125,6 +165,14 @@ def read_trained(
     model = filled(model, folder / MODEL, method_for(Setting(variant, result.seed, recipe.epochs)))
     device = device or torch.device("cpu")
     return Trained(result, recipe, model.to(device), example.to(device), root)
+
+
+def read_full_model(folder: str | Path, device: torch.device, root: Path | None = None) -> Trained:
+    """The model of a finished end-to-end run, with its data; ReplearnError as `read_trained` has it."""
+    trained = read_trained(folder, device, root, full=True)
+    if not isinstance(trained.task.batches, (ImageBatches, TextBatches)):
+        raise ReplearnError(f"{trained.name}: this command takes classifiers and language models.")
+    return trained
 
 
 def fresh_model(recipe: Recipe, data: str, file: Path | None = None) -> tuple[nn.Module, Tensor]:
@@ -193,3 +241,23 @@ def plain_tensors(file: Path, about: Mapping[str, str]) -> dict[str, Tensor]:
     """The weights in a safetensors file of any library, those that are tied under each of their names."""
     tensors = load_file(file)
     return tensors | {name: tensors[held] for name, held in about.items() if held in tensors}
+
+
+def refuse_impossible_rows(specs: Sequence[RunSpec]) -> None:
+    """Plan each row that replaces blocks, on a fresh model, which that leaves as it is.
+
+    Raises ReplearnError with the row's label where its operator does not fit, which would else come out when the
+    rows before it are trained. Rows that start from weights of their own may bring a plan along, and are left.
+    """
+    fresh: dict[tuple[str, str], nn.Module] = {}
+    for label, spec in {spec.variant.label: spec for spec in specs}.items():
+        own = spec.recipe.pretrained is not None and spec.pretrained != spec.recipe.pretrained
+        if own or "repl" not in spec.variant.method.split("+"):
+            continue
+        key = spec.recipe.model, spec.data
+        if key not in fresh:
+            fresh[key], _ = fresh_model(spec.recipe, spec.data)
+        try:
+            plan(fresh[key], spec.variant.interval, spec.variant.begin, operator=spec.variant.operator)
+        except ReplearnError as error:
+            raise ReplearnError(f"The row {label} can't be trained. {error}") from error

@@ -174,22 +174,22 @@ def capture_forward(model: nn.Module, args: Any, kwargs: Any, device: torch.devi
 
 def signature(value: Any, tensors: list[Tensor], verb: str) -> Hashable:
     """What two calls have in common that may replay the same graph; the tensors go to a list, in order."""
-    kind = type(value)
+    cls = type(value)
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise ReplearnError(f"A replayed model {verb} no tensors with the layout {value.layout}.")
         tensors.append(value)
-        return kind, value.shape, value.stride(), value.dtype, value.device
+        return cls, value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, (tuple, list)):
-        return kind, *[signature(item, tensors, verb) for item in value]
+        return cls, *[signature(item, tensors, verb) for item in value]
     if isinstance(value, dict):
-        return kind, *[(key, signature(item, tensors, verb)) for key, item in value.items()]
+        return cls, *[(key, signature(item, tensors, verb)) for key, item in value.items()]
     if isinstance(value, float):
-        return kind, value.hex()  # equal numbers alone: -0.0 is not 0.0, and NaN is itself
+        return cls, value.hex()  # equal numbers alone: -0.0 is not 0.0, and NaN is itself
     if value is None or isinstance(value, PLAIN):
-        return kind, value
+        return cls, value
     raise ReplearnError(
-        f"A replayed model {verb} tensors, in tuples, lists and dicts, and plain values, not {kind.__name__}: a "
+        f"A replayed model {verb} tensors, in tuples, lists and dicts, and plain values, not {cls.__name__}: a "
         "graph can't tell what is in it. Hand over its tensors, or leave it out (a Hugging Face model: "
         "use_cache=False)."
     )

@@ -92,8 +92,8 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype that a matmul or convolution of x runs in: autocast's, or its own."""
-    kind = "cuda" if x.is_cuda else x.device.type  # faster than asking for the type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    device = "cuda" if x.is_cuda else x.device.type  # faster than asking for the type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def span(tensor: Tensor) -> int:

@@ -85,10 +85,10 @@ def examples(device: str, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
     """relu(x + norm(expand * relu(reduce * x))), of a BatchNorm in train mode; updates running statistics."""
-    kind, aliased = x.device.type, is_capturing_here()
+    aliased = is_capturing_here()
     x = x.contiguous(memory_format=_LAST)
     given = (x, reduce.flatten(1), expand.flatten(1), norm.weight, norm.bias, norm, aliased)
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(x.device.type, enabled=False):
         return with_alias(_ReducedBottleneck.apply(*given), aliased)  # type: ignore[no-untyped-call]
 
 

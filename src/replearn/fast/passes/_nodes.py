@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held
 from ..inlining import argument, writes_in_place
 
-MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
 RELUS = {"call_function": (torch.relu, torch.relu_), "call_method": ("relu", "relu_")}
 ONE = (1, (1, 1), [1, 1], None)
 ZERO = (0, (0, 0), [0, 0], "valid", None)

@@ -22,6 +22,7 @@ from ._context import Context, on_cudnn
 from ._nodes import is_conv2d
 
 AFTER = ("token_slice",)
+ROUNDING = 5e-2  # of the largest output; what depends on strides differs by far more
 
 
 @torch.no_grad()
@@ -67,7 +68,7 @@ def same_outputs(flat: FlatGraph, before: list[Tensor], context: Context) -> boo
     """True if the graph still gives these values, to rounding, with these strides."""
     try:
         after = outputs(flat, context)
-        compare(before, after, "the graph in channels_last")
+        compare(before, after, "the graph in channels_last", ROUNDING)
     except ReplearnError:  # as a view of strides that are gone
         return False
     return [tensor.stride() for tensor in before] == [tensor.stride() for tensor in after]

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held, is_sum
-from ..inlining import argument, drop_unused_, writes_in_place
+from ..inlining import argument, drop_unused_
 from ..kernels.linear_residual import can_tile, linear_residual
 from ._context import FEW, Context, has_triton
+from ._nodes import written_between
 
 AFTER = ("patch_embed",)
 
@@ -26,7 +27,7 @@ def apply_(flat: FlatGraph, context: Context) -> int:
     few = 0 if context.graph else FEW
     for node in [node for node in flat.graph.nodes if is_sum(node)]:
         for u, layer in (node.args, node.args[::-1]):
-            if can_fuse(flat, u, layer, context.dtype, few) and not may_be_written(layer, node):
+            if can_fuse(flat, u, layer, context.dtype, few) and not written_between(flat, layer, node):
                 fuse_(flat, node, u, layer)
                 count += 1
                 break
@@ -56,14 +57,6 @@ def can_fuse(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype, few: int) 
     if stream.numel() <= few or not (stream.is_contiguous() and h.is_contiguous()):  # as of a sliced token
         return False
     return stream.shape == made.shape and (stream.dtype, h.dtype, made.dtype) == (torch.float32, dtype, dtype)
-
-
-def may_be_written(layer: fx.Node, total: fx.Node) -> bool:
-    """True if a node between the two may write to what the layer reads."""
-    node = layer.next
-    while node is not total and node.op != "call_module" and not writes_in_place(node):
-        node = node.next
-    return node is not total
 
 
 def fuse_(flat: FlatGraph, total: fx.Node, u: fx.Node, layer: fx.Node) -> None:

@@ -37,7 +37,7 @@ def synthesize_fused(mixtures: Mapping[str, Mixture], dtype: torch.dtype) -> Mad
     made: Made = {}
     groups: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for name, mixture in known.items():
-        # a correction that was computed just now (low rank) has no lasting address: it is added afterwards
+        # a correction that was computed just now (low rank) has no fixed address: it is added afterwards
         result = dtype if mixture.correction is mixtures[name].correction else torch.float32
         groups.setdefault((source_dtype(mixture), result), []).append(name)
     for (_, result), names in groups.items():
@@ -114,10 +114,10 @@ class _Mix(torch.autograd.Function):
             needs and grads[number] is not None
             for (number, _), needs in zip(batch.places, ctx.needs_input_grad[2:], strict=True)
         ]
-        wanted = {kind for (_, kind), needs in zip(batch.places, needed, strict=True) if needs}
+        wanted = {role for (_, role), needs in zip(batch.places, needed, strict=True) if needs}
 
-        def room(size: int, *kinds: int) -> Tensor:
-            size = 0 if wanted.isdisjoint(kinds) else size
+        def room(size: int, *roles: int) -> Tensor:
+            size = 0 if wanted.isdisjoint(roles) else size
             return torch.empty(size, dtype=batch.source, device=batch.device)
 
         sources = room(batch.sizes.sources, PREVIOUS, NEXT)
@@ -131,17 +131,17 @@ class _Mix(torch.autograd.Function):
         by_row, by_head = batch.coefficients.gradients(partials, ends)
         found: list[Tensor | None] = []
         coefficients = count()
-        for (number, kind), needs in zip(batch.places, needed, strict=True):
+        for (number, role), needs in zip(batch.places, needed, strict=True):
             layout = batch.layouts[number]
-            if kind in (A, B):
+            if role in (A, B):
                 each = (by_row if batch.along[number] == "rows" else by_head)[next(coefficients)]
                 found.append(each if needs else None)
             elif not needs:
                 found.append(None)
-            elif kind == CORRECTION:
+            elif role == CORRECTION:
                 found.append(layout.view(corrections, layout.start))
             else:
-                found.append(layout.view(sources, layout.sources[kind]))
+                found.append(layout.view(sources, layout.sources[role]))
         for pairs in batch.again:
             add_together(found, pairs)
         return (None, None, *found)

@@ -46,7 +46,7 @@ def accelerate(model: nn.Module) -> Iterator[None]:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """True if the model was compiled, or what a wrapper holds; asked at every step, so it looks no deeper."""
+    """True if the model was compiled, or what a wrapper holds; checked at every step, so at the top alone."""
     return any(
         module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
         for module in (model, *model.children())

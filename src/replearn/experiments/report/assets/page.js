@@ -59,8 +59,9 @@
   const filter = document.getElementById("filter");
   const sift = () => {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const section of document.querySelectorAll(".comparison"))
-      section.hidden = !words.every((word) => section.dataset.words.includes(word));
+    for (const part of document.querySelectorAll("[data-words]"))
+      part.hidden = !words.every((word) => part.dataset.words.includes(word));
+    document.getElementById("nothing").hidden = !words.length || !!document.querySelector(".comparison:not([hidden])");
   };
   filter.addEventListener("input", sift);
 

@@ -6,7 +6,9 @@ A kind is a file with two functions: `claims(data)`, whether a file's data is of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 from ...training.recipe import slug
 from ..collecting import Other
 from ..measured import Measured, command_of, made_on
+
+BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
 
 
 @cache
@@ -36,12 +40,16 @@ def measured_in(others: Sequence[Other], most: int = 200) -> tuple[list[Measured
         key = f"measured-{slug(other.path.with_suffix('').as_posix()) or 'file'}"
         try:
             found = kind.show(data, key)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
+        except BROKEN as error:
             rest.append((other.path, f"looks like {kind.__name__.rpartition('.')[2]}, but {error!r}"))
             continue
-        command = found.command or command_of(data)
-        known.append(Measured(key=key, path=other.path, found=found, made_on=made_on(data), command=command))
-    return known, rest
+        said = {"made_on": made_on(data), "command": found.command or command_of(data)}
+        known.append(Measured(key=key, title=found.title, path=other.path, found=found, **said))
+    often = Counter(entry.title for entry in known)
+    return [
+        replace(entry, title=f"{entry.title} ({entry.path.stem})") if often[entry.title] > 1 else entry
+        for entry in known
+    ], rest
 
 
 def claims(kind: Any, data: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from ...bench.record import FORMAT
@@ -11,8 +12,20 @@ from ...training.compare import paper_ratio
 from ...training.paper import SCORES, paper_row, paper_tables
 from ...training.recipe import PaperRow, paper_row_from_dict
 from ..dots import Case, Dot, dot_figure
-from ..measured import Beside, Found, columns, median
+from ..measured import Beside, Column, Found, Row, table_of
 from ..scene import series_roles
+
+COLUMNS: dict[str, Column] = {
+    "run": "name",
+    "s an epoch": "seconds:.3f",
+    "time ratio": "time.median:.3f",
+    "paper time": "paper_time:.3f",
+    "samples/s in all": "images_per_second_in_all:,.0f",
+    "GB": "gigabytes:.2f",
+    "memory ratio": "memory_ratio:.3f",
+    "paper memory": "paper_memory:.3f",
+    "notes": lambda row: "; ".join(row["notes"]),
+}
 
 
 def claims(data: Mapping[str, Any]) -> bool:
@@ -20,86 +33,73 @@ def claims(data: Mapping[str, Any]) -> bool:
 
 
 def show(data: Mapping[str, Any], key: str) -> Found:
-    tables, cases = [], []
+    tables, cases, sentences = [], [], []
     beside: list[Beside] = []
-    sentences = []
     for entry in data["epochs"]:
-        rows, papers = entry["rows"], papers_of(entry)
-        full = papers.get("E2E")
-        paper_time = [paper_ratio(papers.get(row["label"]), full, "seconds_per_epoch") for row in rows]
-        paper_memory = [paper_ratio(papers.get(row["label"]), full, "memory_gb") for row in rows]
-        base = next((row["memory"] for row in rows if row["label"] == "E2E"), None)
-        memory = [row["memory"] / base if base and row["memory"] else None for row in rows]
-        tables.append(
-            columns(
-                {
-                    "run": [named(row) for row in rows],
-                    "s an epoch": [f"{median(row['timing']['milliseconds']) / 1000:.3f}" for row in rows],
-                    "time ratio": [f"{row['time']['median']:.3f}" for row in rows],
-                    "paper time": [text(value) for value in paper_time],
-                    "samples/s in all": [f"{row['images_per_second_in_all']:,.0f}" for row in rows],
-                    "GB": [f"{row['memory'] / 1e9:.2f}" if row["memory"] else "" for row in rows],
-                    "memory ratio": [text(value) for value in memory],
-                    "paper memory": [text(value) for value in paper_memory],
-                    "notes": ["; ".join(row["notes"]) for row in rows],
-                },
-                left=("run", "notes"),
-                title=entry["title"],
-            )
-        )
-        cases.append(Case(label=entry["title"]))
+        papers = papers_of(entry)
+        rows = [derived(row, entry["rows"], papers) for row in entry["rows"]]
+        tables.append(table_of(rows, COLUMNS, entry["title"]))
         roles = series_roles([row["label"].lower().partition(" ")[0] for row in rows])
-        for row, role, printed, share in zip(rows, roles, paper_time, memory, strict=True):
-            time = row["time"]
-            tip = f"{named(row)}\ntime {time['median']:.3f} of E2E"
-            dot = Dot(value=time["median"], low=time["low"], high=time["high"], role=role, tip=tip)
-            tip = f"{row['label']} in the paper\ntime {text(printed)} of E2E"
-            ring = Dot(value=printed or 1.0, role=role, hollow=True, tip=tip)
-            cases.append(Case(label=named(row), dots=(dot, ring) if printed else (dot,)))
-            if row["label"] in papers and row["runs"] == 1:
-                beside += beside_of(papers[row["label"]], time["median"], share)
-        sentences += [
-            f"{row['label']} {row['time']['median']:.2f} of E2E's time"
-            for row in rows
-            if row["label"].startswith("RepL") and row["runs"] == 1
-        ]
-    title = "Time of whole epochs: " + "; ".join(str(entry["title"]).partition(":")[0] for entry in data["epochs"])
-    about = "Times are ratios to E2E in the same run. The paper's are on its own hardware."
+        cases += [Case(label=entry["title"]), *map(case, rows, roles)]
+        for row in rows:
+            if row["runs"] == 1 and row["label"] in papers:
+                run = (entry["recipe"]["name"], entry["data"], row["label"])
+                beside += beside_of(papers[row["label"]], row, run)
+            if row["runs"] == 1 and row["label"].startswith("RepL"):
+                sentences.append(f"{row['label']} {row['time']['median']:.2f} of E2E's time")
     figure = dot_figure(
         cases,
         name=f"{key}-time",
         title="Time of an epoch",
         about="time of an epoch as a ratio to E2E; dashed rings are the paper's.",
         x_title="time of an epoch, ratio to E2E",
-        legend=[("repl", "ours", False), ("repl", "paper", True)],
+        legend_of=[("repl", "ours", "dot"), ("repl", "paper", "ring")],
         rule=(1.0, "E2E"),
     )
     return Found(
-        title=title,
+        title="Time of whole epochs: " + "; ".join(str(e["title"]).partition(":")[0] for e in data["epochs"]),
         sentence="; ".join(sentences),
-        about=about,
+        about="Times are ratios to E2E in the same run. The paper's are on its own hardware.",
         tables=tuple(tables),
         figures=(figure,),
         beside=tuple(beside),
     )
 
 
-def named(row: Mapping[str, Any]) -> str:
-    return str(row["label"]) if row["runs"] == 1 else f"{row['label']}, {row['runs']} at once"
+def derived(row: Row, rows: list[Row], papers: Mapping[str, PaperRow]) -> dict[str, Any]:
+    """A row with what is computed from it: seconds, ratios to E2E, and the paper's ratios."""
+    base = next((other["memory"] for other in rows if other["label"] == "E2E"), None)
+    mine, full = papers.get(row["label"]), papers.get("E2E")
+    return {
+        **row,
+        "name": row["label"] if row["runs"] == 1 else f"{row['label']}, {row['runs']} at once",
+        "seconds": median(row["timing"]["milliseconds"]) / 1000,
+        "gigabytes": row["memory"] / 1e9 if row["memory"] else None,
+        "memory_ratio": row["memory"] / base if base and row["memory"] else None,
+        "paper_time": paper_ratio(mine, full, "seconds_per_epoch"),
+        "paper_memory": paper_ratio(mine, full, "memory_gb"),
+    }
 
 
-def text(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def case(row: Row, role: str) -> Case:
+    time, printed = row["time"], row["paper_time"]
+    tip = f"{row['name']}\ntime {time['median']:.3f} of E2E"
+    dots = [Dot(value=time["median"], low=time["low"], high=time["high"], role=role, tip=tip)]
+    if printed:
+        tip = f"{row['label']} in the paper\ntime {printed:.3f} of E2E"
+        dots.append(Dot(value=printed, role=role, hollow=True, tip=tip))
+    return Case(label=row["name"], dots=tuple(dots))
 
 
-def papers_of(entry: Mapping[str, Any]) -> dict[str, PaperRow]:
+def papers_of(entry: Row) -> dict[str, PaperRow]:
     recipe = entry["recipe"]
     rows = [paper_row_from_dict(row) for row in recipe.get("paper", ()) if row["data"] == entry["data"]]
     return {row.label: replace(row, table=row.table or recipe["table"]) for row in rows}
 
 
-def beside_of(row: PaperRow, time: float, memory: float | None) -> Iterator[Beside]:
+def beside_of(paper: PaperRow, row: Row, run: tuple[str, str, str]) -> Iterator[Beside]:
     """The row of the paper's table that this one stands for."""
-    for index, entry in enumerate(paper_tables()[row.table].rows if row.table else ()):
-        if any(score in entry for score in SCORES) and paper_row(entry, row.label, row.table) == row:
-            yield Beside(table=row.table, row=index, time=time, memory=memory)
+    costs = {"time": row["time"]["median"], "memory": row["memory_ratio"], "run": run}
+    for index, entry in enumerate(paper_tables()[paper.table].rows if paper.table else ()):
+        if any(score in entry for score in SCORES) and paper_row(entry, paper.label, paper.table) == paper:
+            yield Beside(table=paper.table, row=index, **costs)

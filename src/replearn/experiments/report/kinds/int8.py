@@ -8,7 +8,9 @@ from typing import Any
 from ...bench.inference_paper import INT8
 from ...training.paper import paper_tables
 from ..dots import Case, Dot, dot_figure
-from ..measured import Beside, Found, columns
+from ..measured import Beside, Found, Row, cell, span, table_of
+
+BEFORE, AFTER = "images_per_second.float32:,.1f", "images_per_second.int8:,.1f"
 
 
 def claims(data: Mapping[str, Any]) -> bool:
@@ -18,41 +20,33 @@ def claims(data: Mapping[str, Any]) -> bool:
 
 def show(data: Mapping[str, Any], key: str) -> Found:
     rows = data["rows"]
-    table = columns(
+    table = table_of(
+        rows,
         {
-            "model": [row["model"] for row in rows],
-            "method": [row["method"] for row in rows],
-            "INT8": [row["int8"] for row in rows],
-            "float32 top-1": [accuracy(row, "float32") for row in rows],
-            "INT8 top-1": [accuracy(row, "int8") for row in rows],
-            "float32, img/s": [speed(row, "float32") for row in rows],
-            "INT8, img/s": [speed(row, "int8") for row in rows],
-            "speedup": [f"{row['int8_speedup']['median']:.3f}" for row in rows],
-            "paper, INT8 img/s": [
-                f"{row['paper']['int8_images_per_second']:,.0f}" if row.get("paper") else "" for row in rows
-            ],
+            "model": "model",
+            "method": "method",
+            "INT8": "int8",
+            "float32 top-1": "accuracy.float32.top1:.2f",
+            "INT8 top-1": "accuracy.int8.top1:.2f",
+            "float32, img/s": BEFORE,
+            "INT8, img/s": AFTER,
+            "speedup": "int8_speedup.median:.3f",
+            "paper, INT8 img/s": "paper.int8_images_per_second:,.0f",
         },
-        left=("model", "method", "INT8"),
     )
-    cases = []
-    for row in rows:
-        gain = row["int8_speedup"]
-        tip = f"{row['model']}, {row['method']}\nINT8 {gain['median']:.3f} times as fast as float32"
-        dot = Dot(value=gain["median"], low=gain["low"], high=gain["high"], role=role(row), tip=tip)
-        cases.append(Case(label=f"{row['model']}, {row['method']}", dots=(dot,)))
     figure = dot_figure(
-        cases,
+        [case(row) for row in rows],
         name=f"{key}-speed",
         title="INT8 against float32",
         about="how many times as fast INT8 is on the same CPU; right of the rule is faster.",
         x_title="speedup of INT8",
-        legend=[("e2e", "E2E", False), ("repl", "RepL", False)],
+        legend_of=[("e2e", "E2E", "dot"), ("repl", "RepL", "dot")],
         rule=(1.0, "float32"),
     )
-    gains = [row["int8_speedup"]["median"] for row in rows]
+    gains = span([row["int8_speedup"]["median"] for row in rows])
     return Found(
         title="INT8 after deploy",
-        sentence=f"INT8 is {min(gains):.2f} to {max(gains):.2f} times as fast as float32 on the same CPU",
+        sentence=f"INT8 is {gains} times as fast as float32 on the same CPU",
         about="Both sides are deployed and run on the same CPU, in turns; the paper compares a GPU with a CPU.",
         tables=(table,),
         figures=(figure,),
@@ -60,22 +54,18 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     )
 
 
-def role(row: Mapping[str, Any]) -> str:
-    return "e2e" if row["method"] == "E2E" else "repl"
+def case(row: Row) -> Case:
+    gain, name = row["int8_speedup"], f"{row['model']}, {row['method']}"
+    tip = f"{name}\nINT8 {gain['median']:.3f} times as fast as float32"
+    role = "e2e" if row["method"] == "E2E" else "repl"
+    return Case(
+        label=name, dots=(Dot(value=gain["median"], low=gain["low"], high=gain["high"], role=role, tip=tip),)
+    )
 
 
-def accuracy(row: Mapping[str, Any], side: str) -> str:
-    return f"{row['accuracy'][side]['top1']:.2f}" if row.get("accuracy") else ""
-
-
-def speed(row: Mapping[str, Any], side: str) -> str:
-    return f"{row['images_per_second'][side]:,.1f}"
-
-
-def beside(rows: list[Mapping[str, Any]]) -> Iterator[Beside]:
+def beside(rows: list[Row]) -> Iterator[Beside]:
     for row in rows:
         paper = row.get("paper") or {}
         for index, entry in enumerate(paper_tables()[INT8].rows):
             if paper and entry["int8_speed"] == paper["int8_images_per_second"]:
-                reached = f"{speed(row, 'float32')} to {speed(row, 'int8')} img/s"
-                yield Beside(table=INT8, row=index, reached=reached)
+                yield Beside(table=INT8, row=index, reached=f"{cell(row, BEFORE)} to {cell(row, AFTER)} img/s")

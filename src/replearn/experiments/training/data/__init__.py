@@ -3,11 +3,10 @@
 The folder `sets` is the list of data sets, one file each.
 """
 
-from __future__ import annotations
-
-import os
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from pkgutil import iter_modules
@@ -15,20 +14,18 @@ from typing import Any, TypeVar
 
 from ....errors import ReplearnError
 from . import sets
-from .base import IGNORED, ImageSet, StreamedSet
-from .downloading import download_source
-from .fetching import PATIENT, Patience, Progress
-from .inspection import DataStatus, FileCheck, inspect_source
+from .fetching import download_source
+from .folders import StreamedSet
+from .images import IGNORED, ImageSet
 from .scenes import DetectionSet, SegmentationSet
+from .source import FileCheck, Root, Source, check_files, find, places_of
 from .text import TextSet
 
 __all__ = [
     "IGNORED",
     "DataStatus",
     "DetectionSet",
-    "FileCheck",
     "ImageSet",
-    "Patience",
     "SegmentationSet",
     "StreamedSet",
     "TextSet",
@@ -38,12 +35,10 @@ __all__ = [
     "load",
     "shape_of",
     "status",
-    "with_classes",
 ]
 
 Loaded = ImageSet | StreamedSet | TextSet | DetectionSet | SegmentationSet
 Kind = TypeVar("Kind", ImageSet, StreamedSet, TextSet, DetectionSet, SegmentationSet)
-Root = str | os.PathLike[str] | None
 
 
 def available() -> tuple[str, ...]:
@@ -76,13 +71,28 @@ def expect(kind: type[Kind], loaded: Loaded, task: str) -> Kind:
     return loaded
 
 
-def with_classes(loaded: Loaded, classes: Sequence[int]) -> ImageSet:
-    """Only the images of these classes, numbered anew from 0 in the order given."""
-    if not isinstance(loaded, ImageSet):
-        raise ReplearnError(
-            f"classes={list(classes)}: {loaded.name} is not held in memory, so it can't be divided."
-        )
-    return loaded.with_classes(classes)
+@dataclass(frozen=True, kw_only=True)
+class DataStatus:
+    """A data set on this machine. `problem` is the text of the error that loading it gives."""
+
+    name: str
+    title: str
+    found: Path | None
+    layout: str | None
+    looked: tuple[Path, ...]
+    checksums: tuple[FileCheck, ...]
+    problem: str | None
+    how: str
+    num_classes: int | None = None
+    num_train: int | None = None
+    num_test: int | None = None
+    unit: str = "images"  # what is counted
+    classes: str = "classes"  # what the classes are
+
+    @property
+    def ok(self) -> bool:
+        """It loads, and no file that was checked differs from the official one."""
+        return self.problem is None and all(check.verdict != "differs" for check in self.checksums)
 
 
 def status(name: str, root: Root = None, checksums: bool = True) -> DataStatus:
@@ -91,23 +101,41 @@ def status(name: str, root: Root = None, checksums: bool = True) -> DataStatus:
     return inspect_source(found.SOURCE, found.load, root, checksums)
 
 
-def download(
-    name: str,
-    root: Root = None,
-    *,
-    layout: str | None = None,
-    mirror: str | None = None,
-    patience: Patience = PATIENT,
-    progress: Progress | None = None,
-) -> Path:
+def inspect_source(
+    source: Source, load: Callable[[Root], Loaded], root: Root, checksums: bool = True
+) -> DataStatus:
+    """Load the data set once to count it, and sum up its files."""
+    problem, found, counts = None, None, {}
+    try:
+        found = find(source, root)
+        data = load(root)
+        names = ("num_classes", "num_train", "num_test", "unit", "classes")
+        counts = {name: getattr(data, name) for name in names}
+    except ReplearnError as error:
+        problem = str(error)
+    folder, layout = found or (None, None)
+    if source.bundled_with and (spec := find_spec(source.bundled_with)) is not None and spec.origin:
+        folder = Path(spec.origin).parent
+    return DataStatus(
+        name=source.name,
+        title=source.title,
+        found=folder,
+        layout=layout.name if layout else None,
+        looked=tuple(dict.fromkeys(place for place, _ in places_of(source, root))),
+        checksums=check_files(layout, folder) if checksums and folder and layout else (),
+        problem=problem,
+        how=source.how,
+        **counts,
+    )
+
+
+def download(name: str, root: Root = None, mirror: str | None = None) -> Path:
     """Fetch a data set from its official address, check it and unpack it below the root; its folder.
 
     What is there and right is not fetched again; nothing that was there is deleted. `mirror` is
     an address that holds the same files under the same names.
     """
-    return download_source(
-        _set(name).SOURCE, root, layout=layout, mirror=mirror, patience=patience, progress=progress
-    )
+    return download_source(_set(name).SOURCE, root, mirror)
 
 
 def shape_of(name: str) -> tuple[int, int, int]:

@@ -1,43 +1,47 @@
-"""One file from an http address: tried again when the connection is cut, checked, and only then put in place."""
-
-from __future__ import annotations
+"""A data set from its official addresses: fetched, unpacked aside, checked, then moved into place."""
 
 import os
+import posixpath
+import shutil
+import tarfile
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import zlib
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from ....errors import ReplearnError
-from .inspection import md5_of
+from .source import Layout, Root, Source, check_files, find, md5_of, root_of
 
-Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all if known
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long to try: attempts in all, seconds without a byte, seconds before the second one (then doubled)."""
-
-    attempts: int = 5
-    timeout: float = 30.0
-    pause: float = 1.0
+ATTEMPTS = 5
+TIMEOUT = 30.0  # seconds without a byte
+PAUSE = 1.0  # seconds before the second attempt, doubled before each further one
 
 
-PATIENT = Patience()
+def download_source(source: Source, root: Root = None, mirror: str | None = None) -> Path:
+    """See `replearn.experiments.training.data.download`."""
+    chosen = next((layout for layout in source.layouts if layout.downloads), None)
+    if chosen is None:
+        raise ReplearnError(f"There is no address to download {source.title} from. {source.how}")
+    base = root_of(root)[0].absolute()
+    found = find(source, root)
+    folder = found[0] if found and found[1] is chosen else base / chosen.folders[0]
+    if all(check.verdict in ("ok", "no official sum") for check in check_files(chosen, folder)):
+        return folder
+    for item in chosen.downloads:
+        url = f"{mirror.rstrip('/')}/{item.filename}" if mirror else item.url
+        target = base / item.filename if item.archive else folder / item.filename
+        fetched = fetch(url, target, item.md5)
+        if item.archive:
+            unpack(target, chosen, folder)
+            if fetched:  # one that was there already is not ours to delete
+                target.unlink(missing_ok=True)
+    return folder
 
 
-class _Interrupted(Exception):
-    """Worth another attempt."""
-
-
-def fetch(
-    url: str, target: Path, md5: str, patience: Patience = PATIENT, progress: Progress | None = None
-) -> bool:
+def fetch(url: str, target: Path, md5: str) -> bool:
     """Bring a file to `target`; False if the right one was there already.
 
     A wrong file already at `target` is kept beside it, as NAME.old, once the right one has arrived.
@@ -46,83 +50,80 @@ def fetch(
         raise ReplearnError(f"{url} is no address to fetch from; write one that starts with http:// or https://.")
     if md5_of(target) == md5:
         return False
+    why: str | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise ReplearnError(f"Can't write to {target.parent}: {error}. Choose another root.") from error
-    part, why = Path(name), "no attempt was allowed"
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for attempt in range(patience.attempts):
-                if attempt:
-                    time.sleep(min(60.0, patience.pause * 2 ** (attempt - 1)))
-                try:
-                    _transfer(url, file, target, patience.timeout, progress)
-                except _Interrupted as interruption:
-                    why = str(interruption)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+            part = Path(scratch) / target.name
+            for attempt in range(ATTEMPTS):
+                time.sleep(min(60.0, PAUSE * 2 ** (attempt - 1)) if attempt else 0)
+                why = _transfer(url, part, target)
+                if why is not None:
                     continue
                 if (found := md5_of(part)) != md5:
                     raise ReplearnError(
                         f"{url} gave a wrong file: it has the md5 {found}, and {md5} is expected. It was thrown "
                         f"away; nothing else was touched. Try again later, or put it at {target} by hand."
                     )
-                os.fsync(file.fileno())
-                os.chmod(part, 0o644)
                 put_in_place(part, target)
                 return True
-    finally:
-        part.unlink(missing_ok=True)
+    except OSError as error:
+        raise ReplearnError(f"Can't write to {target.parent}: {error}. Choose another root.") from error
     raise ReplearnError(
-        f"{url} could not be fetched in {patience.attempts} attempts: {why}. Without a network, bring the file by "
+        f"{url} could not be fetched in {ATTEMPTS} attempts: {why}. Without a network, bring the file by "
         f"hand and put it at {target}."
     )
 
 
-def _transfer(url: str, file: IO[bytes], target: Path, timeout: float, progress: Progress | None) -> None:
-    """Write the whole answer into the open file."""
-    file.seek(0)
-    file.truncate()
-    headers = {"User-Agent": "replearn", "Accept-Encoding": "identity"}
-    have = 0
+def _transfer(url: str, part: Path, target: Path) -> str | None:
+    """Write the whole answer; what went wrong where another attempt is worth it, else None."""
+    request = Request(url, headers={"User-Agent": "replearn", "Accept-Encoding": "identity"})
     try:
-        with urlopen(Request(url, headers=headers), timeout=timeout) as answer:
+        with urlopen(request, timeout=TIMEOUT) as answer, open(part, "wb") as file:
             total = answer.length
-            while chunk := answer.read1(1 << 20):  # read1: a slow server is seen to be alive
-                _write(file, chunk, target)
-                have += len(chunk)
-                if progress is not None:
-                    progress(target.name, have, total)
-            if total is not None and have < total:
-                raise _Interrupted(f"the connection was cut after {have:,} of {total:,} bytes")
+            shutil.copyfileobj(answer, file)
+            have = file.tell()
     except HTTPError as error:
         error.close()
-        if error.code < 500 and error.code not in (408, 425, 429):
-            raise ReplearnError(
-                f"{url} answered {error.code} ({error.reason}): the file is not to be had there. Look for a "
-                f"mirror, or put the file at {target} by hand."
-            ) from error
-        raise _Interrupted(f"the server answered {error.code} ({error.reason})") from error
-    except (OSError, HTTPException) as error:  # URLError, timeouts and resets are OSErrors
-        raise _Interrupted(str(error) or type(error).__name__) from error
-    _write(file, b"", target)
-
-
-def _write(file: IO[bytes], chunk: bytes, target: Path) -> None:
-    try:
-        file.write(chunk)
-        file.flush()
-    except OSError as error:
         raise ReplearnError(
-            f"Can't write the download of {target}: {error}. Make room there, or choose another root."
+            f"{url} answered {error.code} ({error.reason}). Try again later, look for a mirror, or put the file "
+            f"at {target} by hand."
         ) from error
+    except (OSError, HTTPException) as error:  # URLError, timeouts and resets are OSErrors
+        return str(error) or type(error).__name__
+    if total is not None and have < total:
+        return f"the connection was cut after {have:,} of {total:,} bytes"
+    return None
 
 
 def put_in_place(new: Path, target: Path) -> None:
     """Move a finished file to its place at once; one that was there is kept as NAME.old."""
+    if target.exists():
+        os.replace(target, target.with_name(f"{target.name}.old"))
+    os.replace(new, target)
+
+
+def unpack(archive: Path, layout: Layout, folder: Path) -> None:
+    """Take the layout's files out of an archive, and nothing else; whole, or not at all."""
+    if not hasattr(tarfile, "data_filter"):
+        raise ReplearnError(f"Unpacking {archive} safely needs Python 3.11.4 or newer; install that first.")
+    inside = layout.folders[0]
+    wanted = {f"{inside}/{file.name}" for file in layout.files}
     try:
-        if target.exists():
-            os.replace(target, target.with_name(f"{target.name}.old"))
-        os.replace(new, target)
-    except OSError as error:
-        raise ReplearnError(f"Can't put {target} in place: {error}. The new file is {new}.") from error
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{inside}.") as scratch:
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    tarfile.data_filter(member, scratch)  # refuses paths and links that lead outside
+                    if posixpath.normpath(member.name) in wanted and member.isreg():
+                        tar.extract(member, scratch, filter="data")
+            unpacked = Path(scratch) / inside
+            if missing := layout.missing_in(unpacked):
+                raise ReplearnError(f"{archive} lacks {inside}/{missing[0]}; it is not what it should be.")
+            if not folder.exists():
+                os.rename(unpacked, folder)
+                return
+            for new in unpacked.iterdir():
+                if md5_of(new) != md5_of(folder / new.name):
+                    put_in_place(new, folder / new.name)
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise ReplearnError(f"Can't unpack {archive}: {error}. Nothing was changed in {folder}.") from error

@@ -1,10 +1,9 @@
-"""Streaming from class folders: train/CLASS/picture.JPEG and val/CLASS/picture.JPEG."""
-
-from __future__ import annotations
+"""Pictures in a folder for each class, streamed: a data set too large for memory, as ImageNet."""
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ....errors import ReplearnError
 from ..seeds import seed_at
-from .base import IGNORED, ImageSet, StreamedSet, share_of, stratified_order
-from .pictures import SUFFIXES, picture, test_transform, train_transform
+from .images import IGNORED
+from .scenes import SUFFIXES, open_picture
 
 Key = tuple[int, int]  # an image's index, -1 for a filler, and the seed of its augmentation
 Sample = tuple[Tensor, int] | str  # a str is what is wrong: a worker's own exception arrives as a wall of text
@@ -31,7 +30,7 @@ class Listing:
     labels: Tensor = field(repr=False)
 
     def __len__(self) -> int:
-        return int(self.labels.shape[0])
+        return len(self.labels)
 
     def path(self, index: int) -> Path:
         begin = int(self.ends[index - 1]) if index else 0
@@ -50,17 +49,28 @@ def list_pictures(folder: Path, classes: Sequence[str]) -> Listing:
     labels: list[int] = []
     for label, name in enumerate(classes):
         with os.scandir(folder / name) as entries:
-            found = sorted(
-                entry.name
-                for entry in entries
-                if entry.name.lower().rsplit(".", 1)[-1] in SUFFIXES and not entry.name.startswith(".")
-            )
+            found = sorted(e.name for e in entries if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
         if not found:
             raise ReplearnError(f"{folder / name} holds no picture ({', '.join(SUFFIXES)}).")
         names += [os.fsencode(f"{name}/{file}") for file in found]
         labels += [label] * len(found)
     ends = torch.tensor([len(name) for name in names]).cumsum(0)
     return Listing(folder, b"".join(names), ends, torch.tensor(labels))
+
+
+@cache
+def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
+    """A picture as uint8: a random crop of 8 % to 100 %, flipped or not; in tests its centre (224 of 256)."""
+    try:
+        from torchvision.transforms import v2
+    except ImportError as error:
+        raise ReplearnError(
+            "ImageNet is streamed through torchvision, which is not installed: pip install 'replearn[vision]'."
+        ) from error
+    if not train:
+        return v2.Compose([v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size), v2.PILToTensor()])
+    steps = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+    return v2.Compose([*steps, *([v2.RandAugment()] if rand_augment else []), v2.PILToTensor()])
 
 
 class _Pictures(Dataset[Any]):
@@ -73,13 +83,14 @@ class _Pictures(Dataset[Any]):
         index, seed = key
         if index < 0:
             return torch.zeros(3, self.size, self.size, dtype=torch.uint8), IGNORED
-        path = self.listing.path(index)
-        transform = train_transform(self.size, self.rand_augment) if self.train else test_transform(self.size)
+        transform = transform_for(self.size, self.train, self.rand_augment)
         try:
-            image = picture(path.read_bytes(), str(path), transform, seed)
-        except (ReplearnError, OSError) as error:
+            image = open_picture(self.listing.path(index)).convert("RGB")
+        except ReplearnError as error:
             return str(error)
-        return image, int(self.listing.labels[index])
+        with torch.random.fork_rng(devices=[]):  # the transforms draw from torch's global generator
+            torch.manual_seed(seed)
+            return transform(image), int(self.listing.labels[index])
 
 
 def collate(samples: list[Sample]) -> tuple[Tensor, Tensor] | str:
@@ -89,56 +100,89 @@ def collate(samples: list[Sample]) -> tuple[Tensor, Tensor] | str:
     return torch.stack([image for image, _ in good]), torch.tensor([label for _, label in good])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class FolderStream(StreamedSet):
-    """The same (seed, epoch) gives the same batches for any number of workers, and of processes together."""
+def default_workers() -> int:
+    """As many worker processes as this process may use cores, and not more than eight."""
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
+
+def loader_of(pictures: Dataset[Any], batches: Any, workers: int, collate_fn: Any, pin: bool) -> DataLoader[Any]:
+    """Batches read ahead by worker processes."""
+    generator = torch.Generator()  # its own, so that reading data moves no other random numbers
+    return DataLoader(
+        pictures,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=collate_fn,
+        pin_memory=pin,
+        generator=generator,
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StreamedSet:
+    """A data set too large for memory: batches of uint8 images (B, C, size, size) and int64 labels.
+
+    `batch_size` is that of all processes together; each gets its equal part. The same (seed, epoch) gives the same
+    batches for any number of workers, and of processes together. Other settings:
+    `dataclasses.replace(stream, size=160, rand_augment=True)`.
+    """
+
+    name: str
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     train: Listing
     test: Listing
+    channels: int = 3
+    size: int = 224
+    rand_augment: bool = False
+    workers: int = field(default_factory=default_workers)  # 0: read in this process
+
+    unit = "images"
+    classes = "classes"
+
+    @property
+    def num_train(self) -> int:
+        return len(self.train)
+
+    @property
+    def num_test(self) -> int:
+        return len(self.test)
 
     def train_batches(
         self, epoch: int, seed: int, rank: int = 0, world_size: int = 1, batch_size: int = 256, first: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        share = share_of(batch_size, rank, world_size)
-        steps = self.steps(batch_size)
+        """One epoch's augmented batches from number `first` on; a last one that is not full is left out."""
+        steps = self.num_train // batch_size
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "order"))
-        order = torch.randperm(len(self.train), generator=generator)
-        mine = order[: steps * batch_size].reshape(steps, world_size, share)[first:, rank]
-        batches = _Keys(mine, seed, epoch)
-        return self._stream(_Pictures(self.train, self.size, True, self.rand_augment), batches)
+        order = torch.randperm(self.num_train, generator=generator)[: steps * batch_size]
+        mine = order.reshape(steps, world_size, -1)[first:, rank]
+        return self._stream(self.train, True, _Keys(mine, seed, epoch))
 
     def test_batches(
         self, rank: int = 0, world_size: int = 1, batch_size: int = 256
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        share_of(batch_size, rank, world_size)
+        """Every test image once, over all processes together.
+
+        Each process gets the same number of batches, so that sharded models stay in step; images
+        that only fill up are labelled IGNORED: count `labels >= 0`.
+        """
         batches = []
-        for whole in torch.arange(len(self.test)).split(batch_size):
+        for whole in torch.arange(self.num_test).split(batch_size):
             share = -(-len(whole) // world_size)
             indices = whole[rank * share : (rank + 1) * share].tolist()
             batches.append([(index, 0) for index in indices + [-1] * (share - len(indices))])
-        return self._stream(_Pictures(self.test, self.size, False, False), batches)
+        return self._stream(self.test, False, batches)
 
-    def part(self, num_train: int, num_test: int, seed: int = 0) -> ImageSet:
-        """So many pictures in memory, cropped as for testing."""
-        halves: list[Tensor] = []
-        for listing, count in ((self.train, num_train), (self.test, num_test)):
-            chosen = stratified_order(listing.labels, seed)[:count]
-            keys = [[(index, 0) for index in some.tolist()] for some in chosen.split(64)]
-            read = list(self._stream(_Pictures(listing, self.size, False, False), keys))
-            halves += [torch.cat([images for images, _ in read]), torch.cat([labels for _, labels in read])]
-        x, y, test_x, test_y = halves
-        return ImageSet(self.name, self.num_classes, x, y, test_x, test_y, self.mean, self.std)
+    def picked(self, train: bool, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """These training or test images, cropped as in tests, and their labels."""
+        parts = [[(index, 0) for index in indices[start : start + 64]] for start in range(0, len(indices), 64)]
+        images, labels = zip(*self._stream(self.train if train else self.test, False, parts), strict=True)
+        return torch.cat(images), torch.cat(labels)
 
-    def _stream(self, pictures: _Pictures, batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        loader: DataLoader[Any] = DataLoader(
-            pictures,
-            batch_sampler=batches,
-            num_workers=self.workers,
-            collate_fn=collate,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # its own, so that reading data moves no other random numbers
-        )
-        for batch in loader:
+    def _stream(self, listing: Listing, augment: bool, batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        pictures = _Pictures(listing, self.size, augment, self.rand_augment)
+        for batch in loader_of(pictures, batches, self.workers, collate, torch.cuda.is_available()):
             if isinstance(batch, str):
                 raise ReplearnError(batch)
             images, labels = batch

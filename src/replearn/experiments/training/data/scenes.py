@@ -1,19 +1,21 @@
 """Data sets of whole pictures, as detectors and segmenters learn from them: files, and what is in them."""
 
-from __future__ import annotations
-
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
 
 Policy = Literal["refuse", "skip"]
 SHOWN = 5
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+VOID = 255  # a pixel that does not count
+UNKNOWN = -1  # a value that no mask of the set may hold
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 class Defects:
@@ -40,9 +42,6 @@ class Defects:
         return [f"left out as bad data: {' '.join(self.found[:SHOWN])}{more}"]
 
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
 @dataclass(frozen=True, eq=False)
 class Scene:
     """One picture and the boxes in it, without crowds: float32 (n, 4) corners x0, y0, x1, y1 and labels from 0."""
@@ -67,12 +66,13 @@ Item = TypeVar("Item", Scene, Pair)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PictureSet(ABC, Generic[Item]):
+class PictureSet(Generic[Item]):
     """Pictures for training and for the test, by their files."""
 
     name: str
     train: tuple[Item, ...] = field(repr=False)
     test: tuple[Item, ...] = field(repr=False)
+    class_names: tuple[str, ...]
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
@@ -80,8 +80,8 @@ class PictureSet(ABC, Generic[Item]):
     classes = "classes"
 
     @property
-    @abstractmethod
-    def num_classes(self) -> int: ...
+    def num_classes(self) -> int:
+        return len(self.class_names)
 
     @property
     def num_train(self) -> int:
@@ -96,25 +96,102 @@ class PictureSet(ABC, Generic[Item]):
 class DetectionSet(PictureSet[Scene]):
     """Pictures with boxes. `truth` is the test part as COCO's own annotation data, crowds included."""
 
-    categories: tuple[tuple[int, str], ...]  # the id in the file and the name, by label
+    category_ids: tuple[int, ...]  # the file's id of each class
     truth: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.categories)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SegmentationSet(PictureSet[Pair]):
     """Pictures with masks. `numbers` says for each of a mask's 256 values which class it is."""
 
-    class_names: tuple[str, ...]
     numbers: Tensor = field(repr=False)  # int16 (256,): a class, VOID, or UNKNOWN for a value that may not occur
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
+
+def open_picture(path: Path) -> Any:
+    """A decoded PIL picture; ReplearnError that names the file where it is none."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ReplearnError("Reading pictures needs Pillow: pip install 'replearn[vision]'.") from error
+    try:
+        image = Image.open(path)
+        image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ReplearnError(f"{path} is no picture that can be read ({error}).") from error
+    return image
 
 
-VOID = 255  # a pixel that does not count
-UNKNOWN = -1  # a value that no mask of the set may hold
+def pixels(image: Any) -> Tensor:
+    """uint8 (height, width, channels); a copy that can be written to."""
+    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return flat.reshape(image.height, image.width, -1)
+
+
+def read_picture(path: Path) -> Tensor:
+    """uint8 (3, height, width)."""
+    return pixels(open_picture(path).convert("RGB")).permute(2, 0, 1).contiguous()
+
+
+def read_scene(scene: Scene) -> tuple[Tensor]:
+    """The picture of a scene, which must be as large as its annotation says."""
+    image = read_picture(scene.path)
+    if image.shape[1:] != (scene.height, scene.width):
+        raise ReplearnError(
+            f"{scene.path} is {image.shape[2]}x{image.shape[1]} pixels, and its annotation says "
+            f"{scene.width}x{scene.height}: the boxes are of another picture."
+        )
+    return (image,)
+
+
+def read_pair(pair: Pair, data: SegmentationSet) -> tuple[Tensor, Tensor]:
+    """A picture and its classes as uint8 (height, width), VOID where a pixel does not count."""
+    image, mask = read_picture(pair.image), read_mask(pair.mask)
+    if image.shape[1:] != mask.shape:
+        raise ReplearnError(
+            f"The mask {pair.mask} is {mask.shape[1]}x{mask.shape[0]} pixels, and its picture {pair.image} is "
+            f"{image.shape[2]}x{image.shape[1]}."
+        )
+    numbers = data.numbers[mask.long()]
+    if bool((numbers == UNKNOWN).any()):
+        value = int(mask[numbers == UNKNOWN][0])
+        raise ReplearnError(
+            f"The mask {pair.mask} holds the class id {value}, which {data.name} has not: it has "
+            f"{data.num_classes} classes."
+        )
+    return image, numbers.to(torch.uint8)
+
+
+def read_mask(path: Path) -> Tensor:
+    """A mask's values: a grey picture, one with a palette, or three equal channels."""
+    mask = open_picture(path)
+    if mask.mode not in ("L", "P", "LA", "PA", "RGB", "RGBA"):
+        raise ReplearnError(
+            f"The mask {path} has pixels of {mask.mode!r}; it has to hold 8 bits, a class id each."
+        )
+    values = pixels(mask)
+    if mask.mode in ("RGB", "RGBA") and bool((values[..., :3] != values[..., :1]).any()):
+        raise ReplearnError(f"The mask {path} is a colour picture; it has to hold a class id at every pixel.")
+    return values[..., 0].contiguous()
+
+
+def list_pairs(images: Path, masks: Path) -> tuple[Pair, ...]:
+    """Each picture of a folder with the mask of the same name, whatever their suffixes; sorted.
+
+    ReplearnError for a picture without a mask or a folder without pictures.
+    """
+    by_stem = {path.stem: path for path in pictures_in(masks)}
+    found = []
+    for path in pictures_in(images):
+        if path.stem not in by_stem:
+            raise ReplearnError(f"{path} has no mask: there is no {path.stem}.* in {masks}.")
+        found.append(Pair(path, by_stem[path.stem]))
+    if not found:
+        raise ReplearnError(f"{images} holds no picture ({', '.join(SUFFIXES)}).")
+    return tuple(found)
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    except OSError as error:
+        raise ReplearnError(f"Can't read the folder {folder}: {error}.") from error

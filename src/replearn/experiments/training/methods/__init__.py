@@ -3,15 +3,13 @@
 A method is a file with a class derived from `Method` that has the file's name. To add one, add a file.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 
 from ....errors import ReplearnError
 from ..listing import classes_in
 from .base import Method, Setting
-from .combined import Combined
+from .wrapping import Combined
 
 __all__ = ["Method", "Setting", "available", "has_targets", "method_for"]
 

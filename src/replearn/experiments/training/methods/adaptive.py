@@ -8,8 +8,6 @@ model, as the paper's sum is. Every legal block has an operator and all blocks s
 saving is in time and activations, not in parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """What a method is: a change to a model before training, and at most a change at each epoch."""
 
-from __future__ import annotations
-
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ....errors import ReplearnError
+from ....operators.removal import Removal
 from ....planning.data import Plan
+from ....planning.targets import default_operator
+from ....surgery.plan_metadata import carried
 from ..recipe import Variant
 
 
@@ -29,7 +32,6 @@ class Method(ABC):
     name: str
     capturable: bool = True  # False if each step may take another path through the model
     leaves_idle: bool = False  # True if a step may leave parameters without a gradient; DDP must look for them
-    recomputes: bool = False  # True if blocks are run again in the backward pass
     has_targets: bool = False  # True if blocks are replaced or removed
 
     def __init__(self, setting: Setting) -> None:
@@ -60,3 +62,50 @@ class Method(ABC):
     def finish(self, model: nn.Module) -> nn.Module:
         """Take off what only training needed; the outputs in eval mode stay the same."""
         return model
+
+
+HINT = (
+    "Write {method} in pretrained, so that each row starts from weights of its own, as "
+    "runs/t2_resnet50/imagenet/{method}/seed-0/model.safetensors, and label the row as the one it was trained by."
+)
+
+
+def carried_plan(model: nn.Module, variant: Variant) -> Plan | None:
+    """The plan that the model carries, if it is what the row asks for; None for a whole model.
+
+    Raises ReplearnError where method, placement or operator differ.
+    """
+    found = carried(model)
+    if found is None:
+        return None
+    nothing = all(isinstance(target.operator, Removal) for target in found.targets)
+    kind = "removal" if nothing else "repl"
+    if kind != variant.method.partition("+")[0]:
+        raise ReplearnError(
+            f"The row {variant.label} ({variant.method}) can't start from these weights: "
+            f"{len(found.targets)} blocks of them are replaced ({kind}). {HINT}"
+        )
+    there, asked = in_words(found), wanted(variant, found)
+    if there != asked:
+        raise ReplearnError(
+            f"The row {variant.label} can't start from these weights: it asks for {asked}, and they were trained "
+            f"with {there}. {HINT}"
+        )
+    return found
+
+
+def in_words(plan: Plan) -> str:
+    found = re.search(r"interval=\d+, first=\d+(?!.*by similarity)", plan.placement)
+    operators = sorted({target.operator.label() for target in plan.targets})
+    return f"{found[0] if found else plan.placement}, {', '.join(operators)}"
+
+
+def wanted(variant: Variant, found: Plan) -> str:
+    """What the row asks for, as `in_words` tells a plan; without an operator, each block's own default."""
+    placement = f"interval={variant.interval}, first={variant.first or variant.interval}"
+    if variant.method.partition("+")[0] == "removal":
+        return f"{placement}, {Removal().label()}"
+    if variant.operator is not None:
+        return f"{placement}, {variant.operator.label()}"
+    defaults = {default_operator(target.anatomy).label() for target in found.targets}
+    return f"{placement}, {', '.join(sorted(defaults))}"

@@ -4,8 +4,6 @@ A block keeps its input alone and is run again in the backward pass. The second 
 random numbers and leaves BatchNorm's running statistics alone, so that training is that of E2E.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +18,6 @@ from .wrapping import Patch, Wrapper, branches, is_removed, unpatch_
 
 class Checkpointing(Wrapper):
     name = "checkpointing"
-    recomputes = True
 
     def wrap(self, model: nn.Module, stacks: tuple[Stack, ...]) -> nn.Module:
         for name in (name for stack in stacks for name in stack.blocks):

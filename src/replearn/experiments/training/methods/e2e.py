@@ -2,8 +2,7 @@
 
 from torch import nn
 
-from .base import Method
-from .carried import carried_plan
+from .base import Method, carried_plan
 
 
 class EndToEnd(Method):

@@ -5,8 +5,7 @@ from torch import nn
 from ....operators.removal import Removal as Nothing
 from ....planning.planner import plan
 from ....surgery.replace import replace_
-from .base import Method
-from .carried import carried_plan
+from .base import Method, carried_plan
 
 
 class Removal(Method):

@@ -9,8 +9,6 @@ A_2 is what block 2's attention gives. The skipped blocks' attention and first n
 they save attention, and add f. For another depth n the blocks round(3n/12) ... round(9n/12) - 1 skip.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

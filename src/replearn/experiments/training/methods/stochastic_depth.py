@@ -15,8 +15,6 @@ What is dropped follows from (seed, epoch, step) alone. A dropped block's parame
 that step, and so neither weight decay nor momentum.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -3,8 +3,6 @@
 A task is a file with a class derived from `Task` that has a `name`. To add one, add a file.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 

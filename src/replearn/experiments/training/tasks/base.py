@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .. import data as data_room
 from ..batches import Batches
+from ..data.scenes import Defects
 from ..metrics import Metric
+from ..picture_store import PictureStore
+from ..pretrained import start_backbone_
 from ..processes import Processes
 
 if TYPE_CHECKING:
@@ -78,3 +82,52 @@ class Task(ABC):
     def parts(self, batch: Any, count: int) -> Iterator[Any]:
         """A batch cut into equal parts, for accumulating gradients."""
         return zip(*(tensor.chunk(count) for tensor in batch), strict=True)
+
+
+class PictureTask(Task):
+    """What detection and segmentation share: pictures on disk, of which some may be broken, and a backbone."""
+
+    kind: ClassVar[Any]  # the class of its data sets
+    batches_of: ClassVar[Any]  # the class of its batches
+
+    defects: Defects
+    started: str = ""
+
+    @staticmethod
+    @abstractmethod
+    def reader(data: Any) -> Any:
+        """What decodes one of the set's items."""
+
+    @classmethod
+    def open(cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]) -> Task:
+        task = cls(spec, device, processes)
+        key = (spec.data, str(spec.data_root), spec.recipe.bad_data)
+        if key not in shared:
+            defects = Defects(spec.recipe.bad_data)
+            loaded = data_room.load(spec.data, spec.data_root, defects=defects)
+            found = data_room.expect(cls.kind, loaded, cls.name)
+            parts = (found.train, found.test)
+            stores = [PictureStore(items, cls.reader(found), device, defects) for items in parts]
+            shared[key] = found, *stores, defects
+        found, train, test, task.defects = shared[key]
+        task.batches = cls.batches_of(found, train, test, processes, spec.recipe, device)
+        return task
+
+    def start_(self, model: nn.Module) -> nn.Module:
+        """The model, its backbone filled with trained weights where the recipe says so."""
+        if self.spec.pretrained is not None:
+            self.started = start_backbone_(model, self.spec.pretrained)
+        return model
+
+    def notes(self) -> list[str]:
+        return [*([self.started] if self.started else []), *self.defects.notes()]
+
+    def keep(self, model: nn.Module, precision: AbstractContextManager[Any]) -> None:
+        with precision:
+            self.draw(model)
+        if self.defects.found:
+            (self.spec.out / "skipped.txt").write_text("\n".join(self.defects.found) + "\n", encoding="utf-8")
+
+    @abstractmethod
+    def draw(self, model: nn.Module) -> None:
+        """Write a few test pictures with what is in them and what the model finds."""

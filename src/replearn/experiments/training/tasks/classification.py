@@ -11,14 +11,12 @@ from torch.nn.functional import cross_entropy
 
 from .. import data as data_room
 from ..architectures import architecture
-from ..augmentation import DeviceImages
-from ..batches import DeviceBatches, ImageBatches
-from ..data.base import ImageSet, StreamedSet
+from ..data import ImageSet, StreamedSet
+from ..image_batches import DeviceBatches, DeviceImages, ImageBatches, StreamBatches
 from ..metrics import Metric
 from ..pretrained import load_pretrained_
 from ..processes import Processes
 from ..recipe import Augment
-from ..streaming import StreamBatches
 from .base import Task
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ class Classification(Task):
         if key not in shared:
             loaded = data_room.load(spec.data, spec.data_root)
             if recipe.classes:
-                loaded = data_room.with_classes(loaded, recipe.classes)
+                loaded = data_room.expect(ImageSet, loaded, "a part of the classes").with_classes(recipe.classes)
             if isinstance(loaded, StreamedSet):
                 task.batches = StreamBatches(loaded, augment, processes, recipe.batch_size, device)
                 return task
@@ -57,9 +55,9 @@ class Classification(Task):
         model = architecture(
             self.recipe.model, num_classes=held.num_classes, channels=held.channels, size=held.size
         )
-        if self.recipe.pretrained is not None:
+        if self.spec.pretrained is not None:
             outputs = [self.spec.data, list(self.recipe.classes)]
-            load_pretrained_(model, self.recipe.pretrained, outputs=outputs, name=self.recipe.model)
+            load_pretrained_(model, self.spec.pretrained, outputs=outputs, name=self.recipe.model)
         return model
 
     def example(self) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 from ....errors import ReplearnError
 from .. import data as data_room
 from ..architectures import language_model
-from ..data.text import TextSet
+from ..data import TextSet
 from ..metrics import Metric
 from ..pretrained import load_pretrained_
 from ..processes import Processes
-from ..text_batches import DeviceText, TextBatches
+from ..text_batches import TextBatches
 from .base import Task
 
 if TYPE_CHECKING:
@@ -39,16 +40,17 @@ class LanguageModelling(Task):
         key = (spec.data, str(spec.data_root), text.min_count)
         if key not in shared:
             loaded = data_room.load(spec.data, spec.data_root, min_count=text.min_count)
-            shared[key] = DeviceText(data_room.expect(TextSet, loaded, cls.name), device)
+            found = data_room.expect(TextSet, loaded, cls.name)
+            shared[key] = replace(found, train=found.train.to(device), test=found.test.to(device))
         task.batches = TextBatches(shared[key], processes, spec.recipe.batch_size, text.sequence_length)
         return task
 
     def build(self) -> nn.Module:
         length = self.recipe.text.sequence_length
         model = language_model(self.recipe.model, num_words=self.batches.num_words, max_length=length)
-        if self.recipe.pretrained is not None:
+        if self.spec.pretrained is not None:
             words, name = self.batches.num_words, self.recipe.model
-            load_pretrained_(model, self.recipe.pretrained, words=words, name=name)
+            load_pretrained_(model, self.spec.pretrained, words=words, name=name)
         return model
 
     def example(self) -> Tensor:

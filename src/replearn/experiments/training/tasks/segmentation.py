@@ -1,82 +1,42 @@
 """Semantic segmentation: a class for every pixel, judged by the mean IoU."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from .. import data as data_room
-from ..data.base import IGNORED
-from ..data.masks import read_pair
-from ..data.scenes import Defects, Pair, SegmentationSet
+from ..data import IGNORED, SegmentationSet
+from ..data.scenes import read_pair
 from ..examples import mask_examples
 from ..metrics import Metric
-from ..picture_store import PictureStore
-from ..pretrained import start_backbone_
-from ..processes import Processes
-from ..recipe import Augment
+from ..picture_batches import SegmentationBatches
 from ..scene_models import logits_of, segmenter, stride_of
-from ..segmentation_batches import SegmentationBatches
-from .base import Task
-
-if TYPE_CHECKING:
-    from ..run import RunSpec
+from .base import PictureTask
 
 EXAMPLES = 4
 
 
-class SemanticSegmentation(Task):
+class SemanticSegmentation(PictureTask):
     name = "segmentation"
     metric = Metric(name="iou", unit="%")
     also = (Metric(name="overall", unit="%"), Metric(name="mean", unit="%"))
     counted = ("train_overall",)
+    kind = SegmentationSet
+    batches_of = SegmentationBatches
 
     batches: SegmentationBatches
-    defects: Defects
-    started: str = ""
 
-    @classmethod
-    def open(
-        cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]
-    ) -> SemanticSegmentation:
-        task = cls(spec, device, processes)
-        recipe = spec.recipe
-        key = (spec.data, str(spec.data_root), recipe.bad_data)
-        if key not in shared:
-            defects = Defects(recipe.bad_data)
-            loaded = data_room.load(spec.data, spec.data_root, defects=defects)
-            found = data_room.expect(SegmentationSet, loaded, cls.name)
-            stores = [
-                PictureStore(_Reader(pairs, found), len(pairs), device, defects)
-                for pairs in (found.train, found.test)
-            ]
-            shared[key] = found, *stores, defects
-        found, train, test, task.defects = shared[key]
-        task.batches = SegmentationBatches(
-            found,
-            train,
-            test,
-            processes,
-            recipe.batch_size,
-            settings=recipe.segmentation,
-            flip=recipe.augment.get(spec.data, Augment()).flip,
-            device=device,
-        )
-        return task
+    @staticmethod
+    def reader(data: SegmentationSet) -> Any:
+        return partial(read_pair, data=data)
 
     def build(self) -> nn.Module:
         auxiliary = self.recipe.segmentation.auxiliary > 0
-        model = segmenter(self.recipe.model, num_classes=self.batches.data.num_classes, auxiliary=auxiliary)
-        if self.spec.pretrained is not None:
-            self.started = start_backbone_(model, self.spec.pretrained)
-        return model
-
-    def notes(self) -> list[str]:
-        return [*([self.started] if self.started else []), *self.defects.notes()]
+        classes = self.batches.data.num_classes
+        return self.start_(segmenter(self.recipe.model, num_classes=classes, auxiliary=auxiliary))
 
     def example(self) -> Tensor:
         side = self.recipe.segmentation.crop
@@ -149,24 +109,11 @@ class SemanticSegmentation(Task):
             images = images.contiguous(memory_format=torch.channels_last)
         return logits_of(model(images))[0][..., :height, :width].float()
 
-    def keep(self, model: nn.Module, precision: AbstractContextManager[Any]) -> None:
+    def draw(self, model: nn.Module) -> None:
         shown = self.batches.examples(EXAMPLES)
-        with precision:
-            said = [self.predict(model, ready)[0].argmax(0) for _, ready, _ in shown]
-        names = self.batches.data.class_names
-        mask_examples(self.spec.out, [(image, truth) for image, _, truth in shown], said, names)
-        if self.defects.found:
-            (self.spec.out / "skipped.txt").write_text("\n".join(self.defects.found) + "\n", encoding="utf-8")
-
-
-class _Reader:
-    """Reads a pair by number; an object and not a closure, so that worker processes can be given it."""
-
-    def __init__(self, pairs: tuple[Pair, ...], data: SegmentationSet) -> None:
-        self.pairs, self.data = pairs, data
-
-    def __call__(self, number: int) -> tuple[Tensor, ...]:
-        return read_pair(self.pairs[number], self.data)
+        said = [self.predict(model, ready)[0].argmax(0) for _, ready, _ in shown]
+        pictures = [(image, truth) for image, _, truth in shown]
+        mask_examples(self.spec.out, pictures, said, self.batches.data.class_names)
 
 
 def starts(length: int, side: int) -> list[int]:

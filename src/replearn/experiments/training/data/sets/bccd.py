@@ -4,14 +4,11 @@ bccd/{train,val,test}/*.jpg and bccd/annotations/instances_{train,val,test}.json
 pictures of train and tested on the 72 of test.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
-from ..coco import Parts, load_parts
-from ..source import Layout, Source
+from ..coco import coco_layout, load_parts
+from ..source import Source
 
-PARTS = Parts(train="train", test="test")
 SOURCE = Source(
     name="bccd",
     title="BCCD",
@@ -19,7 +16,7 @@ SOURCE = Source(
     shape=(3, 480, 640),
     num_train=205,
     num_test=72,
-    layouts=(Layout(name="COCO", folders=("bccd",), signs=PARTS.signs),),
+    layouts=(coco_layout("bccd", train="train", test="test"),),
     how="Put the pictures and instances_{train,test}.json (COCO's format) into ROOT/bccd, as its file describes.",
 )
-load = partial(load_parts, SOURCE, PARTS)
+load = partial(load_parts, SOURCE)

@@ -4,16 +4,10 @@ camvid/{train,val,test}/NAME.* and camvid/{train,val,test}annot/NAME.*, masks wi
 void; the split of SegNet. Trained on train and tested on test.
 """
 
-from __future__ import annotations
-
-import os
-
 import torch
 
-from ..masks import check_counts, list_pairs
-from ..places import locate
-from ..scenes import UNKNOWN, VOID, Defects, SegmentationSet
-from ..source import Layout, Source
+from ..scenes import UNKNOWN, VOID, Defects, SegmentationSet, list_pairs
+from ..source import Layout, Root, Source, check_count, locate
 
 CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian"),
@@ -31,18 +25,13 @@ SOURCE = Source(
 )
 
 
-def load(
-    root: str | os.PathLike[str] | None = None, strict_counts: bool = True, defects: Defects | None = None
-) -> SegmentationSet:
+def load(root: Root = None, strict_counts: bool = True, defects: Defects | None = None) -> SegmentationSet:
     folder, _ = locate(SOURCE, root)
     numbers = torch.full((256,), UNKNOWN, dtype=torch.int16)
     numbers[: len(CLASSES)] = torch.arange(len(CLASSES), dtype=torch.int16)
     numbers[len(CLASSES)] = numbers[VOID] = VOID
-    found = SegmentationSet(
-        name=SOURCE.name,
-        class_names=CLASSES,
-        numbers=numbers,
-        train=list_pairs(folder / "train", folder / "trainannot"),
-        test=list_pairs(folder / "test", folder / "testannot"),
-    )
-    return check_counts(found, SOURCE, folder, strict_counts, defects)
+    train, test = (list_pairs(folder / part, folder / f"{part}annot") for part in ("train", "test"))
+    if strict_counts and (defects is None or defects.policy == "refuse"):
+        check_count(SOURCE, folder, "training pictures", len(train), SOURCE.num_train)
+        check_count(SOURCE, folder, "test pictures", len(test), SOURCE.num_test)
+    return SegmentationSet(name=SOURCE.name, class_names=CLASSES, numbers=numbers, train=train, test=test)

@@ -6,15 +6,13 @@ Checksums: those of the official page and of torchvision; of the binary files, t
 the official archive have.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
+from ..images import load_images, records_of
 from ..pickles import images_and_labels
-from ..reading import load_images, records_of
 from ..source import Download, Layout, OfficialFile, Source
 
 HOME = "https://www.cs.toronto.edu/~kriz"
@@ -33,16 +31,15 @@ def read_binary(path: Path) -> tuple[Tensor, Tensor]:
     return records[:, 1:].reshape(-1, 3, 32, 32).contiguous(), records[:, 0].long()
 
 
-def read_python(path: Path) -> tuple[Tensor, Tensor]:
-    return images_and_labels(path, b"labels")
-
-
-def batch_file(stem: str, version: int) -> OfficialFile:
-    return OfficialFile(
-        name=f"{stem}.bin" if version == 0 else stem,
-        md5=MD5[stem][version],
-        split="test" if stem == "test_batch" else "train",
-        num_images=10_000,
+def batches(version: int, suffix: str) -> tuple[OfficialFile, ...]:
+    return tuple(
+        OfficialFile(
+            name=stem + suffix,
+            md5=sums[version],
+            split="test" if stem == "test_batch" else "train",
+            num_images=10_000,
+        )
+        for stem, sums in MD5.items()
     )
 
 
@@ -58,7 +55,7 @@ SOURCE = Source(
             name="binary",
             folders=("cifar-10-batches-bin",),
             signs=("*_batch*.bin",),
-            files=tuple(batch_file(stem, 0) for stem in MD5),
+            files=batches(0, ".bin"),
             downloads=(Download(url=f"{HOME}/cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530"),),
             read=read_binary,
         ),
@@ -66,12 +63,8 @@ SOURCE = Source(
             name="python",
             folders=("cifar-10-batches-py",),
             signs=("*_batch*",),
-            files=(
-                *(batch_file(stem, 1) for stem in MD5),
-                OfficialFile(name="batches.meta", md5="5ff9c542aee3614f3951f8cda6e48888", required=False),
-            ),
-            downloads=(Download(url=f"{HOME}/cifar-10-python.tar.gz", md5="c58f30108f718f92721af3b95e74349a"),),
-            read=read_python,
+            files=batches(1, ""),
+            read=partial(images_and_labels, labels_key=b"labels"),
         ),
     ),
     how=f"unpack {HOME}/cifar-10-binary.tar.gz into the root.",

@@ -4,18 +4,16 @@ Binary version: records of 3,074 bytes, the coarse label, the fine label and the
 Python version: a pickle a split, read without running anything in it. The coarse labels are not used.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
+from ..images import load_images, records_of
 from ..pickles import images_and_labels
-from ..reading import load_images, records_of
 from ..source import Download, Layout, OfficialFile, Source
 
-HOME = "https://www.cs.toronto.edu/~kriz"
+ADDRESS = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
 
 
 def read_binary(path: Path) -> tuple[Tensor, Tensor]:
@@ -23,8 +21,11 @@ def read_binary(path: Path) -> tuple[Tensor, Tensor]:
     return records[:, 2:].reshape(-1, 3, 32, 32).contiguous(), records[:, 1].long()
 
 
-def read_python(path: Path) -> tuple[Tensor, Tensor]:
-    return images_and_labels(path, b"fine_labels")
+def parts(suffix: str, train: str, test: str) -> tuple[OfficialFile, ...]:
+    return (
+        OfficialFile(name=f"train{suffix}", md5=train, split="train", num_images=50_000),
+        OfficialFile(name=f"test{suffix}", md5=test, split="test", num_images=10_000),
+    )
 
 
 SOURCE = Source(
@@ -39,32 +40,18 @@ SOURCE = Source(
             name="binary",
             folders=("cifar-100-binary",),
             signs=("train.bin", "test.bin"),
-            files=(
-                OfficialFile(
-                    name="train.bin", md5="6172c7755cfe09b2fe270c85cebc1b15", split="train", num_images=50_000
-                ),
-                OfficialFile(
-                    name="test.bin", md5="4499cfba6c016c1be1438163640a0898", split="test", num_images=10_000
-                ),
-            ),
-            downloads=(Download(url=f"{HOME}/cifar-100-binary.tar.gz", md5="03b5dce01913d631647c71ecec9e9cb8"),),
+            files=parts(".bin", "6172c7755cfe09b2fe270c85cebc1b15", "4499cfba6c016c1be1438163640a0898"),
+            downloads=(Download(url=ADDRESS, md5="03b5dce01913d631647c71ecec9e9cb8"),),
             read=read_binary,
         ),
         Layout(
             name="python",
             folders=("cifar-100-python",),
             signs=("train", "test"),
-            files=(
-                OfficialFile(
-                    name="train", md5="16019d7e3df5f24257cddd939b257f8d", split="train", num_images=50_000
-                ),
-                OfficialFile(name="test", md5="f0ef6b0ae62326f3e7ffdfab6717acfc", split="test", num_images=10_000),
-                OfficialFile(name="meta", md5="7973b15100ade9c7d40fb424638fde48", required=False),
-            ),
-            downloads=(Download(url=f"{HOME}/cifar-100-python.tar.gz", md5="eb9058c3a382ffc7106e4002c42a8d85"),),
-            read=read_python,
+            files=parts("", "16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+            read=partial(images_and_labels, labels_key=b"fine_labels"),
         ),
     ),
-    how=f"unpack {HOME}/cifar-100-binary.tar.gz into the root.",
+    how=f"unpack {ADDRESS} into the root.",
 )
 load = partial(load_images, SOURCE)

@@ -5,18 +5,13 @@ cityscapes/gtFine/{train,val}/CITY/CITY_*_gtFine_labelIds.png. The official scri
 19 of them; the others are void (`LABELS`). The test part here is val: the official test part has no masks.
 """
 
-from __future__ import annotations
-
-import os
 from pathlib import Path
 
 import torch
 
 from .....errors import ReplearnError
-from ..masks import check_counts
-from ..places import locate
 from ..scenes import UNKNOWN, VOID, Defects, Pair, SegmentationSet
-from ..source import Layout, Source
+from ..source import Layout, Root, Source, check_count, locate
 
 LABELS = {  # the official label id to the class, in the order of the official train ids
     7: "road",
@@ -56,18 +51,13 @@ SOURCE = Source(
 )
 
 
-def load(
-    root: str | os.PathLike[str] | None = None, strict_counts: bool = True, defects: Defects | None = None
-) -> SegmentationSet:
+def load(root: Root = None, strict_counts: bool = True, defects: Defects | None = None) -> SegmentationSet:
     folder, _ = locate(SOURCE, root)
-    found = SegmentationSet(
-        name=SOURCE.name,
-        class_names=tuple(LABELS.values()),
-        numbers=official_numbers(),
-        train=pairs(folder, "train"),
-        test=pairs(folder, "val"),
-    )
-    return check_counts(found, SOURCE, folder, strict_counts, defects)
+    train, test, names = pairs(folder, "train"), pairs(folder, "val"), tuple(LABELS.values())
+    if strict_counts and (defects is None or defects.policy == "refuse"):
+        check_count(SOURCE, folder, "training pictures", len(train), SOURCE.num_train)
+        check_count(SOURCE, folder, "test pictures", len(test), SOURCE.num_test)
+    return SegmentationSet(name=SOURCE.name, class_names=names, numbers=official_numbers(), train=train, test=test)
 
 
 def official_numbers() -> torch.Tensor:

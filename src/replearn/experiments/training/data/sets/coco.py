@@ -4,12 +4,10 @@ coco/train2017/*.jpg, coco/val2017/*.jpg and coco/annotations/instances_{train,v
 val2017, as everywhere: the boxes of the official test part are not given out.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
-from ..coco import COCO_2017, load_parts
-from ..source import Layout, Source
+from ..coco import coco_layout, load_parts
+from ..source import Source
 
 SOURCE = Source(
     name="coco",
@@ -18,10 +16,10 @@ SOURCE = Source(
     shape=(3, 480, 640),
     num_train=118_287,
     num_test=5_000,
-    layouts=(Layout(name="COCO", folders=("coco", "coco2017", "COCO"), signs=COCO_2017.signs),),
+    layouts=(coco_layout("coco", "coco2017", "COCO"),),
     how=(
         "Get train2017.zip, val2017.zip and annotations_trainval2017.zip from cocodataset.org and unpack them "
         "into ROOT/coco."
     ),
 )
-load = partial(load_parts, SOURCE, COCO_2017)
+load = partial(load_parts, SOURCE)

@@ -6,10 +6,7 @@ CC BY 4.0). It has no split of its own. Ours: 360 test images, 36 of each class,
 which are 0..16 there, are brought to 0..255. Images stay 8x8; a recipe may enlarge them.
 """
 
-from __future__ import annotations
-
 import gzip
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,9 +14,8 @@ import torch
 from torch import Tensor
 
 from .....errors import ReplearnError
-from ..base import ImageSet, stratified_order
-from ..reading import channel_statistics
-from ..source import Source
+from ..images import ImageSet, channel_statistics, stratified_order
+from ..source import Root, Source
 
 SOURCE = Source(
     name="digits",
@@ -34,44 +30,24 @@ SOURCE = Source(
 )
 
 
-def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True) -> ImageSet:
+def load(root: Root = None, strict_counts: bool = True) -> ImageSet:
     """The digits; the root is not looked at."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise ReplearnError(f"{SOURCE.title} need scikit-learn, which is not installed. {SOURCE.how}")
-    table = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    rows = from_table(table) if table.is_file() else from_library()
+    rows = read_table(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz")
     images = rows[:, :-1].reshape(-1, 1, 8, 8).mul(255 / 16).round().to(torch.uint8)
     labels = rows[:, -1].long()
     held = torch.zeros(len(labels), dtype=torch.bool)
     held[stratified_order(labels, seed=0)[: SOURCE.num_test]] = True
-    if strict_counts and len(labels) != SOURCE.num_train + SOURCE.num_test:
-        raise ReplearnError(
-            f"This scikit-learn brings {len(labels):,} digits, and 1,797 are expected; install scikit-learn anew."
-        )
-    mean, std = channel_statistics(images[~held])
-    return ImageSet(
-        name=SOURCE.name,
-        num_classes=SOURCE.num_classes,
-        train_images=images[~held],
-        train_labels=labels[~held],
-        test_images=images[held],
-        test_labels=labels[held],
-        mean=mean,
-        std=std,
-    )
+    train, test = (images[~held], labels[~held]), (images[held], labels[held])
+    return ImageSet(SOURCE.name, SOURCE.num_classes, *train, *test, *channel_statistics(train[0]))
 
 
-def from_table(path: Path) -> Tensor:
+def read_table(path: Path) -> Tensor:
     """64 pixels and the digit a row, from scikit-learn's file: importing scikit-learn takes seconds, this none."""
-    with gzip.open(path, "rt") as lines:
-        return torch.tensor([[float(value) for value in line.split(",")] for line in lines])
-
-
-def from_library() -> Tensor:
-    """The same through scikit-learn's door, should the file ever move."""
-    from sklearn.datasets import load_digits
-
-    bundle = load_digits()
-    pixels = torch.tensor(bundle.data, dtype=torch.float32)
-    return torch.cat([pixels, torch.tensor(bundle.target, dtype=torch.float32)[:, None]], dim=1)
+    try:
+        with gzip.open(path, "rt") as lines:
+            return torch.tensor([[float(value) for value in line.split(",")] for line in lines])
+    except (OSError, ValueError) as error:
+        raise ReplearnError(f"scikit-learn's digits can't be read: {error}. Install scikit-learn anew.") from error

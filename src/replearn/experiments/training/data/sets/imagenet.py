@@ -4,18 +4,12 @@ Class folders: train/n01440764/*.JPEG and val/n01440764/*.JPEG; classes are numb
 their names.
 """
 
-from __future__ import annotations
-
-import os
 from pathlib import Path
 
 from .....errors import ReplearnError
-from ..base import StreamedSet
-from ..folders import FolderStream, class_folders, list_pictures
-from ..places import locate
-from ..source import Layout, Source
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+from ..folders import StreamedSet, class_folders, list_pictures
+from ..scenes import IMAGENET_MEAN, IMAGENET_STD
+from ..source import Layout, Root, Source, check_count, locate
 
 SOURCE = Source(
     name="imagenet",
@@ -38,27 +32,20 @@ SOURCE = Source(
 )
 
 
-def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True) -> StreamedSet:
+def load(root: Root = None, strict_counts: bool = True) -> StreamedSet:
     folder, _ = locate(SOURCE, root)
     try:
         stream = folder_stream(folder)
     except OSError as error:
         raise ReplearnError(f"Can't read ImageNet in {folder}: {error}. {SOURCE.how}") from error
     if strict_counts:
-        for what, found, expected in (
-            ("classes", stream.num_classes, SOURCE.num_classes),
-            ("training pictures", stream.num_train, SOURCE.num_train),
-            ("validation pictures", stream.num_test, SOURCE.num_test),
-        ):
-            if found != expected:
-                raise ReplearnError(
-                    f"{folder} holds {found:,} {what}, and ImageNet has {expected:,}: it is not whole, or has "
-                    f"more. Unpack it again, or write strict_counts=False to take it as it is. {SOURCE.how}"
-                )
+        check_count(SOURCE, folder, "classes", stream.num_classes, SOURCE.num_classes)
+        check_count(SOURCE, folder, "training pictures", stream.num_train, SOURCE.num_train)
+        check_count(SOURCE, folder, "validation pictures", stream.num_test, SOURCE.num_test)
     return stream
 
 
-def folder_stream(folder: Path) -> FolderStream:
+def folder_stream(folder: Path) -> StreamedSet:
     for split in ("train", "val"):
         if not (folder / split).is_dir() or not class_folders(folder / split):
             raise ReplearnError(
@@ -72,14 +59,11 @@ def folder_stream(folder: Path) -> FolderStream:
             f"The class {differing[0]} is only in {folder / where}; train/ and val/ must have the same "
             "class folders."
         )
-    train, test = list_pictures(folder / "train", classes), list_pictures(folder / "val", classes)
-    return FolderStream(
+    return StreamedSet(
         name=SOURCE.name,
         num_classes=len(classes),
-        num_train=len(train),
-        num_test=len(test),
-        mean=MEAN,
-        std=STD,
-        train=train,
-        test=test,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        train=list_pictures(folder / "train", classes),
+        test=list_pictures(folder / "val", classes),
     )

@@ -4,15 +4,12 @@ Binary version: `*_X.bin` holds three planes an image, each column by column; `*
 image, from 1 to 10. The 100,000 images without labels are not used.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from .....errors import ReplearnError
-from ..reading import load_images, records_of
+from ..images import counted_from_one, load_images, records_of
 from ..source import Download, Layout, OfficialFile, Source
 
 ADDRESS = "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz"
@@ -21,10 +18,7 @@ ADDRESS = "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz"
 def read_binary(path: Path) -> tuple[Tensor, Tensor]:
     planes = records_of(path, 3 * 96 * 96).reshape(-1, 3, 96, 96)
     beside = path.with_name(path.name.replace("_X", "_y"))
-    labels = records_of(beside, 1).flatten().long()
-    wrong = labels[(labels < 1) | (labels > 10)].tolist()
-    if wrong:
-        raise ReplearnError(f"{beside} holds the label {wrong[0]}, and the labels of STL-10 go from 1 to 10.")
+    labels = counted_from_one(records_of(beside, 1).flatten().long(), beside, "STL-10")
     return planes.transpose(2, 3).contiguous(), labels - 1
 
 

@@ -4,8 +4,6 @@ MATLAB files of version 5: `X` is (32, 32, 3, images), `y` the digits, where 10 
 training images (extra_32x32.mat) are not used.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .....errors import ReplearnError
-from ..reading import load_images
+from ..images import counted_from_one, load_images
 from ..source import Download, Layout, OfficialFile, Source
 
 HOME = "http://ufldl.stanford.edu/housenumbers"
@@ -38,10 +36,8 @@ def read_mat(path: Path) -> tuple[Tensor, Tensor]:
     if "X" not in held or "y" not in held or held["X"].ndim != 4 or held["X"].dtype != "uint8":
         raise ReplearnError(f"{path} does not hold the images X and the digits y of SVHN's cropped format.")
     labels = torch.from_numpy(held["y"].astype("int64")).flatten()
-    wrong = labels[(labels < 1) | (labels > 10)].tolist()
-    if wrong:
-        raise ReplearnError(f"{path} holds the label {wrong[0]}, and the labels of SVHN go from 1 to 10.")
-    return torch.from_numpy(held["X"]).permute(3, 2, 0, 1).contiguous(), labels % 10
+    images = torch.from_numpy(held["X"]).permute(3, 2, 0, 1).contiguous()
+    return images, counted_from_one(labels, path, "SVHN") % 10
 
 
 SOURCE = Source(

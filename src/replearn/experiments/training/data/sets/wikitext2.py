@@ -6,13 +6,8 @@ nothing is downloaded. The official counts are words and line ends before our ow
 twice, <eos> after each line. An empty line is a line.
 """
 
-from __future__ import annotations
-
-import os
-
 from .....errors import ReplearnError
-from ..places import cure, locate
-from ..source import Layout, OfficialFile, Source
+from ..source import Layout, OfficialFile, Root, Source, cure, locate
 from ..text import TextSet, read_lines, text_set
 
 TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
@@ -43,7 +38,7 @@ SOURCE = Source(
 )
 
 
-def load(root: str | os.PathLike[str] | None = None, strict_counts: bool = True, min_count: int = 2) -> TextSet:
+def load(root: Root = None, strict_counts: bool = True, min_count: int = 2) -> TextSet:
     folder, found = locate(SOURCE, root)
     lines = {}
     for file, (split, count) in zip(found.files, TOKENS.items(), strict=True):

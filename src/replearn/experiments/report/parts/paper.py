@@ -1,19 +1,24 @@
-"""The paper's tables with ours beside them: each printed row, and what we measured that stands for it."""
+"""The paper's tables of which something was measured: each printed row, and ours that stands for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from ..training.compare import Row
-from ..training.comparison_table import ratio, spread
-from ..training.paper import SCORES, PaperTable, pair, paper_row, paper_tables
-from ..training.recipe import PaperRow
-from .markup import Content, Raw, fold, join, table, tag
-from .measured import Beside, Measured
-from .sections import Section
-from .tables import difference
+from ...training.compare import Row
+from ...training.comparison_table import ratio, spread
+from ...training.paper import SCORES, PaperTable, pair, paper_row, paper_tables
+from ...training.recipe import PaperRow
+from ..markup import Content, Raw, fold, join, table, tag, text_of
+from ..measured import Beside, Measured
+from ..sections import Section
+from . import Entry, View, card
+from .comparisons import difference
+
+ORDER = 50
+REACHED = ("ours", "against E2E")
+HEADS = (*REACHED, "time ratio", "memory ratio", "where")
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,12 @@ class Ours:
     measured: Measured | None = None
 
 
-def paper_part(sections: Sequence[Section], measured: Sequence[Measured] = ()) -> Raw:
-    """Every table of the paper; those with something of ours come first, and open."""
-    entries = [(printed, ours_of(printed, sections, measured)) for printed in paper_tables().values()]
-    entries.sort(key=lambda entry: not entry[1])
-    return join(*(_fold(printed, ours) for printed, ours in entries))
+def entries(view: View) -> Iterator[Entry]:
+    found = [(printed, ours_of(printed, view.sections, view.measured)) for printed in paper_tables().values()]
+    tables = [_fold(printed, ours) for printed, ours in found if ours]
+    if tables:
+        note = "As the paper prints them. Rows of ours that carry the same numbers stand beside them."
+        yield card("paper", "The tables of the paper", tag("p", note, class_="quiet"), *tables)
 
 
 def ours_of(
@@ -65,7 +71,7 @@ def _identity(row: PaperRow, e2e: bool) -> tuple[Any, ...]:
 def _fold(printed: PaperTable, ours: Mapping[int, Ours]) -> Raw:
     about = [key for key in ("data", "backbone", "method") if any(key in row for row in printed.rows)]
     cells = {index: _cells(entry) for index, entry in ours.items()}
-    shown = [head for head in HEADS if any(text(row[head]) for row in cells.values())]
+    shown = [head for head in HEADS if any(text_of(row[head]) for row in cells.values())]
     score = next((key for key in SCORES if key in printed.columns), None)
     order: list[str] = []  # ours directly behind the number that it is to be held against
     for key in printed.columns:
@@ -74,23 +80,14 @@ def _fold(printed: PaperTable, ours: Mapping[int, Ours]) -> Raw:
     body: list[list[Content]] = []
     for index, row in enumerate(printed.rows):
         line: list[Content] = [str(row.get(key, "")) for key in about]
-        held = cells.get(index, {"ours": "not yet measured"} if ours else {})
+        held = cells.get(index, {"ours": "not yet measured"})
         line += [printed_value(row.get(key)) if key in printed.columns else held.get(key, "") for key in order]
         body.append(line)
-    count = f"{len(ours)} of {len(printed.rows)} rows measured" if ours else "not measured here"
-    left = [
-        *range(len(about)),
-        *(len(about) + i for i, key in enumerate(order) if key in ("against E2E", "where")),
-    ]
+    count = f"{len(ours)} of {len(printed.rows)} rows measured"
     summary = join(tag("b", printed.label), f" {printed.caption} ", tag("span", count, class_="quiet"))
     notes = [tag("p", printed.notes, class_="quiet")] if printed.notes else []
     heads = [*about, *(printed.columns.get(key, key) for key in order)]
-    made = table(heads, body, left, printed.caption)
-    return fold(summary, made, *notes, open_=bool(ours), class_="paper")
-
-
-REACHED = ("ours", "against E2E")
-HEADS = (*REACHED, "time ratio", "memory ratio", "where")
+    return fold(summary, table(heads, body, printed.caption), *notes)
 
 
 def _cells(ours: Ours) -> dict[str, Content]:
@@ -110,14 +107,9 @@ def _cells(ours: Ours) -> dict[str, Content]:
         places.append(tag("a", name, href=f"#{ours.section.key}"))
     if ours.measured is not None:
         places.append(tag("a", ours.measured.path.name, href=f"#{ours.measured.key}"))
-    where = join(*(part for place in places for part in (place, ", ")[: 2 if place is not places[-1] else 1]))
+    where = join(*(tag("span", place, " ") for place in places))
     against = difference(row.against_e2e) if row else ""
-    values: tuple[Content, ...] = (reached, against, ratio(time), ratio(memory), where)
-    return dict(zip(HEADS, values, strict=True))
-
-
-def text(content: Content) -> str:
-    return content.text if isinstance(content, Raw) else content
+    return dict(zip(HEADS, (reached, against, ratio(time), ratio(memory), where), strict=True))
 
 
 def printed_value(value: Any) -> str:

@@ -1,0 +1,263 @@
+"""Batches of images with a label each: of a small data set on the device, or of a stream.
+
+A small set lives on the device as uint8 and is cropped, flipped and normalised there in batch.
+"""
+
+import math
+import random
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, interpolate, pad
+
+from ...errors import ReplearnError
+from .batches import Batches
+from .data import IGNORED, ImageSet, StreamedSet
+from .processes import Processes
+from .recipe import Augment
+from .seeds import seed_at
+
+CALIBRATION = 250  # images in a calibration batch: every fifth batch is held out, so there must be several
+
+
+class DeviceImages:
+    """The images of a data set on one device, shared by every run that trains on it there."""
+
+    def __init__(self, data: ImageSet, augment: Augment, device: torch.device) -> None:
+        if augment.rand_augment:
+            raise ReplearnError(
+                f"RandAugment works on streamed data sets, and {data.name} is held in memory; "
+                "use pad and flip for it."
+            )
+        self.data = data
+        self.augment = augment
+        # made smaller once, but larger batch by batch: a small set need not fill the device
+        smaller = augment.resize if augment.resize is not None and augment.resize < data.size else None
+        train, test = (resized(images, smaller) for images in (data.train_images, data.test_images))
+        self._held = int(train.shape[2])
+        self.size = augment.resize or self._held
+        self._padded = padded(train, augment).to(device)
+        self.labels = data.train_labels.to(device)
+        self.test_images = test.to(device)
+        self.test_labels = data.test_labels.to(device)
+        self._scale = Scale(data.mean, data.std, device)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def draws(self, seed: int, epoch: int) -> Tensor:
+        """One epoch's choices, a row an image in training order: image, crop row, crop column, flip."""
+        generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
+        # so little work, while a GPU waits, is done before other threads have woken up
+        with one_thread() if self.labels.is_cuda else nullcontext():
+            order = torch.randperm(len(self), generator=generator)
+            span = 2 * self.augment.pad + 1
+            corner = torch.randint(span, (len(self), 2), generator=generator)
+            flip = torch.randint(2, (len(self), 1), generator=generator) * int(self.augment.flip)
+            return torch.cat([order[:, None], corner, flip], dim=1)
+
+    def batch(self, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """The training images and labels that these rows of `draws` choose, on the device."""
+        image, row, column, flip = draws.unbind(1)
+        windows = self._padded.unfold(2, self._held, 1).unfold(3, self._held, 1)
+        x = windows[image, :, row, column]
+        if self.augment.flip:
+            x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
+        return self.normalised(x), self.labels[image]
+
+    def originals(self) -> Tensor:
+        """The training images as they are, neither padded nor flipped."""
+        edge = self.augment.pad
+        return self._padded[:, :, edge : edge + self._held, edge : edge + self._held]
+
+    def normalised(self, images: Tensor) -> Tensor:
+        ready = self._scale(images)
+        if self.size > self._held:
+            ready = interpolate(ready, size=(self.size, self.size), mode="bilinear", align_corners=False)
+        return ready
+
+
+class Scale:
+    """uint8 images as float, normalised by channel."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> None:
+        self.mean, self.std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images.float().div(255).sub(self.mean).div(self.std)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, torch's operations on a CPU run in the thread that calls them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def resized(images: Tensor, side: int | None) -> Tensor:
+    """Images brought to a side length by bilinear interpolation, still uint8."""
+    if side is None or side == images.shape[2]:
+        return images
+    parts = [
+        interpolate(part.float(), size=(side, side), mode="bilinear", antialias=True).round().clamp(0, 255)
+        for part in images.split(4096)
+    ]
+    return torch.cat([part.to(torch.uint8) for part in parts])
+
+
+def padded(images: Tensor, augment: Augment) -> Tensor:
+    if not augment.pad:
+        return images
+    border = [augment.pad] * 4
+    if augment.pad_mode == "zeros":
+        return pad(images, border)
+    return torch.cat([pad(part.float(), border, mode="reflect").to(torch.uint8) for part in images.split(4096)])
+
+
+class ImageBatches(Batches):
+    """Batches of images, and the loss that mixup changes."""
+
+    def __init__(
+        self, data: ImageSet | StreamedSet, size: int, mixup: float, processes: Processes, batch_size: int
+    ) -> None:
+        super().__init__(processes, batch_size, data.num_train, "images", data.name)
+        self.num_classes, self.channels, self.size = data.num_classes, data.channels, size
+        self.mixup = mixup
+        self._seed, self._epoch, self._step = 0, 0, 0
+        self._share = 1.0  # mixup's share of the image itself; the rest is its partner's
+
+    @abstractmethod
+    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every test image once, over all processes together."""
+
+    @abstractmethod
+    def labels_of(self, train: bool) -> Tensor:
+        """The labels of the training or the test images."""
+
+    @abstractmethod
+    def picked(self, train: bool, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """These training or test images, not augmented, as the model takes them, and their labels."""
+
+    def loss(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """Cross-entropy; under mixup, of both images that were mixed."""
+        own = cross_entropy(logits, labels, label_smoothing=smoothing)
+        if not self.mixup:
+            return own
+        other = cross_entropy(logits, labels.flip(0), label_smoothing=smoothing)
+        return self._share * own + (1 - self._share) * other
+
+    def mixed(self, images: Tensor) -> Tensor:
+        """Each image mixed with its partner, the batch in reverse order, by one share a batch."""
+        if not self.mixup:
+            return images
+        chance = random.Random(seed_at(self._seed, self._epoch, self._step, "mixup"))
+        self._share = chance.betavariate(self.mixup, self.mixup)
+        return self._share * images + (1 - self._share) * images.flip(0)
+
+
+class DeviceBatches(ImageBatches):
+    """Batches of a data set that lives on the device; the draws of an epoch are made up front."""
+
+    def __init__(self, images: DeviceImages, processes: Processes, batch_size: int, device: torch.device) -> None:
+        super().__init__(images.data, images.size, images.augment.mixup, processes, batch_size)
+        self.images = images
+        self.fixed = not self.mixup
+        self._draws = torch.zeros(len(images), 4, dtype=torch.int64, device=device)
+        self._slot = torch.zeros(self.share, 4, dtype=torch.int64, device=device)
+
+    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
+        self._seed, self._epoch = seed, epoch
+        self._draws.copy_(self.images.draws(seed, epoch))
+
+    def advance(self, step: int) -> None:
+        self._step = step
+        whole = self._draws[step * self.batch_size : (step + 1) * self.batch_size]
+        self._slot.copy_(self.processes.share(whole))
+
+    def current(self) -> tuple[Tensor, Tensor]:
+        images, labels = self.images.batch(self._slot)
+        return self.mixed(images), labels
+
+    def peek(self) -> Tensor:
+        return self.images.batch(self._draws[: min(256, self.batch_size)])[0]
+
+    def calibration(self, seed: int, samples: int) -> list[Tensor]:
+        rows = self.images.draws(seed, -1)[:samples].to(self._draws.device)
+        return [self.images.batch(part)[0] for part in rows.split(CALIBRATION)]
+
+    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
+        count = len(self.images.test_labels)
+        share = math.ceil(count / processes.world)  # alike in every process, so that sharded models stay in step
+        indices = processes.rank + processes.world * torch.arange(share)
+        for part in indices.to(self.images.test_labels.device).split(1000):
+            inside = part < count
+            part = torch.where(inside, part, 0)
+            labels = torch.where(inside, self.images.test_labels[part], IGNORED)
+            yield self.images.normalised(self.images.test_images[part]), labels
+
+    def labels_of(self, train: bool) -> Tensor:
+        return self.images.labels if train else self.images.test_labels
+
+    def picked(self, train: bool, indices: Tensor) -> tuple[Tensor, Tensor]:
+        labels = self.labels_of(train)
+        indices = indices.to(labels.device)
+        images = self.images.originals() if train else self.images.test_images
+        return self.images.normalised(images[indices]), labels[indices]
+
+
+class StreamBatches(ImageBatches):
+    """One process's share of a stream; images cross the bus as uint8 and are normalised on the device."""
+
+    def __init__(
+        self, data: StreamedSet, augment: Augment, processes: Processes, batch_size: int, device: torch.device
+    ) -> None:
+        super().__init__(data, augment.resize or data.size, augment.mixup, processes, batch_size)
+        self.data = replace(data, size=self.size, rand_augment=augment.rand_augment)
+        self.device, self._scale = device, Scale(data.mean, data.std, device)
+        self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._batch: tuple[Tensor, Tensor]
+
+    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
+        self._seed, self._epoch = seed, epoch
+        self._stream = self._drawn(seed, epoch, first_step)
+
+    def _drawn(self, seed: int, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        share = (self.processes.rank, self.processes.world, self.batch_size)
+        return map(self._ready, self.data.train_batches(epoch, seed, *share, first=first))
+
+    def advance(self, step: int) -> None:
+        self._step = step
+        self._batch = next(self._stream)
+
+    def current(self) -> tuple[Tensor, Tensor]:
+        images, labels = self._batch
+        return self.mixed(images), labels
+
+    def peek(self) -> Tensor:
+        return next(self._drawn(self._seed, self._epoch))[0]
+
+    def calibration(self, seed: int, samples: int) -> list[Tensor]:
+        batches = self._drawn(seed_at(seed, "calibration"), 0)
+        return [images for images, _ in islice(batches, -(-samples // self.share))]
+
+    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
+        return map(self._ready, self.data.test_batches(processes.rank, processes.world, self.batch_size))
+
+    def _ready(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        images, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+        return self._scale(images), labels
+
+    def labels_of(self, train: bool) -> Tensor:
+        return (self.data.train if train else self.data.test).labels
+
+    def picked(self, train: bool, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self._ready(self.data.picked(train, indices.tolist()))
