@@ -28,7 +28,7 @@ from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
 from replearn.experiments.training.run import RunSpec
 from replearn.experiments.training.trained import read_trained
-from replearn.surgery.plan_metadata import carried
+from replearn.surgery.plan_metadata import attached_plan
 
 VARIANTS = (Variant(label="E2E", method="e2e"), Variant(label="RepL first=2", method="repl", first=2))
 
@@ -46,7 +46,9 @@ def train(name: str, model: str, variant: Variant, data: str, epochs: int, root:
 def measure(folder: Path, root: Path | None, batch: int, rounds: int) -> dict[str, Any]:
     run = read_trained(folder, root=root)
     found = int8_measures(run, images=256)
-    plain = replearn.deploy(run.model) if carried(run.model) is not None else replearn.fast.streamline(run.model)
+    plain = (
+        replearn.deploy(run.model) if attached_plan(run.model) is not None else replearn.fast.streamline(run.model)
+    )
     calibration = [x for x, _ in run.train_batches(256, 64)]
     timed = time_on_cpu(
         {"float32": plain, "int8": quantize(plain, calibration)[0]}, calibration[0][:batch], rounds

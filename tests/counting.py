@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from replearn.costs.fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
-from replearn.costs.operations import bytes_of, flops_of, runs_no_kernel, tensors_in
+from replearn.costs.recorder import bytes_of, flops_of, runs_no_kernel, tensors_in
 from replearn.fast.inference import Autocast
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,12 +36,16 @@ class Subject:
     name: str
     build: Callable[[], nn.Module]
     target: str
-    neighbours: tuple[str, str]
     block: Block
     roles: Mapping[str, Role]
     input: tuple[int, ...]
     call: Mapping[str, Any] = field(default_factory=dict)  # what the block's own code needs besides x
     thorough: tuple[str, ...] = ()  # the operators that are tried with every combination of options here
+
+    @property
+    def neighbours(self) -> tuple[str, str]:
+        start, index = re.fullmatch(r"(.*?)(\d+)", self.target).groups()
+        return f"{start}{int(index) - 1}", f"{start}{int(index) + 1}"
 
     def model(self) -> nn.Module:
         """A float64 model with random values, of which any block may be replaced.
@@ -267,7 +272,6 @@ STOCK_LLAMA = Subject(
     name="llama with its own norms",
     build=lambda: llama(double_norms=False),
     target="layers.1",
-    neighbours=("layers.0", "layers.2"),
     block=Block("transformer", heads=HEADS, activation="silu", norm="rms", norm_eps=1e-6, causal=True),
     roles=LLAMA,
     input=TOKENS,
@@ -278,7 +282,6 @@ SUBJECTS = [
         name="cifar",
         build=lambda: replearn.models.CifarResNet(32, width=4),
         target="layer1.2",
-        neighbours=("layer1.1", "layer1.3"),
         block=Block("basic"),
         roles=CONVS,
         input=FOUR,
@@ -288,7 +291,6 @@ SUBJECTS = [
         name="cifar after a transition",
         build=lambda: replearn.models.CifarResNet(32, width=4),
         target="layer2.1",
-        neighbours=("layer2.0", "layer2.2"),
         block=Block("basic"),
         roles=CONVS,
         input=IMAGES,
@@ -297,7 +299,6 @@ SUBJECTS = [
         name="torchvision basic",
         build=lambda: basic_blocks(torchvision.models.resnet.BasicBlock),
         target="1",
-        neighbours=("0", "2"),
         block=Block("basic"),
         roles=CONVS,
         input=FOUR,
@@ -306,7 +307,6 @@ SUBJECTS = [
         name="timm basic",
         build=lambda: basic_blocks(timm.models.resnet.BasicBlock),
         target="1",
-        neighbours=("0", "2"),
         block=Block("basic"),
         roles=CONVS,
         input=FOUR,
@@ -315,7 +315,6 @@ SUBJECTS = [
         name="torchvision bottleneck",
         build=bottlenecks,
         target="1",
-        neighbours=("0", "2"),
         block=Block("bottleneck"),
         roles=CONVS,
         input=IMAGES,
@@ -324,7 +323,6 @@ SUBJECTS = [
         name="grouped bottleneck",
         build=lambda: bottlenecks(groups=2),
         target="1",
-        neighbours=("0", "2"),
         block=Block("bottleneck", groups=2),
         roles=CONVS,
         input=IMAGES,
@@ -334,7 +332,6 @@ SUBJECTS = [
         name="dilated bottleneck",
         build=lambda: bottlenecks(dilation=2),
         target="1",
-        neighbours=("0", "2"),
         block=Block("bottleneck", dilation=2),
         roles=CONVS,
         input=IMAGES,
@@ -343,7 +340,6 @@ SUBJECTS = [
         name="bottleneck after a transition",
         build=lambda: bottlenecks(transition=True),
         target="1",
-        neighbours=("0", "2"),
         block=Block("bottleneck"),
         roles=CONVS,
         input=IMAGES,
@@ -352,7 +348,6 @@ SUBJECTS = [
         name="timm grouped bottleneck",
         build=timm_bottlenecks,
         target="1",
-        neighbours=("0", "2"),
         block=Block("bottleneck", groups=2),
         roles=CONVS,
         input=IMAGES,
@@ -361,7 +356,6 @@ SUBJECTS = [
         name="timm ViT",
         build=timm_vit,
         target="blocks.1",
-        neighbours=("blocks.0", "blocks.2"),
         block=Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-6),
         roles=layers(norm1="norm1", norm2="norm2", proj="attn.proj", up="mlp.fc1", down="mlp.fc2")
         | thirds("attn.qkv.weight", "attn.qkv.bias"),
@@ -372,7 +366,6 @@ SUBJECTS = [
         name="timm with a packed SwiGLU",
         build=timm_swiglu,
         target="1",
-        neighbours=("0", "2"),
         block=Block(
             "transformer", heads=HEADS, activation="silu", norm="rms", norm_eps=torch.finfo(torch.float64).eps
         ),
@@ -385,7 +378,6 @@ SUBJECTS = [
         name="nn.TransformerEncoder, norms first",
         build=lambda: encoder(norm_first=True, activation=nn.functional.gelu),
         target="layers.1",
-        neighbours=("layers.0", "layers.2"),
         block=GELU,
         roles=ENCODER,
         input=TOKENS,
@@ -394,7 +386,6 @@ SUBJECTS = [
         name="nn.TransformerEncoder, norms last",
         build=lambda: encoder(activation="relu"),
         target="layers.1",
-        neighbours=("layers.0", "layers.2"),
         block=Block("transformer", heads=HEADS, activation="relu", post_norm=True),
         roles=ENCODER,
         input=TOKENS,
@@ -403,7 +394,6 @@ SUBJECTS = [
         name="nn.TransformerEncoder without biases",
         build=lambda: encoder(norm_first=True, bias=False),
         target="layers.1",
-        neighbours=("layers.0", "layers.2"),
         block=Block("transformer", heads=HEADS, activation="relu"),
         roles=ENCODER,
         input=TOKENS,
@@ -412,7 +402,6 @@ SUBJECTS = [
         name="torchvision ViT",
         build=torchvision_vit,
         target="encoder.layers.encoder_layer_1",
-        neighbours=("encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_2"),
         block=Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-6),
         roles=layers(norm1="ln_1", norm2="ln_2", proj="self_attention.out_proj", up="mlp.0", down="mlp.3")
         | thirds("self_attention.in_proj_weight", "self_attention.in_proj_bias"),
@@ -422,7 +411,6 @@ SUBJECTS = [
         name="GPT-2",
         build=gpt2,
         target="h.1",
-        neighbours=("h.0", "h.2"),
         block=Block("transformer", heads=HEADS, activation="gelu_tanh", causal=True),
         roles=layers(norm1="ln_1", norm2="ln_2")
         | transposed(layers(proj="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"))
@@ -434,7 +422,6 @@ SUBJECTS = [
         name="Llama",
         build=llama,
         target="layers.1",
-        neighbours=("layers.0", "layers.2"),
         block=STOCK_LLAMA.block,
         roles=LLAMA,
         input=TOKENS,
@@ -445,7 +432,6 @@ SUBJECTS = [
         name="BERT",
         build=bert,
         target="encoder.layer.1",
-        neighbours=("encoder.layer.0", "encoder.layer.2"),
         block=Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-12, post_norm=True),
         roles=layers(
             norm1="attention.output.LayerNorm",
@@ -463,7 +449,6 @@ SUBJECTS = [
         name="Hugging Face ViT",
         build=hf_vit,
         target="layers.1",
-        neighbours=("layers.0", "layers.2"),
         block=Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-12),
         roles=layers(
             norm1="layernorm_before",
@@ -481,7 +466,6 @@ SUBJECTS = [
         name="a block nobody knows",
         build=lambda: nn.Sequential(Odd(), Odd(), Odd()),
         target="1",
-        neighbours=("0", "2"),
         block=Block("any"),
         roles={"inner.weight": "inner.weight", "inner.bias": "inner.bias", "size": "size"},
         input=TOKENS,

@@ -161,7 +161,7 @@ def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(
     e2e, repl = (fit([spec], device="cpu")[0] for spec in specs)
     assert e2e.plan is None
     assert repl.plan is not None
-    assert repl.plan["placement"] == "carried over from a Narrow (interval=4, first=2)"
+    assert repl.plan["placement"] == "as in a Narrow (interval=4, first=2)"
     assert repl.parameters < e2e.parameters
     for result in (e2e, repl):
         assert any("tensors loaded into backbone" in note for note in result.notes)

@@ -118,11 +118,11 @@ def test_budgets_are_read_from_text(text, quantity, at_most, share):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("memory<75%", ("'memory<75%'", "memory<=75%")),
+        ("memory<75%", ("'memory<75%'", "memory<=20GiB")),
         ("power<=3", ("'power<=3'",)),
         ("memory<=20", ("no unit of memory", "gib")),
         ("memory<=120%", ("between 0 and 1",)),
-        ("time<=1.2.3s", ("1.2.3 is no number",)),
+        ("time<=1.2.3s", ("budget='time<=1.2.3s' can't be read",)),
         ((), ("write a budget",)),
         (3, ("budget=3",)),
     ],
@@ -134,7 +134,7 @@ def test_a_budget_that_cannot_be_read_is_said(wrong, words):
 
 
 def test_budgets_are_checked_as_data_too():
-    with pytest.raises(replearn.ReplearnError, match="only of memory, activations"):
+    with pytest.raises(replearn.ReplearnError, match="only of latency, parameters"):
         replearn.costs.Budget("power", 0.5)
     with pytest.raises(replearn.ReplearnError, match="a number above 0"):
         replearn.costs.Budget("memory", -1.0, share=False)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -206,3 +208,15 @@ def test_models_and_examples_that_are_made_in_inference_mode_may_be_written_to()
         assert float(model.calls) == 0
     assert not any(tensor.is_inference() for tensor in (*plain.parameters(), *plain.buffers()))
     plain(torch.randn(2, 3)).sum().backward()
+
+
+def test_an_optimizer_made_before_the_replacement_is_warned_of() -> None:
+    model, late = tiny.resnet(32), tiny.resnet(32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"A SGD holds parameters of layer1\.3.*after") as caught:
+        replearn.replace_(model, replearn.plan(model))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replearn.replace_(late, replearn.plan(late))
+    del optimizer

@@ -120,7 +120,7 @@ def forget_lists() -> None:
 def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Extended]:
     """What a page adds or registers is gone after it: other tests walk over all of them."""
     replearn.operators.available()
-    monkeypatch.setattr(options, "_registry", dict(options._registry))
+    monkeypatch.setattr(options, "registry", dict(options.registry))
     monkeypatch.setattr(functional, "_faster", dict(functional._faster))
     package = Extended(tmp_path / "added")
     yield package

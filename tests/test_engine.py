@@ -25,6 +25,7 @@ from replearn.experiments.training.run import Run, RunSpec
 from replearn.experiments.training.state import read_state
 from replearn.experiments.training.step import autocast_for, step_body
 from replearn.experiments.training.tasks import task_named
+from replearn.experiments.training.trained import Trained
 
 VARIANTS = {
     "e2e": Variant(label="E2E", method="e2e"),
@@ -442,6 +443,12 @@ def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch
             fit([streamed("stopped")], device="cpu")
     resumed = fit([streamed("stopped")], device="cpu", resume=True)[0]
     assert measured(resumed) == measured(whole)
+    run = Trained(whole, streamed("x").recipe, torch.nn.Identity(), torch.zeros(1), tmp_path / "data")
+    images, labels = run.test(4)
+    assert (images.shape, labels.bincount().tolist()) == ((4, 3, 32, 32), [2, 2])
+    assert [len(batch[1]) for batch in run.train_batches(6, 4)] == [4, 2]
+    with pytest.raises(ReplearnError, match="imagenet is streamed, and this command takes sets"):
+        run.images  # noqa: B018 - opens the data
 
 
 def test_a_second_process_in_a_runs_folder_is_told_who_trains_there(tmp_path: Path) -> None:

@@ -34,8 +34,6 @@ from replearn.operators._base.layers import BorrowedNorm
 from replearn.operators._base.options import options_from_dict
 from replearn.operators._base.site import Site
 from replearn.operators._base.synthesis import Source
-from replearn.operators.attention_mlp import AttentionMLPOperator
-from replearn.operators.basic import BasicOperator
 from replearn.planning.positions import best_apart, evenly
 from replearn.planning.targets import default_operator
 from replearn.surgery.backbones import load_backbone_
@@ -308,6 +306,12 @@ class Unreached(nn.Module):
 
 one, two = torch.ones(1), torch.ones(2)
 load, save, plan = replearn.load, replearn.save, replearn.plan
+
+
+def alike(model: nn.Module, batch: Any) -> Plan:
+    return plan(model, budget="blocks=1", score="similarity", data=batch)
+
+
 deep = "[" * 850 + "0" + "]" * 850
 
 # What to do in an empty folder, and what the message must say: the thing given, the reason, the cure.
@@ -397,16 +401,16 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
     ],
     "the calibration batch": [
         (
-            lambda f: plan(tiny.resnet(32), similarity=torch.ones(2, 5)),
+            lambda f: alike(tiny.resnet(32), torch.ones(2, 5)),
             ("CifarResNet could not be run on the calibration batch (RuntimeError", "a tensor, a tuple"),
         ),
-        (lambda f: plan(Unreached(), 2, similarity=one), ("never reached blocks.1, blocks.2", "every block")),
+        (lambda f: alike(Unreached(), one), ("never reached blocks.1, blocks.2", "every block")),
         (
-            lambda f: plan(tiny.resnet(32), similarity=torch.full((1, 3, 8, 8), float("nan"))),
+            lambda f: alike(tiny.resnet(32), torch.full((1, 3, 8, 8), float("nan"))),
             ("gave NaN in layer1.1", "check the batch and the weights"),
         ),
         (
-            lambda f: plan(tiny.resnet(32).to("meta"), similarity=torch.ones(1, 3, 8, 8)),
+            lambda f: alike(tiny.resnet(32).to("meta"), torch.ones(1, 3, 8, 8)),
             ("CifarResNet is on the meta device", "interval or fraction"),
         ),
     ],
@@ -504,19 +508,6 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
         ),
     ],
     "the inside of an operator": [
-        (
-            lambda f: BasicOperator(site(operators.Removal())),
-            ("BasicOperator needs options that read", "Removal()"),
-        ),
-        (
-            lambda f: BasicOperator(site(operators.MLP())),
-            ("BasicOperator needs options with coefficients", "MLP("),
-        ),
-        (lambda f: AttentionMLPOperator(site(operators.Basic())), ("needs options of AttentionMLP, not Basic(",)),
-        (
-            lambda f: BasicOperator(site(operators.Basic())).corrected("kernel", []),
-            ("nothing to synthesize kernel",),
-        ),
         (
             lambda f: one_sided(tiny.resnet()).coefficient("next"),
             ("layer1.1 has no coefficient for its next source",),

@@ -185,26 +185,6 @@ def test_torchvision_backbones_inside_detectors_and_segmenters(name: str, prefix
     assert plan.parameters_after < plan.parameters_before
 
 
-def test_a_segmenter_trains_and_deploys_with_its_dilated_blocks_replaced() -> None:
-    from torchvision.models import resnet, segmentation
-    from torchvision.models._utils import IntermediateLayerGetter
-
-    torch.manual_seed(0)
-    backbone = resnet.ResNet(
-        resnet.Bottleneck, [1, 1, 3, 3], width_per_group=2, replace_stride_with_dilation=[False, True, True]
-    )
-    body = IntermediateLayerGetter(backbone, {"layer4": "out"})
-    model = segmentation.FCN(body, segmentation.fcn.FCNHead(2048, 3))
-    plan = replearn.plan(model, first=2)
-    assert [target.name for target in plan.targets] == ["backbone.layer3.1", "backbone.layer4.1"]
-    replearn.replace_(model, plan)
-    dilations = [model.get_submodule(target.name).conv2.shell.dilation for target in plan.targets]
-    assert dilations == [(2, 2), (4, 4)]
-    images = torch.randn(2, 3, 32, 32)
-    model(images)["out"].square().mean().backward()
-    replearn.deploy(model.eval(), example=images)
-
-
 def test_torchvision_vit() -> None:
     model = torchvision_model("vit_b_16")
     assert summary(model) == [("encoder.layers", 12)]
@@ -415,26 +395,6 @@ def test_a_block_with_its_anatomy_is_as_good_as_a_family() -> None:
     assert [(target.name, target.operator.name) for target in plan.targets] == [("stages.0.3", "basic")]
     replearn.replace_(model, plan)
     replearn.deploy(model.eval(), example=torch.randn(2, 3, 6, 6))
-
-
-def test_an_anatomy_that_names_what_is_not_there_is_an_error_that_says_so() -> None:
-    class Wrong(Residual):
-        replearn_anatomy = replearn.anatomy("mine", "transformer", proj="body.7")
-
-    with pytest.raises(
-        replearn.ReplearnError, match=r"Wrong\.replearn_anatomy says proj='body\.7'.*nothing there"
-    ):
-        replearn.find_stacks(nn.Sequential(*(Wrong() for _ in range(4))))
-
-
-def test_an_anatomy_that_is_something_else_is_an_error_that_says_so() -> None:
-    class Wrong(Residual):
-        replearn_anatomy = ("proj", "body.0")
-
-    with pytest.raises(
-        replearn.ReplearnError, match=r"is a tuple, not an Anatomy; write it with replearn\.anatomy"
-    ):
-        replearn.find_stacks(nn.Sequential(*(Wrong() for _ in range(4))))
 
 
 def test_an_anatomy_without_a_role_rules_out_the_operators_that_read_it() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import replearn
-from replearn import ReplearnError, operators
+from replearn import ReplearnError
 from replearn.planning.positions import best_apart, evenly, most_apart
 from replearn.planning.similarity import block_similarity
 
@@ -101,17 +101,6 @@ def test_a_block_that_has_to_be_kept_is_skipped_with_its_reason() -> None:
     }
 
 
-def test_an_operator_that_fits_no_block_is_an_error_that_names_block_and_reason() -> None:
-    with pytest.raises(ReplearnError, match=r"no targets.*stages\.0\.1 has to be kept \(.*'projection'.*basic"):
-        replearn.plan(staged(5), 2, first=2, operator=operators.Projection())
-
-
-@pytest.mark.parametrize("lengths", [(2,), (2, 2)])
-def test_a_model_without_a_middle_block_is_an_error(lengths: tuple[int, ...]) -> None:
-    with pytest.raises(ReplearnError, match="No block of it can be replaced: take a deeper model"):
-        replearn.plan(staged(*lengths))
-
-
 # ---- fraction -----------------------------------------------------------------------------------
 
 
@@ -127,23 +116,6 @@ def test_fraction_takes_exactly_its_share_and_never_two_adjacent(fraction: float
 def test_fraction_spreads_over_all_stacks_and_inside_each() -> None:
     assert names(replearn.plan(staged(5, 5, 5), fraction=0.2)) == ["stages.0.2", "stages.1.2", "stages.2.2"]
     assert [t.position for t in replearn.plan(staged(12), fraction=0.25).targets] == [3, 6, 9]
-
-
-def test_a_fraction_out_of_reach_says_what_is_reachable_and_why() -> None:
-    with pytest.raises(ReplearnError) as caught:
-        replearn.plan(staged(6, 6), fraction=0.5)
-    text = str(caught.value)
-    assert "fraction=0.5 is 6 of 12 blocks, and at most 4 can go" in text
-    assert "fraction=0.333333 or less" in text
-    assert "stages.0.0 (first block of its stack" in text
-    assert len(replearn.plan(staged(6, 6), fraction=0.333333).targets) == 4
-
-
-def test_a_fraction_with_no_legal_block_names_the_reason() -> None:
-    with pytest.raises(
-        ReplearnError, match=r"at most 0 can go.*stages\.0\.1 \(the operator 'mlp' suits transformer"
-    ):
-        replearn.plan(staged(4), fraction=0.25, operator=operators.MLP())
 
 
 def apart(positions: Sequence[int]) -> bool:
@@ -220,40 +192,12 @@ def test_named_targets_come_in_the_model_s_order_each_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        (
-            ["stages.0.9"],
-            r"'stages\.0\.9' is not a block.*stages\.0\.0 to stages\.0\.4, stages\.1\.0 to stages\.1\.4",
-        ),
-        (["stages.0.1", "stages.0.2"], r"stages\.0\.1 and stages\.0\.2 are adjacent.*Drop one"),
-        (["stages.1.0"], r"stages\.1\.0 \(position 1 of 5\) can't be replaced: first block"),
-        (["stages.1.4"], r"stages\.1\.4 \(position 5 of 5\) can't be replaced: last block"),
-        ("stages.0.1", r"targets='stages\.0\.1': write a list of block names"),
-        ([3], r"targets=\[3\]: write a list of block names"),
-        (7, "targets=7: write a list of block names"),
-        ([], r"targets=\[\] names no block"),
-    ],
-)
-def test_names_that_can_t_be_honoured_are_errors(targets: Any, message: str) -> None:
-    with pytest.raises(ReplearnError, match=message):
-        replearn.plan(staged(5, 5), targets=targets)
-
-
-def test_a_named_block_that_changes_the_shape_is_an_error_with_the_reason() -> None:
-    model = tiny.resnet(26)
-    model.layer1[1].conv1.stride = (2, 2)
-    with pytest.raises(ReplearnError, match=r"layer1\.1.*(changes resolution|first block)"):
-        replearn.plan(model, targets=["layer1.1"])
-
-
-@pytest.mark.parametrize(
     "arguments",
     [
         {"targets": ["stages.0.1"], "fraction": 0.2},
         {"targets": ["stages.0.1"], "first": 2},
         {"targets": ["stages.0.1"], "interval": 2},
-        {"targets": ["stages.0.1"], "similarity": torch.zeros(1, 4, 8, 8)},
+        {"budget": "blocks=1", "first": 2},
         {"fraction": 0.2, "first": 2},
         {"fraction": 0.2, "interval": 2},
     ],
@@ -298,22 +242,23 @@ ANGLES = (0.3, 0.8, 0.1, 0.9, 0.2, 0.7, 0.4)
 WHERE_MOST_ALIKE = ["blocks.2", "blocks.4"]
 
 
+def by_similarity(model: nn.Module, data: Any, budget: str = "blocks=2") -> replearn.Plan:
+    return replearn.plan(model, budget=budget, score="similarity", data=data)
+
+
 @pytest.mark.parametrize(
-    "batch",
+    "data",
     [
         torch.randn(5, 2, generator=torch.Generator().manual_seed(0)),
-        (torch.ones(5, 2), torch.ones(5, 2)),
+        [(torch.ones(5, 2), torch.ones(5, 2))],
         {"extra": torch.ones(3, 2), "x": torch.ones(3, 2)},
     ],
     ids=["tensor", "tuple", "dict"],
 )
-@pytest.mark.parametrize(
-    "placement", [{"interval": 4, "first": 2}, {"fraction": 0.25}], ids=["interval", "fraction"]
-)
-def test_similarity_takes_the_blocks_whose_output_is_most_like_their_input(batch: Any, placement: Any) -> None:
-    plan = replearn.plan(Turns(*ANGLES), similarity=batch, **placement)
+def test_similarity_takes_the_blocks_whose_output_is_most_like_their_input(data: Any) -> None:
+    plan = by_similarity(Turns(*ANGLES), data)
     assert names(plan) == WHERE_MOST_ALIKE
-    assert plan.placement.endswith("by similarity")
+    assert plan.placement == "budget blocks=2, by similarity"
 
 
 def test_similarity_is_the_mean_cosine_of_output_and_input() -> None:
@@ -370,9 +315,9 @@ def test_similarity_leaves_no_trace_on_the_model(fails: bool) -> None:
     before = marks(model)
     if fails:
         with pytest.raises(ReplearnError, match="could not be run on the calibration batch"):
-            replearn.plan(model, fraction=0.2, similarity=batch)
+            by_similarity(model, batch)
     else:
-        replearn.plan(model, fraction=0.2, similarity=batch)
+        by_similarity(model, batch)
     after = marks(model)
     assert [key for key in before if not same(before[key], after[key])] == []
     assert torch.equal(batch, given)
@@ -383,40 +328,47 @@ def test_similarity_leaves_no_trace_on_the_model(fails: bool) -> None:
 def test_similarity_works_on_a_real_network_and_does_not_move_batch_norm() -> None:
     model, batch = tiny.resnet(32).train(), torch.randn(4, 3, 8, 8)
     before = marks(model)
-    plan = replearn.plan(model, similarity=batch)
-    assert [t.stack for t in plan.targets] == ["layer1", "layer2", "layer3"]
+    assert len(by_similarity(model, batch, "blocks=3").targets) == 3
     assert same(before, marks(model))
 
 
 def test_similarity_takes_keywords_and_dict_outputs_of_a_transformer() -> None:
-    plan = replearn.plan(
-        tiny.Tokens(7), 4, first=2, similarity={"tokens": torch.arange(10).view(2, 5), "scale": 2.0}
-    )
-    assert len(plan.targets) == 2
+    data = {"tokens": torch.arange(10).view(2, 5), "scale": 2.0}
+    assert len(by_similarity(tiny.Tokens(7), data).targets) == 2
+
+
+# ---- budgets ------------------------------------------------------------------------------------
+
+
+def test_a_number_of_blocks_is_spread_evenly_and_needs_no_example() -> None:
+    plan = replearn.plan(tiny.resnet(32), budget="blocks=3")
+    assert [target.stack for target in plan.targets] == ["layer1", "layer2", "layer3"]
+    assert plan.placement == "budget blocks=3, by count"
+
+
+@pytest.mark.parametrize("budget", ["parameters<=80%", "flops<=80%", "latency<=90%", "memory<=95%"])
+def test_a_budget_is_met_once_deployed_as_it_says(budget: str) -> None:
+    model, images = tiny.resnet(32), torch.empty(4, 3, 8, 8, device="meta")
+    machine = replearn.costs.named_machine("T4")
+    plan = replearn.plan(model, budget=budget, example=images, machine=machine)
+    (wanted,) = replearn.costs.budgets.as_budgets(budget)
+    promise = replearn.costs.estimate(model, images, plan, machine=machine)
+    assert wanted.measure(promise.after.total) <= wanted.limit(promise.before.total)
+    deployed = replearn.deploy(replearn.replace_(model, plan).eval(), fold="operators")
+    assert sum(p.numel() for p in deployed.parameters()) == plan.deployed_after
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
+    ("arguments", "message"),
     [
-        (torch.ones(3, 5, 7), "Turns could not be run on the calibration batch.*a tensor, a tuple of arguments"),
-        ({"wrong": torch.ones(3, 2)}, "TypeError.*wrong"),
-        (torch.full((3, 2), float("nan")), r"NaN in blocks\.1"),
+        ({"budget": "flops<=80%"}, "budget='flops<=80%' needs an example"),
+        ({"budget": "latency<=80%", "example": torch.ones(1)}, "budget='latency<=80%' needs to know the machine"),
+        ({"budget": "blocks=0"}, "budget='blocks=0': write a number of blocks from 1 on"),
+        ({"budget": "blocks<=3"}, "budget='blocks<=3' can't be read"),
+        ({"budget": "blocks=9"}, "the least that can be reached is"),
+        ({"score": "similarity", "data": torch.ones(1)}, "give budget= too"),
     ],
 )
-def test_a_batch_that_does_not_suit_is_an_error_that_says_so(batch: Any, message: str) -> None:
+def test_a_budget_that_cant_be_honoured_names_its_argument(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ReplearnError, match=message):
-        replearn.plan(Turns(*ANGLES), fraction=0.2, similarity=batch)
-
-
-def test_similarity_needs_every_candidate_to_run() -> None:
-    class Lazy(Turns):
-        def forward(self, x: Tensor, extra: Tensor | None = None) -> tuple[Tensor, int]:
-            return self.blocks[0](x), 0
-
-    with pytest.raises(ReplearnError, match=r"never reached blocks\.1, .*blocks\.5\. Pass a batch"):
-        replearn.plan(Lazy(*ANGLES), fraction=0.2, similarity=torch.ones(2, 2))
-
-
-def test_similarity_on_meta_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(ReplearnError, match=r"on the meta device\. Plan by interval or fraction"):
-        replearn.plan(staged(5), similarity=torch.ones(1, 4, 8, 8))
+        replearn.plan(staged(5), **arguments)

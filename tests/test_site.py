@@ -100,7 +100,7 @@ def test_a_users_own_operator_has_no_card_and_breaks_none(monkeypatch: pytest.Mo
 
     removal = replearn.operators.available()["removal"]
     own = type("Own", (removal,), {"__module__": "__main__", "__doc__": "x"})
-    monkeypatch.setattr(options, "_registry", {**options._registry, "own": own})
+    monkeypatch.setattr(options, "registry", {**options.registry, "own": own})
     assert "## Own" not in operators_page()
     assert "## Removal" in operators_page()
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .compression.compress import compress
     from .deployment.deploy import deploy
     from .fitting.calibrate import calibrate_
+    from .fitting.plan import plan
     from .planning.data import Plan
-    from .planning.planner import plan
     from .surgery.checkpoint import load, save
     from .surgery.hugging_face import from_pretrained
     from .surgery.param_groups import param_groups
@@ -49,7 +49,7 @@ _HOME = {
     "from_pretrained": "surgery.hugging_face",
     "load": "surgery.checkpoint",
     "param_groups": "surgery.param_groups",
-    "plan": "planning.planner",
+    "plan": "fitting.plan",
     "replace_": "surgery.replace",
     "save": "surgery.checkpoint",
 }

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..blocks.running import call
+from ..blocks.running import call, differentiable_attention
 from ..errors import ReplearnError
-from ..fitting.gauss_newton import differentiable_attention
 from ..fitting.observe import Forward
 from ..planning.data import Plan
 from ..surgery.replace import check_fit, replace_

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..blocks.running import differentiable_attention
 from ..errors import ReplearnError
 from ..fitting.calibrate import calibrate_
-from ..fitting.gauss_newton import differentiable_attention
 from ..fitting.observe import observe
 from ..operators._base.options import Options
 from ..operators.removal import Removal

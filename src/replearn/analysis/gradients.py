@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..fitting.gauss_newton import differentiable_attention
+from ..blocks.running import differentiable_attention
 from ..operators._base.options import ReadingOptions
 from ..planning.data import Plan
 from ..planning.targets import build_operator

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..blocks.running import differentiable_attention
 from ..errors import ReplearnError
-from ..fitting.gauss_newton import differentiable_attention
 from ..fitting.observe import first, observe, repeatable, run_to
 from ..planning.data import Target
 from .results import Suffix

@@ -139,3 +139,14 @@ def shape_change(block: nn.Module, *convs: str) -> str:
     if layers[0].in_channels != layers[-1].out_channels:
         return f"changes width from {layers[0].in_channels} to {layers[-1].out_channels}"
     return ""
+
+
+def resnet_anatomy(block: nn.Module, family: str, module: str, activations: tuple[str, str]) -> Anatomy | None:
+    """The anatomy of a BasicBlock or Bottleneck of a library's ResNet file, or None."""
+    for kind, name, count in (("basic", "BasicBlock", 2), ("bottleneck", "Bottleneck", 3)):
+        if is_a(block, f"{module}.{name}"):
+            convs = [f"conv{i + 1}" for i in range(count)]
+            parts = {conv: Part(conv) for conv in convs}
+            parts |= {"norm": Part(f"bn{count}"), "activation": Part(activations[count - 2])}
+            return Anatomy(family, kind, parts, transition=shape_change(block, *convs))  # type: ignore[arg-type]
+    return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def call(model: nn.Module, batch: Any) -> Any:
@@ -15,6 +16,11 @@ def call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def differentiable_attention() -> AbstractContextManager[Any]:
+    """Attention as plain arithmetic: the fused kernels have no forward-mode and no second derivatives."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 @contextmanager

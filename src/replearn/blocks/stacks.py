@@ -40,11 +40,17 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     >>> [(stack.name, len(stack)) for stack in replearn.find_stacks(model)]
     [('layer1', 5), ('layer2', 5), ('layer3', 5)]
     """
-    known = [stack for container in _containers(model, _unknown) for stack in _known_runs(*container)]
+    known = [
+        stack
+        for container in _containers(model, lambda module: describe(module) is None)
+        for stack in _known_runs(*container)
+    ]
     if any(len(stack) > 1 for stack in known):
         return tuple(stack for stack in known if len(stack) > 1)
     declared = _declared_blocks(model)
-    runs = [stack for container in _containers(model, _anything, declared) for stack in _equal_runs(*container)]
+    runs = [
+        stack for container in _containers(model, lambda _: True, declared) for stack in _equal_runs(*container)
+    ]
     fed: dict[Stack, list[Stack]] = {}
     while True:
         blocks = [
@@ -65,17 +71,7 @@ def class_path(module: nn.Module) -> str:
 
 
 Children = list[tuple[str, nn.Module]]
-
-
 Declared = Callable[[str, nn.Module], bool]
-
-
-def _unknown(module: nn.Module) -> bool:
-    return describe(module) is None
-
-
-def _anything(module: nn.Module) -> bool:
-    return True
 
 
 def _containers(
@@ -145,7 +141,6 @@ def _equal_runs(container: str, children: Children) -> list[Stack]:
 
 def _fed(model: nn.Module, stack: Stack) -> Iterator[Stack]:
     """The parts of a run whose blocks feed each other; siblings that run side by side, as heads do, are none."""
-    container = stack.blocks[0].rpartition(".")[0]
     use = use_of(model, stack.blocks, training=False)
     if use is None or not use.apart:
         yield stack
@@ -157,7 +152,7 @@ def _fed(model: nn.Module, stack: Stack) -> Iterator[Stack]:
         if end - begin > 2:
             names = [stack.blocks[i] for i in range(begin, end)]
             run = [(name, model.get_submodule(name), stack.anatomies[0]) for name in names]
-            yield _stack(container, run, whole=False)
+            yield _stack(stack.blocks[0].rpartition(".")[0], run, whole=False)
 
 
 def _signature(block: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:

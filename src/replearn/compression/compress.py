@@ -14,7 +14,7 @@ from ..deployment.saving import refuse_saving_
 from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.validate import refuse_wrapped
-from ..surgery.inference_mode import lasting
+from ..surgery.inference_mode import ordinary_tensors
 from ..surgery.replace import set_submodule
 from .augment import read_augment
 from .batches import Augment, Data, Forward, read
@@ -33,7 +33,7 @@ from .trials import Fitter, best_trial
 Progress = Callable[[str], None]
 
 
-@lasting()
+@ordinary_tensors()
 def compress(
     model: nn.Module,
     loader: Iterable[Any],

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
-from ..surgery.hidden_states import record_stand_in
+from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .batches import Data
 from .calls import Arguments, argument_of
@@ -70,7 +70,7 @@ def fit_(
             form = "removal" if inner else forms[name]
             made, result, outputs = fit_block(place, form, block, walk.teacher, walk.student, rank)
             set_submodule(student, name, adopt_attributes_(made, place.block))
-            record_stand_in(student, place.block, made)
+            record_replacement(student, place.block, made)
             found.append(result)
             walk.changed = True
         elif walk.changed and realign and type(block) is type(student.get_submodule(name)):

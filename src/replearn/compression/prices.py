@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..planning.validate import own_copy
-from ..surgery.hidden_states import record_stand_in
+from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .batches import Data
 from .calls import Arguments
@@ -77,7 +77,7 @@ class Prices:
                 stand_in = self._empty(name, made.get_submodule(name), form, self._calls[name])
             set_submodule(made, name, stand_in)
             adopt_attributes_(stand_in, self.model.get_submodule(name))
-            record_stand_in(made, self.model.get_submodule(name), stand_in)
+            record_replacement(made, self.model.get_submodule(name), stand_in)
         return made
 
     def _measured(self, name: str, form: Form | str) -> Price:

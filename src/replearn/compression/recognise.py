@@ -16,7 +16,7 @@ from ..errors import ReplearnError
 from ..planning.table import shown, text_table
 from ..planning.targets import has_hooks
 from ..planning.validate import own_copy
-from ..surgery.hidden_states import record_stand_in
+from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .batches import Data, Forward, read
 from .calls import Arguments, argument_of
@@ -93,7 +93,7 @@ def needed_blocks(model: nn.Module, blocks: Sequence[Block], data: Data) -> dict
         nothing = pass_through(block.argument, block.structure.trace.length)
         adopt_attributes_(nothing, model.get_submodule(block.name))
         set_submodule(copied, block.name, nothing)
-        record_stand_in(copied, model.get_submodule(block.name), nothing)
+        record_replacement(copied, model.get_submodule(block.name), nothing)
 
     def fails() -> str:
         try:

@@ -1,10 +1,9 @@
-"""What training costs, predicted from shapes: parameters, FLOPs, memory, time."""
+"""What training and running a model costs, predicted from shapes: parameters, FLOPs, memory, time."""
 
 from .budgets import Budget
 from .data import BlockCost, Cost, ModelCost, Promise
 from .estimator import estimate, predict
-from .machines import Machine, named_machine
-from .probing import probe
+from .machines import Machine, named_machine, probe
 
 __all__ = [
     "BlockCost",

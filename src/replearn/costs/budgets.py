@@ -1,57 +1,50 @@
-"""Budgets as data: how much memory, time, FLOPs or how many parameters training may take."""
+"""Budgets as data: how much latency, FLOPs, memory or time is allowed, how many parameters, how many blocks go."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from ..errors import ReplearnError
-from .data import Cost
-from .view import count, duration, flops, size
+from .data import Cost, count, duration, flops, size
 
-Quantity = Literal["memory", "activations", "time", "parameters", "flops"]
-FIELDS = {
-    "memory": "memory_bytes",
-    "activations": "activation_bytes",
-    "time": "seconds",
-    "parameters": "trainable",
-    "flops": "training_flops",
-}
-SPELLED = {"memory": size, "activations": size, "time": duration, "parameters": count, "flops": flops}
 BYTES = {"b": 1.0}
 BYTES |= {f"{letter}b": 1000.0 ** (i + 1) for i, letter in enumerate("kmgt")}
 BYTES |= {f"{letter}ib": 1024.0 ** (i + 1) for i, letter in enumerate("kmgt")}
 COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
-UNITS = {
-    "memory": BYTES,
-    "activations": BYTES,
-    "time": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
-    "parameters": COUNTS,
-    "flops": COUNTS,
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+# by quantity: the field of a Cost, how a number of it is spelled, its units
+QUANTITIES: dict[str, tuple[str, Callable[[float], str], Mapping[str, float]]] = {
+    "latency": ("deployed_seconds", duration, SECONDS),
+    "parameters": ("deployed_parameters", count, COUNTS),
+    "flops": ("deployed_flops", flops, COUNTS),
+    "memory": ("memory_bytes", size, BYTES),
+    "activations": ("activation_bytes", size, BYTES),
+    "time": ("seconds", duration, SECONDS),
+    "blocks": ("blocks", count, COUNTS),
 }
-EXAMPLE = "memory<=75%, time<=80%, parameters<=60M, memory<=20GiB, time<=150ms or flops<=2T"
+EXAMPLE = "'latency<=75%', 'parameters<=60%', 'flops<=2G', 'blocks=12', 'memory<=20GiB' or 'time<=80%'"
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """At most so much of a quantity: a share of what the model takes now, or a number in its own unit.
 
-    `memory` is what training holds, in bytes (weights, gradients, optimizer state and activations added up),
-    `activations` its last part alone, `time` a step's seconds, `parameters` the trainable ones,
-    `flops` those of a training step.
+    `latency`, `parameters` and `flops` are those of a forward pass once deployed, as in `compress`. `memory` is
+    what training holds, in bytes (weights, gradients, optimizer state and activations added up), `activations` its
+    last part alone, `time` a training step's seconds. `blocks` is the number of blocks that go.
     """
 
-    quantity: Quantity
+    quantity: str
     at_most: float
     share: bool = True
 
     def __post_init__(self) -> None:
-        if self.quantity not in get_args(Quantity):
+        if self.quantity not in QUANTITIES:
             raise ReplearnError(
-                f"There is no budget of {self.quantity!r}, only of {', '.join(get_args(Quantity))}; write "
-                f"{EXAMPLE}."
+                f"There is no budget of {self.quantity!r}, only of {', '.join(QUANTITIES)}; write {EXAMPLE}."
             )
         number = isinstance(self.at_most, (int, float)) and not isinstance(self.at_most, bool)
         if not number or not 0 < self.at_most < float("inf") or (self.share and self.at_most >= 1):
@@ -59,20 +52,24 @@ class Budget:
             raise ReplearnError(f"Budget({self.quantity!r}, {self.at_most!r}, share={self.share}): give {wanted}.")
 
     def __str__(self) -> str:
-        limit = f"{self.at_most * 100:.4g}%" if self.share else SPELLED[self.quantity](self.at_most)
+        if self.quantity == "blocks":
+            return f"blocks={self.at_most:.0f}"
+        limit = f"{self.at_most * 100:.4g}%" if self.share else self.spell(self.at_most)
         return f"{self.quantity}<={limit}".replace(" ", "")
 
     def measure(self, cost: Cost) -> float:
         """The quantity's number in a cost."""
-        return float(getattr(cost, FIELDS[self.quantity]))
+        return float(getattr(cost, QUANTITIES[self.quantity][0]))
 
     def limit(self, before: Cost) -> float:
         """The most that is allowed, for a model that costs this much now."""
+        if self.quantity == "blocks":
+            return before.blocks - self.at_most
         return self.at_most * self.measure(before) if self.share else self.at_most
 
     def spell(self, number: float) -> str:
         """A number of this quantity as text."""
-        return str(SPELLED[self.quantity](number))
+        return QUANTITIES[self.quantity][1](number)
 
 
 def as_budgets(given: Budget | str | Sequence[Budget | str]) -> tuple[Budget, ...]:
@@ -87,31 +84,22 @@ def as_budgets(given: Budget | str | Sequence[Budget | str]) -> tuple[Budget, ..
         return tuple(_read(part) for part in given.split(","))
     if not isinstance(given, Sequence) or not given:
         raise ReplearnError(f"budget={given!r}: write a budget, as {EXAMPLE}.")
-    found = tuple(budget for item in given for budget in as_budgets(item))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(budget for item in given for budget in as_budgets(item)))
 
 
 def _read(text: str) -> Budget:
-    match = re.fullmatch(r"\s*([a-z]+)\s*<=\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-z%]*)\s*", text.lower())
-    quantity = match[1] if match else ""
-    if match is None or quantity not in UNITS:
-        raise ReplearnError(f"The budget {text.strip()!r} can't be read: write {EXAMPLE}.")
-    try:
-        number = float(match[2])
-    except ValueError:
-        raise ReplearnError(f"The budget {text.strip()!r} can't be read: {match[2]} is no number.") from None
-    if match[3] == "%":
-        return Budget(_quantity(quantity), number / 100)
-    units = UNITS[quantity]
-    if match[3] not in units:
+    match = re.fullmatch(r"\s*([a-z]+)\s*(<?=)\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s*([a-z%]*)\s*", text.lower())
+    quantity, sign, number, unit = match.groups() if match else ("", "", "", "")
+    if quantity not in QUANTITIES or (sign == "=") != (quantity == "blocks"):
+        raise ReplearnError(f"budget={text.strip()!r} can't be read: write {EXAMPLE}.")
+    if quantity == "blocks":
+        if unit or not number.isdigit() or number == "0":
+            raise ReplearnError(f"budget={text.strip()!r}: write a number of blocks from 1 on, as 'blocks=12'.")
+        return Budget("blocks", int(number), share=False)
+    if unit == "%":
+        return Budget(quantity, float(number) / 100)
+    units = QUANTITIES[quantity][2]
+    if unit not in units:
         known = ", ".join(unit for unit in units if unit)
-        raise ReplearnError(f"The budget {text.strip()!r} has no unit of {quantity}: write a % or one of {known}.")
-    return Budget(_quantity(quantity), number * units[match[3]], share=False)
-
-
-def _quantity(name: str) -> Quantity:
-    for known in get_args(Quantity):
-        if name == known:
-            quantity: Quantity = known
-            return quantity
-    raise ReplearnError(f"A budget of {name!r}: the quantities are {', '.join(get_args(Quantity))}.")
+        raise ReplearnError(f"budget={text.strip()!r} has no unit of {quantity}: write a % or one of {known}.")
+    return Budget(quantity, float(number) * units[unit], share=False)

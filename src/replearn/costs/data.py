@@ -1,27 +1,28 @@
-"""What a model costs in training, as data."""
+"""What a model costs while it is trained and once it is deployed, as data and as text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 from ..errors import ReplearnError
 from ..planning.serialization import encode
+from ..planning.table import shown, text_table
 from .machines import Machine
-from .view import promise_table
 
 STATES = {"sgd": 0, "sgd_momentum": 1, "lion": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a block, an operator or a whole model in one training step.
+    """The cost of a block, an operator or a whole model in one training step, and once deployed.
 
     FLOPs are torch's: two for a multiply and add, elementwise work not counted. Synthesis (the making of an
     operator's weights, with its elementwise work) is counted apart, forward and backward together. Activations are
-    what is kept for the backward pass, each storage once, without parameters and the batch itself. `seconds` is a
-    roofline's, and 0 where no machine was named.
+    what is kept for the backward pass, each storage once, without parameters and the batch itself. Seconds are a
+    roofline's, and 0 where no machine was named. Once deployed, a model runs forward in evaluation mode, with its
+    operators as plain modules and, for the time, without BatchNorms, which `deploy` folds.
     """
 
     parameters: int = 0
@@ -34,6 +35,10 @@ class Cost:
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
     seconds: float = 0.0
+    deployed_parameters: int = 0
+    deployed_flops: int = 0
+    deployed_seconds: float = 0.0
+    blocks: int = 0  # blocks that are no operators
 
     @property
     def training_flops(self) -> int:
@@ -42,10 +47,7 @@ class Cost:
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, gradients, optimizer state and activations added up.
-
-        Gradients fill while activations drain, so that the peak of a step lies a little lower.
-        """
+        """Weights, gradients, optimizer state and activations added up."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
     def __add__(self, other: Cost) -> Cost:
@@ -53,14 +55,6 @@ class Cost:
 
     def __sub__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(Cost)))
-
-
-def total_of(costs: Iterable[Cost]) -> Cost:
-    """All of them together."""
-    whole = Cost()
-    for cost in costs:
-        whole = whole + cost
-    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +70,9 @@ class BlockCost:
 class ModelCost:
     """The cost of a model, block by block; `rest` is the stem, the head and the loss.
 
-    `peak_bytes` is the most that a training step holds at once, from a replay of its allocations. A GPU takes some
-    more: workspaces of its libraries, and what the allocator can't split.
+    `peak_bytes` is the most that a training step holds at once, from a replay of its allocations, and at least
+    weights, gradients, optimizer state and activations together: a loop that clears gradients after the forward
+    pass holds all four. A GPU takes some more: workspaces of its libraries, and what the allocator can't split.
     """
 
     model: str
@@ -89,7 +84,7 @@ class ModelCost:
     @property
     def total(self) -> Cost:
         """Of all blocks and the rest."""
-        return total_of([self.rest, *(block.cost for block in self.blocks)])
+        return sum((block.cost for block in self.blocks), self.rest)
 
     def of(self, name: str) -> Cost:
         """The cost of the block with this name."""
@@ -110,6 +105,7 @@ class Promise:
     precision: str
     optimizer: str
     machine: Machine | None = None
+    example: str = ""  # the shapes of the batch
 
     def __str__(self) -> str:
         return promise_table(self)
@@ -138,3 +134,68 @@ def optimizer_states(optimizer: str) -> int:
     if optimizer not in STATES:
         raise ReplearnError(f"optimizer={optimizer!r} is not known; write one of {', '.join(STATES)}.")
     return STATES[optimizer]
+
+
+def promise_table(promise: Promise) -> str:
+    """Training and deployment side by side, each before and after, and what was assumed."""
+    before, after = promise.before.total, promise.after.total
+
+    def row(name: str, spell: Callable[[float], str], training: str, deployed: str = "") -> tuple[str, ...]:
+        numbers = [(getattr(before, n), getattr(after, n)) for n in (training, deployed) if n]
+        return name, *_cells(numbers[0], spell), *(_cells(numbers[1], spell) if deployed else ("",) * 3)
+
+    rows = [
+        row("parameters", count, "trainable", "deployed_parameters"),
+        row("FLOPs", flops, "training_flops", "deployed_flops"),
+        row("  of these synthesis", flops, "synthesis_flops"),
+    ]
+    if promise.machine is not None:
+        rows.append(row("time", duration, "seconds", "deployed_seconds"))
+    parts = (("weights", "parameter"), ("gradients", "gradient"), ("optimizer state", "optimizer"))
+    rows += [row(name, size, f"{part}_bytes") for name, part in (*parts, ("activations", "activation"))]
+    peak = _cells((promise.before.peak_bytes, promise.after.peak_bytes), size)
+    rows.append(("peak memory", *peak, "", "", ""))
+    head = ("", "training", "after", "ratio", "deployed", "after", "ratio")
+    batch = f"a batch of {shown(promise.example)}" if promise.example else "one batch"
+    machine = promise.machine
+    where = "times are not predicted without a machine"
+    if machine is not None:
+        where = f"times of {shown(machine.name)} ({shown(machine.source)})"
+    return "\n".join(
+        [
+            f"predicted for {batch}, {promise.precision}, {promise.optimizer}; {where}",
+            "training: one step; deployed: one forward pass, operators as plain modules",
+            "",
+            *text_table(head, rows, right=range(1, 7)),
+        ]
+    )
+
+
+def _cells(numbers: tuple[float, float], spell: Callable[[float], str]) -> tuple[str, str, str]:
+    before, after = numbers
+    return spell(before), spell(after), f"{after / before:.3f}" if before else ""
+
+
+def count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def flops(number: float) -> str:
+    return _scaled(number, 1000.0, ("", "K", "M", "G", "T", "P", "E"))
+
+
+def size(number: float) -> str:
+    return _scaled(number, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _scaled(number: float, step: float, units: Iterable[str]) -> str:
+    *smaller, largest = units
+    for unit in smaller:
+        if abs(number) < step:
+            return f"{number:.4g} {unit}".rstrip()
+        number /= step
+    return f"{number:.4g} {largest}"

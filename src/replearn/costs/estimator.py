@@ -1,23 +1,24 @@
-"""What training a model costs, estimated from shapes, without its weights and without a GPU."""
+"""What training and running a model costs, estimated from shapes, without its weights and without a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.validate import refuse_wrapped
-from ..surgery.replace import check_fit, exchange_, operators_of
+from ..surgery.replace import check_fit, exchange_, operators_of, set_submodule
 from .data import BlockCost, Cost, ModelCost, Promise, optimizer_states
 from .fake import check_precision, double_of, on_meta
 from .machines import Machine, seconds_of
-from .recorder import Recorder
-from .training_step import Loss, run_step
+from .recorder import Operation
+from .training_step import Loss, run_forward, run_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def estimate(
     machine: Machine | None = None,
     loss: Loss | None = None,
 ) -> Promise:
-    """Predict what training costs, before and after a plan: parameters, FLOPs, memory, optimizer state, time.
+    """Predict what a plan changes, while training and once deployed: parameters, FLOPs, time, and training memory.
 
     `example` is a batch as the model takes it (a tensor, a tuple of arguments, a dict of keywords); only its
     shapes count. Model and example may be on any device, meta too; neither is touched, and no weight is allocated.
@@ -66,7 +67,7 @@ def estimate(
     replaced = None if plan is None else replaced_double(model, plan)
     before = cost_of(model, example, names, terms)
     after = before if replaced is None else cost_of(replaced, example, names, terms)
-    return Promise(before, after, precision, optimizer, machine)
+    return Promise(before, after, precision, optimizer, machine, shapes_of(example))
 
 
 def predict(
@@ -78,7 +79,7 @@ def predict(
     machine: Machine | None = None,
     loss: Loss | None = None,
 ) -> ModelCost:
-    """Predict what training one model costs as it is, replaced or not; see `estimate`."""
+    """Predict what one model costs as it is, replaced or not; see `estimate`."""
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a torch.nn.Module as the first argument, got {type(model).__name__}.")
     names = {name for stack in find_stacks(model) for name in stack.blocks}
@@ -99,46 +100,63 @@ def replaced_double(model: nn.Module, plan: Plan) -> nn.Module:
     return double
 
 
+def deployed_double(model: nn.Module) -> nn.Module:
+    """The model on the meta device with its operators as plain modules."""
+    double = double_of(model, on_meta)
+    for name, operator in list(operators_of(double)):
+        set_submodule(double, name, operator.fuse())
+    return double
+
+
+def shapes_of(example: Any) -> str:
+    """The shapes and dtypes of a batch, as `64x3x224x224 float32`."""
+    found = []
+    for path, leaf in tree_flatten_with_path(example)[0]:
+        if isinstance(leaf, Tensor):
+            name = "".join(character for character in keystr(path) if character.isalpha() or character == "_")
+            shape, dtype = "x".join(map(str, leaf.shape)), str(leaf.dtype).removeprefix("torch.")
+            found.append(f"{name} {shape} {dtype}".strip())
+    return ", ".join(found)
+
+
 def cost_of(model: nn.Module, example: Any, names: Iterable[str], terms: Terms) -> ModelCost:
-    """The cost of a model as it is, split over the blocks with these names."""
-    machine, precision = terms.machine, terms.precision
-    kinds = {name: type(model.get_submodule(name)).__name__ for name in names}
+    """The cost of a model as it is, by the blocks with these names; without an example, of its weights alone."""
     operators = {name: operator.target.operator.label() for name, operator in operators_of(model)}
-    kinds = {name: operators.get(name, kind) for name, kind in kinds.items()}
-    recorder, saved = run_step(model, example, kinds, operators, precision, terms.loss)
-    parts = {name: _numbers(recorder, name, saved, machine, precision) for name in (*kinds, "")}
+    kinds = {name: operators.get(name) or type(model.get_submodule(name)).__name__ for name in names}
+    deployed = deployed_double(model)
+    if example is None:
+        parts, peak, kernels = {name: Cost() for name in (*kinds, "")}, 0, 0
+    else:
+        recorder, saved = run_step(model, example, kinds, operators, terms.precision, terms.loss)
+        inference = run_forward(deployed, example, kinds, terms.precision)
+        parts = {name: _work(name, recorder.operations, inference, terms) for name in (*kinds, "")}
+        parts = {name: replace(part, activation_bytes=saved.get(name, 0)) for name, part in parts.items()}
+        peak, kernels = recorder.peak, len(recorder.operations)
+    shipped = _weights(deployed, kinds)
     for name, weights in _weights(model, kinds).items():
-        parts[name] = parts[name] + weights_cost(weights, optimizer_states(terms.optimizer), machine)
-    held = sum(p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers()))
+        parts[name] += _weights_cost(weights, shipped[name], terms, name in kinds and name not in operators)
     blocks = tuple(BlockCost(name, kind, parts[name]) for name, kind in kinds.items())
-    state = sum(part.optimizer_bytes for part in parts.values())
-    return ModelCost(
-        type(model).__name__, blocks, parts[""], held + state + recorder.peak, len(recorder.operations)
-    )
+    found = ModelCost(type(model).__name__, blocks, parts[""], 0, kernels)
+    held = sum(p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers()))
+    peak += held + found.total.optimizer_bytes
+    return replace(found, peak_bytes=max(peak, found.total.memory_bytes))
 
 
-def _numbers(
-    recorder: Recorder, name: str, saved: dict[str, int], machine: Machine | None, precision: str
-) -> Cost:
-    forward = backward = synthesis = 0
-    seconds = 0.0
-    for operation in recorder.operations:
-        if operation.block != name:
-            continue
-        if operation.synthesis:
-            synthesis += operation.flops or operation.outputs
-        elif operation.phase == "forward":
-            forward += operation.flops
-        else:
-            backward += operation.flops
-        if machine is not None:
-            seconds += seconds_of(operation, machine, precision)
+def _work(name: str, training: list[Operation], inference: list[Operation], terms: Terms) -> Cost:
+    """The FLOPs and seconds of a block in a training step, and once deployed."""
+    mine, shipped = ([op for op in found if op.block == name] for found in (training, inference))
+
+    def seconds(operations: list[Operation]) -> float:
+        machine = terms.machine
+        return 0.0 if machine is None else sum(seconds_of(op, machine, terms.precision) for op in operations)
+
     return Cost(
-        forward_flops=forward,
-        backward_flops=backward,
-        synthesis_flops=synthesis,
-        activation_bytes=saved.get(name, 0),
-        seconds=seconds,
+        forward_flops=sum(op.flops for op in mine if not op.synthesis and op.phase == "forward"),
+        backward_flops=sum(op.flops for op in mine if not op.synthesis and op.phase == "backward"),
+        synthesis_flops=sum(op.flops or op.outputs for op in mine if op.synthesis),
+        seconds=seconds(mine),
+        deployed_flops=sum(op.flops for op in shipped),
+        deployed_seconds=seconds([op for op in shipped if "batch_norm" not in op.name]),
     )
 
 
@@ -152,19 +170,20 @@ def _weights(model: nn.Module, kinds: Iterable[str]) -> dict[str, list[nn.Parame
     return found
 
 
-def weights_cost(weights: Iterable[nn.Parameter], states: int, machine: Machine | None) -> Cost:
-    """What the weights cost by themselves: their memory, gradients, optimizer state, and the optimizer's step."""
-    everything = list(weights)
-    trained = [parameter for parameter in everything if parameter.requires_grad]
+def _weights_cost(weights: list[nn.Parameter], deployed: list[nn.Parameter], terms: Terms, is_block: bool) -> Cost:
+    """What weights cost by themselves: their memory, gradients, optimizer state, and the optimizer's step."""
+    states = optimizer_states(terms.optimizer)
+    trained = [parameter for parameter in weights if parameter.requires_grad]
     trained_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-    moved = trained_bytes * (
-        3 + 2 * states
-    )  # read weight and gradient, write the weight; read and write each state
+    # read weight and gradient, write the weight; read and write each state
+    moved = trained_bytes * (3 + 2 * states)
     return Cost(
-        parameters=sum(parameter.numel() for parameter in everything),
+        parameters=sum(parameter.numel() for parameter in weights),
         trainable=sum(parameter.numel() for parameter in trained),
-        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in everything),
+        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in weights),
         gradient_bytes=trained_bytes,
         optimizer_bytes=trained_bytes * states,
-        seconds=0.0 if machine is None else moved / machine.bandwidth,
+        seconds=0.0 if terms.machine is None else moved / terms.machine.bandwidth,
+        deployed_parameters=sum(parameter.numel() for parameter in deployed),
+        blocks=int(is_block),
     )

@@ -4,16 +4,39 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from .operations import Operation, Phase, allocated, bytes_of, computed_in, flops_of, runs_no_kernel, tensors_in
+Phase = Literal["forward", "backward"]
+ALLOCATION = 512  # the CUDA allocator gives memory in pieces of this many bytes
+FREE = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias", "empty", "empty_like"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A kernel that runs in a training step.
+
+    `block` is the name of the block it belongs to, or '' for stem, head and loss. `synthesis` marks what depends
+    on no input: the making of an operator's weights.
+    """
+
+    name: str
+    block: str
+    phase: Phase
+    synthesis: bool
+    flops: int
+    bytes_moved: int
+    outputs: int  # numbers written
+    dtype: torch.dtype
 
 
 class Recorder(TorchDispatchMode):
@@ -40,12 +63,8 @@ class Recorder(TorchDispatchMode):
         self._taking_over: list[str] = [""]
         self._synthesis_nodes: set[int] = set()
         self._node: tuple[str, bool] = ("", False)
-        for tensor in (*model.parameters(), *model.buffers()):
-            self._given.add(_key(tensor))
-        for tensor in model.buffers():  # statistics of batches, whose upkeep is no synthesis
-            self._from_batch.add(_key(tensor))
-
-    # ---- what runs --------------------------------------------------------------------------
+        self._given |= {_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._from_batch |= {_key(tensor) for tensor in model.buffers()}  # statistics are no synthesis
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -59,12 +78,8 @@ class Recorder(TorchDispatchMode):
             self._hold(tensor, block, from_batch)
         if runs_no_kernel(func) or not results:
             return made
-        if (
-            synthesis
-            and self.phase == "forward"
-            and torch.is_grad_enabled()
-            and any(t.requires_grad for t in given)
-        ):
+        makes_node = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+        if synthesis and self.phase == "forward" and makes_node:
             self._synthesis_nodes.add(_sequence() - 1)  # autograd numbered its node just before
         self.operations.append(
             Operation(
@@ -94,13 +109,11 @@ class Recorder(TorchDispatchMode):
         block = self._taking_over[bisect_right(self._starts, number) - 1] if known else ""
         self._node = (block, number in self._synthesis_nodes)
 
-    # ---- what is held -----------------------------------------------------------------------
-
     def mark_batch(self, example: Any) -> None:
         """The user's batch: it was there before the step, and what depends on it is no synthesis."""
-        for tensor in tensors_in(example):
-            self._given.add(_key(tensor))
-            self._from_batch.add(_key(tensor))
+        found = {_key(tensor) for tensor in tensors_in(example)}
+        self._given |= found
+        self._from_batch |= found
 
     def _hold(self, tensor: Tensor, block: str, from_batch: bool) -> None:
         storage = tensor.untyped_storage()
@@ -153,38 +166,30 @@ class Recorder(TorchDispatchMode):
         self.path.clear()
         self._node = ("", False)
 
-    # ---- who is running ---------------------------------------------------------------------
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow which module runs, until the end of the block."""
         handles = []
         for name, module in self._modules.items():
-            handles.append(module.register_forward_pre_hook(self._entering(name)))
-            handles.append(module.register_forward_hook(self._leaving(name)))
+            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
+            handles.append(module.register_forward_hook(partial(self._leave, name)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _entering(self, name: str) -> Any:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.path.append(name)
-            if name in self._blocks:
-                self._running.append(name)
-                self._take_over(name)
+    def _enter(self, name: str, *_: Any) -> None:
+        self.path.append(name)
+        if name in self._blocks:
+            self._running.append(name)
+            self._take_over(name)
 
-        return enter
-
-    def _leaving(self, name: str) -> Any:
-        def leave(module: nn.Module, args: Any, made: Any) -> None:
-            self.path.pop()
-            if name in self._blocks:
-                self._running.pop()
-                self._take_over(self._running[-1] if self._running else "")
-
-        return leave
+    def _leave(self, name: str, *_: Any) -> None:
+        self.path.pop()
+        if name in self._blocks:
+            self._running.pop()
+            self._take_over(self._running[-1] if self._running else "")
 
     def _take_over(self, block: str) -> None:
         if self.phase == "forward":
@@ -198,3 +203,39 @@ def _key(tensor: Tensor) -> int:
 
 def _sequence() -> int:
     return int(torch._C._autograd._get_sequence_nr())
+
+
+def allocated(num_bytes: int) -> int:
+    """What the CUDA allocator takes for a tensor of this size."""
+    return -(-num_bytes // ALLOCATION) * ALLOCATION
+
+
+def tensors_in(*trees: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, Tensor)]
+
+
+def runs_no_kernel(func: Any) -> bool:
+    """Views and empty tensors cost nothing on the device."""
+    schema = func._schema
+    views = not schema.is_mutable and any(made.alias_info is not None for made in schema.returns)
+    return views or func._overloadpacket.__name__ in FREE
+
+
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any) -> int:
+    """By torch's own formulas: two for a multiply and add, none for elementwise work."""
+    from torch.utils.flop_counter import flop_registry
+
+    packet = func._overloadpacket
+    in_place = {torch.ops.aten.addmm_: torch.ops.aten.addmm, torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm}
+    formula = flop_registry.get(in_place.get(packet, packet))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=made))
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes that these tensors touch; an expanded one touches what it stores."""
+    return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
+
+
+def computed_in(tensors: Iterable[Tensor]) -> torch.dtype:
+    floating = (tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point)
+    return next(floating, torch.float32)

@@ -1,8 +1,14 @@
-"""One training step on the fake GPU, recorded."""
+"""One training step, or one forward pass, on the fake GPU, recorded.
+
+The backward pass runs without autograd's engine, which wants a real GPU for tensors that say they are on one.
+Nodes are called one by one in the engine's own order, the latest made first, and gradients are added up between.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,10 +17,8 @@ from torch.nn.functional import cross_entropy
 
 from ..blocks.running import call
 from ..errors import ReplearnError
-from .backward import run_backward
 from .fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
-from .operations import tensors_in
-from .recorder import Recorder
+from .recorder import Operation, Recorder, tensors_in
 
 Loss = Callable[[Any], Tensor]
 
@@ -50,9 +54,31 @@ def run_step(
             saved = recorder.saved_bytes((made, value))
             recorder.phase = "backward"
             del made
-            gradients = run_backward(value.sum(), recorder)
+            with _one_graph_task():
+                gradients = run_backward(value.sum(), recorder)
             del gradients, value
     return recorder, saved
+
+
+def run_forward(model: nn.Module, example: Any, kinds: Iterable[str], precision: str) -> list[Operation]:
+    """One forward pass on the fake GPU, in evaluation mode; in training mode where that one needs values."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its one kernel has no FLOPs
+    try:
+        for training in (False, True):
+            with fake_gpu(precision):
+                double, batch = double_of(model, on_fake_gpu).train(training), example_on_fake_gpu(example)
+                recorder = Recorder(double, tuple(kinds), ())
+                with recorder, recorder.watching(), torch.no_grad():
+                    try:
+                        call(double, batch)
+                        break
+                    except Exception as error:
+                        if training:
+                            raise ReplearnError(_cannot_run(double, recorder, error)) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return recorder.operations
 
 
 def default_loss(output: Any) -> Tensor:
@@ -85,3 +111,97 @@ def _cannot_run(model: nn.Module, recorder: Recorder, error: Exception) -> str:
         "arguments or a dict of keywords), or the module asks for the value of a tensor (.item(), an if), which "
         "shapes alone can't answer."
     )
+
+
+@contextmanager
+def _one_graph_task() -> Iterator[None]:
+    """Activation checkpointing asks the engine which pass it is in, and runs a block again once for each."""
+    engine: Any = torch._C
+    ask = engine._current_graph_task_id
+    engine._current_graph_task_id = lambda: 1
+    try:
+        yield
+    finally:
+        engine._current_graph_task_id = ask
+
+
+@torch.no_grad()
+def run_backward(loss: Tensor, recorder: Recorder) -> dict[Any, Tensor]:
+    """Walk the graph of a loss; returns the gradients by accumulating node, so that they count as held."""
+    root = loss.grad_fn
+    waiting = _dependencies(root)
+    arrived: dict[Any, list[Tensor | None]] = {root: [torch.ones_like(loss)]}
+    gradients: dict[Any, Tensor] = {}
+    order = 0
+    ready: list[tuple[int, int, Any]] = [(0, order, root)]
+    while ready:
+        node = heapq.heappop(ready)[2]
+        given = arrived.pop(node, None)
+        if type(node).__name__ == "AccumulateGrad":
+            if given is not None and given[0] is not None:
+                gradients[node] = given[0]
+            continue
+        made = _call(node, given, recorder)
+        for (following, slot), gradient in zip(_edges(node), made, strict=True):
+            if following is None:
+                continue
+            if gradient is not None:
+                _arrive(arrived, following, slot, gradient)
+            waiting[following] -= 1
+            if not waiting[following]:
+                order += 1
+                heapq.heappush(ready, (-following._sequence_nr(), order, following))
+        del made, given
+    return gradients
+
+
+def _dependencies(root: Any) -> dict[Any, int]:
+    """How many nodes must run before each one."""
+    counts: dict[Any, int] = {}
+    seen, todo = {root}, [root]
+    while todo:
+        for following, _ in todo.pop().next_functions:
+            if following is None:
+                continue
+            counts[following] = counts.get(following, 0) + 1
+            if following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return counts
+
+
+def _call(node: Any, given: list[Tensor | None] | None, recorder: Recorder) -> tuple[Tensor | None, ...]:
+    """The gradients that a node gives along its edges; none if none came."""
+    if given is None:
+        return (None,) * len(_edges(node))
+    recorder.enter_node(node)
+    try:
+        made = node.apply(*given) if _is_python(node) else node(*given)
+    finally:
+        recorder.leave_node()
+    made = made if isinstance(made, tuple) else (made,)
+    if _is_python(node):
+        return tuple(gradient for gradient, needed in zip(made, node.needs_input_grad, strict=True) if needed)
+    return made
+
+
+def _edges(node: Any) -> list[tuple[Any, int]]:
+    """Where a node's gradients go; a Python function has no edge for arguments that are no tensors."""
+    edges = list(node.next_functions)
+    return [edge for edge in edges if edge[0] is not None] if _is_python(node) else edges
+
+
+def _is_python(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def _arrive(arrived: dict[Any, list[Tensor | None]], node: Any, slot: int, gradient: Tensor) -> None:
+    expected = node._input_metadata
+    if node not in arrived:
+        arrived[node] = [None] * len(expected)
+    if gradient.shape != expected[slot].shape:
+        gradient = gradient.sum_to_size(expected[slot].shape)
+    if gradient.dtype != expected[slot].dtype:
+        gradient = gradient.to(expected[slot].dtype)
+    held = arrived[node][slot]
+    arrived[node][slot] = gradient if held is None else held + gradient

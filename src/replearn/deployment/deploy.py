@@ -26,16 +26,16 @@ from ..fast.verify import tensors_in as tensors_in
 from ..fast.verify import verify as verify
 from ..planning.targets import records_hidden_states
 from ..planning.validate import own_copy, unwrapped
-from ..surgery.hidden_states import record_stand_in
-from ..surgery.inference_mode import lasting, writable
-from ..surgery.plan_metadata import drop_
+from ..surgery.hidden_states import record_replacement
+from ..surgery.inference_mode import ordinary_tensors, writable
+from ..surgery.plan_metadata import detach_plan_
 from ..surgery.replace import operators_of, plan_of, set_submodule
 from .absorb import absorb_
 from .merge import merge_
 from .saving import refuse_saving_
 
 
-@lasting()
+@ordinary_tensors()
 def deploy(
     model: nn.Module,
     example: Any = None,
@@ -97,7 +97,7 @@ def deploy(
         )
     plain = own_copy(model)
     context = Context(dtype=dtype, compile=bool(compile), graph=graph, fuse=fuse)
-    drop_(plain)
+    detach_plan_(plain)
     operators = dict(operators_of(plain))
     for name, operator in operators.items():
         refuse_hooks(name, operator)
@@ -106,7 +106,7 @@ def deploy(
         if merge:
             fused = operator.labelled(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
-        record_stand_in(plain, operator, fused)
+        record_replacement(plain, operator, fused)
     settle_(plain, fold=fold, channels_last=channels_last)
     if flatten:
         flat = flat_form(plain, example)

@@ -16,7 +16,7 @@ from ..blocks.tracing import trace
 from ..errors import ReplearnError
 from ..operators._base.operator import Operator
 from ..planning.validate import own_copy, unwrapped
-from ..surgery.inference_mode import lasting, writable
+from ..surgery.inference_mode import ordinary_tensors, writable
 from ..surgery.replace import set_submodule
 from .folding import CONVOLUTIONS, fold_, names_in_code, reaches
 from .graph_module import FlatGraph
@@ -34,7 +34,7 @@ _compiled = count()
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-@lasting()
+@ordinary_tensors()
 def streamline(
     model: nn.Module,
     example: Any = None,

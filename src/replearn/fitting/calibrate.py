@@ -13,9 +13,9 @@ from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.table import text_table
 from ..planning.validate import refuse_wrapped
-from ..surgery.hidden_states import record_stand_in
-from ..surgery.inference_mode import lasting
-from ..surgery.plan_metadata import carry_
+from ..surgery.hidden_states import record_replacement
+from ..surgery.inference_mode import ordinary_tensors
+from ..surgery.plan_metadata import attach_plan_
 from ..surgery.replace import check_fit, restored_on_error, set_submodule
 from .closed_form import Fit as Fit
 from .closed_form import Imitation
@@ -35,7 +35,7 @@ class Calibration:
         return "\n".join([f"fitted on {self.num_samples} samples", "", *text_table(head, rows, right=(1, 2, 3))])
 
 
-@lasting()
+@ordinary_tensors()
 def calibrate_(
     model: nn.Module, plan: Plan, data: Iterable[Any], *, forward: Forward | None = None
 ) -> Calibration:
@@ -69,8 +69,8 @@ def calibrate_(
             refuse_infinite(imitation)
             samples = imitation.samples
             set_submodule(model, target.name, imitation.operator)
-            record_stand_in(model, blocks[target.name], imitation.operator)
-        carry_(model, plan)
+            record_replacement(model, blocks[target.name], imitation.operator)
+        attach_plan_(model, plan)
     for name, block in blocks.items():
         model.get_submodule(name).train(block.training)
     return Calibration(tuple(fits), samples)

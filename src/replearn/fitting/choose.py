@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from ..blocks.stacks import find_stacks
 from ..costs.budgets import Budget, as_budgets
 from ..costs.data import Cost, ModelCost, Promise
-from ..costs.estimator import Terms, cost_of, replaced_double
+from ..costs.estimator import Terms, cost_of, replaced_double, shapes_of
 from ..costs.machines import Machine
 from ..costs.training_step import Loss
 from ..errors import ReplearnError
@@ -19,8 +18,8 @@ from ..operators._base.options import Options
 from ..planning.data import Plan, Target
 from ..planning.legality import Survey
 from ..planning.planner import plan as plan_targets
+from ..planning.planner import stacks_of
 from ..planning.similarity import block_similarity
-from ..planning.validate import refuse_wrapped
 from .knapsack import Item, choose, most_saved
 from .placement import Candidate, Placement
 from .scores import fitted_errors
@@ -44,8 +43,8 @@ def place(
 ) -> Placement:
     """Choose the targets that meet a budget with the least predicted damage; the model is not touched.
 
-    - `budget`: `"memory<=75%"`, `"time<=80%"`, `"parameters<=60M"`, `Budget("memory", 0.75)`, or several, which
-      must all be met. A budget of time needs a `machine`.
+    - `budget`: `"parameters<=60M"`, `"memory<=75%"`, `Budget("memory", 0.75)`, or several, which must all be met.
+      A budget of latency or time needs a `machine`. `example` may be None for parameters and blocks.
     - `score`: the damage of a target: `"count"` (each the same), `"similarity"` (how much the block changes its
       input, on the first batch of `data`), `"error"` (what its fitted operator leaves unexplained on held-out
       batches of `data`), or your own numbers by block name.
@@ -60,13 +59,18 @@ def place(
     True
     """
     budgets = as_budgets(budget)
-    if machine is None and any(found.quantity == "time" for found in budgets):
-        raise ReplearnError(
-            "A budget of time needs to know the machine: give machine=replearn.costs.named_machine('H100'), or "
-            "machine=replearn.costs.probe() on the machine itself."
-        )
-    refuse_wrapped(model)
-    stacks = find_stacks(model)
+    for found in budgets:
+        if machine is None and found.quantity in ("time", "latency"):
+            raise ReplearnError(
+                f"budget='{found}' needs to know the machine: give machine=replearn.costs.named_machine('H100'), "
+                "or machine=replearn.costs.probe() on the machine itself."
+            )
+        if example is None and found.quantity not in ("parameters", "blocks"):
+            raise ReplearnError(
+                f"budget='{found}' needs an example: a batch as the model takes it, as "
+                "example=torch.empty(64, 3, 224, 224)."
+            )
+    stacks = stacks_of(model)
     survey = Survey(model, stacks, operator)
     legal = [target for stack in stacks for target in survey.at(stack, survey.legal(stack))]
     if not legal:
@@ -104,13 +108,15 @@ def place(
         if picked is None:
             break
         names = [rows[stack][index].name for stack, index in picked]
+        if score == "count" and [found.quantity for found in budgets] == ["blocks"]:
+            names = [target.name for target in survey.spread(len(names))]
         plan, after = planned(names)
         short = [found.measure(after.total) - found.limit(whole) for found in budgets]
         if all(missing <= 0 for missing in short):
             chosen = {target.name for target in plan.targets}
             return Placement(
                 plan=replace(plan, placement=f"budget {', '.join(map(str, budgets))}, by {_name_of(score)}"),
-                promise=Promise(before, after, precision, optimizer, machine),
+                promise=Promise(before, after, precision, optimizer, machine, shapes_of(example)),
                 budgets=budgets,
                 score=_name_of(score),
                 candidates=tuple(
@@ -121,7 +127,8 @@ def place(
             )
         # savings of single blocks don't add up to the last byte: ask for what is missing on top
         needs = [need + max(0.0, missing) * 1.001 for need, missing in zip(needs, short, strict=True)]
-    raise ReplearnError(_unreachable(model, budgets, whole, reachable, [number for _, number in most], len(legal)))
+    reason = _unreachable(model, budgets, whole, reachable, [number for _, number in most], len(legal))
+    raise ReplearnError(" ".join([reason, *(f"Note: {note}." for note in survey.notes(legal))]))
 
 
 def _savings(

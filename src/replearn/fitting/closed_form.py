@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
@@ -16,11 +15,7 @@ from ..operators._base.operator import Operator
 from ..planning.data import Target
 from ..planning.targets import build_operator
 from ..surgery.replace import device_of
-from .batchnorm_statistics import estimate_statistics_
-from .gauss_newton import fit_coefficients_
 from .observe import Forward, Seen, observe
-
-EXACT = 1e-10  # an error below which there is nothing left to fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +63,12 @@ class Imitation:
             if found < error:
                 error, best, self.ridge = found, copied(operator), ridge
         operator.load_state_dict(best)
-        if operator.bends and error > removal and operator.silence():
-            error = self.errors()[0]  # from here every step is a gain on removal
-        if operator.bends and error > EXACT:
-            fitted = True
-            notes += filter(None, [self.bend()])
-            error = self.errors()[0]
-            error = self.refine(error)
         if not fitted:
             notes.append("nothing of it can be fitted in closed form; it keeps its start")
         if not error <= removal:  # NaN counts as worse
             notes.append(self.fall_back())
             error = self.errors()[0]
         return Fit(self.target.name, min(error, removal), removal, self.ridge, "; ".join(notes))
-
-    def refine(self, error: float) -> float:
-        """Fit the last map once more, now that the coefficients before it have moved; the error it comes to."""
-        before = copied(self.operator)
-        if self.fit_stages(self.operator.stages(), ()) is not None:
-            found, _ = self.errors()
-            if found < error:
-                return found
-        self.operator.load_state_dict(before)
-        return error
 
     def attempts(self) -> Iterator[Any]:
         """Ways of fitting, each of which starts from the operator's starting values and gives its ridge."""
@@ -100,10 +78,6 @@ class Imitation:
         else:
             for way in self.operator.ways():
                 yield lambda way=way: self.fit_stages(stages, way)
-        if self.operator.bends:
-            yield lambda: self.adopt(own_statistics=False)
-            yield lambda: self.adopt(own_statistics=True)
-            yield self.estimate
 
     def fit_stages(self, stages: tuple[Operator, ...], way: tuple[Step, ...]) -> float | None:
         ridge = None
@@ -117,32 +91,6 @@ class Imitation:
             if moments is not None:
                 ridge = stage.fit(*moments)
         return ridge
-
-    def adopt(self, own_statistics: bool) -> float | None:
-        if not self.operator.adopt(self.block):
-            return None
-        return 0.0 if own_statistics else self.estimate()
-
-    def estimate(self) -> float | None:
-        """Give BatchNorms inside the operator the statistics of what they are given now."""
-        estimate_statistics_(self.operator, (seen.through for seen in self.observe(held_out=False)))
-        return 0.0
-
-    def bend(self) -> str:
-        """Fit coefficients by linearising; a note where the block can't be differentiated forwards."""
-        try:
-            fit_coefficients_(
-                self.operator,
-                self.operator.coefficients(),
-                lambda: self.observe(held_out=False),
-                lambda: self.observe(held_out=True),
-            )
-        except (NotImplementedError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            reason = str(error).splitlines()[0]
-            return f"its coefficients could not be refined, because its code can't be linearised ({reason})"
-        return ""
 
     def fall_back(self) -> str:
         if not self.operator.silence():

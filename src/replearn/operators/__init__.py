@@ -11,7 +11,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from ._base.options import Options, registry
+from ._base import options as _options
+from ._base.options import Options
 
 
 def available() -> dict[str, type[Options]]:
@@ -19,7 +20,7 @@ def available() -> dict[str, type[Options]]:
     for module in iter_modules(__path__):
         if not module.name.startswith("_"):
             import_module(f"{__name__}.{module.name}")
-    return registry()
+    return dict(_options.registry)
 
 
 def __getattr__(name: str) -> Any:  # every operator of the folder, by its own name

@@ -12,12 +12,11 @@ Fails: where either form does.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy
-from ..errors import ReplearnError
 from ._base.operator import Operator
 from ._base.options import MixingOptions, Need
 from ._base.site import Site
@@ -50,19 +49,19 @@ class AttentionMLP(MixingOptions):
         attention, mlp = self.halves()
         return attention.needs(anatomy) + mlp.needs(anatomy)
 
-    @property
-    def module(self) -> type[Operator]:
-        return AttentionMLPOperator
 
+class AttentionMLPOperator(Operator, options=AttentionMLP):
+    attention: Operator
+    mlp: Operator
 
-class AttentionMLPOperator(Operator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        if not isinstance(site.options, AttentionMLP):
-            raise ReplearnError(f"AttentionMLPOperator needs options of AttentionMLP, not {site.options!r}.")
-        attention, mlp = site.options.halves()
-        self.attention = build_half(site, attention)
-        self.mlp = build_half(site, mlp)
+        self.attention: Operator
+        self.mlp: Operator
+        self.attention, self.mlp = (
+            half.module(replace(site, target=replace(site.target, operator=half)))
+            for half in cast(AttentionMLP, site.options).halves()
+        )
 
     def compute(self, x: Tensor) -> Tensor:
         return self.mlp.compute(self.attention.compute(x))
@@ -76,7 +75,3 @@ class AttentionMLPOperator(Operator):
 
     def plain(self) -> nn.Module:
         return nn.Sequential(self.attention.plain(), self.mlp.plain())
-
-
-def build_half(site: Site, options: Projection | HeadWise | MLP) -> Operator:
-    return options.module(replace(site, target=replace(site.target, operator=options)))

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy
-from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
+from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
 from ._base.least_squares import Moments, fit_rows
 from ._base.mixture import Mixtures
-from ._base.operator import MixingOperator, Operator
+from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
 from ._base.site import Site
@@ -41,12 +41,10 @@ class Basic(MixingOptions):
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         return (Need("kernel", previous="conv2", next="conv1", like="conv2"),)
 
-    @property
-    def module(self) -> type[Operator]:
-        return BasicOperator
 
+class BasicOperator(MixingOperator, options=Basic):
+    ends_in_activation = True
 
-class BasicOperator(MixingOperator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.use(site, "kernel", like="conv2")
@@ -65,13 +63,6 @@ class BasicOperator(MixingOperator):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.start_rows("kernel")
-
-    @property
-    def ends_in_activation(self) -> bool:
-        return True
-
-    def silence(self) -> bool:
-        return silence_norm(self.norm)
 
     def regressors(self, x: Tensor) -> Tensor:
         return self.conv.patches(x)

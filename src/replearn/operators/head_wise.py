@@ -26,7 +26,7 @@ from ..errors import ReplearnError
 from ._base.layers import BorrowedNorm, plain_linear
 from ._base.least_squares import Moments, fit_scalars
 from ._base.mixture import Mixtures
-from ._base.operator import MixingOperator, Operator
+from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
 from ._base.site import Site, one_source
@@ -48,16 +48,12 @@ class HeadWise(MixingOptions):
                 "Use Projection(sources='none', correction='full') for a map that reads nothing."
             )
         return (
-            Need("proj", previous="proj", next="proj", like="proj"),
-            Need("norm1", previous="norm1", next="norm1", like="norm1", mix=False),
+            Need("proj"),
+            Need("norm1", mix=False),
         )
 
-    @property
-    def module(self) -> type[Operator]:
-        return HeadWiseOperator
 
-
-class HeadWiseOperator(MixingOperator):
+class HeadWiseOperator(MixingOperator, options=HeadWise):
     gain: Tensor  # of the bias
 
     def __init__(self, site: Site) -> None:
@@ -103,13 +99,8 @@ class HeadWiseOperator(MixingOperator):
             scales[side] = (energy * lengths).sum(dim=0) / energy.sum(dim=0).clamp_min(1e-30)
         self.start_coefficients(scales)
 
-    @torch.no_grad()
     def silence(self) -> bool:
-        super().reset_parameters()
-        for coefficient in self.coefficients():
-            coefficient.zero_()
-        self.gain.zero_()
-        return True
+        return self.zero()
 
     def regressors(self, x: Tensor) -> Tensor:
         normed: Tensor = self.norm1(x)
@@ -124,16 +115,16 @@ class HeadWiseOperator(MixingOperator):
             units = {"previous": units["previous"] + units["next"]}
         heads = self.coefficient("previous" if "previous" in units else "next").shape[0]
         directions = [
-            self._scale * unit * per_head(one_hot(head, heads, unit), unit)
+            self._scale * unit * per_head(one, unit)
             for unit in units.values()
-            for head in range(heads)
+            for one in torch.eye(heads, dtype=unit.dtype, device=unit.device)
         ]
         if "proj_bias" in self.corrections:
             self._correction("proj_bias").reset_parameters()
         self.gain.fill_(1)
         nothing = torch.zeros_like(moments.targets)
-        mean = self.mean_bias("proj")
-        bias = nothing if mean is None else mean.double()
+        mean = self.mean_bias_mixture("proj")
+        bias = nothing if mean is None else mean.plain().double()
         matrices = [*directions, torch.zeros_like(directions[0])]
         *scales, gain = fit_scalars(moments, matrices, [nothing] * len(directions) + [bias], fixed=nothing)
         found = torch.stack(scales)
@@ -154,9 +145,3 @@ class HeadWiseOperator(MixingOperator):
         return residual(
             nn.Sequential(self.norm1.plain(), plain_linear(made["weight"], made.get("bias"), self._dtype))
         )
-
-
-def one_hot(index: int, length: int, like: Tensor) -> Tensor:
-    made = torch.zeros(length, dtype=like.dtype, device=like.device)
-    made[index] = 1
-    return made

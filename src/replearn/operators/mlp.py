@@ -25,7 +25,7 @@ from ..errors import ReplearnError
 from ._base.layers import BorrowedNorm, own_activation, plain_linear
 from ._base.least_squares import Moments, fit_scalars
 from ._base.mixture import Made, Mixture, Mixtures
-from ._base.operator import Operator, ReadingOperator
+from ._base.operator import ReadingOperator
 from ._base.options import Need, ReadingOptions
 from ._base.plain import as_module, gated_mlp, residual
 from ._base.site import Site, one_source
@@ -43,21 +43,15 @@ class MLP(ReadingOptions):
             raise ReplearnError(
                 "MLP reads a neighbour's norm, so sources can't be 'none'. Write 'previous' or 'next' for one."
             )
-        matrices = ("up", "gate", "down") if "gate" in anatomy.parts else ("up", "down")
-        mixed = (Need(role, previous=role, next=role, like=role) for role in matrices)
-        return (*mixed, Need("norm2", previous="norm2", next="norm2", like="norm2", mix=False))
-
-    @property
-    def module(self) -> type[Operator]:
-        return MLPOperator
+        return (*map(Need, matrices_of(anatomy)), Need("norm2", mix=False))
 
 
-class MLPOperator(ReadingOperator):
+class MLPOperator(ReadingOperator, options=MLP):
     gain: Tensor
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._matrices = ("up", "gate", "down") if "gate" in site.target.anatomy.parts else ("up", "down")
+        self._matrices = matrices_of(site.target.anatomy)
         for role in self._matrices:
             self.use(site, role)
             self.use_bias(site, role)
@@ -81,11 +75,8 @@ class MLPOperator(ReadingOperator):
         super().reset_parameters()
         self.gain.fill_(1)
 
-    @torch.no_grad()
     def silence(self) -> bool:
-        self.reset_parameters()
-        self.gain.zero_()
-        return True
+        return self.zero()
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm2(x)
@@ -128,3 +119,7 @@ class MLPOperator(ReadingOperator):
         if "gate" in layers:
             return residual(nn.Sequential(self.norm2.plain(), gated_mlp(layers, activation)))
         return residual(nn.Sequential(self.norm2.plain(), layers["up"], activation, layers["down"]))
+
+
+def matrices_of(anatomy: Anatomy) -> tuple[str, ...]:
+    return ("up", "gate", "down") if "gate" in anatomy.parts else ("up", "down")

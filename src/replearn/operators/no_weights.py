@@ -35,12 +35,8 @@ class NoWeights(Options):
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         return ()
 
-    @property
-    def module(self) -> type[Operator]:
-        return NoWeightsOperator
 
-
-class NoWeightsOperator(Operator):
+class NoWeightsOperator(Operator, options=NoWeights):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         kind = site.target.anatomy.kind
@@ -50,6 +46,10 @@ class NoWeightsOperator(Operator):
         dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
         self.scale = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
         self.shift = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
+
+    def num_deployed(self) -> int:
+        width = self.scale.numel()
+        return width * width + width if self.target.anatomy.family == "torch_transformer" else 2 * width
 
     def compute(self, x: Tensor) -> Tensor:
         if x.is_nested:  # as nn.TransformerEncoder packs padded batches; vectors don't multiply those, matrices do

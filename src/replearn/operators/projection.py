@@ -24,7 +24,7 @@ from ..errors import ReplearnError
 from ._base.layers import plain_linear
 from ._base.least_squares import Moments, fit_scalars
 from ._base.mixture import Mixtures
-from ._base.operator import MixingOperator, Operator
+from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
 from ._base.site import Site
@@ -39,14 +39,10 @@ class Projection(MixingOptions):
     default_for = "transformer"
 
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
-        return (Need("proj", previous="proj", next="proj", like="proj"),)
-
-    @property
-    def module(self) -> type[Operator]:
-        return ProjectionOperator
+        return (Need("proj"),)
 
 
-class ProjectionOperator(MixingOperator):
+class ProjectionOperator(MixingOperator, options=Projection):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         require_square(site)
@@ -69,12 +65,8 @@ class ProjectionOperator(MixingOperator):
         super().reset_parameters()
         self.start_coefficients({side: torch.ones_like(self.coefficient(side)) for side in self._sources["proj"]})
 
-    @torch.no_grad()
     def silence(self) -> bool:
-        for coefficient in self.coefficients():
-            coefficient.zero_()
-        super().reset_parameters()
-        return True
+        return self.zero()
 
     def regressors(self, x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1])

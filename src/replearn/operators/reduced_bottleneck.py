@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.correction import FullCorrection
-from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation, silence_norm
+from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
 from ._base.least_squares import Moments, Solution, Step, fit_full, fit_rows
 from ._base.mixture import Mixtures
-from ._base.operator import Operator, ReadingOperator
+from ._base.operator import ReadingOperator
 from ._base.options import Need, ReadingOptions
 from ._base.plain import as_module, residual
 from ._base.site import Site
@@ -39,16 +39,14 @@ class ReducedBottleneck(ReadingOptions):
 
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         return (
-            Need("reduce", previous="conv1", next="conv1", like="conv1", mix=False, prefer="previous"),
-            Need("expand", previous="conv3", next="conv3", like="conv3", mix=False, prefer="next"),
+            Need("reduce", like="conv1", mix=False, prefer="previous"),
+            Need("expand", like="conv3", mix=False, prefer="next"),
         )
 
-    @property
-    def module(self) -> type[Operator]:
-        return ReducedBottleneckOperator
 
+class ReducedBottleneckOperator(ReadingOperator, options=ReducedBottleneck):
+    ends_in_activation = True
 
-class ReducedBottleneckOperator(ReadingOperator):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.use(site, "reduce", like="conv1")
@@ -66,13 +64,6 @@ class ReducedBottleneckOperator(ReadingOperator):
         reduction, expansion = (self.conv1, made["reduce"]), (self.conv3, made["expand"])
         return reduced_bottleneck(x, reduction, expansion, self.norm, self.activation)
 
-    @property
-    def ends_in_activation(self) -> bool:
-        return True
-
-    def silence(self) -> bool:
-        return silence_norm(self.norm)
-
     def regressors(self, x: Tensor) -> Tensor:
         return self.conv3.patches(self.activation(self.conv1(x, self.made()["reduce"])))
 
@@ -85,8 +76,12 @@ class ReducedBottleneckOperator(ReadingOperator):
             return ((), own)
         return ((), own, (Step("branch", self.conv1.patches, self._fit_directions),))
 
+    @torch.no_grad()
     def _fit_reduce(self, moments: Moments, held: Moments) -> None:
-        fit_inner(self, "reduce", moments, held)
+        """Fit the borrowed reduction, which has no bias and no norm, to what the block's own gives."""
+        weights = list(self.weights("reduce").values())
+        base = weights[0].flatten(1).double() if weights else torch.zeros_like(moments.mixed())
+        self.fit_correction("reduce", base, moments, held, shifted=False)
 
     @torch.no_grad()
     def _fit_directions(self, moments: Moments, held: Moments) -> None:
@@ -116,14 +111,6 @@ class ReducedBottleneckOperator(ReadingOperator):
             self.conv3.plain(made["expand"], self._dtype, self.norm),
         )
         return residual(branch, self.activation)
-
-
-@torch.no_grad()
-def fit_inner(operator: ReadingOperator, role: str, moments: Moments, held: Moments) -> None:
-    """Fit an inner borrowed map, which has no bias and no norm, to what the block's own gives."""
-    weights = list(operator.weights(role).values())
-    base = weights[0].flatten(1).double() if weights else torch.zeros_like(moments.mixed())
-    operator.fit_correction(role, base, moments, held, shifted=False)
 
 
 @torch.no_grad()

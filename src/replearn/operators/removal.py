@@ -33,12 +33,8 @@ class Removal(Options):
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         return ()
 
-    @property
-    def module(self) -> type[Operator]:
-        return RemovalOperator
 
-
-class RemovalOperator(Operator):
+class RemovalOperator(Operator, options=Removal):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         anatomy = site.target.anatomy

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
-from ._base.correction import LowRankCorrection, correction_of
-from ._base.least_squares import Solution, damped_solve
-from ._base.operator import MixingOperator, Operator
+from ._base.correction import correction_of
+from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.recompute import recomputed
 from ._base.shell import Turn, parameter_names, shell_of
 from ._base.site import Site
-from ._base.synthesis import full_precision, mean_of, wide
+from ._base.synthesis import full_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +45,10 @@ class WholeBlock(MixingOptions):
                 "WholeBlock is nothing but its sources, so they can't be 'none'. Use NoWeights() or Removal(), "
                 "which read none."
             )
-        return (Need("*", previous="*", next="*", like="*"),)
-
-    @property
-    def module(self) -> type[Operator]:
-        return WholeBlockOperator
+        return (Need("*"),)
 
 
-class WholeBlockOperator(MixingOperator):
+class WholeBlockOperator(MixingOperator, options=WholeBlock):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         if any(isinstance(layer, nn.RNNBase) for layer in site.block.modules()):
@@ -65,6 +60,7 @@ class WholeBlockOperator(MixingOperator):
         for name in self._names:
             parameter = site.block.get_parameter(name)
             self._sources[name] = site.sources(name)
+            self._num_synthesized += parameter.numel()
             correction = correction_of(
                 site.options, tuple(parameter.shape), site, where=f"{site.target.name}, {name}"
             )
@@ -120,30 +116,6 @@ class WholeBlockOperator(MixingOperator):
                 for side in sides:
                     self.coefficient(side)[index] = 1 / count
 
-    @property
-    def bends(self) -> bool:
-        return True
-
-    @torch.no_grad()
-    def adopt(self, block: nn.Module) -> bool:
-        """Each tensor as near to the block's own as its form comes: coefficients first, then the correction."""
-        for index, name in enumerate(self._names):
-            own, weights = wide(block.get_parameter(name)), self.weights(name)
-            found = span_coefficients(own, list(weights.values()), self._shared(tuple(weights)))
-            base = torch.zeros_like(own, dtype=torch.float64)
-            for (side, weight), value in zip(weights.items(), found, strict=True):
-                self.coefficient(side)[index] = value
-                base += value * weight.double()
-            if (key := self._key(name)) in self.corrections:
-                correction = self._correction(key)
-                rank = correction.left.shape[1] if isinstance(correction, LowRankCorrection) else None
-                correction.set(nearest(own.double(), base, rank), base)
-        for (_, own_norm), (_, norm) in zip(norms_of(block), norms_of(self.run.block), strict=True):
-            for statistic in ("running_mean", "running_var"):
-                if getattr(norm, statistic) is not None:
-                    getattr(norm, statistic).copy_(getattr(own_norm, statistic))
-        return True
-
     @torch.no_grad()
     def silence(self) -> bool:
         """Zero the last maps of the branches, where the family tells which; else every tensor."""
@@ -179,34 +151,6 @@ class _ForwardOnly(nn.Module):
         return self.block.forward(*args, **kwargs)
 
 
-def span_coefficients(own: Tensor, weights: list[Tensor], shared: bool) -> list[Tensor]:
-    """The factors that bring the neighbours' tensors nearest to the block's own."""
-    if not weights:
-        return []
-    rows = torch.stack([weight.double().flatten() for weight in weights])
-    if shared:
-        rows = rows.sum(0, keepdim=True)
-    found = damped_solve((rows @ rows.mT)[None], (rows @ own.double().flatten())[None])[0]
-    return [found[0]] * len(weights) if shared else list(found)
-
-
-def nearest(own: Tensor, base: Tensor, rank: int | None) -> Solution:
-    """The tensor itself; or the nearest one that differs from the base by a matrix of this rank."""
-    if rank is None:
-        return Solution(own, 0.0)
-    u, s, v = torch.linalg.svd((own - base).flatten(1), full_matrices=False)
-    left, right = u[:, :rank] * s[:rank], v[:rank]
-    return Solution(base + (left @ right).view(base.shape), 0.0, left, right)
-
-
-def norms_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [
-        (path, layer)
-        for path, layer in module.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._NormBase)
-    ]
-
-
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
@@ -221,16 +165,13 @@ def start_statistics(shell: nn.Module, site: Site) -> None:
         if not isinstance(layer, nn.modules.batchnorm._NormBase):
             continue
         layer.reset_running_stats()
+        # the first block of a stage may lack a layer
+        blocks = [resolve(block, path) for block in (site.previous, site.next) if holds(block, path)]
         for name in ("running_mean", "running_var"):
-            own = getattr(layer, name)
-            values = [statistics_at(block, path, name) for block in (site.previous, site.next)]
+            own: Any = getattr(layer, name)
+            values: list[Any] = [getattr(block, name, None) for block in blocks]
             fitting = [
-                value for value in values if value is not None and own is not None and value.shape == own.shape
+                value for value in values if value is not None and value.shape == getattr(own, "shape", None)
             ]
             if fitting:
-                own.copy_(mean_of(fitting))
-
-
-def statistics_at(block: nn.Module, path: str, name: str) -> Tensor | None:
-    """A neighbour's running statistic, if it has that layer at all: the first block of a stage may differ."""
-    return getattr(resolve(block, path), name, None) if holds(block, path) else None
+                own.copy_(torch.stack(fitting).mean(0))

@@ -39,8 +39,9 @@ class Target:
     operator: Options
     reads: tuple[Read, ...]
     parameters_before: int  # of the block
-    parameters_after: int  # of the operator
+    parameters_after: int  # of the operator while it is trained
     notes: tuple[str, ...] = ()
+    parameters_deployed: int | None = None  # of the operator as a plain module; None in plans of older files
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ class Skipped:
 class Plan:
     """Which targets, which sources, which operators, and what the model will have after it.
 
-    `print(plan)` shows a table; `to_json` and `from_json` round-trip exactly. Parameters are
-    counted as optimizers count them: trainable, each shared tensor once.
+    `print(plan)` shows a table; `to_json` and `from_json` round-trip exactly. `parameters_before` and `_after` are
+    counted as optimizers count them: trainable, each shared tensor once. `deployed_before` and `_after` count all
+    parameters of the model that is deployed.
     """
 
     model: str
@@ -68,6 +70,8 @@ class Plan:
     parameters_before: int
     parameters_after: int
     notes: tuple[str, ...] = ()
+    deployed_before: int | None = None
+    deployed_after: int | None = None
 
     def __str__(self) -> str:
         return plan_table(self)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -14,9 +14,10 @@ from ..blocks.stacks import Stack
 from ..errors import ReplearnError
 from ..operators._base.options import Options
 from .data import Skipped, Target
-from .positions import best_apart, by_interval, edge_reason, evenly, most_apart
-from .similarity import block_similarity
+from .positions import by_interval, edge_reason, evenly, most_apart
 from .targets import build_target, default_operator, has_hooks
+
+SAVES = 0.9  # of a block's parameters: an operator with more once deployed saves nothing
 
 
 class Survey:
@@ -92,10 +93,8 @@ class Survey:
             for stack in self.stacks
         }
 
-    def by_interval(
-        self, interval: int, firsts: Mapping[str, int], similarity: Any
-    ) -> tuple[list[Target], list[Skipped]]:
-        """Every interval-th block of a stack; or, with a calibration batch, as many where it scores best."""
+    def by_interval(self, interval: int, firsts: Mapping[str, int]) -> tuple[list[Target], list[Skipped]]:
+        """Every interval-th block of a stack, and those of them that have to be kept."""
         chosen: list[Target] = []
         skipped: list[Skipped] = []
         for stack in self.stacks:
@@ -104,27 +103,54 @@ class Survey:
             for position in positions:
                 if isinstance(reason := self.target(stack, position), str):
                     skipped.append(Skipped(stack.blocks[position - 1], position, reason))
-        if similarity is not None and chosen:
-            return self._best_scored(chosen, similarity), []
         return chosen, skipped
 
-    def by_fraction(self, fraction: float, similarity: Any) -> list[Target]:
-        """Exactly the share asked for, spread evenly or placed where a calibration batch scores best."""
-        legal = {stack.name: self.legal(stack) for stack in self.stacks}
-        total, most = len(self.places), sum(most_apart(positions) for positions in legal.values())
+    def by_fraction(self, fraction: float) -> list[Target]:
+        """Exactly the share asked for, spread evenly."""
+        total, most = len(self.places), self.most()
         count = max(1, round(fraction * total))
         if count > most:
+            cure = f"Ask for fraction={most / total:.6g} or less. " if most else ""
             raise ReplearnError(
                 f"fraction={fraction} is {count} of {total} blocks, and at most {most} can go, because a target's "
-                f"neighbours must stay. {self._cure(total, most)}Blocks that can't go: {self._reasons()}."
+                f"neighbours must stay. {cure}Blocks that can't go: {self._reasons()}."
             )
-        spread = evenly(legal, count)
-        chosen = [target for stack in self.stacks for target in self.at(stack, spread[stack.name])]
-        return chosen if similarity is None else self._best_scored(chosen, similarity)
+        return self.spread(count)
 
-    @staticmethod
-    def _cure(total: int, most: int) -> str:
-        return f"Ask for fraction={most / total:.6g} or less. " if most else ""
+    def most(self) -> int:
+        """How many blocks can go at once."""
+        return sum(most_apart(self.legal(stack)) for stack in self.stacks)
+
+    def spread(self, count: int) -> list[Target]:
+        """So many targets, spread evenly over all stacks."""
+        places = evenly({stack.name: self.legal(stack) for stack in self.stacks}, count)
+        return [target for stack in self.stacks for target in self.at(stack, places[stack.name])]
+
+    def notes(self, chosen: Sequence[Target]) -> tuple[str, ...]:
+        """What holds for a plan as a whole."""
+        heavy = [target for target in chosen if not self._saves(target)]
+        notes = (self._heavy_note(heavy),) if heavy else ()
+        generic = "no family knows these blocks; they were found by the generic scan"
+        return (*notes, generic) if any(stack.family == "generic" for stack in self.stacks) else notes
+
+    def _heavy_note(self, heavy: Sequence[Target]) -> str:
+        """That these operators save nothing once deployed, and one that does."""
+        stack, position = self.places[heavy[0].name]
+        found = []
+        for options in operators.available().values():
+            with suppress(ReplearnError):
+                found.append(build_target(self.model, stack, position, options()))
+        lighter = max(filter(self._saves, found), key=lambda target: target.parameters_deployed or 0, default=None)
+        labels = ", ".join(dict.fromkeys(target.operator.name for target in heavy))
+        other = f"operator={lighter.operator.name!r} does, and so does" if lighter else "use"
+        return (
+            f"{labels} saves parameters, gradients and optimizer state while training, and nothing once deployed; "
+            f"{other} replearn.compress"
+        )
+
+    def _saves(self, target: Target) -> bool:
+        block = sum(parameter.numel() for parameter in self.model.get_submodule(target.name).parameters())
+        return (target.parameters_deployed or 0) < SAVES * block
 
     def _reasons(self, shown: int = 4) -> str:
         """The first few blocks that have to be kept, with the reason of each."""
@@ -134,17 +160,6 @@ class Survey:
             if isinstance(reason := self.target(stack, position), str)
         ]
         return "; ".join(kept[:shown]) + (f"; and {len(kept) - shown} more" if len(kept) > shown else "")
-
-    def _best_scored(self, chosen: Sequence[Target], batch: Any) -> list[Target]:
-        """As many targets in each stack as were chosen, at the positions that score best."""
-        legal = [target for stack in self.stacks for target in self.at(stack, self.legal(stack))]
-        scores = block_similarity(self.model, {target.name: target.anatomy.input for target in legal}, batch)
-        best: list[Target] = []
-        for stack in self.stacks:
-            count = sum(target.stack == stack.name for target in chosen)
-            candidates = {p: scores[stack.blocks[p - 1]] for p in self.legal(stack)}
-            best += self.at(stack, best_apart(candidates, count))
-        return best
 
     def named(self, names: Sequence[str]) -> list[Target]:
         """The targets with these names, in the model's order."""

@@ -23,28 +23,31 @@ def plan(
     *,
     fraction: float | None = None,
     targets: Sequence[str] | None = None,
-    similarity: Any = None,
     operator: Options | str | None = None,
 ) -> Plan:
-    """Plan which blocks of a model to replace; the model stays bit-identical, and may be on meta.
+    """Plan by an interval, a fraction or names; `replearn.plan`, which plans by a budget too, tells more."""
+    stacks = stacks_of(model)
+    options = options_named(operator) if isinstance(operator, str) else operator
+    names = _check_arguments(interval, first, fraction, targets, options)
+    survey = Survey(model, stacks, options)
+    skipped: list[Skipped] = []
+    if names is not None:
+        chosen = survey.named(names)
+        placement = "named targets"
+    elif fraction is not None:
+        chosen = survey.by_fraction(fraction)
+        placement = f"fraction={fraction}"
+    else:
+        begins = survey.firsts(interval, first)
+        chosen, skipped = survey.by_interval(interval, begins)
+        placement = f"interval={interval}, first={' or '.join(map(str, sorted(set(begins.values()))))}"
+    if not chosen:
+        raise ReplearnError(_no_targets(model, stacks, placement, skipped))
+    return plan_of_targets(model, chosen, placement, len(survey.places), skipped, survey.notes(chosen))
 
-    - `interval`, `first`: the placement r = first, first + K, ... in every stack. If `first` is not given, it is
-      K, and 2 in a stack where K takes at most one block and 2 takes more. `first=interval` is the paper's rule.
-    - `fraction`: a share of all blocks, spread evenly, instead of an interval.
-    - `targets`: the names of the blocks, instead of either.
-    - `similarity`: a calibration batch; as many targets as the interval or the fraction gives, where
-      a block's output is most like its input.
-    - `operator`: options from `replearn.operators`, or a name as 'reduced_bottleneck'; by default the paper's for
-      the kind of block.
 
-    Raises ReplearnError for what can't be honoured. With an interval or a fraction, a block that has to be
-    kept is listed in `plan.skipped`; a block that you name and that has to be kept is an error.
-
-    >>> import replearn
-    >>> plan = replearn.plan(replearn.models.resnet32())
-    >>> [target.name for target in plan.targets]
-    ['layer1.3', 'layer2.3', 'layer3.3']
-    """
+def stacks_of(model: nn.Module) -> tuple[Stack, ...]:
+    """The stacks of a model that can be planned; ReplearnError if there are none."""
     refuse_wrapped(model)
     stacks = find_stacks(model)
     if not stacks:
@@ -53,40 +56,28 @@ def plan(
             "nn.ModuleList with at least three equal siblings that feed each other. Give your block class a "
             "`replearn_anatomy`, or put the blocks into one nn.ModuleList."
         )
-    options = options_named(operator) if isinstance(operator, str) else operator
-    names = _check_arguments(interval, first, fraction, targets, similarity, options)
-    survey = Survey(model, stacks, options)
-    skipped: list[Skipped] = []
-    if names is not None:
-        chosen = survey.named(names)
-        placement = "named targets"
-    elif fraction is not None:
-        chosen = survey.by_fraction(fraction, similarity)
-        placement = f"fraction={fraction}"
-    else:
-        begins = survey.firsts(interval, first)
-        chosen, skipped = survey.by_interval(interval, begins, similarity)
-        placement = f"interval={interval}, first={' or '.join(map(str, sorted(set(begins.values()))))}"
-    if similarity is not None:
-        placement += ", by similarity"
-    if not chosen:
-        raise ReplearnError(_no_targets(model, stacks, placement, skipped))
-    before, after = count_parameters(model, chosen)
-    notes = []
-    if any(stack.family == "generic" for stack in stacks):
-        notes.append(
-            "no family knows these blocks; they were found by the generic scan and are replaced by the "
-            "whole-block operator, which saves parameters and optimizer state, not forward time"
-        )
+    return stacks
+
+
+def plan_of_targets(
+    model: nn.Module,
+    targets: Sequence[Target],
+    placement: str,
+    num_blocks: int,
+    skipped: Sequence[Skipped] = (),
+    notes: Sequence[str] = (),
+) -> Plan:
+    """The plan with these targets, and the parameters that the model has before and after."""
+    trained, all_of_them = count_parameters(model, targets), count_deployed(model, targets)
     return Plan(
-        model=type(model).__name__,
-        placement=placement,
-        num_blocks=sum(len(stack) for stack in stacks),
-        targets=tuple(chosen),
-        skipped=tuple(skipped),
-        parameters_before=before,
-        parameters_after=after,
-        notes=tuple(notes),
+        type(model).__name__,
+        placement,
+        num_blocks,
+        tuple(targets),
+        tuple(skipped),
+        *trained,
+        tuple(notes),
+        *all_of_them,
     )
 
 
@@ -105,7 +96,7 @@ def _no_targets(model: nn.Module, stacks: Sequence[Stack], placement: str, skipp
 
 
 def _check_arguments(
-    interval: Any, first: Any, fraction: Any, targets: Any, similarity: Any, operator: Any
+    interval: Any, first: Any, fraction: Any, targets: Any, operator: Any
 ) -> tuple[str, ...] | None:
     """Refuse what can't be meant; returns the named targets, if there are any."""
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 2:
@@ -129,10 +120,8 @@ def _check_arguments(
             raise ReplearnError(f"targets={targets!r}: write a list of block names, as ['layer3.3'].")
         if not names:
             raise ReplearnError("targets=[] names no block: write their names, as ['layer3.3'], or leave it out.")
-        if fraction is not None or similarity is not None or first is not None or interval != 4:
-            raise ReplearnError(
-                "targets already names the blocks; leave out interval, first, fraction and similarity."
-            )
+        if fraction is not None or first is not None or interval != 4:
+            raise ReplearnError("targets already names the blocks; leave out interval, first and fraction.")
     if fraction is not None and (first is not None or interval != 4):
         raise ReplearnError("fraction places the targets itself; leave out interval and first.")
     if operator is not None and not isinstance(operator, Options):
@@ -146,11 +135,17 @@ def _check_arguments(
 
 def count_parameters(model: nn.Module, targets: Sequence[Target]) -> tuple[int, int]:
     """Trainable parameters before and after, each shared tensor counted once."""
+    after = trainable(_kept(model, targets)) + sum(target.parameters_after for target in targets)
+    return trainable(model.parameters()), after
+
+
+def count_deployed(model: nn.Module, targets: Sequence[Target]) -> tuple[int, int]:
+    """All parameters of the model before, and of the deployed one."""
+    after = sum(p.numel() for p in _kept(model, targets)) + sum(t.parameters_deployed or 0 for t in targets)
+    return sum(parameter.numel() for parameter in model.parameters()), after
+
+
+def _kept(model: nn.Module, targets: Sequence[Target]) -> list[nn.Parameter]:
     gone = tuple(f"{target.name}." for target in targets)
-    kept = {
-        id(parameter): parameter
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if not name.startswith(gone)
-    }
-    before = trainable(model.parameters())
-    return before, trainable(kept.values()) + sum(target.parameters_after for target in targets)
+    every = model.named_parameters(remove_duplicate=False)
+    return list({id(parameter): parameter for name, parameter in every if not name.startswith(gone)}.values())

@@ -19,14 +19,15 @@ def plan_table(plan: Plan) -> str:
             sources_of(target),
             f"{target.parameters_before:,}",
             f"{target.parameters_after:,}",
+            "" if target.parameters_deployed is None else f"{target.parameters_deployed:,}",
         )
         for target in plan.targets
     ]
-    head = ("module", "position", "operator", "sources", "parameters", "after")
+    head = ("module", "position", "operator", "sources", "parameters", "training", "deployed")
     lines = [
         f"{shown(plan.model)}: {len(plan.targets)} of {plan.num_blocks} blocks replaced ({shown(plan.placement)})",
         "",
-        *text_table(head, rows, right=(1, 4, 5)),
+        *text_table(head, rows, right=(1, 4, 5, 6)),
         "",
     ]
     lines += [shown(f"note     {names}: {note}") for note, names in notes_of(plan.targets).items()]
@@ -34,11 +35,14 @@ def plan_table(plan: Plan) -> str:
     lines += [
         shown(f"skipped  {entry.name} (position {entry.position}): {entry.reason}") for entry in plan.skipped
     ]
-    change = plan.parameters_after / plan.parameters_before - 1 if plan.parameters_before else 0.0
-    lines.append(
-        f"total    {plan.parameters_before:,} -> {plan.parameters_after:,} trainable parameters ({change:+.1%})"
-    )
+    lines.append(_total("training", plan.parameters_before, plan.parameters_after, "trainable parameters"))
+    if plan.deployed_before is not None and plan.deployed_after is not None:
+        lines.append(_total("deployed", plan.deployed_before, plan.deployed_after, "parameters"))
     return "\n".join(lines)
+
+
+def _total(when: str, before: int, after: int, what: str) -> str:
+    return f"{when} {before:,} -> {after:,} {what} ({after / before - 1 if before else 0.0:+.1%})"
 
 
 def notes_of(targets: Sequence[Target]) -> dict[str, str]:

@@ -70,7 +70,8 @@ def build_target(model: nn.Module, stack: Stack, position: int, options: Options
         notes=tuple(dict.fromkeys(notes)),
     )
     built = build_operator(model, target, torch.device("meta"))
-    return replace(target, parameters_after=trainable(built.parameters()))
+    trained = trainable(built.parameters())
+    return replace(target, parameters_after=trained, parameters_deployed=built.num_deployed())
 
 
 def build_operator(model: nn.Module, target: Target, device: torch.device) -> Operator:
@@ -78,7 +79,8 @@ def build_operator(model: nn.Module, target: Target, device: torch.device) -> Op
     block, previous, following = (
         model.get_submodule(name) for name in (target.name, target.previous, target.next)
     )
-    return target.operator.module(Site(target, block, previous, following, device, model))
+    made: Operator = target.operator.module(Site(target, block, previous, following, device, model))
+    return made
 
 
 def expand(needs: tuple[Need, ...], block: nn.Module) -> Iterable[Need]:
@@ -88,7 +90,7 @@ def expand(needs: tuple[Need, ...], block: nn.Module) -> Iterable[Need]:
             yield need
             continue
         for name in parameter_names(block):
-            yield Need(name, previous=name, next=name, like=name, by_path=True)
+            yield Need(name, by_path=True)
 
 
 def settle(
@@ -99,12 +101,12 @@ def settle(
     options: Options,
 ) -> tuple[list[Read], list[str]]:
     """Decide where a weight is read: where it fits, else from the other source."""
-    shape = shape_of(block, part_of(anatomy, need, need.like))
+    shape = shape_of(block, part_of(anatomy, need, need.part()))
     fits: dict[Side, Part] = {}
     misfits: dict[Side, str] = {}
     for side in options.sides:
         neighbour, theirs = neighbours[side]
-        part = part_of(theirs, need, need.previous if side == "previous" else need.next)
+        part = part_of(theirs, need, need.part(side))
         found = shape_of(neighbour, part)
         if found is not None and found == shape:
             fits[side] = part
@@ -113,7 +115,7 @@ def settle(
     if not options.sides:
         return [], []
     if not fits:
-        raise ReplearnError(f"no source fits its {need.like}: {'; '.join(misfits.values())}")
+        raise ReplearnError(f"no source fits its {need.part()}: {'; '.join(misfits.values())}")
     notes = [
         f"{need.role} comes from the {side} source alone ({reason})"
         for side in fits

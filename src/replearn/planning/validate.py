@@ -24,39 +24,36 @@ def refuse_wrapped(model: nn.Module) -> None:
                 f"{type(model).__name__} is replaced already ({name} is an operator). Start from a fresh model; "
                 "to change a plan, plan again on that."
             )
-        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            raise ReplearnError(
-                f"{type(model).__name__} can't be planned: {where} is wrapped in {type(module).__name__}. Call "
-                "plan and replace_ on the plain model first, then wrap the result."
-            )
-        if _compiled(module):
-            raise ReplearnError(
-                f"{type(model).__name__} can't be planned: {where} is compiled, and would go on running its "
-                f"old graph. Call plan and replace_ on {_uncompiled(name, module)}, then compile the result."
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ReplearnError(
-                f"{type(model).__name__} can't be planned: {where} is a TorchScript module, whose blocks can't be "
-                "exchanged. Start from the Python model."
-            )
-        if any(isinstance(parameter, UninitializedParameter) for parameter in module._parameters.values()):
-            raise ReplearnError(
-                f"{type(model).__name__} can't be planned: {where} is lazy and has no shape yet. Run the model "
-                "once on a batch, then plan."
-            )
-        if _sharded(module):
-            raise ReplearnError(
-                f"{type(model).__name__} can't be planned: {where} is sharded (FSDP or tensor parallel). Call "
-                "plan and replace_ on the plain model first, then fully_shard every block, operators included."
-            )
+        if reason := _unplannable(name, module):
+            raise ReplearnError(f"{type(model).__name__} can't be planned: {where} is {reason}")
+
+
+def _unplannable(name: str, module: nn.Module) -> str:
+    """Why a module can't be planned, and what to do instead; '' if it can."""
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return (
+            f"wrapped in {type(module).__name__}. Call plan and replace_ on the plain model first, then wrap the "
+            "result."
+        )
+    if _wrapped(module) or module._compiled_call_impl is not None:
+        return (
+            "compiled, and would go on running its old graph. Call plan and replace_ on "
+            f"{_uncompiled(name, module)}, then compile the result."
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        return "a TorchScript module, whose blocks can't be exchanged. Start from the Python model."
+    if any(isinstance(parameter, UninitializedParameter) for parameter in module._parameters.values()):
+        return "lazy and has no shape yet. Run the model once on a batch, then plan."
+    if _sharded(module):
+        return (
+            "sharded (FSDP or tensor parallel). Call plan and replace_ on the plain model first, then fully_shard "
+            "every block, operators included."
+        )
+    return ""
 
 
 # Importing torch._dynamo or FSDP takes seconds. Where nobody has imported them yet, no module can be
 # compiled or sharded, so both are looked up among what is loaded.
-
-
-def _compiled(module: nn.Module) -> bool:
-    return _wrapped(module) or module._compiled_call_impl is not None
 
 
 def _wrapped(module: nn.Module) -> bool:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
 from ..planning.data import Plan, Target
-from ..planning.planner import count_parameters, plan
+from ..planning.planner import plan, plan_of_targets
 from ..planning.validate import refuse_wrapped
 from .checkpoint import FORMAT, read
-from .inference_mode import lasting
+from .inference_mode import ordinary_tensors
 from .replace import exchange_, restored_on_error
 from .state_dicts import check_weights
 
@@ -50,7 +50,7 @@ class LoadedBackbone:
         return "; ".join(lines)
 
 
-@lasting()
+@ordinary_tensors()
 def load_backbone_(
     model: nn.Module, source: Source, *, at: str | None = None, strict: bool = True
 ) -> LoadedBackbone:
@@ -150,16 +150,8 @@ def moved_plan(model: nn.Module, found: Plan, prefix: str, named: str) -> Plan:
             targets += plan(model, targets=names, operator=operator).targets
     except ReplearnError as error:
         raise ReplearnError(f"The plan of {named} can't be carried out on {prefix}*: {error}") from error
-    before, after = count_parameters(model, targets)
-    return Plan(
-        model=type(model).__name__,
-        placement=f"carried over from a {found.model} ({found.placement})",
-        num_blocks=sum(len(stack) for stack in find_stacks(model)),
-        targets=tuple(targets),
-        skipped=(),
-        parameters_before=before,
-        parameters_after=after,
-    )
+    placement = f"as in a {found.model} ({found.placement})"
+    return plan_of_targets(model, targets, placement, sum(len(stack) for stack in find_stacks(model)))
 
 
 def compared(

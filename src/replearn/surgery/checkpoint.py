@@ -15,7 +15,7 @@ from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.serialization import parse
 from ..planning.validate import refuse_wrapped
-from .inference_mode import lasting
+from .inference_mode import ordinary_tensors
 from .replace import check_fit, exchange_, plan_of, restored_on_error
 from .state_dicts import check_copyable, check_names, check_storable, plain_names, tied
 from .tensor_file import LARGEST_HEADER, read_file, write_file
@@ -53,7 +53,7 @@ def save(model: nn.Module, path: PathLike, *, state: Mapping[str, Tensor] | None
         ) from error
 
 
-@lasting()
+@ordinary_tensors()
 def load(model: nn.Module, path: PathLike) -> nn.Module:
     """Replace the blocks of a fresh model as the file's plan says, fill in the weights, and return it.
 

@@ -1,7 +1,7 @@
-"""Hidden states: Hugging Face models record them by the class of a block, so what stands for one is told to them.
+"""Hidden-state hooks: Hugging Face models record the outputs of blocks by class, so replacements are told to them.
 
-`output_hidden_states=True` hangs hooks on every module of a class, once and for good. A stand-in (an operator, or
-its deployed form) is of another class, and the tuple would be an entry short: `hidden_states[5]` would be the
+`output_hidden_states=True` hangs hooks on every module of a class, once and for good. A replacement (an operator,
+or its deployed form) is of another class, and the tuple would be an entry short: `hidden_states[5]` would be the
 state after block 6. Nothing is done where the library was never imported.
 """
 
@@ -17,11 +17,11 @@ from ..blocks.stacks import class_path
 from ..planning.targets import RECORDER, records_hidden_states
 
 INSTALLED = "_output_capturing_hooks_installed"  # the library's mark on a model that has its hooks
-BLOCK = "replaced_block"  # on a stand-in: the class of the block that stood there
+BLOCK = "replaced_block"  # on a replacement: the class of its block
 
 
-class StandsFor(type):
-    """A class of which everything is an instance that stands for blocks of one class."""
+class ReplacementOf(type):
+    """A class of which every replacement of blocks of one class is an instance."""
 
     block_type: str
 
@@ -29,16 +29,16 @@ class StandsFor(type):
         return getattr(module, BLOCK, None) == cls.block_type
 
 
-def record_stand_in(model: nn.Module, block: nn.Module, stand_in: nn.Module) -> None:
-    """Have the Hugging Face parts of the model record what stands for the block, as they did the block."""
+def record_replacement(model: nn.Module, block: nn.Module, replacement: nn.Module) -> None:
+    """Have the Hugging Face parts of the model record the replacement as they did the block."""
     library = sys.modules.get(RECORDER)
     if library is None:
         return
     forget_recording(model)
     block_type = getattr(block, BLOCK, None) or class_path(block)
-    if class_path(stand_in) == block_type:
+    if class_path(replacement) == block_type:
         return  # a deployed whole block is one of theirs again
-    setattr(stand_in, BLOCK, block_type)
+    setattr(replacement, BLOCK, block_type)
     for part in model.modules():
         recorders = getattr(type(part), "_can_record_outputs", None)  # the class's: one for all its models
         if isinstance(recorders, dict) and "hidden_states" in recorders:
@@ -52,20 +52,20 @@ def listed(specs: Any) -> list[Any]:
 
 
 def widened(spec: Any, block: nn.Module, block_type: str, library: Any) -> Any:
-    """A recorder of the block's class that also takes what stands for such blocks; any other as it is."""
+    """A recorder of the block's class that also takes its replacements; any other as it is."""
     recorder = spec if isinstance(spec, library.OutputRecorder) else None
     classes = listed_classes(recorder.target_class if recorder else spec)
-    if not any(isinstance(block, kind) for kind in classes if not isinstance(kind, StandsFor)):
+    if not any(isinstance(block, kind) for kind in classes if not isinstance(kind, ReplacementOf)):
         return spec
-    if any(isinstance(kind, StandsFor) and kind.block_type == block_type for kind in classes):
+    if any(isinstance(kind, ReplacementOf) and kind.block_type == block_type for kind in classes):
         return spec
-    wider = (*classes, StandsFor("StandIn", (), {"block_type": block_type}))
+    wider = (*classes, ReplacementOf("Replacement", (), {"block_type": block_type}))
     recorder = recorder or library.OutputRecorder(target_class=spec)
     return dataclasses.replace(recorder, target_class=wider)
 
 
 def listed_classes(kind: Any) -> tuple[type, ...]:
-    """The classes of a recorder; none where it goes by a module's name, which a stand-in has too."""
+    """The classes of a recorder; none where it goes by a module's name, which a replacement has too."""
     found = kind if isinstance(kind, tuple) else (kind,)
     return tuple(each for each in found if isinstance(each, type))
 

@@ -15,7 +15,7 @@ from ..planning.validate import own_copy
 
 
 @contextmanager
-def lasting() -> Iterator[None]:
+def ordinary_tensors() -> Iterator[None]:
     """Make ordinary tensors, without gradients, whatever mode the caller is in."""
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -1,4 +1,4 @@
-"""A replaced model carries its plan: as an attribute, and a Hugging Face model in its config as well."""
+"""Plan metadata: a replaced model has its plan as an attribute, and a Hugging Face model in its config too."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 from ..planning.data import Plan
 
-PLAN = "_replearn_plan"  # where a replaced model carries its plan, as text
-CONFIG = "replearn_plan"  # where its Hugging Face config does, so that save_pretrained writes it into config.json
+PLAN = "_replearn_plan"  # the attribute of a replaced model, as text
+CONFIG = "replearn_plan"  # the key in its Hugging Face config, which save_pretrained writes into config.json
 
 
-def carry_(model: nn.Module, plan: Plan) -> None:
+def attach_plan_(model: nn.Module, plan: Plan) -> None:
     """Give the model its plan, and its config a copy that is written with it."""
     # text, because timm's reparameterize_model leaves it on a plain model, whose pickle must not need this package
     setattr(model, PLAN, plan.to_json())
@@ -24,13 +24,13 @@ def carry_(model: nn.Module, plan: Plan) -> None:
         exchange_config_(model, config, own)
 
 
-def carried(model: nn.Module) -> Plan | None:
-    """The plan that a model carries, if it does."""
+def attached_plan(model: nn.Module) -> Plan | None:
+    """The plan that is attached to a model, if one is."""
     found = getattr(model, PLAN, None)
     return None if found is None else Plan.from_json(found)
 
 
-def drop_(model: nn.Module) -> None:
+def detach_plan_(model: nn.Module) -> None:
     """Take the plan off again."""
     if hasattr(model, PLAN):
         delattr(model, PLAN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,19 +19,20 @@ from ..planning.legality import Survey
 from ..planning.planner import count_parameters
 from ..planning.targets import build_operator
 from ..planning.validate import refuse_wrapped
-from .hidden_states import record_stand_in
-from .inference_mode import lasting
-from .plan_metadata import carried, carry_, drop_
+from .hidden_states import record_replacement
+from .inference_mode import ordinary_tensors
+from .plan_metadata import attach_plan_, attached_plan, detach_plan_
 
 DECIDED = ("stack", "position", "previous", "next", "anatomy", "reads", "parameters_after")
 
 
-@lasting()
+@ordinary_tensors()
 def replace_(model: nn.Module, plan: Plan) -> nn.Module:
     """Replace the planned blocks in place, and return the same model; make the optimizer after this.
 
-    Raises ReplearnError, with the model unchanged, if the plan was not made for such a model, if it
-    was replaced before, or if it is wrapped, sharded or compiled.
+    Warns if an optimizer of torch already holds parameters of a block that goes: it would train the removed block
+    and not the operator. Raises ReplearnError, with the model unchanged, if the plan was not made for such a
+    model, if it was replaced before, or if it is wrapped, sharded or compiled.
     """
     if not isinstance(plan, Plan):
         raise ReplearnError(
@@ -44,8 +47,23 @@ def replace_(model: nn.Module, plan: Plan) -> nn.Module:
             f"have {after:,}, and the plan promises {plan.parameters_before:,} and {plan.parameters_after:,}. If "
             "you froze parameters or changed the head since, plan again."
         )
+    warn_of_optimizers(model, plan)
     exchange_(model, plan, start=True)
     return model
+
+
+def warn_of_optimizers(model: nn.Module, plan: Plan) -> None:
+    """Look for optimizers among all live objects, which takes a tenth of a second at most."""
+    gone = {id(p): target.name for target in plan.targets for p in model.get_submodule(target.name).parameters()}
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.optim.Optimizer):  # not isinstance, which asks proxies for their class
+            held = {gone[id(p)] for group in found.param_groups for p in group["params"] if id(p) in gone}
+            if held:
+                warnings.warn(
+                    f"A {type(found).__name__} holds parameters of {', '.join(sorted(held)[:3])}, which replace_ "
+                    "takes out: it would train them on, and not the operators. Make the optimizer after replace_.",
+                    stacklevel=4,
+                )
 
 
 def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
@@ -62,8 +80,8 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
         block = model.get_submodule(target.name)
         operator.train(block.training)
         set_submodule(model, target.name, operator)
-        record_stand_in(model, block, operator)
-    carry_(model, plan)
+        record_replacement(model, block, operator)
+    attach_plan_(model, plan)
 
 
 def refuse_infinite(model: nn.Module, target: Target, operator: Operator) -> None:
@@ -88,7 +106,7 @@ def plan_of(model: nn.Module) -> Plan:
     """The plan that a replaced model carries."""
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a replaced model (a torch.nn.Module), got {type(model).__name__}.")
-    found = carried(model)
+    found = attached_plan(model)
     if found is not None:
         if found.targets and next(operators_of(model), None) is None:
             raise ReplearnError(
@@ -97,7 +115,7 @@ def plan_of(model: nn.Module) -> Plan:
             )
         return found
     for name, module in model.named_modules():
-        if carried(module) is not None:
+        if attached_plan(module) is not None:
             raise ReplearnError(
                 f"{type(model).__name__} was not replaced itself, but its submodule {name} was: pass that one "
                 f"(model.{name})."
@@ -128,7 +146,7 @@ def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
     except BaseException:
         for name, block in blocks.items():
             set_submodule(model, name, block)
-        drop_(model)
+        detach_plan_(model)
         raise
 
 

@@ -54,7 +54,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, st
             digest = Digest(about)
             file.write(header(tensors, {**about, "checksum": digest.text()}))
             for name in in_order(tensors):
-                tensor = on_cpu(tensors[name])
+                tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
                 digest.add(name, tensor)
                 file.write(bytes_of(tensor))
             file.seek(0)  # the checksum is known only now; the header keeps its length
@@ -91,8 +91,7 @@ def read_file(path: Path, kind: str, largest: int | None = None) -> tuple[dict[s
         raise ReplearnError(f"{path} is a folder. Write the name of the file in it.")
     if not path.is_file():
         raise ReplearnError(f"There is no file {path}. Check the name; replearn.save writes one.")
-    refuse_pickle(path)
-    refuse_oversized(path, largest)
+    refuse_start(path, largest)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             about: dict[str, str] = file.metadata() or {}
@@ -116,7 +115,8 @@ def read_file(path: Path, kind: str, largest: int | None = None) -> tuple[dict[s
     return about, tensors
 
 
-def refuse_pickle(path: Path) -> None:
+def refuse_start(path: Path, largest: int | None) -> None:
+    """Refuse a pickle, and what would take long or much memory to read, by the first bytes and the length."""
     with open(path, "rb") as file:
         start = file.read(9)
     # a safetensors file starts with the length of its header, which may be any byte, and then the header's {
@@ -125,12 +125,7 @@ def refuse_pickle(path: Path) -> None:
             f"{path} looks like a file of torch.save, which is a pickle and can run code when it is read. Nothing "
             "is unpickled here: write the checkpoint with replearn.save."
         )
-
-
-def refuse_oversized(path: Path, largest: int | None) -> None:
-    """Refuse what would take long or much memory to read, judging by its first bytes and its length."""
-    with open(path, "rb") as file:
-        declared = int.from_bytes(file.read(8), "little")
+    declared = int.from_bytes(start[:8], "little")
     if declared > LARGEST_HEADER:
         raise ReplearnError(
             f"{path} is not a readable safetensors file (it declares a header of {declared:,} bytes, and at most "
@@ -163,7 +158,7 @@ def header(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
     end = 0
     for name in in_order(tensors):
         tensor = tensors[name]
-        start, end = end, end + size_of(tensor)
+        start, end = end, end + tensor.nbytes
         entries[name] = {
             "dtype": CODES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -179,15 +174,7 @@ def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
     return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
 
 
-def on_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-
-
-def size_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def bytes_of(tensor: Tensor) -> memoryview:
     """A contiguous CPU tensor's bytes, without a copy and without NumPy; valid while the tensor lives."""
-    size = size_of(tensor)
+    size = tensor.nbytes
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())) if size else memoryview(b"")

@@ -2,29 +2,8 @@
 
 from torch import nn
 
-from ..anatomy import Anatomy, anatomy, is_a, shape_change
+from ..anatomy import Anatomy, resnet_anatomy
 
 
 def describe(block: nn.Module) -> Anatomy | None:
-    if is_a(block, "torchvision.models.resnet.BasicBlock"):
-        return anatomy(
-            "torchvision_resnet",
-            "basic",
-            transition=shape_change(block, "conv1", "conv2"),
-            conv1="conv1",
-            conv2="conv2",
-            norm="bn2",
-            activation="relu",
-        )
-    if is_a(block, "torchvision.models.resnet.Bottleneck"):
-        return anatomy(
-            "torchvision_resnet",
-            "bottleneck",
-            transition=shape_change(block, "conv1", "conv2", "conv3"),
-            conv1="conv1",
-            conv2="conv2",
-            conv3="conv3",
-            norm="bn3",
-            activation="relu",
-        )
-    return None
+    return resnet_anatomy(block, "torchvision_resnet", "torchvision.models.resnet", ("relu", "relu"))

@@ -58,7 +58,7 @@ def export(
     from ...experiments.training.architectures import architecture
     from ...experiments.training.trained import filled, read_trained
     from ...fast.inference import streamline
-    from ...surgery.plan_metadata import carried
+    from ...surgery.plan_metadata import attached_plan
 
     format_of(out, to)  # a wrong name is told before anything is loaded
     if not source.exists():
@@ -77,7 +77,7 @@ def export(
         else:
             fresh, example = architecture(model, num_classes=num_classes, size=size), torch.randn(2, 3, size, size)
         trained = filled(fresh, source)
-    replaced = carried(trained) is not None
+    replaced = attached_plan(trained) is not None
     if merge and not replaced:
         raise ReplearnError(f"--merge: {source} holds a model without operators, so there is no sum to merge.")
     if fold != "all" and not replaced:

@@ -36,7 +36,7 @@ def plan(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Let the budget choose the targets, as memory<=75%, time<=80% or parameters<=60M."),
+        typer.Option(help="Choose the targets by a budget: latency<=75%, parameters<=60%, flops<=70%, blocks=12."),
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="The folder of an end-to-end run, instead of a model's name.")
@@ -60,8 +60,10 @@ def plan(
 ) -> None:
     """Show which blocks of a model would be replaced, by what, and what it saves.
 
-    The model is built without weights, so large ones cost nothing. Parameters, FLOPs, memory and (with --gpu or
-    --probe) time are predicted from shapes alone. --json prints the plan, without the costs.
+    The model is built without weights, so large ones cost nothing. Parameters, FLOPs and (with --gpu or --probe)
+    time, while training and once deployed, and training memory are predicted from shapes alone. A budget of
+    latency, parameters or flops is of the deployed model, one of memory, activations or time of a training step.
+    --json prints the plan, without the costs.
 
     Examples:
 

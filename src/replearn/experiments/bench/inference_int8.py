@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...deployment.deploy import deploy
 from ...deployment.quantizing import quantize
 from ...fast.inference import streamline
-from ...surgery.plan_metadata import carried
+from ...surgery.plan_metadata import attached_plan
 from ..training.trained import Trained
 from .inference_paper import printed_int8
 from .inference_sides import make_sides, runner
@@ -48,7 +48,7 @@ def int8_measures(
 ) -> dict[str, Any]:
     """The test metrics of a run's model, deployed, in float32 and in INT8 calibrated on training images."""
     model = run.model
-    plain = deploy(model) if carried(model) is not None else streamline(model)
+    plain = deploy(model) if attached_plan(model) is not None else streamline(model)
     sides = {"float32": plain}
     found: dict[str, Any] = {"run": run.name}
     if int8:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...costs.view import flops, size
+from ...costs.data import flops, size
 from ...planning.table import text_table
 from .cases import E2E, REMOVAL, REPL
 from .epochs import EpochRow

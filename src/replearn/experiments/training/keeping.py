@@ -36,6 +36,7 @@ def save_run(run: Run) -> None:
     tensors, held = collect(run.bare, run.optimizer)
     if run.processes.leads:
         write_state(run.checkpoint, tensors, {**about, "optimizer": held})
+    run.processes.agree(True, run.device)  # nobody goes on, or ends, before the file is there
 
 
 def resume_run(run: Run) -> bool:

@@ -1,5 +1,6 @@
 """One process or many: what the engine needs to know of torchrun, and Ctrl-C in all of them at the same step."""
 
+import atexit
 import os
 import signal
 import threading
@@ -87,7 +88,14 @@ def start_processes(device: torch.device, parallel: Parallel = "ddp") -> Process
         return Processes()
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(leave)
     return Processes(dist.get_rank(), world, parallel)
+
+
+def leave() -> None:
+    """Leave the process group: threads of its backend that outlive the interpreter end it with an abort."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Interruption:

@@ -99,16 +99,6 @@ def fit_norm(norm: Any, weight: Tensor, moments: Moments, scale: Tensor | None =
     norm.bias.copy_(moments.targets)
 
 
-@torch.no_grad()
-def silence_norm(norm: Any) -> bool:
-    """Make a normalisation layer give zero, if it has a scale."""
-    if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
-        return False
-    norm.weight.zero_()
-    norm.bias.zero_()
-    return True
-
-
 def foldable(norm: nn.Module) -> bool:
     return isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None
 
@@ -153,6 +143,9 @@ class BorrowedNorm(nn.Module):
         read = {n: self._source.read(*p).to(self._source.dtype_with(x, *p)) for n, p in paths.items()}
         result: Tensor = self._turn.call(self.shell, read, (x,))
         return result
+
+    def num_deployed(self) -> int:
+        return sum(self._source.read(*name.split(".")).numel() for name in self._names)
 
     def plain(self) -> nn.Module:
         read = {name: self._source.read(*name.split(".")).clone() for name in self._names}

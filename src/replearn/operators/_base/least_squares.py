@@ -55,13 +55,11 @@ class Moments:
 
     def covariance(self) -> Tensor:
         """Of the features, (K, K)."""
-        k = self._split
-        return self.gram[:k, :k] / self.count - self.features.outer(self.features)
+        return self.second() - self.features.outer(self.features)
 
     def cross(self) -> Tensor:
         """Of targets and features, (R, K)."""
-        k = self._split
-        return self.gram[k:-1, :k] / self.count - self.targets.outer(self.features)
+        return self.mixed() - self.targets.outer(self.features)
 
     def second(self) -> Tensor:
         """The features' second moments about zero, (K, K)."""
@@ -73,13 +71,9 @@ class Moments:
 
     def error(self, weight: Tensor, shift: Tensor) -> Tensor:
         """The mean squared error of Y = F W^T + t, summed over the outputs."""
-        k = self._split
-        power = self.gram[k:-1, k:-1].diagonal().sum() / self.count
-        mean_f, mean_y = self.features, self.targets
-        made = weight @ (self.gram[:k, :k] / self.count)
-        cross = (weight * (self.gram[k:-1, :k] / self.count)).sum()
-        total = power + (made * weight).sum() - 2 * cross
-        total += (shift * shift).sum() + 2 * (shift * (weight @ mean_f)).sum() - 2 * (shift * mean_y).sum()
+        cross = (weight * self.mixed()).sum()
+        total = self.power() + ((weight @ self.second()) * weight).sum() - 2 * cross
+        total += (shift * (shift + 2 * (weight @ self.features) - 2 * self.targets)).sum()
         return total
 
     def power(self) -> Tensor:

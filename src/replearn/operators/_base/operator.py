@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +14,16 @@ from torch import Tensor, nn
 from ...errors import ReplearnError
 from ..functional import load_faster, recompute_context, synthesize
 from .correction import Correction, LowRankCorrection, correction_of
+from .layers import BorrowedNorm, foldable
 from .least_squares import Moments, Solution, Step, fit_full
 from .mixture import Along, HandOut, Made, Mixture, Mixtures, compute_dtype, handed_out
-from .options import MixingOptions, ReadingOptions
 from .recompute import recomputed
 from .site import Site
 from .synthesis import Source, row_norms, wide
 
 if TYPE_CHECKING:
     from ...planning.data import Target
+    from .options import MixingOptions, Options
 
 
 class Operator(nn.Module, ABC):
@@ -32,6 +34,12 @@ class Operator(nn.Module, ABC):
     """
 
     target: Target
+    ends_in_activation = False  # whether an activation follows the sum with the residual, as in a ResNet's blocks
+
+    def __init_subclass__(cls, options: type[Options] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if options is not None:
+            options.module = cls
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -61,6 +69,10 @@ class Operator(nn.Module, ABC):
     def plain(self) -> nn.Module:
         """The same map on one tensor, in eval mode, as ordinary modules that own their weights."""
 
+    def num_deployed(self) -> int:
+        """Parameters of the plain form, told by shapes alone."""
+        return sum(stage.num_deployed() for stage in self.stages() if stage is not self)
+
     def reset_parameters(self) -> None:
         """Set coefficients and corrections to their starting values, read off the neighbours."""
 
@@ -72,23 +84,14 @@ class Operator(nn.Module, ABC):
         """Ways of setting inner maps before the last is fitted; the one that does best on held-out data wins."""
         return ((),)
 
-    def adopt(self, block: nn.Module) -> bool:
-        """Set what is learnable to the nearest to the removed block's own weights, if they can be compared."""
-        return False
-
-    @property
-    def bends(self) -> bool:
-        """Whether coefficients act through a nonlinearity, so that they are fitted by linearising."""
-        return False
-
-    @property
-    def ends_in_activation(self) -> bool:
-        """Whether the sum with the residual is followed by an activation, as in a ResNet's blocks."""
-        return False
-
     def silence(self) -> bool:
         """Make the branch give zero, if this form can; what a fit that is worse than nothing falls back to."""
-        return False
+        norm: Any = getattr(self, "norm", None)
+        if getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
+            return False
+        nn.init.zeros_(norm.weight)
+        nn.init.zeros_(norm.bias)
+        return True
 
     def regressors(self, x: Tensor) -> Tensor | None:
         """Rows of the inputs of the operator's last linear map, for fitting; None if nothing can be fitted."""
@@ -165,16 +168,15 @@ class ReadingOperator(Operator):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        options = site.options
-        if not isinstance(options, ReadingOptions):
-            raise ReplearnError(f"{type(self).__name__} needs options that read sources, not {options!r}.")
         self._sources: dict[str, dict[str, Source]] = {}
+        self._num_synthesized = 0
         self.corrections = nn.ModuleDict()
 
     def use(self, site: Site, role: str, like: str | None = None) -> None:
         """Read this role's weight, shaped like the block's part of that role, with its correction."""
         self._sources[role] = site.sources(role)
         shape = site.shape(like or role)
+        self._num_synthesized += math.prod(shape)
         correction = correction_of(site.options, shape, site, where=f"{site.target.name}, {role}")
         if correction is not None:
             self.corrections[role] = correction
@@ -184,6 +186,15 @@ class ReadingOperator(Operator):
         correction = correction_of(site.options, site.shape(role)[:1], site, where=site.target.name)
         if correction is not None:
             self.corrections[f"{role}_bias"] = correction
+        if correction is not None or any(source.bias() is not None for source in self._sources[role].values()):
+            self._num_synthesized += site.shape(role)[0]
+
+    def num_deployed(self) -> int:
+        kept = sum(layer.num_deployed() for layer in self.children() if isinstance(layer, BorrowedNorm))
+        norm = getattr(self, "norm", None)
+        if norm is not None:  # as the bias of the convolution before it, where it can be folded
+            kept += norm.num_features if foldable(norm) else sum(p.numel() for p in norm.parameters())
+        return self._num_synthesized + kept
 
     def mixtures(self) -> Mixtures:
         """What this operator computes with, by name: how each weight is made, or None for an absent bias."""
@@ -241,6 +252,15 @@ class ReadingOperator(Operator):
     def delta(self, role: str) -> Tensor | None:
         return self._correction(role).weight() if role in self.corrections else None
 
+    @torch.no_grad()
+    def zero(self) -> bool:
+        """Set coefficients, gains and corrections to zero."""
+        for role in self.corrections:
+            self._correction(role).reset_parameters()
+        for factor in (*self.coefficients(), *self.gains()):
+            factor.zero_()
+        return True
+
     def weights(self, role: str) -> dict[str, Tensor]:
         return {side: wide(source.weight()) for side, source in self._sources[role].items()}
 
@@ -250,19 +270,9 @@ class ReadingOperator(Operator):
 
     def corrected(self, role: str, terms: Sequence[Tensor]) -> Tensor:
         """The sum of the terms and of this role's correction."""
-        made = self.corrected_or_none(role, terms)
-        if made is None:
-            raise ReplearnError(f"{self.target.name}: there is nothing to synthesize {role} from.")
-        return made
-
-    def corrected_or_none(self, role: str, terms: Sequence[Tensor]) -> Tensor | None:
-        total: Tensor | None = None
-        for term in terms:
-            total = term if total is None else total + term
-        if role in self.corrections:
-            delta = wide(self._correction(role).weight())
-            total = delta if total is None else total + delta
-        return total
+        delta = self.delta(role)
+        first, *rest = terms if delta is None else (*terms, wide(delta))
+        return sum(rest, first)
 
     @torch.no_grad()
     def fit_correction(
@@ -296,10 +306,6 @@ class ReadingOperator(Operator):
         """A weight that is read from one side and used as it is."""
         return self.corrected(role, list(self.weights(role).values()))
 
-    def mean_bias(self, role: str) -> Tensor | None:
-        mixture = self.mean_bias_mixture(role)
-        return None if mixture is None else mixture.plain()
-
     def reset_parameters(self) -> None:
         for role in self.corrections:
             self._correction(role).reset_parameters()
@@ -319,9 +325,7 @@ class MixingOperator(ReadingOperator):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        if not isinstance(site.options, MixingOptions):
-            raise ReplearnError(f"{type(self).__name__} needs options with coefficients, not {site.options!r}.")
-        self._options = site.options
+        self._options = cast("MixingOptions", site.options)
 
     def make_coefficients(self, site: Site, sides: tuple[str, ...], count: int) -> None:
         """One coefficient vector per side that is read, or one for both if they are shared."""

@@ -13,14 +13,13 @@ from ...errors import ReplearnError
 
 if TYPE_CHECKING:
     from ...blocks.anatomy import Anatomy, Kind
-    from .operator import Operator
 
 Sources = Literal["both", "previous", "next", "none"]
 Coefficients = Literal["separate", "shared"]
 Correction = Literal["none", "low-rank", "full"]
 Start = Literal["mean", "previous", "next", "zero"]
 
-_registry: dict[str, type[Options]] = {}
+registry: dict[str, type[Options]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +31,16 @@ class Need:
     """
 
     role: str
-    previous: str
-    next: str
-    like: str
+    like: str = ""  # the part whose shape it has, and that is read: the role itself if not given
+    previous: str = ""  # what is read of the previous neighbour, if it is another part
+    next: str = ""
     mix: bool = True
     prefer: Literal["previous", "next"] = "previous"
     by_path: bool = False  # the parts are parameters named by their path, not roles
+
+    def part(self, side: str = "like") -> str:
+        """The part whose shape the weight has, or that is read of the neighbour on this side."""
+        return getattr(self, side) or self.like or self.role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +50,16 @@ class Options(ABC):
     name: ClassVar[str]
     kinds: ClassVar[tuple[Kind, ...]]
     default_for: ClassVar[Kind | None] = None
+    module: ClassVar[type[Any]]  # set by `class MyOperator(Operator, options=MyOptions)`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
-            _registry[cls.name] = cls
+            registry[cls.name] = cls
 
     @abstractmethod
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         """The weights to read for a block of this anatomy; ReplearnError if it can't be done."""
-
-    @property
-    @abstractmethod
-    def module(self) -> type[Operator]:
-        """The class of the computing layer."""
 
     @property
     def sides(self) -> tuple[Literal["previous", "next"], ...]:
@@ -144,7 +143,7 @@ class MixingOptions(ReadingOptions):
         self._one_of("coefficients", Coefficients)
         if isinstance(self.start, str):
             self._one_of("start", Start)
-        elif not _is_number(self.start):
+        elif type(self.start) not in (int, float) or not -3e38 < self.start < 3e38:  # as a float32 holds it
             raise ReplearnError(
                 f"start is 'mean', 'previous', 'next', 'zero' or a finite number, not {self.start!r}."
             )
@@ -155,16 +154,6 @@ class MixingOptions(ReadingOptions):
                 raise ReplearnError(
                     f"start={self.start!r} needs separate coefficients: a shared one weighs both sides alike."
                 )
-
-
-def _is_number(value: Any) -> bool:
-    """A number that a float32 can hold; NaN is none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -3e38 < value < 3e38
-
-
-def registry() -> dict[str, type[Options]]:
-    """Every operator that is defined, by name."""
-    return dict(_registry)
 
 
 def options_from_dict(data: Mapping[str, Any]) -> Options:

@@ -21,8 +21,8 @@ def stored(modules: Sequence[nn.Module], name: str) -> Tensor | None:
         return tensor
     for module in modules:
         if hasattr(type(module), "_get_fsdp_state"):  # on the class: a module is slow to say no
-            for shard, stand_ins in _shards(module):
-                if any(tensor is stand_in for stand_in in stand_ins):
+            for shard, gathered_ones in _shards(module):
+                if any(tensor is other for other in gathered_ones):
                     return shard
     return tensor
 

@@ -6,7 +6,7 @@ W_r       = a * norm(W_prev) + b * norm(W_next) + D          (eq:general_synthes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -145,13 +145,6 @@ def row_norms(weight: Tensor) -> Tensor:
 def unit_rows(weight: Tensor) -> Tensor:
     """norm(W): every output row divided by its length."""
     return weight / row_norms(weight)
-
-
-def mean_of(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total / len(tensors)
 
 
 def per_row(coefficient: Tensor, weight: Tensor) -> Tensor:

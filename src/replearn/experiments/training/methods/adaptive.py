@@ -24,7 +24,7 @@ from ....planning.planner import count_parameters, plan
 from ....planning.positions import best_apart
 from ....planning.similarity import block_similarity
 from ....planning.targets import build_operator, trainable
-from ....surgery.plan_metadata import carry_
+from ....surgery.plan_metadata import attach_plan_
 from ....surgery.replace import device_of, set_submodule
 from .base import Method, Setting
 from .wrapping import Patch, patches, unpatch_
@@ -100,7 +100,7 @@ class Adaptive(Method):
         if hasattr(model, HOLDER):
             delattr(model, HOLDER)
             if self.plan is not None:
-                carry_(model, self.plan)
+                attach_plan_(model, self.plan)
         return model
 
     def _choose(self, model: nn.Module, names: set[str], how: str) -> bool:

@@ -12,7 +12,7 @@ from ....errors import ReplearnError
 from ....operators.removal import Removal
 from ....planning.data import Plan
 from ....planning.targets import default_operator
-from ....surgery.plan_metadata import carried
+from ....surgery.plan_metadata import attached_plan
 from ..recipe import Variant
 
 
@@ -75,7 +75,7 @@ def carried_plan(model: nn.Module, variant: Variant) -> Plan | None:
 
     Raises ReplearnError where method, placement or operator differ.
     """
-    found = carried(model)
+    found = attached_plan(model)
     if found is None:
         return None
     nothing = all(isinstance(target.operator, Removal) for target in found.targets)
