@@ -19,11 +19,10 @@ PYTHON=${PYTHON:-python3}
 
 replearn() { "$PYTHON" -m replearn "$@"; }
 
-runs() { # RECIPE ARGUMENTS: compare, and bring back all but weights and pictures
+runs() { # RECIPE ARGUMENTS: compare, and bring back all runs in one file
   local name=$1
   shift
-  replearn compare "$name" --out "$WORK/$name" "$@"
-  (cd "$WORK" && find "$name" \( -name result.json -o -name recipe.json -o -name 'comparison.*' \) -print0 | tar -rf "$OUT/runs.tar" --null -T -)
+  replearn compare "$name" --out "$WORK/$name" --into "$OUT/$name.jsonl" "$@"
 }
 
 tests() { "$PYTHON" -m pytest -q -m cuda tests; }

@@ -1,9 +1,10 @@
 """Write the measured tables of the README and the documentation from the files in benchmarks/results.
 
-    python benchmarks/readme_tables.py          # rewrites README.md and pages of docs/
+    python benchmarks/readme_tables.py          # rewrites README.md, pages of docs/ and the claims of recipes
     python benchmarks/readme_tables.py --check  # says whether they are up to date
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; nobody types its numbers.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`, what a recipe expects after `Expected:`. Nobody
+types their numbers.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from replearn.experiments import claims, recipes
 from replearn.experiments.bench.tables import readme_table
-from replearn.experiments.training.compare import compare
+from replearn.experiments.training.compare import Comparison, compare
 from replearn.experiments.training.comparison_table import spread
 from replearn.experiments.training.intervals import Difference
-from replearn.experiments.training.results import read_result
+from replearn.experiments.training.packed import FORMAT, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "docs/deployment.md", "docs/training.md", "docs/transformers.md")
+PAGES = ("README.md", "docs/deployment.md", "docs/does-it-hold.md", "docs/training.md", "docs/transformers.md")
+RECIPES = ROOT / "src" / "replearn" / "experiments" / "recipes"
 
 
 def read(name: str) -> Any:
@@ -168,7 +172,7 @@ def healed_cells(row: dict[str, Any], trained: float) -> list[str]:
 
 
 def scratch() -> str:
-    return compared("t1_resnet32_cifar10_100_epochs", costs=False)  # nine runs at once: no times of their own
+    return compared("t1_resnet32_cifar10_100_epochs", costs=True)
 
 
 def wikitext2() -> str:
@@ -182,15 +186,16 @@ def transfer() -> str:
 def finetune() -> str:
     """One seed: no intervals; but each run had the GPU to itself, so what it needed counts."""
     lines = ["|  | epochs | accuracy | time | memory | time in all |", "|---" * 6 + "|"]
-    lines += tuned("tab_finetune_vit_100_epochs/cifar10")
-    lines += tuned("tab_finetune_vit_100_epochs/e2e_in_the_time_of_repl", of=100)
-    lines += tuned("tab_finetune_vit_10_epochs/cifar10")
+    lines += tuned("tab_finetune_vit_100_epochs")
+    lines += tuned("tab_finetune_vit_79_epochs", of=100)
+    lines += tuned("tab_finetune_vit_10_epochs")
     return "\n".join(lines)
 
 
-def tuned(folder: str, of: int = 0) -> list[str]:
+def tuned(name: str, of: int = 0) -> list[str]:
     """A row a method; the time of the whole run as a share of E2E's, or of as many of its epochs."""
-    rows, lines = compared_rows(folder)[0].rows, []
+    (found,) = [each for each in compared_rows(name) if each.recipe == "tab_finetune_vit"]
+    rows, lines = found.rows, []
     for row in rows:
         whole = row.time_ratio * row.epochs / (of or rows[0].epochs)
         cells = [row.label, str(row.epochs), f"{row.score:.2f}", f"{row.time_ratio:.3f}"]
@@ -198,13 +203,13 @@ def tuned(folder: str, of: int = 0) -> list[str]:
     return lines
 
 
-def compared_rows(folder: str) -> Any:
-    return compare(read_result(path) for path in sorted((RESULTS / folder).rglob("result.json")))
+def compared_rows(name: str) -> list[Comparison]:
+    return compare(read_results(RESULTS / f"{name}.jsonl"))
 
 
-def compared(folder: str, costs: bool) -> str:
-    """Scores over seeds and paired differences of the runs in a folder, as `replearn compare --from` has them."""
-    (found,) = compared_rows(folder)
+def compared(name: str, costs: bool) -> str:
+    """Scores over seeds and paired differences of the runs in a file, as `replearn compare --from` has them."""
+    (found,) = compared_rows(name)
     head = ["", found.metric.name, "against E2E, 95 % interval", "against removal"]
     head += ["time"] if costs else []
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
@@ -261,6 +266,43 @@ def fused() -> str:
     return "\n".join(lines)
 
 
+def holds() -> str:
+    """The paper's claims beside ours, from every file of results."""
+    files = [path for path in sorted(RESULTS.glob("*.jsonl")) if FORMAT in path.read_text(encoding="utf-8")[:99]]
+    benches = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    parts = []
+    for table in claims.tables([read_results(path) for path in files], benches):
+        rows = (table.heads, ("---",) * len(table.heads), *table.rows)
+        lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+        parts.append("\n".join([f"## {table.title}", "", table.about, "", *lines]))
+    return "\n\n".join(parts)
+
+
+def expected(name: str) -> str:
+    """What a recipe expects, from the file that backs it: scores, and what is decided."""
+    (found,) = compare(read_results(ROOT / recipes.claim(name)["Backed by"]))
+    scores = ", ".join(f"{row.label} {spread(row.score, row.std)}" for row in found.rows)
+    decided = [
+        f"{row.label} is {difference.verdict} than {base}"
+        for row in found.rows
+        for base, difference in (("E2E", row.against_e2e), ("removal", row.against_removal))
+        if difference and difference.verdict != "undecided"
+    ]
+    rest = "the other differences are undecided" if decided else "all differences are undecided"
+    return f"{scores}; {', '.join([*decided, rest])}"
+
+
+def with_claims(text: str) -> str:
+    """A file of recipes with every backed claim made anew."""
+
+    def made(match: re.Match[str]) -> str:
+        words = f"Expected: {expected(match[2])}"
+        return match[1] + textwrap.fill(words, 115, subsequent_indent="    ") + "\n"
+
+    pattern = r"(^## (\w+): (?:(?!^## ).)*?^)Expected:(?:(?!^\S).)*?\n(?=\S)"
+    return re.sub(pattern, made, text, flags=re.DOTALL | re.MULTILINE)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "captured": captured,
     "compressed": compressed,
@@ -268,6 +310,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "finetune": finetune,
     "fused": fused,
     "heal": heal,
+    "holds": holds,
     "inference": inference,
     "kept": kept,
     "scratch": scratch,
@@ -290,12 +333,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    for page in PAGES:
-        path = ROOT / page
+    for path in (*(ROOT / page for page in PAGES), *sorted(RECIPES.glob("[a-z]*.py"))):
         before = path.read_text(encoding="utf-8")
-        after = with_tables(before)
+        after = with_claims(before) if path.suffix == ".py" else with_tables(before)
         if check and before != after:
-            sys.exit(f"{page} is not up to date: python benchmarks/readme_tables.py")
+            sys.exit(f"{path.relative_to(ROOT)} is not up to date: python benchmarks/readme_tables.py")
         if not check:
             path.write_text(after, encoding="utf-8")
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,6 +166,27 @@ def test_a_row_that_cannot_be_trained_is_told_before_the_others_are(here):
     assert "a correction of rank 99 does not fit" in said
     assert not Path("runs").exists()
     call("compare", "tiny.py", "--methods", "e2e,repl-first-2", "--seeds", "0")
+
+
+def test_a_campaign_goes_on_elsewhere_from_its_file_alone(here):
+    (here / "other.py").write_text((here / "tiny.py").read_text().replace('name="tiny"', 'name="other"'))
+    campaign = ("compare", "tiny.py,other.py", "--methods", "e2e,repl-first-2", "--into", "all.jsonl")
+    call(*campaign, "--seeds", "0", "--out", "first")
+    assert Path("first/other/digits/e2e/seed-0/result.json").exists()
+    shutil.rmtree("first")
+    before = Path("all.jsonl").read_text().splitlines()
+    found = json.loads(call(*campaign, "--seeds", "0-1", "--out", "second", "--json").stdout)
+    assert [(each["recipe"], row["seeds"]) for each in found for row in each["rows"]] == [
+        *[("tiny", [0, 1])] * 2,
+        *[("other", [0, 1])] * 2,
+    ]
+    assert sorted(path.parent.name for path in Path("second").rglob("result.json")) == ["seed-1"] * 4
+    assert len(Path("all.jsonl").read_text().splitlines()) == len(before) + 4
+    assert call("compare", "--from", "all.jsonl").stdout.count("E2E  ") == 4
+    said = told(*campaign, "--seeds", "0", "--epochs", "2")
+    assert "The file of runs holds E2E, seed 0, with other settings (epochs is 1 there, 2 here)" in said
+    call("compare", "--from", "second", "--into", "packed.jsonl")
+    assert sum('"seed": 1' in line for line in Path("packed.jsonl").read_text().splitlines()) == 4
 
 
 def test_compare_from_a_folder_only_reads(here):

@@ -11,9 +11,11 @@ from runs_made_up import RECIPE, run
 
 from replearn import ReplearnError
 from replearn.experiments import recipes
+from replearn.experiments.claims import tables
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
-from replearn.experiments.training.intervals import paired_difference, t_quantile
+from replearn.experiments.training.intervals import corrected, paired_difference, t_quantile
+from replearn.experiments.training.packed import pack, thinned, unpack
 from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import SHARED, result_from_json
 
@@ -67,6 +69,22 @@ def test_only_seeds_that_both_have_are_compared():
     found = paired_difference({0: 1.0, 1: 2.1, 7: 99.0}, {0: 0.0, 1: 1.0, 8: 0.0})
     assert found.seeds == (0, 1)
     assert found.mean == pytest.approx(1.05)
+
+
+def test_the_p_value_is_scipys_and_holms_correction_makes_verdicts_rarer():
+    stats = pytest.importorskip("scipy.stats")
+    chance = random.Random(1)
+    base = {seed: chance.gauss(92, 0.2) for seed in range(5)}
+    others = [{seed: base[seed] + chance.gauss(shift, 0.2) for seed in base} for shift in (0.3, 0.5, 0.25, 0)]
+    family = [paired_difference(other, base) for other in others]
+    raw = [stats.ttest_rel(list(other.values()), list(base.values())).pvalue for other in others]
+    assert [found.p for found in family] == pytest.approx(raw)
+    judged = corrected(family)
+    falling = sorted(range(4), key=raw.__getitem__)
+    steps = [min(1, raw[place] * (4 - rank)) for rank, place in enumerate(falling)]
+    assert [judged[place].corrected for place in falling] == pytest.approx([max(steps[: n + 1]) for n in range(4)])
+    assert all(found.verdict == ("better" if found.corrected < 0.05 else "undecided") for found in judged)
+    assert [found.verdict for found in family] != [found.verdict for found in judged]
 
 
 # ---- comparisons -------------------------------------------------------------------------------
@@ -147,11 +165,12 @@ def test_a_run_that_stopped_is_left_out_and_named(three):
 
 
 def test_runs_that_shared_a_device_have_no_time_of_their_own(three):
-    shared = [replace(result, notes=(SHARED,)) if result.seed == 0 else result for result in three]
-    (comparison,) = compare(shared)
+    (comparison,) = compare([replace(result, notes=(SHARED,)) for result in three])
     assert all(row.time_ratio is row.memory_ratio is None for row in comparison.rows)
     assert any("--together 1" in note for note in comparison.notes)
     assert "s/epoch" not in comparison_table(comparison)
+    some = rows_of([replace(result, notes=(SHARED,)) if result.seed else result for result in three])
+    assert some["RepL"].time_ratio == pytest.approx(0.9)
 
 
 def test_times_on_different_hardware_are_not_divided(three):
@@ -185,6 +204,50 @@ def test_nothing_is_not_a_comparison():
 def test_results_read_from_files_compare_as_those_in_memory(three):
     again = [result_from_json(result.to_json()) for result in three]
     assert compare(again) == compare(three)
+
+
+def test_packed_runs_compare_as_the_runs_themselves(three):
+    svhn = runs("E2E", E2E, data="svhn")
+    text = pack([*three, *svhn])
+    again = list(unpack(text, "runs.jsonl"))
+    assert compare(again) == compare([*three, *svhn])
+    assert pack(again) == text
+    assert sum('"recipe"' in line for line in text.splitlines()) == 2  # once for each table
+
+
+def test_of_long_curves_the_best_the_highest_and_the_last_epoch_stay():
+    one = run("RepL", 0, 92.0)
+    long = [replace(one.epochs[0], epoch=number + 1, measures={**one.epochs[0].measures}) for number in range(300)]
+    long[137] = replace(long[137], measures={**long[137].measures, "test_accuracy": 99.0})
+    long[211] = replace(long[211], peak_memory=5000)
+    long[299] = replace(long[299], seconds=0.5)
+    whole = replace(one, epochs=tuple(long))
+    short = thinned(whole)
+    assert len(short.epochs) <= 20
+    assert {138, 212, 300} <= {epoch.epoch for epoch in short.epochs}
+    for name in ("score", "best", "last", "epoch_seconds", "peak_memory"):
+        assert getattr(short, name) == getattr(whole, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda line: line[:-9], "is not JSON"),
+        (lambda line: line.replace('"epochs": {', '"epochs": {"x": 3, '), "epochs is an object of lists"),
+        (lambda line: line.replace('"seed": 0', '"seed": "0"'), "seed is a whole number from 0 on, not '0'"),
+    ],
+)
+def test_a_damaged_line_is_named_and_the_others_are_read(three, change, says):
+    lines = pack(three).splitlines()
+    place = next(number for number, line in enumerate(lines) if '"seed": 0' in line)
+    lines[place] = change(lines[place])
+    found = list(unpack("\n".join(lines), "runs.jsonl"))
+    (error,) = [each for each in found if isinstance(each, ReplearnError)]
+    assert str(error).startswith(f"runs.jsonl, line {place + 1} is not")
+    assert says in str(error)
+    assert len(found) == len(three)
+    (alone,) = unpack(lines[place], "runs.jsonl")
+    assert isinstance(alone, ReplearnError)
 
 
 def test_a_recipe_that_was_changed_says_so_beside_the_papers_number():
@@ -241,3 +304,32 @@ def test_a_method_without_targets_is_not_held_against_removal():
     labels = ("E2E", "removal", "Stochastic Depth", "Both")
     (found,) = compare([run(label, seed, 90.0 + seed, recipe=recipe) for label in labels for seed in (0, 1)])
     assert [row.label for row in found.rows if row.against_removal is not None] == ["Both"]
+
+
+# ---- claims ------------------------------------------------------------------------------------
+
+
+def test_claims_hold_the_papers_numbers_ours_and_the_verdict_of_the_family(three):
+    first, *others = tables([three], {})
+    assert first.title == "What the paper prints"
+    ((table, row, seeds, epochs, paper, ours, e2e, p, removal, _),) = first.rows
+    assert (table, row, seeds, epochs) == ("", "resnet32, cifar10: RepL", "3", "2")
+    assert (paper, ours) == ("93.17 ± 0.14, 93.43 ± 0.19", "92.20 ± 0.20, 92.20 ± 0.17")
+    assert e2e.endswith("undecided")
+    assert (float(p), removal) == (1.0, "+0.60 [+0.35, +0.85] better")
+    unjudged = others[-1].rows
+    assert any("no data here" in cells and cells[-1].startswith("`replearn compare t2_") for cells in unjudged)
+    assert not any(
+        "t1_resnet32 --data cifar10" in cells[-1] for cells in tables(trained("t1_resnet32"), {})[-1].rows
+    )
+
+
+def trained(name):
+    recipe = recipes.recipe(name)
+    return [[run(label, seed, 92.0 + seed, recipe=recipe) for label in ("E2E", "RepL") for seed in (0, 1)]]
+
+
+def test_of_several_files_the_longest_training_is_judged(three):
+    short = [run(label, 0, 50.0, recipe=replace(RECIPE, epochs=1)) for label in ("E2E", "RepL")]
+    assert tables([short, three], {})[0].rows == tables([three], {})[0].rows
+    assert tables([[run("RepL", 0, 50.0, finished=False)]], {})[0].title == "Not judged here"

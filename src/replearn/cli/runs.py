@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import ReplearnError
 from ..experiments import recipes
 from ..experiments.training.comparable import differences
+from ..experiments.training.packed import read_results
 from ..experiments.training.recipe import Recipe, Variant, slug
 from ..experiments.training.results import Result, read_result
 from ..experiments.training.run import RunSpec
@@ -82,28 +83,30 @@ def spec_of(
     return RunSpec(recipe=recipe, variant=variant, data=data, seed=seed, out=folder, data_root=root)
 
 
-def found(spec: RunSpec) -> Result | None:
-    """The result in the run's folder, finished or not; ReplearnError if it was trained with other settings."""
+def found(spec: RunSpec, held: Result | None = None) -> Result | None:
+    """The result in the run's folder, finished or not, or the one that is held; never one of other settings."""
     path = spec.out / "result.json"
-    if not path.exists():
+    result = held or (read_result(path) if path.exists() else None)
+    if result is None:
         return None
-    result = read_result(path)
     changed = differences(result.recipe, spec.recipe.to_dict())
     changed += differences(result.variant, encode(spec.variant))
     for field, before, now in changed:
+        where, flag = ("The file of runs", "file with --into") if held else (spec.out, "folder with --out")
         raise ReplearnError(
-            f"{spec.out} holds a run with other settings ({field} is {before!r} there, {now!r} here). "
-            "Choose another folder with --out, or delete that one."
+            f"{where} holds {spec.variant.label}, seed {spec.seed}, with other settings ({field} is {before!r} "
+            f"there, {now!r} here). Choose another {flag}, or delete that one."
         )
     return result
 
 
 def results_below(folder: Path) -> list[Result]:
-    """Every result file below a folder, in order of their paths."""
+    """The runs of one file, or of all result files and packed files below a folder, in order of their paths."""
     if not folder.exists():
         raise ReplearnError(f"There is no folder {folder}; write the one that the runs were trained into.")
-    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.json"))
-    results = [read_result(path) for path in paths if folder.is_file() or is_result(path)]
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.json*"))
+    files = [path for path in paths if folder.is_file() or is_result(path)]
+    results = [result for path in files for result in read_results(path)]
     if not results:
         raise ReplearnError(
             f"There are no result files below {folder}; train some with `replearn compare RECIPE`."
@@ -116,4 +119,5 @@ def is_result(path: Path) -> bool:
     if not path.is_file():  # a pipe may never end
         return False
     with open(path, "rb") as file:
-        return b'"replearn-result' in file.read(200)
+        begin = file.read(200)
+    return b'"replearn-result' in begin or b'"replearn-runs' in begin

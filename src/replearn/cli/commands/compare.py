@@ -14,6 +14,7 @@ from ..flags import Data, DataRoot, Device, Epochs, Json, Out, Pretrained, Setti
 
 if TYPE_CHECKING:
     from ...experiments.training.compare import Comparison
+    from ...experiments.training.packed import Kept
     from ...experiments.training.results import Result
     from ...experiments.training.run import RunSpec
 
@@ -21,7 +22,9 @@ COMPARISON = "replearn-comparison-1"
 
 
 def compare(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or a file of your own.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Argument(help="Recipes' names, or files of your own, in order of importance.")
+    ] = None,
     methods: Annotated[
         str | None, typer.Option(help="Some of its rows, as e2e,removal,repl; all if not given.")
     ] = None,
@@ -39,14 +42,21 @@ def compare(
     pretrained: Pretrained = None,
     settings: Settings = None,
     data_root: DataRoot = None,
-    read: Annotated[Path | None, typer.Option("--from", help="Only read the results below this folder.")] = None,
+    read: Annotated[
+        Path | None, typer.Option("--from", help="Only read the results of this file, or below this folder.")
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help="A file of runs: those in it count as trained, new ones join."),
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Where to draw the picture, as SVG.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods over seeds: train what is missing, then print the table.
 
     Accuracy is the last epoch's. Differences are taken seed by seed, with a 95 % interval and a
-    verdict: better, worse or undecided. Stopped runs go on where they were.
+    verdict: better, worse or undecided. Stopped runs go on where they were. With `--into` the file holds every
+    run as soon as it ends: take it to another machine, and the same command trains the rest there.
 
     Examples:
 
@@ -58,49 +68,54 @@ def compare(
 
     * `replearn compare tab_finetune_vit --pretrained vit_small.safetensors --equal-time`
 
+    * `replearn compare t1_resnet32 t1_vit_tiny8 --data cifar10 --seeds 0-4 --into cifar10.jsonl`
+
     * `replearn compare --from runs/t1_resnet32 --json`
     """
     from ...experiments.report.overview import draw
     from ...experiments.training.compare import compare as compare_results
-    from ...experiments.training.equal_time import at_equal_time, with_no_more_epochs
+    from ...experiments.training.equal_time import at_equal_time
+    from ...experiments.training.packed import Kept
     from ..runs import data_of, leads, resolved, results_below, seeds_named, spec_of, variants_named
 
-    if (recipe is None) == (read is None):
+    names = [name for text in recipe or () for name in text.split(",") if name]
+    if bool(names) == (read is not None):
         raise ReplearnError(
             "Name a recipe (`replearn compare demo`), or a folder of results with --from: one of both."
         )
+    if equal_time and together > 1:
+        raise ReplearnError("--equal-time needs times of their own: leave --together at 1.")
+    kept = Kept(into, writes=leads())
     if read is not None:
-        comparisons = compare_results(results_below(read))
-    else:
-        assert recipe is not None
-        chosen = resolved(recipe, epochs, settings or [], pretrained)
-        on = data_of(chosen, data)
-        rows = variants_named(chosen, methods)
-        specs = [spec_of(chosen, row, on, seed, out, data_root) for seed in seeds_named(seeds) for row in rows]
-        if equal_time and together > 1:
-            raise ReplearnError("--equal-time needs times of their own: leave --together at 1.")
-        results = results_of(specs, together, device)
+        results = results_below(read)
+        kept.add(results)
+        comparisons = compare_results(results)
+        show(comparisons, as_json)
+        if picture is not None:
+            draw(only(comparisons, "a picture"), picture)
+        return
+    if picture is not None and len(names) > 1:
+        raise ReplearnError("--picture is of one recipe: name one, or leave it out.")
+    comparisons = []
+    for name in names:
+        chosen = resolved(name, epochs, settings or [], pretrained)
+        on, rows = data_of(chosen, data), variants_named(chosen, methods)
+        folder = out / chosen.name if out is not None and len(names) > 1 else out
+        specs = [spec_of(chosen, row, on, seed, folder, data_root) for seed in seeds_named(seeds) for row in rows]
+        results = results_of(specs, together, device, kept)
         if equal_time:
             longer = at_equal_time(results)
-            if (short := with_no_more_epochs(results, longer)) and leads():
-                typer.echo(
-                    f"No row at equal time: E2E's time pays for no epoch more of {', '.join(short)}.", err=True
-                )
-            more = [
-                spec_of(chosen, row, on, seed, out, data_root) for seed in seeds_named(seeds) for row in longer
-            ]
-            results += results_of(more, 1, device)
-        comparisons = compare_results(results)
-    if not leads():
-        return
-    show(comparisons, as_json)
-    if read is None:
-        keep(comparisons[0], specs[0].out.parent.parent, picture)
-    elif picture is not None:
-        draw(only(comparisons, "a picture"), picture)
+            more = [(row, seed) for seed in seeds_named(seeds) for row in longer]
+            specs = [spec_of(chosen, row, on, seed, folder, data_root) for row, seed in more]
+            results += results_of(specs, 1, device, kept)
+        comparisons += compare_results(results)
+        if leads():
+            keep(comparisons[-1], (folder or Path("runs") / chosen.name) / on, picture)
+    if leads():
+        show(comparisons, as_json)
 
 
-def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Result]:
+def results_of(specs: Sequence[RunSpec], together: int, device: str, kept: Kept) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
     from ...experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
     from ...experiments.training.tasks import task_named
@@ -108,7 +123,12 @@ def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Res
     from ..progress import watching
     from ..runs import found
 
-    results = {index: result for index, spec in enumerate(specs) if (result := found(spec)) and result.finished}
+    results: dict[int, Result] = {}
+    for index, spec in enumerate(specs):
+        held = kept.runs.get((spec.recipe.name, spec.data, spec.variant.label, spec.seed))
+        if (result := found(spec, held)) and result.finished:
+            results[index] = result
+    kept.add(list(results.values()))
     missing = [index for index in range(len(specs)) if index not in results]
     if not specs:
         return []
@@ -120,6 +140,7 @@ def results_of(specs: Sequence[RunSpec], together: int, device: str) -> list[Res
             part = missing[start : start + together]
             chosen = [specs[index] for index in part]
             trained = fit(chosen, device=device, resume=True, progress=progress, shared=data)
+            kept.add(trained)
             results |= dict(zip(part, trained, strict=True))
     return [results[index] for index in range(len(specs))]
 
@@ -141,6 +162,7 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     from ...experiments.training.comparison_table import comparison_table
     from ...experiments.training.results import write_atomically
 
+    folder.mkdir(parents=True, exist_ok=True)  # it may be that no run was trained here
     write_atomically(folder / "comparison.txt", comparison_table(comparison) + "\n")
     write_atomically(
         folder / "comparison.json", json.dumps({"format": COMPARISON, **comparison.to_dict()}, indent=1)

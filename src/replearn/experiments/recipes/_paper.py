@@ -61,7 +61,6 @@ REPL = either("RepL")
 E2E_REPL = same("E2E", "RepL")
 EITHER: Labels = {"E2E": "E2E", "RepL": REPL}
 WITH_SKIP: Labels = {**EITHER, "Skip-Attention": "Skip-Attention"}
-PLAIN_REMOVAL = {"- 25% layers": "removal"}
 EITHER_REMOVAL: Labels = {"- 25% layers": either("removal")}
 SOURCES = {
     "E2E": "E2E",

@@ -21,11 +21,11 @@ pictures in tests (segmentation.evaluation=sliding for windows). DeepLabV3Plus n
 
 ## camvid_deeplabv3: DeepLabV3-R50 on CamVid, from scratch: segmentation that learns in minutes
 Command: replearn compare camvid_deeplabv3 --seeds 0 --epochs 20 --methods e2e,repl,repl-reduced
-Expected: E2E 38.97, RepL 38.78, RepL reduced 39.41 % mean IoU; one seed, so undecided
+Expected: E2E 38.97, RepL 38.78, RepL reduced 39.41; all differences are undecided
 Seeds: one, 0
 Hardware: one H200
 Time: 2 minutes for the three runs
-Backed by: benchmarks/results/camvid_deeplabv3_20_epochs
+Backed by: benchmarks/results/camvid_deeplabv3_20_epochs.jsonl
 
 The time of an epoch over E2E's: removal 0.893, RepL 0.976, RepL reduced 0.940
 (benchmarks/results/epochs_camvid_deeplabv3.json). 367 road scenes of 480x360 for training, 233 for the test, 11

@@ -29,11 +29,11 @@ Seeds: one, 0
 
 ## bccd_retinanet: RetinaNet-R50-FPN on blood cells (BCCD): detection that learns in minutes
 Command: replearn compare bccd_retinanet --seeds 0 --epochs 20 --methods e2e,repl,repl-reduced
-Expected: E2E 53.27, RepL 52.66, RepL reduced 53.70 mAP; one seed, so undecided
+Expected: E2E 53.27, RepL 52.66, RepL reduced 53.70; all differences are undecided
 Seeds: one, 0
 Hardware: one H200
 Time: 3.5 minutes for the three runs
-Backed by: benchmarks/results/bccd_retinanet_20_epochs
+Backed by: benchmarks/results/bccd_retinanet_20_epochs.jsonl
 
 205 pictures of 640x480 for training, 72 for the test, three classes. Adam at the paper's 4e-5 is too slow for so
 few steps: 2e-4 with a warm-up of two epochs and cosine decay, 40 epochs, pictures at 384 pixels, bfloat16.

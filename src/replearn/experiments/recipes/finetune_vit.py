@@ -14,7 +14,7 @@ The paper starts from weights trained on ImageNet-1K and gives batch 512, AdamW 
 --pretrained, timm's weights of that kind come from the hub. Not given: images enlarged to 224 pixels, weight
 decay 0.05, cosine decay after a warm-up of 5 epochs, bfloat16. Pretrained on half of CIFAR-10's classes instead
 (docs/transformers.md), after 100 epochs: E2E 91.56, removal 91.76, RepL 91.68, fitted 91.48, one seed
-(benchmarks/results/tab_finetune_vit_100_epochs).
+(benchmarks/results/tab_finetune_vit_100_epochs.jsonl).
 
 ## transfer_cifar10_pretrain: ViT-T/8 on classes 0 to 4 of CIFAR-10, end to end, as t1_vit_tiny8, for 100 epochs
 Command: replearn train transfer_cifar10_pretrain --method e2e
@@ -22,13 +22,13 @@ Seeds: one, 0
 
 ## transfer_cifar10: ViT-T/8 pretrained on classes 0 to 4 of CIFAR-10, fine-tuned on classes 5 to 9
 Command: replearn compare transfer_cifar10 --pretrained FILE --seeds 0,1,2 --equal-time
-Expected: E2E 88.29 ± 0.42, removal 87.51 ± 0.29, RepL 87.54 ± 0.14, RepL fitted 87.53 ± 0.25,
-    RepL fitted low-rank 87.62 ± 0.59, RepL fitted full 87.91 ± 0.59; removal at equal time 87.79 ± 0.32,
-    RepL at equal time 87.97 ± 0.08, RepL fitted at equal time 87.69 ± 0.30,
-    RepL fitted low-rank at equal time 87.95 ± 0.27, RepL fitted full at equal time 88.23 ± 0.41
+Expected: E2E 88.29 ± 0.42, removal 87.51 ± 0.29, RepL 87.54 ± 0.14, RepL fitted 87.53 ± 0.25, RepL fitted low-rank
+    87.62 ± 0.59, RepL fitted full 87.91 ± 0.59, removal at equal time 87.79 ± 0.32, RepL at equal time 87.97 ±
+    0.08, RepL fitted at equal time 87.69 ± 0.30, RepL fitted full at equal time 88.23 ± 0.41, RepL fitted low-rank
+    at equal time 87.95 ± 0.27; all differences are undecided
 Hardware: one H200
 Time: 6 minutes; an epoch of E2E 0.34 s, RepL 0.27 s
-Backed by: benchmarks/results/transfer_cifar10
+Backed by: benchmarks/results/transfer_cifar10.jsonl
 
 FILE is the model.safetensors of transfer_cifar10_pretrain. The optimizer is that of tab_finetune_vit, the images
 are 32 pixels wide, for 20 epochs.

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ReplearnError
+from ..training.packed import FORMAT as PACKED
+from ..training.packed import unpack
 from ..training.results import FORMAT, LARGEST, Result, read_text, result_from_json
 
 # ours too, and told by the results they lie beside
@@ -26,7 +28,9 @@ class RunFile:
 
     @property
     def group(self) -> Path:
-        """The folder whose runs belong together: METHOD/seed-N are below it, or the file lies in it."""
+        """What holds the runs that belong together: a packed file, or the folder above METHOD/seed-N."""
+        if self.path.suffix == ".jsonl":
+            return self.path
         return self.path.parents[2] if self.path.parent.name.startswith("seed-") else self.path.parent
 
 
@@ -65,7 +69,7 @@ class Reader:
     """Reads a folder again and again; a file that did not change is not parsed twice."""
 
     root: Path
-    _known: dict[Path, tuple[tuple[int, int], RunFile | Other | Unread]] = field(default_factory=dict)
+    _known: dict[Path, tuple[tuple[int, int], list[RunFile | Other | Unread]]] = field(default_factory=dict)
 
     def read(self) -> Collection:
         """What is there now. A file that vanishes or is half written meanwhile is named, never an error."""
@@ -76,7 +80,7 @@ class Reader:
         for path in files_below(self.root):
             if path.name == "log.jsonl" and not (path.parent / "result.json").exists():
                 begun.append(path.parent.relative_to(self.root))
-            if path.suffix != ".json" or path.name in BESIDE_RUNS:
+            if path.suffix not in (".json", ".jsonl") or path.name in BESIDE_RUNS:
                 continue
             try:
                 about = path.stat()
@@ -84,9 +88,9 @@ class Reader:
                 continue  # gone since it was listed
             stamp = (about.st_mtime_ns, about.st_size)
             held = self._known.get(path)
-            entry = held[1] if held and held[0] == stamp else read_file(path, self.root, about)
-            known[path] = (stamp, entry)
-            found.append(entry)
+            entries = held[1] if held and held[0] == stamp else list(read_file(path, self.root, about))
+            known[path] = (stamp, entries)
+            found += entries
         self._known = known
         return Collection(
             root=self.root,
@@ -122,14 +126,28 @@ def leads_out(path: Path, root: Path) -> bool:
     return not path.resolve().is_relative_to(root.resolve())
 
 
-def read_file(path: Path, root: Path, about: os.stat_result) -> RunFile | Other | Unread:
+def read_file(path: Path, root: Path, about: os.stat_result) -> Iterator[RunFile | Other | Unread]:
+    """The run of a result file, every run of a packed one, or a file of another kind."""
     place = path.relative_to(root)
     if leads_out(path, root):
-        return Unread(path=place, reason="a link that leads out of the folder")
+        yield Unread(path=place, reason="a link that leads out of the folder")
+        return
     try:
         text = read_text(path, LARGEST)
     except (OSError, UnicodeDecodeError, ReplearnError) as error:
-        return Unread(path=place, reason=f"can't be read: {error}")
+        yield Unread(path=place, reason=f"can't be read: {error}")
+        return
+    if path.suffix == ".jsonl":
+        for run in unpack(text, str(place)) if f'"{PACKED}"' in text[:200] else ():
+            if isinstance(run, Result):
+                yield RunFile(path=place, result=run, changed=about.st_mtime)
+            else:
+                yield Unread(path=place, reason=f"a damaged line: {run}")
+        return
+    yield _read_json(text, place, about.st_mtime)
+
+
+def _read_json(text: str, place: Path, changed: float) -> RunFile | Other | Unread:
     if not text.strip():
         return Unread(path=place, reason="empty: a run may be writing it just now")
     try:
@@ -145,4 +163,4 @@ def read_file(path: Path, root: Path, about: os.stat_result) -> RunFile | Other 
         result = result_from_json(text, str(place))
     except ReplearnError as error:
         return Unread(path=place, reason=f"a damaged result file: {error}")
-    return RunFile(path=place, result=result, changed=about.st_mtime)
+    return RunFile(path=place, result=result, changed=changed)

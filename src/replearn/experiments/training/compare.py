@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import ReplearnError
 from ...planning.serialization import encode
 from .comparable import changes_of, check_same_settings, machine, shared
-from .intervals import Difference, mean_of, paired_difference, std_of
+from .intervals import Difference, corrected, mean_of, paired_difference, std_of
 from .methods import has_targets
 from .metrics import Metric
 from .recipe import PaperRow, paper_row_from_dict
@@ -33,7 +33,7 @@ class Row:
     also: Mapping[str, float]  # the means of the task's other metrics, by name
     against_e2e: Difference | None
     against_removal: Difference | None  # against removal of the same targets
-    alone: bool  # False if a run shared its device: then time and memory say nothing
+    alone: bool  # False if all runs shared their device: then time and memory say nothing
     seconds: float  # of an epoch, without evaluation
     memory: int  # bytes at the peak; 0 where the device can't tell
     parameters: int
@@ -101,7 +101,7 @@ def _compare_group(name: str, data: str, group: Sequence[Result]) -> Comparison:
     check_same_settings(name, done)
     order = [str(variant["label"]) for variant in done[0].recipe.get("variants", ())]
     labels = sorted(by_label, key=lambda label: order.index(label) if label in order else len(order))
-    rows = tuple(_row(by_label[label], by_label) for label in labels)
+    rows = judged([_row(by_label[label], by_label) for label in labels])
     machines = sorted({machine(result) for result in done})
     if len(machines) > 1:
         notes.append(f"trained on different hardware: time and memory are compared within {' or '.join(machines)}")
@@ -119,6 +119,20 @@ def _compare_group(name: str, data: str, group: Sequence[Result]) -> Comparison:
     )
 
 
+def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows with verdicts that are corrected for all differences among them."""
+    family = [each for row in rows for each in (row.against_e2e, row.against_removal) if each is not None]
+    again = iter(corrected(family))
+    return tuple(
+        replace(
+            row,
+            against_e2e=next(again) if row.against_e2e else None,
+            against_removal=next(again) if row.against_removal else None,
+        )
+        for row in rows
+    )
+
+
 def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]]) -> Row:
     seeds = tuple(sorted(runs))
     first = runs[seeds[0]]
@@ -129,13 +143,14 @@ def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]])
         paper_e2e = _paper(first, str(next(iter(e2e.values())).variant["label"]))
     scores = tuple(runs[seed].score for seed in seeds)
     task = task_named(str(first.recipe.get("task", "classification")))
-    seconds, memory = _cost(runs)
-    time_ratio, memory_ratio = _ratios(runs, e2e)
+    alone = _alone(runs)
+    seconds, memory = _cost(alone or list(runs.values()))
+    time_ratio, memory_ratio = _ratios(alone, _alone(e2e or {}))
     return Row(
         label=str(first.variant["label"]),
         method=str(first.variant["method"]),
         seeds=seeds,
-        epochs=len(first.epochs),
+        epochs=first.last.epoch,
         scores=scores,
         score=mean_of(scores),
         std=std_of(scores),
@@ -143,7 +158,7 @@ def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]])
         also={other.name: mean_of([run.last.measures[other.key] for run in runs.values()]) for other in task.also},
         against_e2e=_against(runs, e2e),
         against_removal=_against(runs, removal) if has_targets(str(first.variant["method"])) else None,
-        alone=not any(shared(run) for run in runs.values()),
+        alone=bool(alone),
         seconds=seconds,
         memory=memory,
         parameters=first.parameters,
@@ -180,15 +195,18 @@ def _against(runs: Mapping[int, Result], baseline: Mapping[int, Result] | None) 
     return paired_difference(ours, theirs, higher_is_better=metric.higher_is_better)
 
 
-def _cost(runs: Mapping[int, Result]) -> tuple[float, int]:
-    return mean_of([run.epoch_seconds for run in runs.values()]), max(run.peak_memory for run in runs.values())
+def _alone(runs: Mapping[int, Result]) -> list[Result]:
+    """Those that had the device to themselves."""
+    return [run for run in runs.values() if not shared(run)]
 
 
-def _ratios(runs: Mapping[int, Result], e2e: Mapping[int, Result] | None) -> tuple[float | None, float | None]:
+def _cost(runs: Sequence[Result]) -> tuple[float, int]:
+    return mean_of([run.epoch_seconds for run in runs]), max(run.peak_memory for run in runs)
+
+
+def _ratios(runs: Sequence[Result], e2e: Sequence[Result]) -> tuple[float | None, float | None]:
     """Time and memory as shares of E2E's, where both were measured alone on the same hardware."""
-    if e2e is None or any(shared(run) for run in (*runs.values(), *e2e.values())):
-        return None, None
-    if len({machine(run) for run in (*runs.values(), *e2e.values())}) > 1:
+    if not runs or not e2e or len({machine(run) for run in (*runs, *e2e)}) > 1:
         return None, None
     (seconds, memory), (full_seconds, full_memory) = _cost(runs), _cost(e2e)
     return seconds / full_seconds if full_seconds else None, memory / full_memory if full_memory else None

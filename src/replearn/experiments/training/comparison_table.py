@@ -12,6 +12,7 @@ from .metrics import Metric
 LEGEND = """\
 {metric} is the last epoch's{unit}, mean ± std over seeds; best is the best epoch's
 differences are taken seed by seed; in brackets the 95 % interval of their mean, each row on its own
+better and worse: p < 0.05 in a paired t-test, corrected by Holm's method for all differences of the table
 time, memory and share (of the parameters) are ratios to E2E"""
 
 

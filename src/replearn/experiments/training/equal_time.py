@@ -33,10 +33,3 @@ def at_equal_time(results: Sequence[Result]) -> list[Variant]:
             row = variant_from_dict(variant)
             longer.append(replace(row, label=f"{label} at equal time", epochs=epochs))
     return longer
-
-
-def with_no_more_epochs(results: Sequence[Result], longer: Sequence[Variant]) -> list[str]:
-    """The rows that are not there at equal time: E2E's time pays for no whole epoch more of them."""
-    there = {row.label for row in longer}
-    labels = dict.fromkeys(str(r.variant["label"]) for r in results if r.variant["method"] != "e2e")
-    return [label for label in labels if f"{label} at equal time" not in there]

@@ -13,7 +13,7 @@ from ...errors import ReplearnError
 from ...planning.serialization import encode
 from ...surgery.checkpoint import save
 from ...surgery.replace import operators_of
-from .results import Result, epoch_from_dict, hardware_of, versions_of, write_atomically
+from .results import Result, epoch_from_dict, hardware_of, made_by, versions_of, write_atomically
 from .run import Run, RunSpec
 from .state import collect, read_state, restore, write_state
 
@@ -121,6 +121,8 @@ def result_of(run: Run, step_ms: float = 0.0) -> Result:
         started=run.started,
         finished=run.finished,
         notes=tuple(run.notes),
+        command=made_by()[0],
+        commit=made_by()[1],
     )
 
 

@@ -6,10 +6,14 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from stat import S_ISREG
@@ -83,6 +87,9 @@ class Result:
     started: str
     finished: bool
     notes: tuple[str, ...] = ()  # fallbacks and warnings: 'captured', 'not captured: ...'
+    command: str = ""
+    commit: str = ""  # of the source that trained it; a plus where files were changed
+    median_seconds: float = 0.0  # of an epoch, where `epochs` holds only some of them
 
     @property
     def last(self) -> Epoch:
@@ -107,7 +114,7 @@ class Result:
     def epoch_seconds(self) -> float:
         """The median time of an epoch; the first one, which warms up, is left out if there are more."""
         times = sorted(epoch.seconds for epoch in self.epochs[1:] or self.epochs)
-        return times[len(times) // 2] if times else 0.0
+        return self.median_seconds or (times[len(times) // 2] if times else 0.0)
 
     @property
     def peak_memory(self) -> int:
@@ -116,15 +123,7 @@ class Result:
     def to_json(self) -> str:
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["epochs"] = [epoch.to_dict() for epoch in self.epochs]
-        data = {"format": FORMAT, **fields}
-        if self.epochs:
-            data |= {
-                "last": self.last.to_dict(),
-                "best": self.best.to_dict(),
-                "epoch_seconds": self.epoch_seconds,
-                "peak_memory": self.peak_memory,
-            }
-        return json.dumps(data, indent=1)
+        return json.dumps({"format": FORMAT, **fields}, indent=1)
 
 
 def result_from_json(text: str, where: str = "this") -> Result:
@@ -133,16 +132,14 @@ def result_from_json(text: str, where: str = "this") -> Result:
         data = parse(text, where, LARGEST)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ReplearnError(f"{where} is not a result file of this version of replearn ({FORMAT}).")
-        for derived in ("last", "best", "epoch_seconds", "peak_memory"):
-            data.pop(derived, None)
-        return _decoded(data)
+        return decoded(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ReplearnError) and str(error).startswith(where):
             raise
         raise ReplearnError(f"{where} is not a readable result file: {str(error).removesuffix('.')}.") from error
 
 
-def _decoded(data: dict[str, Any]) -> Result:
+def decoded(data: dict[str, Any]) -> Result:
     for name, kinds in (("epochs", list), ("recipe", dict), ("variant", dict), ("hardware", dict)):
         if not isinstance(data.get(name), kinds):
             raise ReplearnError(f"{name} is {'a list' if kinds is list else 'an object'}")
@@ -164,11 +161,14 @@ def _decoded(data: dict[str, Any]) -> Result:
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:
+    return result_from_json(text_of(path), str(path))
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
     try:
-        text = read_text(Path(path), LARGEST)
+        return read_text(Path(path), LARGEST)
     except (OSError, UnicodeDecodeError, ReplearnError) as error:
         raise ReplearnError(f"Can't read the result file {path}: {str(error).removesuffix('.')}.") from error
-    return result_from_json(text, str(path))
 
 
 def read_text(path: Path, largest: int) -> str:
@@ -217,6 +217,19 @@ def versions_of() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
+
+
+@cache
+def made_by() -> tuple[str, str]:
+    """The command line, if it is replearn's, and the commit, if this source lies in its repository."""
+    ours = Path(sys.argv[0]).name in ("replearn", "__main__.py")
+    root, words = Path(__file__).parents[4], ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        found = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        found = ""
+    command = shlex.join(["replearn", *sys.argv[1:]]) if ours else ""
+    return command, found.strip() if (root / ".git").exists() else ""
 
 
 def now() -> str:
