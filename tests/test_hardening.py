@@ -63,7 +63,7 @@ def test_crafted_files_are_refused_in_bounded_time_and_run_nothing(tmp_path: Pat
 
 
 def test_edited_results_are_read_or_named(tmp_path: Path) -> None:
-    good = json.loads((edits.DEMO / "repl" / "seed-0" / "result.json").read_text())
+    good = edits.demo("repl")
     cases = [(path, value) for path in edits.fields(good) for value in edits.VALUES]
     found = {edits.trial(tmp_path, good, case) for case in Random(0).sample(cases, 25)}
     found |= {edits.trial(tmp_path, good, what) for what in edits.ODD}

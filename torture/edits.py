@@ -25,12 +25,21 @@ from replearn import ReplearnError
 from replearn.cli.runs import results_below
 from replearn.experiments.report.building import build_report
 from replearn.experiments.training.compare import compare
+from replearn.experiments.training.packed import unpack
 
 from .ledger import RESULTS, open_ledger
 
 GONE = object()
 VALUES = (GONE, None, -1, 1e308, True, "x", "<script>alert(1)</script>", [], {}, [[0]])
-DEMO = RESULTS / "demo_digits"
+
+
+def demo(method: str) -> Any:
+    """The committed result of seed 0."""
+    path = RESULTS / "demo_digits.jsonl"
+    for result in unpack(path.read_text(encoding="utf-8"), str(path)):
+        if not isinstance(result, ReplearnError) and (result.variant["method"], result.seed) == (method, 0):
+            return json.loads(result.to_json())
+    raise RuntimeError(f"{path} has no {method}")
 
 
 def fields(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -92,9 +101,10 @@ def trial(root: Path, good: Any, case: Any) -> str:
     """One edit (path, value), or one of ODD by name, beside a good run."""
     run = root / "runs" / "repl" / "seed-0"
     shutil.rmtree(root / "runs", ignore_errors=True)
-    shutil.copytree(DEMO / "e2e" / "seed-0", root / "runs" / "e2e" / "seed-0")
-    shutil.copytree(DEMO / "repl" / "seed-0", run)
-    (run / "examples").mkdir(exist_ok=True)
+    (root / "runs" / "e2e" / "seed-0").mkdir(parents=True)
+    (root / "runs" / "e2e" / "seed-0" / "result.json").write_text(json.dumps(demo("e2e")), encoding="utf-8")
+    (run / "examples").mkdir(parents=True)
+    (run / "result.json").write_text(json.dumps(good), encoding="utf-8")
     if isinstance(case, str):
         ODD[case](run)
     else:
@@ -121,7 +131,7 @@ def look(root: Path) -> str:
 
 def main() -> int:
     warnings.simplefilter("ignore")
-    good = json.loads((DEMO / "repl" / "seed-0" / "result.json").read_text(encoding="utf-8"))
+    good = demo("repl")
     edits = [(path, value) for path in fields(good) for value in VALUES]
     cases: list[Any] = [*edits, *ODD]
     ledger = open_ledger("edits", len(cases), 900, fields=len(edits) // len(VALUES))
