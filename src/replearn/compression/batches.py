@@ -15,6 +15,7 @@ from ..errors import ReplearnError
 
 Forward = Callable[[nn.Module, Any], Any]
 Augment = Callable[[Tensor], Tensor]
+MOST = 4 << 30  # bytes of samples to heal with
 HELD_OUT = 5  # one sample of so many is held out
 LABELS = ("label", "labels", "target", "targets")
 
@@ -36,6 +37,7 @@ class Data:
     batches: tuple[Batch, ...]
     forward: Forward | None
     num_samples: int
+    more: tuple[Batch, ...] = ()  # beyond the samples to fit on, for healing alone
 
     def run(self, model: nn.Module, batch: Batch) -> Any:
         """What the model makes of a batch, which is moved to the model's device."""
@@ -68,8 +70,11 @@ def read(
     augment: Augment | None = None,
     copies: int = 1,
     samples: int = 2048,
+    heal: bool = False,
 ) -> Data:
     """Read at most so many samples, and hold a fifth of them out; `augment` adds copies of the others.
+
+    With `heal`, what follows is read as well, as long as it takes at most 4 GB.
 
     Raises ReplearnError for no data, for a single sample and for NaN.
     """
@@ -79,16 +84,20 @@ def read(
         )
     given = [loader] if isinstance(loader, (Tensor, Mapping)) else loader
     found: list[tuple[Any, int]] = []
-    total = 0
+    more: list[Batch] = []
+    total, taken = 0, 0
     for item in given:
         inputs = plain(item, forward)
         size = size_of(inputs)
-        if total + size > samples:
-            inputs, size = cut(inputs, size, 0, samples - total), samples - total
-        refuse_infinite(inputs, len(found))
-        found.append((inputs, size))
-        total += size
-        if total >= samples:
+        refuse_infinite(inputs, len(found) + len(more))
+        room = min(size, samples - total)
+        if room > 0:
+            found.append((cut(inputs, size, 0, room), room))
+            total += room
+        if room < size:
+            more.append(Batch(cut(inputs, size, max(room, 0), size), False, size - max(room, 0)))
+        taken += sum(leaf.nbytes for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+        if total >= samples and (not heal or taken > MOST):
             break
     if total < 2:
         raise ReplearnError(
@@ -100,7 +109,7 @@ def read(
     batches = list(_split(found))
     if augment is not None:
         batches += [augmented(batch, augment) for batch in batches if not batch.held_out for _ in range(copies)]
-    return Data(tuple(batches), forward, total)
+    return Data(tuple(batches), forward, total, tuple(more) if heal else ())
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -170,6 +179,30 @@ def augmented(batch: Batch, augment: Augment) -> Batch:
         return made
 
     return Batch(tree_map(change, batch.inputs), False, batch.size, copied=True)
+
+
+def copy_into(inputs: Any, buffers: Any) -> bool:
+    """Copy the tensors of a batch into those of another; False where they are not alike."""
+    pairs = list(zip(tree_leaves(inputs), tree_leaves(buffers), strict=True))
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor)]
+    if any(a.shape != b.shape or a.dtype != b.dtype for a, b in tensors):
+        return False
+    for a, b in tensors:
+        b.copy_(a)
+    return True
+
+
+def subset(data: Data, most: int) -> Data:
+    """So many samples for fitting and as many held-out ones."""
+    kept: list[Batch] = []
+    for held_out in (False, True):
+        count = 0
+        for batch in data.batches:
+            if batch.held_out == held_out and count < most and not batch.copied:
+                size = min(batch.size, most - count)
+                kept.append(Batch(cut(batch.inputs, batch.size, 0, size), held_out, size))
+                count += size
+    return Data(tuple(kept), data.forward, sum(batch.size for batch in kept))
 
 
 def refuse_infinite(inputs: Any, number: int) -> None:

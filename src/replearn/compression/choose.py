@@ -12,7 +12,7 @@ from ..errors import ReplearnError
 from ..planning.table import shown, text_table
 from ..planning.validate import own_copy
 from ..surgery.replace import set_submodule
-from .batches import Batch, Data, cut
+from .batches import Data, subset
 from .corrections import adopt_attributes_
 from .fit import place_of
 from .measure import Metric, Price, agreement, outputs
@@ -168,19 +168,6 @@ def all_visits(model: nn.Module, found: Recognition, data: Data) -> dict[str, li
     while walk.advance():
         calls[walk.name] = walk.teacher
     return {name: calls[name] for name in found.candidates}
-
-
-def subset(data: Data, most: int) -> Data:
-    """So many samples for fitting and as many held-out ones."""
-    kept: list[Batch] = []
-    for held_out in (False, True):
-        count = 0
-        for batch in data.batches:
-            if batch.held_out == held_out and count < most:
-                size = min(batch.size, most - count)
-                kept.append(Batch(cut(batch.inputs, batch.size, 0, size), held_out, size))
-                count += size
-    return Data(tuple(kept), data.forward, sum(batch.size for batch in kept))
 
 
 def check_names(names: Sequence[str], found: Recognition) -> None:

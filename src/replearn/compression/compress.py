@@ -73,7 +73,7 @@ def compress(
     if heal is not None:
         read_heal(heal)
     change = read_augment(augment)
-    data = read(loader, forward=forward, augment=change, samples=samples)
+    data = read(loader, forward=forward, augment=change, samples=samples, heal=heal is not None)
     notes = ["the model was in train mode; it was read in eval mode"] if model.training else []
     with unchanged(model):
         found = recognise(model, data)

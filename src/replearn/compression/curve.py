@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ReplearnError
-from .batches import Forward, read
-from .choose import subset
+from .batches import Forward, read, subset
 from .fit import fit_
 from .measure import agreement, costs, outputs
 from .prices import eval_copy

@@ -1,28 +1,42 @@
-"""The door `heal`: train the small model for a while to give what the untouched one gives, without labels."""
+"""The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
+
+The loss is the squared error of the last block's features plus KD of the logits; the classifier stays. AdamW, a
+warm-up and a cosine over the time that is given. Rate, BatchNorm mode and whether images are mixed are found in
+short annealed runs, by the divergence on held-out samples.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from ..errors import ReplearnError
-from .batches import Augment, Batch, Data, augmented
+from ..fast.graphs.capture import capture
+from ..fitting.batchnorm_statistics import estimate_statistics_
+from .batches import Augment, Batch, Data, augmented, copy_into, device_of, subset
 from .calls import first
 from .fit import head_of
-from .measure import Agreement, agreement, answer, outputs
+from .measure import agreement, answer, outputs
 from .pool import Pool
 from .walking import Way
 
-RATES = (3e-4, 1e-3, 3e-3)
-TRIAL = 100  # steps with each rate, at most
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+TRIAL = 100  # steps of a trial, at most
+PART = 1 / 20  # of the time, or of the steps, for a trial
+LOOKS = 12  # at held-out samples during a run
+PATIENCE = 0.6  # of a run without a gain end it
+WARM_UP = 0.05
+JUDGED = 2048  # held-out samples, and as many for BatchNorm statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +48,15 @@ class Healing:
     rate: float
     steps: int
     seconds: float
+    batchnorm: str = ""  # 'trained', 'frozen', or '' without any
+    mixed: bool = False  # half of the images were mixed in pairs
 
     def __str__(self) -> str:
+        how = [f"rate {self.rate:g}"]
+        how += [f"BatchNorm {self.batchnorm}"] if self.batchnorm else []
+        how += ["images mixed"] if self.mixed else []
         return (
-            f"healed for {self.steps} steps in {self.seconds:.1f} s at rate {self.rate:g}: divergence "
+            f"healed for {self.steps} steps in {self.seconds:.1f} s ({', '.join(how)}): divergence "
             f"{self.before:.4f} -> {self.after:.4f}"
         )
 
@@ -57,6 +76,15 @@ def read_heal(given: Any) -> tuple[float, float]:
     raise ReplearnError(f"heal={given!r}: write a number of epochs, as 1, or seconds, as '30s'.")
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a run trains; `live`: BatchNorm normalises by the batch, and its statistics follow."""
+
+    rate: float
+    live: bool
+    mix: bool
+
+
 @torch.enable_grad()
 def heal_(
     student: nn.Module,
@@ -68,126 +96,189 @@ def heal_(
     augment: Augment | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Healing:
-    """Train the student in place: squared error of the last block's features, and KD of the logits.
+    """Train the student in place, for epochs or seconds; trials of settings take up to a quarter of that.
 
-    Three rates are tried in short annealed runs; the best on held-out batches is annealed over the rest of the
-    time. Training ends early where held-out batches have not got better for half of it. The best state is kept:
-    neither the divergence nor the share of equal decisions is worse there than before.
+    The best state by the divergence on held-out samples is kept: never one that is worse than the start. A run
+    ends early where it has brought nothing for a while. The order of samples follows torch's seed.
     """
     limit, epochs = read_heal(heal)
     begin = time.perf_counter()
-    pool = Pool([batch for batch in data.batches if not batch.held_out and not batch.copied])
-    held = data.held()
-    head = head_of(teacher, way, data)
-    taught = outputs(teacher, data, held)
-    start = state(student)
-    first_seen = agreement(taught, outputs(student, data, held))
+    pool = Pool([*(b for b in data.batches if not b.held_out and not b.copied), *data.more], device_of(student))
     total = math.inf if math.isinf(epochs) else max(1, math.ceil(epochs * len(pool)))
-
-    def spent(done: int) -> float:
-        return max(done / total, (time.perf_counter() - begin) / limit)
-
-    def seen() -> Agreement:
-        try:
-            return agreement(taught, outputs(student, data, held))
-        except ReplearnError:  # NaN
-            return Agreement(math.inf, 0.0)
-
-    best, least = start, first_seen
-    found: dict[float, float] = {}
+    judge = Judge(student, teacher, data)
+    start, before = state(student), judge.look()
+    images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(pool.draw().inputs))
+    known: dict[bool, Steps] = {}
     used = 0
-    steps = TRIAL if math.isinf(total) else int(max(1, min(TRIAL, total / 9)))
-    for rate in RATES:  # at most a third of the time goes into finding the rate
-        run = Run(student, teacher, data, way, head, rate)
-        used += run.steps(pool, steps, augment, passing(steps, limit / 9))
-        now = seen()
-        found[rate] = now.divergence
-        if better(now, least, first_seen):
-            best, least = state(student), now
+
+    def run(setting: Setting, most: float, seconds: float, looks: int) -> float:
+        """One annealed run from the start; its divergence."""
+        nonlocal used
         student.load_state_dict(start)
-    rate = min(found, key=lambda item: found[item])
-    run = Run(student, teacher, data, way, head, rate)
-    opened, done, last = spent(0), 0, spent(0)
+        if setting.live not in known:
+            known[setting.live] = Steps(student, teacher, data, way, frozen, setting.live)
+            student.load_state_dict(start)
+        steps, opened, done = known[setting.live], time.perf_counter(), 0
+        steps.restart()
+        own, last, now = math.inf, 0.0, math.inf
 
-    def through(done: int) -> Callable[[int], float]:
-        return lambda more: (spent(done + more) - opened) / max(1 - opened, 1e-9)
+        def passed() -> float:
+            return max(done / most, (time.perf_counter() - opened) / seconds)
 
-    while spent(done) < 1 and spent(done) - last < 0.5:
-        number = int(min(max(len(pool), 8), total - done))
-        done += run.steps(pool, number, augment, through(done))
-        now = seen()
-        if better(now, least, first_seen):
-            best, least, last = state(student), now, spent(done)
-        if progress is not None:
-            progress(f"healing: {done} steps, divergence {now.divergence:.4f}")
-    student.load_state_dict(best)
+        for look in range(1, looks + 1):
+            while (at := passed()) < look / looks:
+                rate = setting.rate * min(1.0, (at + 1 / most) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * at))
+                batch = pool.draw()
+                batch = batch if augment is None else augmented(batch, augment)
+                steps.step(augmented(batch, mixed) if setting.mix else batch, rate)
+                done += 1
+                if not math.isinf(seconds) and done % 8 == 0:
+                    steps.wait()
+            now = judge.look()
+            own, last = (now, passed()) if now < own else (own, last)
+            if progress is not None and looks > 1:
+                progress(f"healing: {done} steps, divergence {now:.4f}")
+            if passed() - last > PATIENCE or passed() >= 1:
+                break
+        used += done
+        return now
+
+    frozen = head_of(teacher, way, data)
+    with eval_and_grad(student):
+        steps = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
+        found: dict[Setting, float] = {}
+
+        def tried(setting: Setting) -> Setting:
+            if setting not in found:
+                found[setting] = run(setting, steps, limit * PART, 1)
+            return min(found, key=lambda item: found[item])
+
+        best = search(tried, Setting(RATES[2], judge.has_norms and pool.least >= 16, images))
+        run(best, total, max(limit - (time.perf_counter() - begin), 1e-3), LOOKS)
+    student.load_state_dict(judge.best)
     student.zero_grad(set_to_none=True)
-    return Healing(first_seen.divergence, least.divergence, rate, used + done, time.perf_counter() - begin)
+    norms = ("trained" if best.live else "frozen") if judge.has_norms else ""
+    spent = time.perf_counter() - begin
+    return Healing(before, judge.least, best.rate, used, spent, norms, best.mix)
 
 
-def passing(steps: int, seconds: float) -> Callable[[int], float]:
-    """The part of a run that has passed, by its steps or its seconds."""
-    begin = time.perf_counter()
-    return lambda done: max(done / steps, (time.perf_counter() - begin) / seconds)
+def search(tried: Callable[[Setting], Setting], best: Setting) -> Setting:
+    """Try one change after another; `tried` gives the best setting so far."""
+    tried(best)
+    best = tried(replace(best, rate=RATES[1]))
+    best = tried(replace(best, rate=RATES[0] if best.rate == RATES[1] else RATES[3]))
+    if best.live:
+        best = tried(replace(best, live=False))
+    return tried(replace(best, mix=False)) if best.mix else best
 
 
-def better(now: Agreement, least: Agreement, before: Agreement) -> bool:
-    return now.divergence < least.divergence and now.same >= before.same
+class Judge:
+    """Looks at the student on held-out samples, and keeps its best state."""
+
+    def __init__(self, student: nn.Module, teacher: nn.Module, data: Data) -> None:
+        few = subset(data, JUDGED)
+        self.student, self.data, self.held = student, data, few.held()
+        self.clean = [batch for batch in few.batches if not batch.held_out and batch.size > 1]
+        self.taught = outputs(teacher, data, self.held)
+        self.norms = [module for module in student.modules() if tracks(module)]
+        self.least, self.best = math.inf, {}
+
+    @property
+    def has_norms(self) -> bool:
+        return bool(self.norms)
+
+    @torch.no_grad()
+    def look(self) -> float:
+        """The divergence now or with BatchNorm statistics measured anew, whichever is less."""
+        now = self._judged()
+        if self.norms and self.clean:
+            kept = [[buffer.clone() for buffer in norm.buffers()] for norm in self.norms]
+            estimate_statistics_(self.student, [lambda m, b=b: self.data.run(m, b) for b in self.clean])
+            now = min(now, self._judged())
+            for norm, values in zip(self.norms, kept, strict=True):
+                for buffer, value in zip(norm.buffers(), values, strict=True):
+                    buffer.copy_(value)
+        return now
+
+    def _judged(self) -> float:
+        try:
+            now = agreement(self.taught, outputs(self.student, self.data, self.held)).divergence
+        except ReplearnError:  # NaN
+            return math.inf
+        if now < self.least:
+            self.least, self.best = now, state(self.student)
+        return now
 
 
-def state(model: nn.Module) -> dict[str, Any]:
-    return copy.deepcopy(model.state_dict())
-
-
-class Run:
-    """AdamW at one rate; modes are put back after every part."""
+class Steps:
+    """Training steps of one kind, with AdamW; on a GPU they are replayed as a CUDA graph where they can be."""
 
     def __init__(
-        self, student: nn.Module, teacher: nn.Module, data: Data, way: Way, head: str, rate: float
+        self, student: nn.Module, teacher: nn.Module, data: Data, way: Way, frozen: str, live: bool
     ) -> None:
-        self.student, self.teacher, self.data, self.rate = student, teacher, data, rate
-        self.last = way.blocks[-1]
-        frozen = {id(p) for p in student.get_submodule(head).parameters()} if head else set()
-        self.parameters = [p for p in student.parameters() if id(p) not in frozen and p.is_floating_point()]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=0.0)
+        self.student, self.teacher, self.data, self.last = student, teacher, data, way.blocks[-1]
+        still = {id(p) for p in student.get_submodule(frozen).parameters()} if frozen else set()
+        self.parameters = [p for p in student.parameters() if id(p) not in still and p.is_floating_point()]
+        self.norms = [module for module in student.modules() if live and tracks(module)]
+        self.device = device_of(student)
+        self.cuda = self.device.type == "cuda"
+        rate: Any = torch.zeros((), device=self.device) if self.cuda else 0.0
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=0.0, capturable=self.cuda)
+        self.batch: Batch | None = None
+        self.launch: Callable[[], None] | None = None
+        self.tried = not self.cuda
 
-    def steps(self, pool: Pool, number: int, augment: Augment | None, progress: Callable[[int], float]) -> int:
-        """Train for so many steps at a rate that falls to nothing as `progress(steps done)` goes to 1."""
-        wanted = [p.requires_grad for p in self.parameters]
-        modes = {module: module.training for module in self.student.modules()}
-        enough = pool.least >= 16
-        done = 0
-        try:
-            for parameter in self.parameters:
-                parameter.requires_grad_(True)
-            for module in self.student.modules():
-                # no dropout, as in the teacher; BatchNorm learns where a batch gives it statistics
-                module.training = isinstance(module, nn.modules.batchnorm._BatchNorm) and enough
-            while done < number and (passed := progress(done)) < 1:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self.rate * 0.5 * (1 + math.cos(math.pi * max(passed, 0.0)))
-                batch = pool.draw()
-                self.step(batch if augment is None else augmented(batch, augment))
-                done += 1
-        finally:
-            for parameter, want in zip(self.parameters, wanted, strict=True):
-                parameter.requires_grad_(want)
-            for module, mode in modes.items():
-                module.training = mode
-        return done
+    def restart(self) -> None:
+        """Forget what the optimizer has seen."""
+        for known in self.optimizer.state.values():
+            for value in known.values():
+                value.zero_()
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Batch, rate: float) -> None:
+        if self.launch is not None and self.batch is not None and copy_into(batch.inputs, self.batch.inputs):
+            self._set(rate)
+            self.launch()
+            return
+        self.batch = Batch(batch.inputs, False, batch.size)
+        if not self.tried:
+            self.tried = True
+            self.batch = Batch(torch.utils._pytree.tree_map(copied, batch.inputs), False, batch.size)
+            self._set(0.0)  # the runs before a capture change nothing
+            try:
+                pool = torch.cuda.graph_pool_handle()
+                self.launch, _ = capture(type(self.student).__name__, self._body, self.device, pool)
+            except ReplearnError:
+                self.launch = None  # its code can't be captured
+            self.restart()
+        self._set(rate)
+        self._body() if self.launch is None else self.launch()
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def _set(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if self.cuda:
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _body(self) -> None:
+        for norm in self.norms:
+            norm.training = True
         with torch.no_grad():
-            features, logits = self.see(self.teacher, batch)
-        mine, made = self.see(self.student, batch)
-        loss = kd(made, logits)
-        loss = loss + F.mse_loss(mine, features) / features.var().clamp_min(1e-12)
+            features, logits = self._see(self.teacher)
+        mine, made = self._see(self.student)
+        loss = kd(made, logits) + F.mse_loss(mine.float(), features.float()) / features.float().var().clamp_min(1e-12)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
+        for norm in self.norms:
+            norm.training = False
 
-    def see(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _see(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """The features that the last block makes, and the logits."""
         seen: list[Tensor] = []
 
@@ -196,10 +287,49 @@ class Run:
 
         hook = model.get_submodule(self.last).register_forward_hook(note)
         try:
-            made = answer(self.data.run(model, batch))
+            if self.batch is None:
+                raise RuntimeError("no batch was given")
+            made = answer(self.data.run(model, self.batch))
         finally:
             hook.remove()
         return seen[-1], made
+
+
+@contextmanager
+def eval_and_grad(student: nn.Module) -> Iterator[None]:
+    """No dropout, as in the teacher, and gradients for all parameters; both are put back."""
+    modes = {module: module.training for module in student.modules()}
+    wanted = {p: p.requires_grad for p in student.parameters() if p.is_floating_point()}
+    try:
+        for module in modes:
+            module.training = False
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for parameter, want in wanted.items():
+            parameter.requires_grad_(want)
+
+
+def tracks(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    return copy.deepcopy(model.state_dict())
+
+
+def copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Half of the images mixed with others of the batch: inputs for which the teacher has an answer too."""
+    share = torch.rand(len(x), *[1] * (x.dim() - 1), device=x.device, dtype=x.dtype)
+    share[: len(x) // 2] = 1
+    return x * share + x.flip(0) * (1 - share)
 
 
 def kd(made: Tensor, taught: Tensor, temperature: float = 2.0) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -20,14 +19,15 @@ PART = 64  # samples in a step
 class Pool:
     """Random steps' batches of at most 64 samples, drawn from all samples where batches can be joined."""
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self.parts = [part for batch in batches for part in parts(batch)]
-        self.joined = joined(batches)
-        self.random = random.Random(0)
-        self._order: list[int] = []
+    def __init__(self, batches: Sequence[Batch], device: torch.device) -> None:
+        self.joined = joined(batches, device)
+        self.parts = [part for batch in batches for part in parts(batch)] if self.joined is None else []
+        self.random = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
+        self._order = torch.empty(0, dtype=torch.long)
 
     def __len__(self) -> int:
-        return len(self.parts)
+        """Steps in an epoch."""
+        return len(self.parts) if self.joined is None else math.ceil(self.joined.size / PART)
 
     @property
     def least(self) -> int:
@@ -36,24 +36,27 @@ class Pool:
 
     def draw(self) -> Batch:
         if self.joined is None:
-            return self.random.choice(self.parts)
+            return self.parts[int(torch.randint(len(self.parts), (), generator=self.random))]
         size = min(PART, self.joined.size)
         if len(self._order) < size:
-            self._order = self.random.sample(range(self.joined.size), self.joined.size)
-        at = torch.tensor([self._order.pop() for _ in range(size)])
-        return Batch(pick(self.joined.inputs, at), False, size)
+            self._order = torch.randperm(self.joined.size, generator=self.random)
+            self._order = self._order.to(tree_flatten(self.joined.inputs)[0][0].device)
+        at, self._order = self._order[:size], self._order[size:]
+        return Batch(tree_map(lambda leaf: leaf[at], self.joined.inputs), False, size)
 
 
-def joined(batches: Sequence[Batch]) -> Batch | None:
+def joined(batches: Sequence[Batch], device: torch.device) -> Batch | None:
     """All samples in one batch; None where batches differ in shape or hold other things than samples."""
     leaves = [tree_flatten(batch.inputs) for batch in batches]
+    if len({str(spec) for _, spec in leaves}) > 1:
+        return None
     made = []
-    for column in zip(*(found for found, _ in leaves), strict=False):
+    for column in zip(*(found for found, _ in leaves), strict=True):
         whole = all(rowed(tensor, batch) for tensor, batch in zip(column, batches, strict=True))
         if not whole or len({(t.shape[1:], t.dtype, t.device) for t in column}) > 1:
             return None
-        made.append(torch.cat(list(column)))
-    if len({str(spec) for _, spec in leaves}) > 1 or not made:
+        made.append(torch.cat([tensor.to(device) for tensor in column]))
+    if not made:
         return None
     return Batch(tree_unflatten(made, leaves[0][1]), False, sum(batch.size for batch in batches))
 
@@ -61,10 +64,6 @@ def joined(batches: Sequence[Batch]) -> Batch | None:
 def rowed(value: Any, batch: Batch) -> bool:
     """True for a tensor with a row for each sample."""
     return isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch.size
-
-
-def pick(inputs: Any, at: Tensor) -> Any:
-    return tree_map(lambda leaf: leaf[at.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, inputs)
 
 
 def parts(batch: Batch) -> list[Batch]:
