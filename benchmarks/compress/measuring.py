@@ -19,8 +19,10 @@ from replearn.experiments.training.fit import synchronize
 class Measuring:
     """Measures one subject's methods, and keeps every line."""
 
-    def __init__(self, subject: Subject, results: Results, about: Line, steps: int) -> None:
-        self.subject, self.results, self.steps = subject, results, steps
+    def __init__(
+        self, subject: Subject, results: Results, about: Line, steps: int, rate: float | None = None
+    ) -> None:
+        self.subject, self.results, self.steps, self.given_rate = subject, results, steps, rate
         self.about = {"subject": subject.name, "net_seed": subject.net_seed, **about}
 
     def line(self, **key: Any) -> Line | None:
@@ -43,6 +45,8 @@ class Measuring:
 
     def rate(self, images: int) -> float:
         """PRACTISE's rate for so many images, from the first network of a kind and the first draw."""
+        if self.given_rate is not None:
+            return self.given_rate
         key = {**self.about, "kind": "rate", "images": images, "budget": f"{self.steps} steps", "net_seed": None}
         known = self.results.get(**key)
         if known is None:
@@ -106,8 +110,10 @@ class Measuring:
         """What a method may take; None where its seconds are less than its part without training takes."""
         if not method.trains:
             return Budget()
+        if budget.endswith(" epochs"):
+            return Budget(epochs=float(budget.removesuffix(" epochs")))
         seconds = None if budget in ("equal", f"{self.steps} steps") else float(budget.removesuffix(" s"))
-        if not method.ours:
+        if not method.of:
             return Budget(seconds, self.steps, rate=self.rate(images))
         alike = {"kind": "method", "images": images, "seed": seed}
         if seconds is None:

@@ -14,14 +14,16 @@ from training_free import own_span, reestimate_, removal, replace_me
 
 from replearn.compression import compress
 
+FITTED = 2048  # samples for closed forms; healing takes all
 Suits = Literal["all", "convolutional", "transformers"]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What training may take: `seconds` for a whole method, or PRACTISE's steps; and what is known by then."""
+    """What training may take: seconds of a whole method, epochs, or PRACTISE's steps; and what is known by then."""
 
     seconds: float | None = None
+    epochs: float = 0.0
     steps: int = 2000
     rate: float = 0.0  # PRACTISE's
     fit_seconds: float = 0.0  # what the method took without training, which is part of its seconds
@@ -48,7 +50,7 @@ class Method:
 
 def ours(form: Any, *, realign: bool = True, heal: bool = False) -> Callable[[Subject, Tensor, Budget], nn.Module]:
     def run(subject: Subject, samples: Tensor, budget: Budget) -> nn.Module:
-        given = None
+        given: Any = budget.epochs or None
         if heal and budget.seconds is not None:
             given = f"{max(budget.seconds - budget.fit_seconds, 0.01):.3f}s"
         small = compress(
@@ -59,7 +61,7 @@ def ours(form: Any, *, realign: bool = True, heal: bool = False) -> Callable[[Su
             realign=realign,
             augment=subject.augment,
             heal=given,
-            samples=len(samples),
+            samples=min(len(samples), FITTED),
         )
         made: nn.Module = small.model
         return made
@@ -107,6 +109,7 @@ def all_methods() -> dict[str, Method]:
         Method("realigned removal, fewer out", ours("removal"), ours=True, fewer=True),
         Method("PRACTISE", trained_by_practise, trains=True),
         Method("PRACTISE, fewer out", trained_by_practise, trains=True, fewer=True),
+        Method("removal, healed", ours("removal", realign=False, heal=True), trains=True, of="removal"),
         *(
             Method(f"{name}, healed", ours(form, heal=True), True, True, suits, of=name)
             for name, form, suits in forms

@@ -33,13 +33,21 @@ TRAINED = {
     "resnet32-cifar10": Training("t1_resnet32", "cifar10", 40),
     "resnet56-cifar100": Training("cifar100_resnet110", "cifar100", 40, model="resnet56"),
     "vit-cifar10": Training("cifar100_vit_patch4", "cifar10", 60, augment=Augment(pad=PAD, flip=True)),
+    "vit-cifar100": Training("cifar100_vit_patch4", "cifar100", 60),
     "lm-wikitext2": Training("tab_wikitext2", "wikitext2", 15, intervals=(2, 4)),
 }
 
 
-def train_missing(name: str, seeds: Sequence[int], cache: Path, root: Path | None, device: torch.device) -> None:
+def train_missing(
+    name: str,
+    seeds: Sequence[int],
+    cache: Path,
+    root: Path | None,
+    device: torch.device,
+    epochs: int | None = None,
+) -> None:
     """Train the networks that the cache does not hold, all seeds together."""
-    training = TRAINED[name]
+    training = TRAINED[name] if epochs is None else replace(TRAINED[name], epochs=epochs)
     recipe = recipe_of(training, device)
     specs = [
         RunSpec(

@@ -10,6 +10,11 @@ its 2,000 steps, and each of ours that heals gets the seconds that PRACTISE took
 and its search for a rate included (budget 'equal'). With `--seconds 2 8` all that train get so many seconds, at
 `--seconds-images` samples.
 
+With `--epochs 1 5` all that heal get so many epochs over `--epoch-images` samples, closed forms fitted on 2,048 of
+them; "removal, healed" is the network without the blocks, trained alike on the same samples in the same order.
+
+Workers share a results file: `--train-only` first, then `--part 0/4` to `--part 3/4` at once.
+
 A finished measurement is a line of the results file, and is skipped when the command is given again: stop it and
 go on at will. `--limit 500` starts nothing new after so many seconds.
 """
@@ -36,15 +41,27 @@ def jobs(options: argparse.Namespace, subject: Subject) -> Iterator[tuple[Method
     """All measurements, seed by seed, so that a run that is cut off leaves whole tables of fewer seeds."""
     every = all_methods()
     chosen = [m for m in every.values() if m.fits(subject) and m.name in (options.methods or every)]
-    for seed in options.seeds:
+    part, parts = options.part
+    for number, seed in enumerate(options.seeds):
+        if (subject.net_seed * len(options.seeds) + number) % parts != part:
+            continue
         for images in options.images:
             for method in chosen:
-                own = "none" if not method.trains else "equal" if method.ours else f"{options.steps} steps"
+                own = "none" if not method.trains else "equal" if method.of else f"{options.steps} steps"
                 yield method, images, seed, own
+        for epochs in options.epochs:
+            for method in chosen:
+                if method.of:
+                    yield method, options.epoch_images, seed, f"{epochs:g} epochs"
         for seconds in options.seconds:
             for method in chosen:
                 if method.trains:
                     yield method, options.seconds_images, seed, f"{seconds:g} s"
+
+
+def part(text: str) -> tuple[int, int]:
+    number, _, total = text.partition("/")
+    return int(number), int(total)
 
 
 def subjects(options: argparse.Namespace, device: torch.device) -> Iterator[Subject]:
@@ -54,7 +71,7 @@ def subjects(options: argparse.Namespace, device: torch.device) -> Iterator[Subj
                 raise SystemExit(f"{name} needs --published FOLDER.")
             yield published(name, options.published, options.data_root, device, options.test_images)
             continue
-        train_missing(name, options.net_seeds, options.cache, options.data_root, device)
+        train_missing(name, options.net_seeds, options.cache, options.data_root, device, options.net_epochs)
         for seed in options.net_seeds:
             yield from trained(name, seed, options.cache, options.data_root, device, options.test_images)
 
@@ -67,11 +84,18 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--cache", type=Path, default=Path("runs/compress"), help="of networks trained here")
     parser.add_argument("--net-seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=list(all_methods()), metavar="METHOD")
-    parser.add_argument("--images", type=int, nargs="+", default=[500, 100, 1000, 50])
+    parser.add_argument("--images", type=int, nargs="*", default=[500, 100, 1000, 50])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of the draw of images")
     parser.add_argument("--steps", type=int, default=STEPS, help="of PRACTISE")
     parser.add_argument("--seconds", type=float, nargs="*", default=[])
     parser.add_argument("--seconds-images", type=int, default=500)
+    parser.add_argument("--epochs", type=float, nargs="*", default=[], help="of healing, on --epoch-images")
+    parser.add_argument("--epoch-images", type=int, default=50_000)
+    parser.add_argument("--rate", type=float, help="of PRACTISE, instead of the best of three")
+    parser.add_argument(
+        "--part", type=part, default=(0, 1), help="as 0/4: a fourth of the draws, for one of four workers"
+    )
+    parser.add_argument("--net-epochs", type=int, help="of training a network, instead of the usual number")
     parser.add_argument("--test-images", type=int, help="the first of the test set; all by default")
     parser.add_argument("--train-only", action="store_true", help="fill the cache, and measure nothing")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing is begun")
@@ -87,7 +111,7 @@ def main(words: list[str] | None = None) -> None:
     for subject in subjects(options, device):
         if options.train_only:
             continue
-        measuring = Measuring(subject, Results(options.out), about, options.steps)
+        measuring = Measuring(subject, Results(options.out), about, options.steps, options.rate)
         print(f"{subject.name}, seed {subject.net_seed}: {measuring.trained():.2f}", flush=True)
         if device.type == "cuda":
             warm_up(subject)

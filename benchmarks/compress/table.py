@@ -45,21 +45,21 @@ def section(subject: str, device: str, tested: str, lines: Sequence[Line]) -> st
     metric = measured[0]["metric"]
     base = [line["score"] for line in lines if line["kind"] == "trained"]
     text = [f"## {subject}", "", f"{device}, {tested} of the test set; {metric}, trained {spread(base)}.", ""]
-    own = [line for line in measured if not line["budget"].endswith(" s")]
+    own = [line for line in measured if not limited(line)]
     counts = sorted({line["images"] for line in own})
     if own:
         columns: list[Column] = [(f"{n} samples", partial(holds, "images", n)) for n in counts]
         at = 500 if 500 in counts else counts[-1]
         text += table(own, columns, metric, partial(holds, "images", at), f"seconds ({at})")
-    timed = [line for line in measured if line["budget"].endswith(" s")]
-    budgets = sorted({line["budget"] for line in timed}, key=lambda budget: float(budget.removesuffix(" s")))
-    for number in sorted({line["images"] for line in timed}):
-        some = [line for line in timed if line["images"] == number]
-        columns = [(budget, partial(holds, "budget", budget)) for budget in budgets]
-        text += [f"At equal seconds, {number} samples:", ""]
-        text += table(
-            some, columns, metric, lambda line: line["budget"] == budgets[-1], f"seconds ({budgets[-1]})"
-        )
+    for unit in ("s", "epochs"):
+        timed = [line for line in measured if line["budget"].endswith(f" {unit}")]
+        budgets = sorted({line["budget"] for line in timed}, key=lambda budget: float(budget.split()[0]))
+        for number in sorted({line["images"] for line in timed}):
+            some = [line for line in timed if line["images"] == number]
+            columns = [(budget, partial(holds, "budget", budget)) for budget in budgets]
+            text += [f"At equal {'seconds' if unit == 's' else 'epochs'}, {number:,} samples:", ""]
+            last = budgets[-1]
+            text += table(some, columns, metric, partial(holds, "budget", last), f"seconds ({last})")
     return "\n".join(text)
 
 
@@ -96,6 +96,10 @@ def table(
             text.append(f"| {label} | " + " | ".join(cells) + " |")
         text += ["", *(versus(group, column, metric) for column in columns), ""]
     return text
+
+
+def limited(line: Line) -> bool:
+    return bool(line["budget"].endswith((" s", " epochs")))
 
 
 def holds(name: str, value: object, line: Line) -> bool:
@@ -141,7 +145,15 @@ def versus(lines: Sequence[Line], column: Column, metric: str) -> str:
         return f"- {name}: {sides[0]} and {sides[1]} were not measured on the same draws."
     verdict = "ahead of" if mean(gaps) > 0 else "behind"
     wins = sum(gap > 0 for gap in gaps)
-    return f"- {name}: ours ({sides[0]}) {verdict} {sides[1]} by {spread(gaps)}, better in {wins} of {len(gaps)}."
+    told = f"- {name}: ours ({sides[0]}) {verdict} {sides[1]} by {spread(gaps)}, better in {wins} of {len(gaps)}"
+    return f"{told}, p = {sign_flips(gaps):.2g}." if 5 <= len(gaps) <= 16 else f"{told}."
+
+
+def sign_flips(gaps: Sequence[float]) -> float:
+    """The two-sided p value of the mean by all changes of sign."""
+    least = abs(sum(gaps)) * (1 - 1e-12)
+    flips = product((1, -1), repeat=len(gaps))
+    return mean(abs(sum(s * g for s, g in zip(signs, gaps, strict=True))) >= least for signs in flips)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

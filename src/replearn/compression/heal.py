@@ -270,7 +270,8 @@ class Steps:
         with torch.no_grad():
             features, logits = self._see(self.teacher)
         mine, made = self._see(self.student)
-        loss = kd(made, logits) + F.mse_loss(mine.float(), features.float()) / features.float().var().clamp_min(1e-12)
+        mine, features = mine.float(), features.float()
+        loss = kd(made, logits) + F.mse_loss(mine, features) / features.var().clamp_min(1e-12)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
