@@ -20,7 +20,7 @@ Suits = Literal["all", "convolutional", "transformers"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What training may take: seconds of a whole method, epochs, or PRACTISE's steps; and what is known by then."""
+    """What training may take: seconds in all, epochs, or steps of PRACTISE; and what is known by then."""
 
     seconds: float | None = None
     epochs: float = 0.0

@@ -1,8 +1,8 @@
 """The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
 
-The loss is the squared error of the last block's features plus KD of the logits; the classifier stays. AdamW, a
-warm-up and a cosine over the time that is given. Rate, BatchNorm mode and whether images are mixed are found in
-short annealed runs, by the divergence on held-out samples.
+The loss is the squared error of the last block's features, before a classifier that stays. KD of the logits is added
+where samples are many, or where no classifier has a weight of its own. AdamW, a warm-up and a cosine over the time that is given. Rate, BatchNorm mode and whether images are mixed are found in
+short annealed runs, by the loss on held-out samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ReplearnError
 from ..fast.graphs.capture import capture
@@ -26,7 +26,7 @@ from ..fitting.batchnorm_statistics import estimate_statistics_
 from .batches import Augment, Batch, Data, augmented, copy_into, device_of, subset
 from .calls import first
 from .fit import head_of
-from .measure import agreement, answer, outputs
+from .measure import agreement, answer
 from .pool import Pool
 from .walking import Way
 
@@ -36,6 +36,8 @@ PART = 1 / 20  # of the time, or of the steps, for a trial
 LOOKS = 12  # at held-out samples during a run
 PATIENCE = 0.6  # of a run without a gain end it
 WARM_UP = 0.05
+MANY = 10_000  # samples from which KD of the logits is added to the features; it overfits few
+LOGITS = 1.0  # the weight of KD then
 JUDGED = 2048  # held-out samples, and as many for BatchNorm statistics
 
 
@@ -98,25 +100,31 @@ def heal_(
 ) -> Healing:
     """Train the student in place, for epochs or seconds; trials of settings take up to a quarter of that.
 
-    The best state by the divergence on held-out samples is kept: never one that is worse than the start. A run
+    The state with the least loss on held-out samples is kept: never one that is worse than the start. A run
     ends early where it has brought nothing for a while. The order of samples follows torch's seed.
     """
     limit, epochs = read_heal(heal)
     begin = time.perf_counter()
     pool = Pool([*(b for b in data.batches if not b.held_out and not b.copied), *data.more], device_of(student))
     total = math.inf if math.isinf(epochs) else max(1, math.ceil(epochs * len(pool)))
-    judge = Judge(student, teacher, data)
-    start, before = state(student), judge.look()
+    frozen = head_of(teacher, way, data)
+    logits = LOGITS if pool.num_samples >= MANY else 0.0
+    logits = logits if frozen else 1.0
+    judge = Judge(student, teacher, data, way.blocks[-1], logits)
+    start = state(student)
+    judge.look()
+    before = judge.divergence
     images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(pool.draw().inputs))
     known: dict[bool, Steps] = {}
     used = 0
 
     def run(setting: Setting, most: float, seconds: float, looks: int) -> float:
-        """One annealed run from the start; its divergence."""
+        """One annealed run from the start; its loss on held-out samples."""
         nonlocal used
         student.load_state_dict(start)
         if setting.live not in known:
-            known[setting.live] = Steps(student, teacher, data, way, frozen, setting.live)
+            known[setting.live] = Steps(student, teacher, data, way, frozen, setting.live, logits)
+            known[setting.live].capture(pool.draw())
             student.load_state_dict(start)
         steps, opened, done = known[setting.live], time.perf_counter(), 0
         steps.restart()
@@ -137,13 +145,12 @@ def heal_(
             now = judge.look()
             own, last = (now, passed()) if now < own else (own, last)
             if progress is not None and looks > 1:
-                progress(f"healing: {done} steps, divergence {now:.4f}")
+                progress(f"healing: {done} steps, held-out loss {now:.4f}")
             if passed() - last > PATIENCE or passed() >= 1:
                 break
         used += done
         return now
 
-    frozen = head_of(teacher, way, data)
     with eval_and_grad(student):
         steps = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
         found: dict[Setting, float] = {}
@@ -153,13 +160,13 @@ def heal_(
                 found[setting] = run(setting, steps, limit * PART, 1)
             return min(found, key=lambda item: found[item])
 
-        best = search(tried, Setting(RATES[2], judge.has_norms and pool.least >= 16, images))
+        best = search(tried, Setting(RATES[2], bool(judge.norms) and pool.least >= 16, images))
         run(best, total, max(limit - (time.perf_counter() - begin), 1e-3), LOOKS)
     student.load_state_dict(judge.best)
     student.zero_grad(set_to_none=True)
-    norms = ("trained" if best.live else "frozen") if judge.has_norms else ""
+    norms = ("trained" if best.live else "frozen") if bool(judge.norms) else ""
     spent = time.perf_counter() - begin
-    return Healing(before, judge.least, best.rate, used, spent, norms, best.mix)
+    return Healing(before, judge.divergence, best.rate, used, spent, norms, best.mix)
 
 
 def search(tried: Callable[[Setting], Setting], best: Setting) -> Setting:
@@ -173,23 +180,21 @@ def search(tried: Callable[[Setting], Setting], best: Setting) -> Setting:
 
 
 class Judge:
-    """Looks at the student on held-out samples, and keeps its best state."""
+    """Looks at the student on held-out samples, and keeps the state with the least loss there."""
 
-    def __init__(self, student: nn.Module, teacher: nn.Module, data: Data) -> None:
+    def __init__(self, student: nn.Module, teacher: nn.Module, data: Data, last: str, logits: float) -> None:
         few = subset(data, JUDGED)
-        self.student, self.data, self.held = student, data, few.held()
+        self.student, self.data, self.last, self.logits = student, data, last, logits
+        self.held = few.held()
         self.clean = [batch for batch in few.batches if not batch.held_out and batch.size > 1]
-        self.taught = outputs(teacher, data, self.held)
+        with torch.no_grad():
+            self.taught = [see(teacher, data, last, batch) for batch in self.held]
         self.norms = [module for module in student.modules() if tracks(module)]
-        self.least, self.best = math.inf, {}
-
-    @property
-    def has_norms(self) -> bool:
-        return bool(self.norms)
+        self.least, self.best, self.divergence = math.inf, state(student), math.inf
 
     @torch.no_grad()
     def look(self) -> float:
-        """The divergence now or with BatchNorm statistics measured anew, whichever is less."""
+        """The loss now or with BatchNorm statistics measured anew, whichever is less."""
         now = self._judged()
         if self.norms and self.clean:
             kept = [[buffer.clone() for buffer in norm.buffers()] for norm in self.norms]
@@ -201,12 +206,15 @@ class Judge:
         return now
 
     def _judged(self) -> float:
-        try:
-            now = agreement(self.taught, outputs(self.student, self.data, self.held)).divergence
-        except ReplearnError:  # NaN
-            return math.inf
+        seen = [see(self.student, self.data, self.last, batch) for batch in self.held]
+        pairs = list(zip(seen, self.taught, self.held, strict=True))
+        now = sum(float(loss_of(mine, aim, self.logits)) * batch.size for mine, aim, batch in pairs)
+        now = now / sum(batch.size for batch in self.held) if math.isfinite(now) else math.inf
         if now < self.least:
             self.least, self.best = now, state(self.student)
+            self.divergence = agreement(
+                *([logits.float() for _, logits in side] for side in (self.taught, seen))
+            ).divergence
         return now
 
 
@@ -214,9 +222,10 @@ class Steps:
     """Training steps of one kind, with AdamW; on a GPU they are replayed as a CUDA graph where they can be."""
 
     def __init__(
-        self, student: nn.Module, teacher: nn.Module, data: Data, way: Way, frozen: str, live: bool
+        self, student: nn.Module, teacher: nn.Module, data: Data, way: Way, frozen: str, live: bool, logits: float
     ) -> None:
         self.student, self.teacher, self.data, self.last = student, teacher, data, way.blocks[-1]
+        self.logits = logits
         still = {id(p) for p in student.get_submodule(frozen).parameters()} if frozen else set()
         self.parameters = [p for p in student.parameters() if id(p) not in still and p.is_floating_point()]
         self.norms = [module for module in student.modules() if live and tracks(module)]
@@ -226,7 +235,6 @@ class Steps:
         self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=0.0, capturable=self.cuda)
         self.batch: Batch | None = None
         self.launch: Callable[[], None] | None = None
-        self.tried = not self.cuda
 
     def restart(self) -> None:
         """Forget what the optimizer has seen."""
@@ -234,24 +242,32 @@ class Steps:
             for value in known.values():
                 value.zero_()
 
-    def step(self, batch: Batch, rate: float) -> None:
-        if self.launch is not None and self.batch is not None and copy_into(batch.inputs, self.batch.inputs):
-            self._set(rate)
-            self.launch()
+    def capture(self, batch: Batch) -> None:
+        """Capture a step on a GPU; the steps that this takes have a rate of 0."""
+        if not self.cuda:
             return
-        self.batch = Batch(batch.inputs, False, batch.size)
-        if not self.tried:
-            self.tried = True
-            self.batch = Batch(torch.utils._pytree.tree_map(copied, batch.inputs), False, batch.size)
-            self._set(0.0)  # the runs before a capture change nothing
-            try:
-                pool = torch.cuda.graph_pool_handle()
-                self.launch, _ = capture(type(self.student).__name__, self._body, self.device, pool)
-            except ReplearnError:
-                self.launch = None  # its code can't be captured
-            self.restart()
+        self.batch = Batch(
+            tree_map(
+                lambda leaf: leaf.to(self.device).clone() if isinstance(leaf, Tensor) else leaf, batch.inputs
+            ),
+            False,
+            batch.size,
+        )
+        self._set(0.0)
+        try:
+            pool = torch.cuda.graph_pool_handle()
+            self.launch, _ = capture(type(self.student).__name__, self._body, self.device, pool)
+        except ReplearnError:
+            self.launch = None  # its code can't be captured
+
+    def step(self, batch: Batch, rate: float) -> None:
         self._set(rate)
-        self._body() if self.launch is None else self.launch()
+        if self.launch is not None and self.batch is not None and copy_into(batch.inputs, self.batch.inputs):
+            self.launch()
+        else:
+            kept, self.batch = self.batch, batch
+            self._body()
+            self.batch = kept
 
     def wait(self) -> None:
         if self.cuda:
@@ -267,11 +283,11 @@ class Steps:
     def _body(self) -> None:
         for norm in self.norms:
             norm.training = True
+        if self.batch is None:
+            raise RuntimeError("no batch was given")
         with torch.no_grad():
-            features, logits = self._see(self.teacher)
-        mine, made = self._see(self.student)
-        mine, features = mine.float(), features.float()
-        loss = kd(made, logits) + F.mse_loss(mine, features) / features.var().clamp_min(1e-12)
+            aim = see(self.teacher, self.data, self.last, self.batch)
+        loss = loss_of(see(self.student, self.data, self.last, self.batch), aim, self.logits)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -279,21 +295,26 @@ class Steps:
         for norm in self.norms:
             norm.training = False
 
-    def _see(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """The features that the last block makes, and the logits."""
-        seen: list[Tensor] = []
 
-        def note(module: nn.Module, args: Any, made: Any) -> None:
-            seen.append(first(made))
+def see(model: nn.Module, data: Data, last: str, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The features that the last block makes, and the logits."""
+    seen: list[Tensor] = []
 
-        hook = model.get_submodule(self.last).register_forward_hook(note)
-        try:
-            if self.batch is None:
-                raise RuntimeError("no batch was given")
-            made = answer(self.data.run(model, self.batch))
-        finally:
-            hook.remove()
-        return seen[-1], made
+    def note(module: nn.Module, args: Any, made: Any) -> None:
+        seen.append(first(made))
+
+    hook = model.get_submodule(last).register_forward_hook(note)
+    try:
+        made = answer(data.run(model, batch))
+    finally:
+        hook.remove()
+    return seen[-1], made
+
+
+def loss_of(mine: tuple[Tensor, Tensor], aim: tuple[Tensor, Tensor], logits: float) -> Tensor:
+    features = aim[0].float()
+    loss = F.mse_loss(mine[0].float(), features) / features.var().clamp_min(1e-12)
+    return loss + logits * kd(mine[1], aim[1]) if logits else loss
 
 
 @contextmanager
@@ -320,10 +341,6 @@ def tracks(module: nn.Module) -> bool:
 
 def state(model: nn.Module) -> dict[str, Any]:
     return copy.deepcopy(model.state_dict())
-
-
-def copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def mixed(x: Tensor) -> Tensor:
