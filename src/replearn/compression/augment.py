@@ -12,12 +12,13 @@ from .batches import Augment
 
 
 def image_augment(x: Tensor) -> Tensor:
-    """Random crops of images padded by 4, and horizontal flips; what is no batch of images stays."""
+    """Random crops of images padded by an eighth, and horizontal flips; what is no batch of images stays."""
     if x.dim() != 4:
         return x
     height, width = x.shape[-2:]
-    padded = nn.functional.pad(x, (4, 4, 4, 4))
-    tops, lefts = (torch.randint(0, 9, (len(x),), device=x.device) for _ in range(2))
+    edge = max(1, min(height, width) // 8)
+    padded = nn.functional.pad(x, (edge,) * 4)
+    tops, lefts = (torch.randint(0, 2 * edge + 1, (len(x),), device=x.device) for _ in range(2))
     flip = torch.rand(len(x), device=x.device) < 0.5
     rows = tops[:, None] + torch.arange(height, device=x.device)
     places = torch.arange(width, device=x.device)

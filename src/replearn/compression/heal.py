@@ -1,8 +1,9 @@
 """The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
 
-The loss is the squared error of the last block's features, before a classifier that stays. KD of the logits is added
-where samples are many, or where no classifier has a weight of its own. AdamW, a warm-up and a cosine over the time that is given. Rate, BatchNorm mode and whether images are mixed are found in
-short annealed runs, by the loss on held-out samples.
+The loss is the squared error of the last block's features, before a classifier that stays. KD of the logits is
+added where samples are many, or where no classifier has a weight of its own. AdamW, a warm-up and a cosine over the
+time that is given. Rate, BatchNorm mode and whether images are mixed are found in short annealed runs, by the loss on
+held-out samples.
 """
 
 from __future__ import annotations
@@ -112,8 +113,10 @@ def heal_(
     logits = logits if frozen else 1.0
     judge = Judge(student, teacher, data, way.blocks[-1], logits)
     start = state(student)
-    judge.look()
+    with torch.no_grad():
+        judge.judged()
     before = judge.divergence
+    judge.look()
     images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(pool.draw().inputs))
     known: dict[bool, Steps] = {}
     used = 0
@@ -195,17 +198,17 @@ class Judge:
     @torch.no_grad()
     def look(self) -> float:
         """The loss now or with BatchNorm statistics measured anew, whichever is less."""
-        now = self._judged()
+        now = self.judged()
         if self.norms and self.clean:
             kept = [[buffer.clone() for buffer in norm.buffers()] for norm in self.norms]
             estimate_statistics_(self.student, [lambda m, b=b: self.data.run(m, b) for b in self.clean])
-            now = min(now, self._judged())
+            now = min(now, self.judged())
             for norm, values in zip(self.norms, kept, strict=True):
                 for buffer, value in zip(norm.buffers(), values, strict=True):
                     buffer.copy_(value)
         return now
 
-    def _judged(self) -> float:
+    def judged(self) -> float:
         seen = [see(self.student, self.data, self.last, batch) for batch in self.held]
         pairs = list(zip(seen, self.taught, self.held, strict=True))
         now = sum(float(loss_of(mine, aim, self.logits)) * batch.size for mine, aim, batch in pairs)
