@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from replearn.compression import compress, moments, recognise
-from replearn.compression.moments import Moments, solve
-from replearn.compression.rows import matrix, rows
+from replearn.compression.least_squares import Moments, matrix, rows, solve
 from replearn.models.transformer_lm import TransformerLM
 from tests.zoo import ZOO
 
@@ -156,7 +155,7 @@ def test_fewer_rows_than_columns_are_solved_from_rows_alike(
 
 def test_wide_layers_are_realigned_on_a_part_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compress(trained(), batches(), budget=["blocks.2"], form="removal")
-    monkeypatch.setattr("replearn.compression.rows.WORK", 2e5)
+    monkeypatch.setattr("replearn.compression.least_squares.WORK", 2e5)
     part = compress(trained(), batches(), budget=["blocks.2"], form="removal")
     assert not whole.notes
     assert "wide layers were realigned on a part of every sample's positions" in part.notes[0]

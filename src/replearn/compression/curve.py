@@ -12,11 +12,11 @@ from torch import nn
 
 from ..errors import ReplearnError
 from .batches import Forward, read, subset
+from .compress import Compressed
 from .fit import fit_
 from .measure import agreement, costs, outputs
 from .prices import eval_copy
 from .recognise import recognise
-from .report import Compressed
 from .stand_ins import Form
 
 Metric = Callable[[nn.Module], float]

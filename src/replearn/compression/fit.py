@@ -15,10 +15,8 @@ from ..surgery.replace import set_submodule
 from .batches import Data
 from .calls import Arguments, argument_of
 from .corrections import adopt_attributes_
-from .layers import LayerFit, solve_layer_
-from .moments import Moments
-from .realign import aims_of, realign_block_, teacher_values
-from .rows import rows
+from .layers import LayerFit, aims_of, realign_block_, solve_layer_, teacher_values
+from .least_squares import Moments, rows
 from .stand_ins import BlockFit, Form, Place, fit_block
 from .structure import Layer, understand
 from .walking import Visit, Walk, Way, find_way, visits

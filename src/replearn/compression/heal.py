@@ -1,9 +1,9 @@
 """The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
 
 The loss is the squared error of the last block's features, before a classifier that stays. KD of the logits is
-added where samples are many, or where no classifier has a weight of its own. AdamW, a warm-up and a cosine over the
-time that is given. Rate, BatchNorm mode and whether images are mixed are found in short annealed runs, by the loss on
-held-out samples.
+added where samples are many, or where no classifier has a weight of its own. AdamW, a warm-up and a cosine over
+the time that is given. Rate, BatchNorm mode and whether images are mixed are found in short annealed runs, by the
+loss on held-out samples.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -201,7 +202,8 @@ class Judge:
         now = self.judged()
         if self.norms and self.clean:
             kept = [[buffer.clone() for buffer in norm.buffers()] for norm in self.norms]
-            estimate_statistics_(self.student, [lambda m, b=b: self.data.run(m, b) for b in self.clean])
+            calls = [partial(self.data.run, batch=batch) for batch in self.clean]
+            estimate_statistics_(self.student, calls)
             now = min(now, self.judged())
             for norm, values in zip(self.norms, kept, strict=True):
                 for buffer, value in zip(norm.buffers(), values, strict=True):

@@ -1,17 +1,16 @@
-"""Solve one linear layer of a block again, towards what the untouched network has at its place."""
+"""The door `realign`: solve linear layers of kept blocks again, towards what the untouched network has there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .moments import Moments, Solution, solve
-from .rows import matrix, rows, set_matrix_, share_of_rows
-from .structure import Layer
+from .least_squares import Moments, Solution, matrix, rows, set_matrix_, share_of_rows, solve
+from .structure import Layer, Structure
 from .taps import Tap, tapped
 from .walking import Visit
 
@@ -172,3 +171,45 @@ def in_old_norms(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     safe = torch.where(silent, torch.ones_like(lengths), lengths)
     rows_ = torch.where(silent[..., None], old, new * (kept / safe)[..., None])
     return rows_, gain
+
+
+def teacher_values(
+    block: nn.Module, visits: Sequence[Visit], taps: Sequence[Tap]
+) -> tuple[list[Tensor], list[dict[Tap, Tensor]]]:
+    """The outputs of an untouched block and its values at the taps, batch by batch."""
+    outputs, values = [], []
+    for visit in visits:
+        made, found = tapped(block, visit.arguments, taps)
+        if made is None:
+            raise RuntimeError("the block ended before its output")
+        outputs.append(made)
+        values.append(found)
+    return outputs, values
+
+
+def aligned_layers(structure: Structure) -> list[Layer]:
+    """The layers that are solved again: all but those that only say where attention looks."""
+    return [layer for layer in structure.layers if not layer.feeds_attention]
+
+
+def realign_block_(
+    block: nn.Module,
+    structure: Structure,
+    student: Sequence[Visit],
+    aims: Mapping[str, Tap],
+    values: Sequence[Mapping[Tap, Tensor]],
+    name: str,
+) -> list[LayerFit]:
+    """Solve a block's layers one after another; `aims` says where the teacher has what each layer should give."""
+    fits = []
+    for layer in aligned_layers(structure):
+        if layer.path not in aims:
+            continue
+        tap = aims[layer.path]
+        fitted, held = layer_moments(block, layer, student, lambda number, tap=tap: values[number][tap])  # type: ignore[misc]
+        fits.append(solve_layer_(block, layer, fitted, held, f"{name}.{layer.path}"))
+    return fits
+
+
+def aims_of(structure: Structure) -> dict[str, Tap]:
+    return {layer.path: aim_tap(layer) for layer in aligned_layers(structure)}

@@ -14,10 +14,8 @@ from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .batches import Data
 from .calls import Arguments
-from .corrections import Correction, adopt_attributes_, pass_through
-from .halves import after_of, attention_half, mlp_half
+from .corrections import Correction, adopt_attributes_, after_of, attention_half, merged, mlp_half, pass_through
 from .measure import Price, block_cost, costs, count, example_of
-from .plain import merged
 from .recognise import Recognition, first_calls
 from .stand_ins import Form, Place, empty_map, map_inputs
 

@@ -10,12 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
-from .corrections import Channels, Correction, OnLast, image_map, pass_through, token_map
-from .halves import after_of, attention_half, mlp_half, origin
-from .layers import LayerFit, in_old_norms, statistics, write_
-from .moments import Moments, Solution, solve
-from .realign import aims_of, realign_block_, teacher_values
-from .rows import rows, set_matrix_, share_of_rows
+from .corrections import (
+    Channels,
+    Correction,
+    OnLast,
+    after_of,
+    attention_half,
+    image_map,
+    mlp_half,
+    origin,
+    pass_through,
+    token_map,
+)
+from .layers import LayerFit, aims_of, in_old_norms, realign_block_, statistics, teacher_values, write_
+from .least_squares import Moments, Solution, rows, set_matrix_, share_of_rows, solve
 from .structure import Structure, understand
 from .taps import Tap
 from .walking import Visit

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from ..errors import ReplearnError
 from .batches import Data
-from .budget import Goal
-from .choose import Choice, Chooser, check_names
+from .choose import Choice, Chooser, Goal, check_names
+from .corrections import plain_
 from .fit import Fitted, fit_
 from .measure import Metric, Price, agreement, costs, outputs
-from .plain import plain_
 from .prices import Prices, eval_copy
 from .recognise import Recognition
 from .stand_ins import Form

@@ -71,7 +71,7 @@ def compress(
     """
     from ...compression import compress as compress_model
     from ...compression.batches import plain
-    from ...compression.budget import read_budget
+    from ...compression.choose import read_budget
     from ...compression.heal import read_heal
     from ...compression.stand_ins import FORMS
     from ...experiments.training.fit import device_named

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from ...errors import ReplearnError
+from ..compress import Compressed
 from ..corrections import Correction
-from ..report import Compressed
 
 INSTEAD = "Compress with form='removal' for a standard model, or export this one as pt2 or ONNX."
 

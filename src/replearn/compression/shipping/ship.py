@@ -16,7 +16,7 @@ from torch import nn
 from ...blocks.running import call, unchanged
 from ...errors import ReplearnError
 from ...fast.verify import compare, exact, run_on_example, tensors_in
-from ..report import Compressed
+from ..compress import Compressed
 from . import hugging_face, timm, torchvision
 from .build import Build, first_fit
 from .lists import Shortened, named, shortened
