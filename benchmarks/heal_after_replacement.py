@@ -167,7 +167,7 @@ def healed(
     model = copy.deepcopy(base)
     plan = replearn.plan(model, **placed, operator=operator)
     begin = bench.now()
-    report = replearn.calibrate_(model, plan, batches)
+    report = replearn.calibrate_(model, plan, batches, correction="none")
     fitting = bench.now() - begin
     before = bench.score(model)
     _, healing = bench.heal_(model, epoch, None)

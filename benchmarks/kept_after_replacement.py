@@ -103,7 +103,7 @@ class Measuring:
             drawn = self.base.train_batches(count, min(BATCH, max(1, count // 4)), self.seed)
             self.batches[count] = [images for images, _ in drawn]
         begin = time.perf_counter()
-        report = replearn.calibrate_(model, plan, self.batches[count])
+        report = replearn.calibrate_(model, plan, self.batches[count], correction="none")
         kept, seconds = self.base.score(model.eval()), time.perf_counter() - begin
         metric = self.base.metric
         row = {

@@ -64,7 +64,7 @@ def found(model: nn.Module, plan: replearn.Plan) -> Analysis:
 def replaced(model: nn.Module, plan: replearn.Plan) -> nn.Module:
     made = copy.deepcopy(model)
     torch.manual_seed(0)
-    replearn.calibrate_(made, plan, batches(), forward=SETTINGS["forward"])  # type: ignore[arg-type]
+    replearn.calibrate_(made, plan, batches(), correction="none", forward=SETTINGS["forward"])  # type: ignore[arg-type]
     return made
 
 

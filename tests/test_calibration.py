@@ -14,6 +14,7 @@ import replearn
 from replearn import ReplearnError, operators
 from replearn.fitting.observe import observe
 from replearn.operators._base.least_squares import Moments, fit_full, fit_rows, fit_scalars
+from replearn.surgery.replace import plan_of
 
 
 def rows(count: int, width: int, seed: int) -> torch.Tensor:
@@ -168,7 +169,7 @@ def test_a_fit_is_never_worse_than_removal_on_held_out_batches(build, data, oper
     model, batches = build(), data()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     plan = replearn.plan(model, 2, operator=operator)
-    report = replearn.calibrate_(model, plan, batches)
+    report = replearn.calibrate_(model, plan, batches, correction="none")
     assert [fit.name for fit in report.fits] == [target.name for target in plan.targets]
     for fit in report.fits:
         assert fit.error <= fit.removal_error, fit
@@ -251,6 +252,17 @@ def test_no_batch_is_lost_and_every_fifth_is_held_out(count: int) -> None:
     assert all(torch.equal(call.x, x) for call, x in zip(seen, inputs, strict=True))
 
 
+@pytest.mark.parametrize(("build", "size"), [(resnet, 12), (vit, 16), (bottlenecks, 16)])
+def test_by_default_an_operator_is_corrected_and_keeps_more_than_removal(build: Any, size: int) -> None:
+    model, batches = build(), images(size)
+    plan = replearn.plan(model, 2)
+    report = replearn.calibrate_(model, plan, batches)
+    assert all(fit.error < 0.8 * fit.removal_error for fit in report.fits)
+    own = plan_of(model)
+    assert {target.operator.to_dict()["correction"] for target in own.targets} == {"full"}
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == own.parameters_after
+
+
 def test_low_ranks_and_more_free_maps_fit_better() -> None:
     """What an operator may choose freely can only help: span, low rank, full."""
     batches = images(16, count=4)
@@ -258,7 +270,7 @@ def test_low_ranks_and_more_free_maps_fit_better() -> None:
     for options in ({}, {"correction": "low-rank", "rank": 4}, {"correction": "full"}):
         model = bottlenecks()
         plan = replearn.plan(model, targets=["1.1"], operator=operators.ReducedBottleneck(**options))
-        errors.append(replearn.calibrate_(model, plan, batches).fits[0].error)
+        errors.append(replearn.calibrate_(model, plan, batches, correction="none").fits[0].error)
     assert errors[2] < 0.9 * errors[0]
     assert errors[1] <= 1.02 * errors[0]
 

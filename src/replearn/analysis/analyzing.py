@@ -73,7 +73,7 @@ def analyze(
         reference = tuple(finite_output(full, batch, forward, number) for number, batch in enumerate(held))
     replaced = copy.deepcopy(full)
     if fit:
-        report = calibrate_(replaced, plan, batches, forward=forward)
+        report = calibrate_(replaced, plan, batches, correction="none", forward=forward)
         notes = [f"{fit.name}: {fit.note}" for fit in report.fits if fit.note]
     else:
         exchange_(replaced, plan, start=True)

@@ -116,7 +116,7 @@ def _point(
 ) -> TradeoffPoint:
     model = subject.fresh()
     if fit:
-        calibrate_(model, plan, data, forward=subject.forward)
+        calibrate_(model, plan, data, correction="none", forward=subject.forward)
     else:
         replace_(model, plan).eval()
     removal = subject.fresh()

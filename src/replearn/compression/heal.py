@@ -1,9 +1,9 @@
 """The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
 
-The loss is the squared error of the last block's features, before a classifier that stays. KD of the logits is
-added where samples are many, or where no classifier has a weight of its own. AdamW, a warm-up and a cosine over
-the time that is given. Rate, BatchNorm mode and whether images are mixed are found in short annealed runs, by the
-loss on held-out samples.
+The loss is the squared error of the last block's features, before a classifier that stays: KD of the logits on top
+overfits few samples and brings nothing with many. Where no classifier has a weight of its own, as with tied
+embeddings, KD is added. AdamW, a warm-up and a cosine over the time that is given. Rate, BatchNorm mode and whether
+images are mixed are found in short annealed runs, by the loss on held-out samples.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ PART = 1 / 20  # of the time, or of the steps, for a trial
 LOOKS = 12  # at held-out samples during a run
 PATIENCE = 0.6  # of a run without a gain end it
 WARM_UP = 0.05
-MANY = 10_000  # samples from which KD of the logits is added to the features; it overfits few
-LOGITS = 1.0  # the weight of KD then
 JUDGED = 2048  # held-out samples, and as many for BatchNorm statistics
 
 
@@ -110,8 +108,7 @@ def heal_(
     pool = Pool([*(b for b in data.batches if not b.held_out and not b.copied), *data.more], device_of(student))
     total = math.inf if math.isinf(epochs) else max(1, math.ceil(epochs * len(pool)))
     frozen = head_of(teacher, way, data)
-    logits = LOGITS if pool.num_samples >= MANY else 0.0
-    logits = logits if frozen else 1.0
+    logits = 0.0 if frozen else 1.0
     judge = Judge(student, teacher, data, way.blocks[-1], logits)
     start = state(student)
     with torch.no_grad():

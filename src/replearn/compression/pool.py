@@ -22,7 +22,6 @@ class Pool:
     def __init__(self, batches: Sequence[Batch], device: torch.device) -> None:
         self.joined = joined(batches, device)
         self.parts = [part for batch in batches for part in parts(batch)] if self.joined is None else []
-        self.num_samples = sum(batch.size for batch in batches)
         self.random = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
         self._order = torch.empty(0, dtype=torch.long)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from ..blocks.running import unchanged
+from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
+from ..operators._base.options import Correction, Options, ReadingOptions
+from ..operators.no_weights import NoWeights
+from ..operators.whole_block import WholeBlock
 from ..planning.data import Plan
 from ..planning.table import text_table
+from ..planning.targets import build_target
 from ..planning.validate import refuse_wrapped
 from ..surgery.hidden_states import record_replacement
 from ..surgery.inference_mode import ordinary_tensors
@@ -37,9 +42,18 @@ class Calibration:
 
 @ordinary_tensors()
 def calibrate_(
-    model: nn.Module, plan: Plan, data: Iterable[Any], *, forward: Forward | None = None
+    model: nn.Module,
+    plan: Plan,
+    data: Iterable[Any],
+    *,
+    correction: Correction = "full",
+    forward: Forward | None = None,
 ) -> Calibration:
     """Replace the planned blocks of a trained model by operators fitted to imitate them; no gradient step.
+
+    `correction` is added to operators that have none, because the neighbours' weights alone explain next to
+    nothing of a trained block: 'full' keeps most, 'low-rank' takes fewer parameters, and 'none' fits the plan's
+    operators as they are. The run time is the plain operator's. The model carries the plan with corrections.
 
     `data` is a list or loader of batches that can be gone through again; each is a tensor, a tuple of arguments
     or a dict of keywords, or whatever `forward(model, batch)` understands. Targets are fitted one after
@@ -60,6 +74,7 @@ def calibrate_(
         )
     refuse_wrapped(model)
     check_fit(model, plan)
+    plan = corrected(model, plan, correction)
     fits, samples = [], 0
     blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
     with restored_on_error(model, plan), unchanged(model):
@@ -74,6 +89,26 @@ def calibrate_(
     for name, block in blocks.items():
         model.get_submodule(name).train(block.training)
     return Calibration(tuple(fits), samples)
+
+
+def corrected(model: nn.Module, plan: Plan, correction: Correction) -> Plan:
+    """The plan with corrections for operators that read neighbours and have none.
+
+    A whole block with full corrections would be the block itself: it gets a scale and a shift for every channel.
+    """
+    stacks = {stack.name: stack for stack in find_stacks(model)}
+    targets = []
+    for target in plan.targets:
+        options = target.operator
+        if correction != "none" and isinstance(options, ReadingOptions) and options.correction == "none":
+            whole = isinstance(options, WholeBlock)
+            better: Options = NoWeights() if whole else replace(options, correction=correction)
+            if target.anatomy.kind in better.kinds:
+                made = build_target(model, stacks[target.stack], target.position, better)
+                target = replace(made, notes=(*target.notes, f"{correction} correction, for a trained model"))
+        targets.append(target)
+    more = sum(new.parameters_after - old.parameters_after for new, old in zip(targets, plan.targets, strict=True))
+    return replace(plan, targets=tuple(targets), parameters_after=plan.parameters_after + more)
 
 
 def refuse_infinite(imitation: Imitation) -> None:

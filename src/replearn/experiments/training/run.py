@@ -243,7 +243,7 @@ class Run:
         spec = self.spec
         begin = time.perf_counter()
         batches = self.batches.calibration(spec.seed, spec.variant.calibrate)
-        report = calibrate_(model.to(self.device), plan, batches)
+        report = calibrate_(model.to(self.device), plan, batches, correction="none")
         errors = ", ".join(f"{fit.name} {fit.error:.3f} (removal {fit.removal_error:.3f})" for fit in report.fits)
         self.note(f"fitted in {time.perf_counter() - begin:.1f} s on {report.num_samples} samples: {errors}")
 
