@@ -29,7 +29,10 @@ from replearn.experiments.training.packed import FORMAT, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "docs/deployment.md", "docs/does-it-hold.md", "docs/training.md", "docs/transformers.md")
+PAGES = (
+    *("README.md", "docs/compress.md", "docs/deployment.md", "docs/does-it-hold.md"),
+    *("docs/training.md", "docs/transformers.md"),
+)
 RECIPES = ROOT / "src" / "replearn" / "experiments" / "recipes"
 
 
@@ -87,6 +90,31 @@ def compressed() -> str:
         ]
         lines.append("| " + " | ".join([*cells, f"{latency:.2f}", f"{parameters:.2f}"]) + " |")
     return "\n".join(lines)
+
+
+def compressed_trained() -> str:
+    """What networks trained here keep without a training step: the difference to the trained network, by method."""
+    columns = {
+        ("resnet56-cifar100", 2000): "ResNet-56, CIFAR-100, 12 of 27 out, 2,000 images",
+        ("resnet56-cifar100", 500): "500 images",
+        ("resnet56-cifar100", 100): "100 images",
+        ("lm-wikitext2-3-out", 1024): "LM, WikiText-2, 3 of 12 out, 1,024 windows",
+        ("lm-wikitext2", 1024): "5 of 12 out",
+    }
+    files = ("compress_resnet56_cifar100_h200.jsonl", "compress_lm_wikitext2_h200.jsonl")
+    lines = [json.loads(line) for file in files for line in (RESULTS / file).read_text().splitlines()]
+    trained = {(line["subject"], line["net_seed"]): line["score"] for line in lines if line["kind"] == "trained"}
+    gaps: dict[str, dict[tuple[str, int], list[float]]] = {}
+    for line in lines:
+        if line["kind"] == "method":
+            label = ("replearn: " if line["ours"] else "") + line["method"]
+            gap = line["score"] - trained[line["subject"], line["net_seed"]]
+            gaps.setdefault(label, {}).setdefault((line["subject"], line["images"]), []).append(gap)
+    shown = ["| no training | " + " | ".join(columns.values()) + " |", "|---" * (len(columns) + 1) + "|"]
+    for label, found in sorted(gaps.items(), key=lambda item: (item[0].startswith("replearn"), item[0])):
+        cells = [f"{statistics.mean(found[key]):+.2f}" if key in found else "" for key in columns]
+        shown.append("| " + " | ".join([label, *cells]) + " |")
+    return "\n".join(shown)
 
 
 def mean_score(draws: list[Any]) -> float:
@@ -307,6 +335,7 @@ def with_claims(text: str) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "captured": captured,
     "compressed": compressed,
+    "compressed_trained": compressed_trained,
     "deployed": deployed,
     "finetune": finetune,
     "fused": fused,

@@ -1,9 +1,9 @@
 """The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
 
 The loss is the squared error of the last block's features, before a classifier that stays: KD of the logits on top
-overfits few samples and brings nothing with many. Where no classifier has a weight of its own, as with tied
-embeddings, KD is added. AdamW, a warm-up and a cosine over the time that is given. Rate, BatchNorm mode and whether
-images are mixed are found in short annealed runs, by the loss on held-out samples.
+overfits few samples. Where no classifier has a weight of its own, as with tied
+embeddings, KD is added. AdamW, a warm-up and a cosine over the time that is given. Rate, BatchNorm mode and
+whether images are mixed are found in short annealed runs, by the loss on held-out samples.
 """
 
 from __future__ import annotations
