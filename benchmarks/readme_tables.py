@@ -93,7 +93,7 @@ def compressed() -> str:
 
 
 def compressed_trained() -> str:
-    """What networks trained here keep without a training step: the difference to the trained network, by method."""
+    """What networks trained here keep without a training step, as differences to the trained network."""
     columns = {
         ("resnet56-cifar100", 2000): "ResNet-56, CIFAR-100, 12 of 27 out, 2,000 images",
         ("resnet56-cifar100", 500): "500 images",
