@@ -13,8 +13,8 @@ import replearn
 from replearn import operators
 from replearn.blocks.stacks import find_stacks
 from replearn.costs.budgets import as_budgets
+from replearn.fitting.closed_form import fitted_errors
 from replearn.fitting.knapsack import Item, choose, most_saved
-from replearn.fitting.scores import fitted_errors
 from replearn.planning.legality import Survey
 
 # ---- the knapsack -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from replearn.compression import compress, moments, recognise
+from replearn.compression import compress, least_squares, recognise
 from replearn.compression.least_squares import Moments, matrix, rows, solve
 from replearn.models.transformer_lm import TransformerLM
 from tests.zoo import ZOO
@@ -138,13 +138,13 @@ def test_fewer_rows_than_columns_are_solved_from_rows_alike(
     x, y, base = torch.randn(2, 24, 40) + 1, torch.randn(2, 24, 6), torch.randn(2, 6, 40).double() / 9
     found = []
     for narrow in (512, 8):
-        monkeypatch.setattr(moments, "NARROW", narrow)
+        monkeypatch.setattr(least_squares, "NARROW", narrow)
         fitted, held = Moments(), Moments()
         for part in (slice(0, 10), slice(10, 20)):
             fitted.add(x[:, part], y[:, part])
         held.add(x[:, 20:], y[:, 20:])
         assert (fitted.rows is not None) == (narrow == 8)
-        monkeypatch.setattr(moments, "NARROW", 512)
+        monkeypatch.setattr(least_squares, "NARROW", 512)
         found.append((solve(fitted, held, base, shifted=shifted, rank=rank, ridges=(1e-2,)), fitted))
     (one, sums), (two, kept) = found
     torch.testing.assert_close(one.weight, two.weight, rtol=1e-3, atol=1e-4)

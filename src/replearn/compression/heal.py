@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ReplearnError
 from ..fast.graphs.capture import capture
-from ..fitting.batchnorm_statistics import estimate_statistics_
+from ..fitting.closed_form import estimate_statistics_
 from .batches import Augment, Batch, Data, augmented, copy_into, device_of, subset
 from .calls import first
 from .fit import head_of

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .calls import Tap, tapped
 from .least_squares import Moments, Solution, matrix, rows, set_matrix_, share_of_rows, solve
 from .structure import Layer, Structure
-from .taps import Tap, tapped
 from .walking import Visit
 
 

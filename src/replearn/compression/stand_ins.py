@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
+from .calls import Tap
 from .corrections import (
     Channels,
     Correction,
@@ -25,7 +26,6 @@ from .corrections import (
 from .layers import LayerFit, aims_of, in_old_norms, realign_block_, statistics, teacher_values, write_
 from .least_squares import Moments, Solution, rows, set_matrix_, share_of_rows, solve
 from .structure import Structure, understand
-from .taps import Tap
 from .walking import Visit
 
 Form = Literal["removal", "channels", "low-rank", "full", "mlp", "attention"]

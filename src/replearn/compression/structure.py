@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from .calls import Arguments
-from .trace import VIEWS, Key, Node, Sum, Trace, after_sum, ancestors, mixes, residual_sums, trace
+from .calls import Arguments, Key
+from .trace import VIEWS, Node, Sum, Trace, after_sum, ancestors, mixes, residual_sums, trace
 
 Kind = Literal["basic", "bottleneck", "convolutions", "transformer", "any"]
 LINEAR_OPERATIONS = {"convolution": 0, "linear": 0, "addmm": 1, "mm": 0}  # and which argument is the input

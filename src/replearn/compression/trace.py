@@ -13,21 +13,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .calls import Arguments, first, slow_attention
+from .calls import Arguments, Key, first, slow_attention
 
-Key = tuple[str, int]  # an operation and which of its calls in the block: the same in every run of the block
 SAME = {
-    "t",
-    "transpose",
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "permute",
-    "detach",
-    "alias",
-    "expand",
-    "_to_copy",
-    "unsqueeze",
+    *("t", "transpose", "view", "_unsafe_view", "reshape", "permute"),
+    *("detach", "alias", "expand", "_to_copy", "unsqueeze"),
 }
 
 
@@ -168,16 +158,8 @@ class _Recorder(TorchDispatchMode):
 
 
 VIEWS = {
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "clone",
-    "alias",
-    "detach",
-    "contiguous",
-    "dropout",
-    "unsqueeze",
-    "squeeze",
+    *("view", "_unsafe_view", "reshape", "clone", "alias"),
+    *("detach", "contiguous", "dropout", "unsqueeze", "squeeze"),
 }
 ACTIVATIONS = ("relu", "gelu", "silu", "hardtanh", "hardswish", "elu", "leaky_relu", "tanh", "sigmoid")
 NORMS = ("layer_norm", "group_norm", "batch_norm", "rms_norm")

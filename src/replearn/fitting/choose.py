@@ -20,9 +20,9 @@ from ..planning.legality import Survey
 from ..planning.planner import plan as plan_targets
 from ..planning.planner import stacks_of
 from ..planning.similarity import block_similarity
+from .closed_form import fitted_errors
 from .knapsack import Item, choose, most_saved
 from .placement import Candidate, Placement
-from .scores import fitted_errors
 
 SCORES = ("count", "similarity", "error")
 ATTEMPTS = 8

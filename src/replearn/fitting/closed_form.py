@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ..blocks.running import unchanged
 from ..errors import ReplearnError
 from ..operators._base.least_squares import Moments, Step
 from ..operators._base.operator import Operator
@@ -16,6 +18,30 @@ from ..planning.data import Target
 from ..planning.targets import build_operator
 from ..surgery.replace import device_of
 from .observe import Forward, Seen, observe
+
+
+@torch.no_grad()
+def estimate_statistics_(module: nn.Module, calls: Iterable[Callable[[nn.Module], Any]]) -> bool:
+    """Set every BatchNorm's running statistics to the averages over these calls; False where there is none."""
+    norms = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None
+    ]
+    if not norms:
+        return False
+    before = [(norm, norm.momentum, norm.training) for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain average of all batches
+        norm.training = True
+    try:
+        for call in calls:
+            call(module)
+    finally:
+        for norm, momentum, training in before:
+            norm.momentum, norm.training = momentum, training
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +183,43 @@ def chunks(x: Tensor, branch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     per_sample = math.prod(x.shape[1:]) * 9 * 8
     size = max(1, 2**28 // per_sample)
     yield from zip(x.split(size), branch.split(size), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How far a fitted operator's output is from its block's on held-out rows, as a share of the output's power.
+
+    `unexplained` is the same error over the power of the residual branch: what `calibrate_` reports for a plan
+    of this target alone. Shares of the output compare blocks with one another: to miss half of a branch that
+    hardly changes its input does little harm.
+    """
+
+    name: str
+    error: float
+    removal_error: float
+    unexplained: float
+
+
+def fitted_errors(
+    model: nn.Module, targets: Sequence[Target], data: Iterable[Any], forward: Forward | None = None
+) -> tuple[Score, ...]:
+    """Fit every target's operator by itself, in the intact model, as `calibrate_` does, and score it.
+
+    The model stays as it was. Raises ReplearnError for data that does not fit, and for NaN.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ReplearnError(
+            f"The error of a replacement needs a model with values, and this {type(model).__name__} is on the "
+            "meta device. Score by 'count', or take the model itself."
+        )
+    if iter(data) is data:
+        raise ReplearnError(
+            "Scoring by error goes through the data once per target; give a list or a loader, not an iterator."
+        )
+    with unchanged(model), torch.no_grad():
+        return tuple(_score(Imitation(model, target, data, forward)) for target in targets)
+
+
+def _score(imitation: Imitation) -> Score:
+    fit, share = imitation.fit(), imitation.branch_share
+    return Score(fit.name, fit.error * share, fit.removal_error * share, fit.error)
