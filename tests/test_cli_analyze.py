@@ -33,7 +33,7 @@ RECIPE = Recipe(
     optimizer=Optimizer(lr=0.05),
 )
 """
-QUICK = ["--first", "2", "--images", "60", "--batch-size", "20", "--iterations", "5", "--starts", "1"]
+QUICK = ["--first", "2", "--samples", "60", "--batch-size", "20", "--iterations", "5", "--starts", "1"]
 
 
 def call(*arguments: str, code: int = 0) -> str:
@@ -66,7 +66,8 @@ def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
 
 def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> None:
     checkpoint = runs / "e2e" / "seed-0" / "checkpoint.safetensors"
-    more = ["--json", "--intervals", "", "--no-gradients", "--start", "--picture", "svg", "--out", str(tmp_path)]
+    more = ["--json", "--intervals", "none", "--no-gradients", "--start", "--out", str(tmp_path)]
+    more += ["--picture", str(tmp_path / "analysis.svg")]
     shown = call("analyze", str(checkpoint), *QUICK, "--operator", "no_weights", *more)
     found = Analysis.from_json(shown)
     assert found.gradient is None
@@ -93,7 +94,7 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
     where = ["--device", "cpu", "--data-root", str(text_root)]
     call("train", str(tmp_path / "words.py"), "--method", "e2e", "--out", str(tmp_path), *where)
     run = tmp_path / "wikitext2" / "e2e" / "seed-0"
-    words = [*QUICK, "--intervals", "", "--no-gradients", "--picture", "none", "--operator", "projection"]
+    words = [*QUICK, "--intervals", "none", "--no-gradients", "--picture", "none", "--operator", "projection"]
     shown = call("analyze", str(run), *words, *where)
     assert "words, wikitext2, seed 0, epoch 1" in shown
     found = Analysis.from_json((run / "analysis" / "analysis.json").read_text())
@@ -110,8 +111,7 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
     [
         (["nowhere"], "There is no run at nowhere"),
         (["RUNS/repl/seed-0"], "was trained with RepL (repl), so it is not the full model"),
-        (["RUNS/e2e/seed-0", "--images", "10", "--batch-size", "8"], "Write --batch-size 2"),
-        (["RUNS/e2e/seed-0", "--picture", "gif"], "write png, svg or none"),
+        (["RUNS/e2e/seed-0", "--samples", "10", "--batch-size", "8"], "Write --batch-size 2"),
         (["RUNS/e2e/seed-0", "--intervals", "1,2"], "whole numbers of at least 2"),
         (["RUNS/e2e/seed-0", "--targets", "layer9.1"], "'layer9.1' is not a block"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,15 @@ WORDS = 28_783  # WikiText-2's, in basic English
 
 def is_small(name: str) -> bool:
     return name in SMALL or name.startswith(SMALL_KINDS)
+
+
+def is_hub_name(source: str) -> bool:
+    """ORG/NAME of the Hugging Face hub, and no folder here.
+
+    >>> is_hub_name("google/vit-base-patch16-224"), is_hub_name("gpt2"), is_hub_name("./google/vit")
+    (True, False, False)
+    """
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) is not None and not Path(source).exists()
 
 
 def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
@@ -62,7 +72,7 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 
 
 def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
-    """`hf:FOLDER` with a config.json, or `hf:TYPE` (gpt2, llama, bert, vit, ...) with the library's own sizes."""
+    """`hf:FOLDER` with a config.json, `hf:ORG/NAME` of the hub, or `hf:TYPE` (gpt2, vit, ...) of the library."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
         from transformers import AutoModelForMaskedLM as MaskedLM
@@ -71,8 +81,8 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
         raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
     source = name.partition(":")[2]
     try:
-        if Path(source).exists():
-            config = AutoConfig.from_pretrained(source, local_files_only=True)
+        if Path(source).exists() or is_hub_name(source):
+            config = AutoConfig.from_pretrained(source, local_files_only=not is_hub_name(source))
         else:
             config = AutoConfig.for_model(source)
     except (OSError, ValueError) as error:

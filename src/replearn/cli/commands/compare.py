@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import ReplearnError
-from ..flags import Data, DataRoot, Device, Epochs, Json, Out, Pretrained, Settings
+from .. import flags
 
 if TYPE_CHECKING:
     from ...experiments.training.compare import Comparison
@@ -25,23 +25,21 @@ def compare(
     recipe: Annotated[
         list[str] | None, typer.Argument(help="Recipes' names, or files of your own, in order of importance.")
     ] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Some of its rows, as e2e,removal,repl; all if not given.")
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, as 0,1,2 or 0-4.")] = "0,1,2",
-    data: Data = None,
-    epochs: Epochs = None,
+    methods: flags.Methods = None,
+    seeds: flags.Seeds = None,
+    data: flags.Data = None,
+    epochs: flags.Epochs = None,
     together: Annotated[
         int, typer.Option(min=1, help="Runs at once on the device: more in less time, but no times to compare.")
     ] = 1,
     equal_time: Annotated[
         bool, typer.Option("--equal-time", help="Add rows that train as long as E2E did, by the clock.")
     ] = False,
-    device: Device = "auto",
-    out: Out = None,
-    pretrained: Pretrained = None,
-    settings: Settings = None,
-    data_root: DataRoot = None,
+    device: flags.Device = "auto",
+    out: flags.Out = None,
+    pretrained: flags.Pretrained = None,
+    settings: flags.Settings = None,
+    data_root: flags.DataRoot = None,
     read: Annotated[
         Path | None, typer.Option("--from", help="Only read the results of this file, or below this folder.")
     ] = None,
@@ -49,8 +47,8 @@ def compare(
         Path | None,
         typer.Option(metavar="FILE.jsonl", help="A file of runs: those in it count as trained, new ones join."),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Where to draw the picture, as SVG.")] = None,
-    as_json: Json = False,
+    picture: flags.Picture = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Compare methods over seeds: train what is missing, then print the table.
 
@@ -170,6 +168,8 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     if (sheet := example_sheet(folder, Reader(folder).read().runs)) is not None:
         (folder / "examples.png").write_bytes(sheet)
         typer.echo(f"What was found in test pictures is drawn in {folder / 'examples.png'}.", err=True)
+    if str(picture) == "none":
+        return
     drawn = draw(comparison, picture or folder / "comparison.svg")
     typer.echo(f"The picture is {drawn}.", err=True)
 

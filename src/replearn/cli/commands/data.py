@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..flags import DataRoot
+from .. import flags
 
 if TYPE_CHECKING:
     from ...experiments.training.data import DataStatus
@@ -16,7 +16,7 @@ Name = Annotated[str, typer.Argument(help="A data set's name.")]
 
 
 @app.callback(invoke_without_command=True)
-def listing(context: typer.Context, data_root: DataRoot = None) -> None:
+def listing(context: typer.Context, data_root: flags.DataRoot = None) -> None:
     """Say what data is there, check it, or download it.
 
     Examples:
@@ -38,7 +38,7 @@ def listing(context: typer.Context, data_root: DataRoot = None) -> None:
 
 
 @app.command()
-def check(name: Name, data_root: DataRoot = None) -> None:
+def check(name: Name, data_root: flags.DataRoot = None) -> None:
     """Load a data set, count it and sum up its files; ends with 1 if it can't be trained on."""
     from ...experiments.training import data as room
 
@@ -62,7 +62,7 @@ def check(name: Name, data_root: DataRoot = None) -> None:
 @app.command()
 def download(
     name: Name,
-    data_root: DataRoot = None,
+    data_root: flags.DataRoot = None,
     mirror: Annotated[
         str | None, typer.Option(help="An address with the same files under the same names.")
     ] = None,

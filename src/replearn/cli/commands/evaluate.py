@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ...errors import ReplearnError
-from ..flags import Json
+from .. import flags
 
 
 def evaluate(
@@ -17,7 +17,7 @@ def evaluate(
     annotations: Annotated[
         Path, typer.Option(help="The annotation file of the pictures, as instances_val2017.json.")
     ],
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Evaluate what a detector found: mAP, AP50 and AP75 in percent.
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
-from ..flags import Json
+from .. import flags
 
 app = typer.Typer()
 
@@ -41,9 +40,7 @@ def listing(context: typer.Context) -> None:
 
 
 @app.command()
-def show(
-    name: Annotated[str, typer.Argument(help="A recipe's name, or a file of your own.")], as_json: Json = False
-) -> None:
+def show(name: flags.RecipeName, as_json: flags.Json = False) -> None:
     """Show a recipe: its claim, its methods, its settings and the paper's numbers."""
     from ...experiments import recipes
     from ...experiments.training.recipe import slug

@@ -7,28 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ...errors import ReplearnError
-from ..flags import Data, DataRoot, Device, Epochs, Out, Pretrained, Settings
+from .. import flags
 
 if TYPE_CHECKING:
     from ...experiments.training.recipe import Recipe, Variant
 
 
 def train(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe's name (see `replearn recipes`), or a file of your own.")
-    ],
+    recipe: flags.RecipeName,
     method: Annotated[str | None, typer.Option(help="Which row; the first with RepL if not given.")] = None,
-    data: Data = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    epochs: Epochs = None,
-    device: Device = "auto",
-    out: Out = None,
+    data: flags.Data = None,
+    seed: flags.Seed = 0,
+    epochs: flags.Epochs = None,
+    device: flags.Device = "auto",
+    out: flags.Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in the run's folder.")
     ] = False,
-    pretrained: Pretrained = None,
-    settings: Settings = None,
-    data_root: DataRoot = None,
+    pretrained: flags.Pretrained = None,
+    settings: flags.Settings = None,
+    data_root: flags.DataRoot = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bit-equal on a GPU too; slower.")
     ] = False,
