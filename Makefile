@@ -11,7 +11,7 @@ READY   := $(VENV)/.ready
 .PHONY: help demo test check docs torture audit clean
 
 help:
-	@echo "make demo    E2E, removal and RepL on digits, then compress: tables, pictures and a page"
+	@echo "make demo    real digits: compress, removal and RepL in one table and one picture; two minutes"
 	@echo "make test    lint, types and the whole test suite"
 	@echo "make check   lint, types and layers only"
 	@echo "make docs    the documentation as a site, in build/site"
@@ -20,9 +20,7 @@ help:
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/replearn compare demo --out runs/demo
-	OMP_NUM_THREADS=1 $(BIN)/replearn compress runs/demo/digits/e2e/seed-0 --budget blocks=4 --out runs/demo/compressed
-	$(BIN)/replearn report runs/demo --out runs/demo/report.html
+	OMP_NUM_THREADS=1 $(BIN)/python examples/demo.py --out runs/demo
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
