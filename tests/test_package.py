@@ -56,6 +56,7 @@ def optional_imports() -> list[str]:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {requirement.split(">=")[0] for found in extras.values() for requirement in found}
     renamed = {"scikit-learn": "sklearn", "segmentation-models-pytorch": "segmentation_models_pytorch"}
+    renamed["mlflow-skinny"] = "mlflow"
     return sorted(renamed.get(name, name) for name in names if not name.startswith("replearn["))
 
 
@@ -286,6 +287,8 @@ def test_the_wheel_requires_torch_and_safetensors_alone(wheel: zipfile.ZipFile) 
         "report",
         "quant",
         "export",
+        "wandb",
+        "mlflow",
         "all",
     }
     assert about["License-Expression"] == "Apache-2.0"

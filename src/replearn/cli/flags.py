@@ -90,6 +90,10 @@ Settings: TypeAlias = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe, as optimizer.lr=0.1."),
 ]
 
+Logger: TypeAlias = Annotated[
+    str | None, typer.Option(help="Send every epoch there too: wandb or mlflow, by extras of these names.")
+]
+
 # which blocks
 Interval: TypeAlias = Annotated[int, typer.Option(help="Every K-th block.")]
 First: TypeAlias = Annotated[int | None, typer.Option(help="Position of the first target in a stack.")]

@@ -36,6 +36,7 @@ def compare(
         bool, typer.Option("--equal-time", help="Add rows that train as long as E2E did, by the clock.")
     ] = False,
     device: flags.Device = "auto",
+    logger: flags.Logger = None,
     out: flags.Out = None,
     pretrained: flags.Pretrained = None,
     settings: flags.Settings = None,
@@ -100,12 +101,12 @@ def compare(
         on, rows = data_of(chosen, data), variants_named(chosen, methods)
         folder = out / chosen.name if out is not None and len(names) > 1 else out
         specs = [spec_of(chosen, row, on, seed, folder, data_root) for seed in seeds_named(seeds) for row in rows]
-        results = results_of(specs, together, device, kept)
+        results = results_of(specs, together, device, kept, logger)
         if equal_time:
             longer = at_equal_time(results)
             more = [(row, seed) for seed in seeds_named(seeds) for row in longer]
             specs = [spec_of(chosen, row, on, seed, folder, data_root) for row, seed in more]
-            results += results_of(specs, 1, device, kept)
+            results += results_of(specs, 1, device, kept, logger)
         comparisons += compare_results(results)
         if leads():
             keep(comparisons[-1], (folder or Path("runs") / chosen.name) / on, picture)
@@ -113,9 +114,12 @@ def compare(
         show(comparisons, as_json)
 
 
-def results_of(specs: Sequence[RunSpec], together: int, device: str, kept: Kept) -> list[Result]:
+def results_of(
+    specs: Sequence[RunSpec], together: int, device: str, kept: Kept, logger: str | None
+) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
     from ...experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
+    from ...experiments.training.loggers import logged
     from ...experiments.training.tasks import task_named
     from ...experiments.training.trained import refuse_impossible_rows
     from ..progress import watching
