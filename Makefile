@@ -8,7 +8,7 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs torture audit clean
+.PHONY: help demo test check docs torture audit release-check clean
 
 help:
 	@echo "make demo    real digits: compress, removal and RepL in one table and one picture; two minutes"
@@ -17,6 +17,7 @@ help:
 	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make torture kills, random models, hostile files and large models at full length; resumes where it was"
 	@echo "make audit   known faults of the pinned packages, where the package index tells them"
+	@echo "make release-check  wheel and sdist, twine check, and the wheel in a bare environment"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(READY)
@@ -44,6 +45,9 @@ audit: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt pip-audit
 	@mkdir -p build && sed 's/===/==/' constraints.txt > build/audited.txt  # pip-audit does not know ===
 	$(BIN)/python -m pip_audit --requirement build/audited.txt --no-deps --disable-pip --strict
+
+release-check: $(READY)
+	.ci/release_check.sh
 
 docs: $(READY)
 	DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet

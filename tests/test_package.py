@@ -47,6 +47,8 @@ again = replearn.load(replearn.models.CifarResNet(20, width=4).eval(), "run.safe
 images = torch.randn(2, 3, 8, 8)
 plain = replearn.deploy(again, example=images)
 equal = torch.allclose(plain(images), model.eval()(images), rtol=1e-4, atol=1e-4)
+small = replearn.compress(replearn.models.CifarResNet(20, width=4).eval(), [images, images], budget="blocks=1")
+equal = equal and small.model(images).shape == (2, 10)
 print(json.dumps({{"imported": imported, "planned": planned, "equal": equal}}))
 """
 
