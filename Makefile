@@ -8,13 +8,14 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs torture audit release-check clean
+.PHONY: help demo test check docs notebooks torture audit release-check clean
 
 help:
 	@echo "make demo    real digits: compress, removal and RepL in one table and one picture; two minutes"
 	@echo "make test    lint, types and the whole test suite"
 	@echo "make check   lint, types and layers only"
 	@echo "make docs    the documentation as a site, in build/site"
+	@echo "make notebooks  run the notebooks and store what comes out"
 	@echo "make torture kills, random models, hostile files and large models at full length; resumes where it was"
 	@echo "make audit   known faults of the pinned packages, where the package index tells them"
 	@echo "make release-check  wheel and sdist, twine check, and the wheel in a bare environment"
@@ -45,6 +46,9 @@ audit: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt pip-audit
 	@mkdir -p build && sed 's/===/==/' constraints.txt > build/audited.txt  # pip-audit does not know ===
 	$(BIN)/python -m pip_audit --requirement build/audited.txt --no-deps --disable-pip --strict
+
+notebooks: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace docs/notebooks/*.ipynb
 
 release-check: $(READY)
 	.ci/release_check.sh
