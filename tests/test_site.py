@@ -79,7 +79,8 @@ def test_there_are_two_notebooks_with_their_outputs() -> None:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
         stored = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-        assert stored and all(output.output_type != "error" for output in stored)
+        assert stored
+        assert all(output.output_type != "error" for output in stored)
         assert "assert" in "".join(cell.source for cell in notebook.cells)
 
 
