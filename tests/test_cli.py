@@ -330,7 +330,7 @@ def test_bars_show_speed_memory_and_time_left_and_leave_a_line():
     watch(bars)
     bars._bars.refresh()
     assert "epoch 2/2  2,000 images/s  3.0 GB  90.00 %" in stream.getvalue()
-    assert "all runs" in stream.getvalue()
+    assert "run 1 of 2: a run" in stream.getvalue()
     assert "left" in stream.getvalue()
     bars.end()
     bars.close()

@@ -84,16 +84,11 @@ def loaded(name: str) -> Any:
     command: Any = typer.main.get_command(made)
     command.name = name
     for each in (command, *getattr(command, "commands", {}).values()):
-        each.callback = naming_flags(each.callback, {param.name: flag_of(param) for param in each.params})
+        each.callback = naming_flags(each.callback, each.params)
     return command
 
 
-def flag_of(param: Any) -> str:
-    """As the user writes it: `--batch-size`, or MODEL for an argument."""
-    return max(param.opts, key=len) if param.param_type_name == "option" else str(param.name).upper()
-
-
-def naming_flags(call: Callable[..., Any], known: dict[str, str]) -> Callable[..., Any]:
+def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..., Any]:
     """`call`, with Python's `interval=1: ...` in an error as the flag's `--interval 1: ...`."""
 
     @wraps(call)
@@ -102,8 +97,10 @@ def naming_flags(call: Callable[..., Any], known: dict[str, str]) -> Callable[..
             return call(*args, **values)
         except ReplearnError as error:
             text = str(error)
-            for name, value in values.items():
-                text = text.replace(f"{name}={value!r}", f"{known.get(name, name)} {value}")
+            for param in params:
+                flag = max(param.opts, key=len) if param.param_type_name == "option" else param.name.upper()
+                value = values.get(param.name)
+                text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
             error.args = (text,)
             raise
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from ...errors import ReplearnError
 from .. import flags
-
-if TYPE_CHECKING:
-    from ...experiments.training.recipe import Recipe, Variant
 
 
 def train(
@@ -59,7 +56,8 @@ def train(
     from ..runs import data_of, found, leads, resolved, spec_of, variant_named
 
     chosen = resolved(recipe, epochs, settings or [], pretrained)
-    variant = default_variant(chosen) if method is None else variant_named(chosen, method)
+    with_repl = (row for row in chosen.variants if row.method == "repl")
+    variant = next(with_repl, chosen.variants[0]) if method is None else variant_named(chosen, method)
     spec = spec_of(chosen, variant, data_of(chosen, data), seed, out, data_root)
     before = found(spec)
     begun = before is not None or any(spec.out.glob("checkpoint*"))
@@ -78,10 +76,3 @@ def train(
         return
     typer.echo(summary(f"{chosen.name}, {variant.label}, {spec.data}, seed {seed}", result.epochs, task))
     typer.echo(spec.out / "result.json")
-
-
-def default_variant(recipe: Recipe) -> Variant:
-    for variant in recipe.variants:
-        if variant.method == "repl":
-            return variant
-    return recipe.variants[0]
