@@ -99,8 +99,8 @@ def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..
             text = str(error)
             for param in params:
                 flag = max(param.opts, key=len) if param.param_type_name == "option" else param.name.upper()
-                value = values.get(param.name)
-                text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
+                if (value := values.get(param.name)) is not None:
+                    text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
             error.args = (text,)
             raise
 
