@@ -23,8 +23,7 @@ from replearn.experiments import recipes
 from replearn.experiments.report.building import build_report
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.fit import fit
-from replearn.experiments.training.full_model import read_full_model
-from replearn.experiments.training.trained import read_trained
+from replearn.experiments.training.trained import read_full_model, read_trained
 from replearn.fast.inference import streamline
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -74,7 +73,7 @@ def main() -> None:
         print(f"\nFrom scratch, RepL against removal: {replaced.against_removal.verdict} (paired, 95 %).")
     picture = given.out / "demo.png"
     draw(list(rows.values()), picture)
-    page = build_report(given.out, given.out / "report.html", title="Digits", png=False).page
+    page = build_report(given.out, given.out / "report.html", title="Digits").page
     print(f"\nThe picture is {picture}, the report of the training runs is {page}.")
     print(f"{time.perf_counter() - begin:.0f} s, {given.seeds} seeds, one CPU thread.")
 

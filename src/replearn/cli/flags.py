@@ -69,7 +69,7 @@ Out: TypeAlias = Annotated[Path | None, out("Folder of the runs; runs/RECIPE if 
 Record: TypeAlias = Annotated[Path | None, out("Write everything that was measured to this file, as JSON.")]
 Runs: TypeAlias = Annotated[Path, typer.Argument(help="The folder of the runs.")]
 Picture: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw the picture there, as .png or .svg; none for no picture.")
+    Path | None, typer.Option(metavar="FILE", help="Draw the picture in this file; none for no picture.")
 ]
 Pretrained: TypeAlias = Annotated[
     str | None,
