@@ -90,7 +90,7 @@ def test_hugging_face_models_are_planned_from_a_config_or_a_type(gpt2, tmp_path)
     assert images.shape == (3, 3, 224, 224)
     assert type(subject_named("hf:bert", 1, 8)[0]).__name__ == "BertForMaskedLM"
     assert "no type of model" in call(model="hf:abacus", code=2).stderr
-    assert "neither an image classifier nor a language model" in call(model="hf:dac", code=2).stderr
+    assert "no image classifier and no language model" in call(model="hf:dac", code=2).stderr
 
 
 RECIPE = """
