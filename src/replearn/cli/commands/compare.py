@@ -90,7 +90,7 @@ def compare(
         kept.add(results)
         comparisons = compare_results(results)
         show(comparisons, as_json)
-        if picture is not None:
+        if picture is not None and str(picture) != "none":
             draw(only(comparisons, "a picture"), picture)
         return
     if picture is not None and len(names) > 1:
@@ -141,7 +141,8 @@ def results_of(
         for start in range(0, len(missing), together):
             part = missing[start : start + together]
             chosen = [specs[index] for index in part]
-            trained = fit(chosen, device=device, resume=True, progress=progress, shared=data)
+            watcher = logged(progress, logger, chosen)
+            trained = fit(chosen, device=device, resume=True, progress=watcher, shared=data)
             kept.add(trained)
             results |= dict(zip(part, trained, strict=True))
     return [results[index] for index in range(len(specs))]
