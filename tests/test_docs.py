@@ -178,8 +178,8 @@ def test_long_pages_stay_short(name: str) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
 def test_lines_are_short_outside_of_tables(page: Path) -> None:
-    lines = page.read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+    written = re.sub(r"<!-- table.*?<!-- end -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [line for line in written.splitlines() if len(line) > 120 and not line.startswith("|")] == []
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name_of)
