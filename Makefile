@@ -16,7 +16,7 @@ help:
 	@echo "make check   lint, types and layers only"
 	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make notebooks  run the notebooks and store what comes out"
-	@echo "make torture kills, random models, hostile files and large models at full length; resumes where it was"
+	@echo "make torture kills, random and library models, hostile files, threads, large models; resumes where it was"
 	@echo "make audit   known faults of the pinned packages, where the package index tells them"
 	@echo "make release-check  wheel and sdist, twine check, and the wheel in a bare environment"
 	@echo "make clean   remove .venv and the caches"
@@ -33,10 +33,13 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# each writes benchmarks/results/torture_NAME.json; ten to twenty minutes together on two cores
+# each writes benchmarks/results/torture_NAME.json; half an hour together on two cores
 torture: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture.generated
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture.hostile
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture.edits
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture.threads
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture.third_party
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture.full_disk
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture.kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture.scale

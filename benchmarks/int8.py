@@ -18,11 +18,11 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import replearn
+from replearn.deployment.quantizing import quantize
 from replearn.experiments import recipes
-from replearn.experiments.bench.inference_int8 import quantized, time_int8
+from replearn.experiments.bench.inference_int8 import int8_measures, speeds, time_on_cpu
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import hardware_of, versions_of, write_atomically
@@ -43,35 +43,28 @@ def train(name: str, model: str, variant: Variant, data: str, epochs: int, root:
     return out
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, float]:
-    made = torch.cat([model(part) for part in images.split(250)])
-    hits = made.topk(min(5, made.shape[1]), dim=1).indices == labels[:, None]
-    return {"top1": 100 * float(hits[:, 0].float().mean()), "top5": 100 * float(hits.any(1).float().mean())}
-
-
-def measure(folder: Path, root: Path | None, num_test: int, batch: int, rounds: int) -> dict[str, Any]:
+def measure(folder: Path, root: Path | None, batch: int, rounds: int) -> dict[str, Any]:
     run = read_trained(folder, root=root)
-    about = {
+    found = int8_measures(run, images=256)
+    plain = (
+        replearn.deploy(run.model) if attached_plan(run.model) is not None else replearn.fast.streamline(run.model)
+    )
+    calibration = [x for x, _ in run.train_batches(256, 64)]
+    timed = time_on_cpu(
+        {"float32": plain, "int8": quantize(plain, calibration)[0]}, calibration[0][:batch], rounds
+    )
+    return {
         "model": run.recipe.model,
         "method": run.label,
         "data": run.result.data,
         "epochs": len(run.result.epochs),
+        "int8": found["int8"],
+        "accuracy": {
+            side: {"top1": measures["test_accuracy"], "top5": measures["test_top5"]}
+            for side, measures in found["measures"].items()
+        },
+        **speeds(timed, min(batch, 64)),
     }
-    model = run.model
-    replaced = attached_plan(model) is not None
-    plain = replearn.deploy(model, run.example) if replaced else replearn.fast.streamline(model)
-    pictures = run.images  # of the classes and the size that it was trained on
-    num_test = min(num_test, len(pictures.test_labels))
-    order = torch.randperm(len(pictures.test_labels), generator=torch.Generator().manual_seed(0))[:num_test]
-    images, labels = pictures.normalised(pictures.test_images[order]), pictures.test_labels[order]
-    draws = torch.zeros(256, 4, dtype=torch.int64)
-    draws[:, 0] = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))[:256]
-    small, kind = quantized(plain, list(pictures.batch(draws)[0].split(64)))
-    before, after = accuracy(plain, images, labels), accuracy(small, images, labels)
-    timed = time_int8(plain, small, images[:batch].contiguous(), rounds)
-    accuracies = {"float32": before, "int8": after}
-    return {**about, "int8": kind, "accuracy": accuracies, "test_images": num_test, **timed}
 
 
 MODELS = (("t1_resnet32", "cifar_resnet:20:8"), ("t1_vit_tiny8", "vit:96:6:3:8"))
@@ -85,7 +78,6 @@ def main() -> None:
         "--runs", type=Path, nargs="*", default=[], help="folders of finished runs, instead of training"
     )
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--test-images", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, required=True)
@@ -97,7 +89,7 @@ def main() -> None:
     ]
     rows = []
     for folder in folders:
-        rows.append(measure(folder, options.data_root, options.test_images, options.batch, options.rounds))
+        rows.append(measure(folder, options.data_root, options.batch, options.rounds))
         print(json.dumps(rows[-1]), flush=True)
     about = {
         "format": "replearn-int8-1",

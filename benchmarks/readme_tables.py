@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from replearn.experiments import claims, recipes
+from replearn.experiments import recipes
 from replearn.experiments.bench.tables import readme_table
+from replearn.experiments.report.parts import claims
 from replearn.experiments.training.compare import Comparison, compare
 from replearn.experiments.training.comparison_table import spread
 from replearn.experiments.training.intervals import Difference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 
 from replearn.analysis import Analysis
 from replearn.cli.app import app
-from replearn.experiments.training.trained import read_full_model
+from replearn.experiments.training import data
+from replearn.experiments.training.trained import read_full_model, read_trained
 
 TINY = """
 from replearn.experiments.training.recipe import Optimizer, Recipe, Variant
@@ -33,7 +35,7 @@ RECIPE = Recipe(
     optimizer=Optimizer(lr=0.05),
 )
 """
-QUICK = ["--first", "2", "--samples", "60", "--batch-size", "20", "--iterations", "5", "--starts", "1"]
+QUICK = ["--first", "2", "--samples", "60", "--batch-size", "20", "--iterations", "5"]
 
 
 def call(*arguments: str, code: int = 0) -> str:
@@ -54,20 +56,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
     run = runs / "e2e" / "seed-0"
-    shown = call("analyze", str(run), *QUICK, "--intervals", "2", "--operator", "basic:correction=full")
+    more = ["--intervals", "2", "--operator", "basic:correction=full", "--convergence", "4"]
+    shown = call("analyze", str(run), *QUICK, *more)
     assert "tiny, digits, seed 0, epoch 1" in shown
     assert "Local errors and output deviation" in shown
+    assert "Convergence of plain SGD from the start (eta 0.005, 4 steps)" in shown
     found = Analysis.from_json((run / "analysis" / "analysis.json").read_text())
     assert [target.name for target in found.targets] == ["layer1.1", "layer2.1", "layer3.1"]
     assert found.num_samples == 20
     assert found.score is not None
-    assert (run / "analysis" / "analysis.png").stat().st_size > 10_000
+    assert found.convergence is not None
+    assert (run / "analysis" / "analysis.svg").stat().st_size > 10_000
 
 
 def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> None:
     checkpoint = runs / "e2e" / "seed-0" / "checkpoint.safetensors"
     more = ["--json", "--intervals", "none", "--no-gradients", "--start", "--out", str(tmp_path)]
-    more += ["--picture", str(tmp_path / "analysis.svg")]
     shown = call("analyze", str(checkpoint), *QUICK, "--operator", "no_weights", *more)
     found = Analysis.from_json(shown)
     assert found.gradient is None
@@ -104,6 +108,49 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
     assert trained.metric == "perplexity"
     kept = result["epochs"][-1]["test_perplexity"]
     assert trained.score(trained.model) == pytest.approx(kept, rel=1e-4)
+
+
+@pytest.fixture
+def streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs on a small ImageNet in the official layout, whose counts nobody asks for."""
+    pillow = pytest.importorskip("PIL.Image")
+    pytest.importorskip("torchvision")
+    for split, count in (("train", 12), ("val", 3)):
+        for number in range(2):
+            folder = tmp_path / "data" / "imagenet" / split / f"n0{number}"
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pillow.new("RGB", (40, 36), (200 * number, 20 * index, 99)).save(folder / f"{index}.JPEG")
+    plain = data.load
+
+    def loose(name: str, root: Path | None) -> object:
+        return replace(plain(name, root, strict_counts=False), workers=0, num_classes=1000)  # type: ignore[type-var]
+
+    monkeypatch.setattr(data, "load", loose)
+    monkeypatch.setenv("REPLEARN_DATA", str(tmp_path / "data"))
+    sized = 'augment={"imagenet": Augment(resize=16)},\n)'
+    recipe = TINY.replace('("digits",)', '("imagenet",)').replace("479", "8").rstrip().removesuffix(")") + sized
+    (tmp_path / "tiny.py").write_text(recipe.replace("import Optimizer", "import Augment, Optimizer"))
+    for method in ("e2e", "repl"):
+        call("train", str(tmp_path / "tiny.py"), "--method", method, "--device", "cpu", "--out", str(tmp_path))
+    return tmp_path / "imagenet"
+
+
+def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Path) -> None:
+    run = streamed / "e2e" / "seed-0"
+    few = ["--first", "2", "--samples", "16", "--batch-size", "8", "--iterations", "3", "--intervals", "2"]
+    assert "tiny, imagenet, seed 0" in call("analyze", str(run), *few, "--no-gradients")
+    assert Analysis.from_json((run / "analysis" / "analysis.json").read_text()).num_samples == 8
+    assert read_trained(run).test(4)[0].shape == (4, 3, 16, 16)  # what t-SNE and feature maps look at
+    pytest.importorskip("torchao")
+    found = json.loads(call("evaluate", str(streamed / "repl" / "seed-0"), "--int8", "--samples", "9", "--json"))
+    assert found["calibration_images"] == 9
+    result = json.loads((streamed / "repl" / "seed-0" / "result.json").read_text())
+    assert found["measures"]["float32"]["test_loss"] == pytest.approx(result["epochs"][-1]["test_loss"], rel=1e-3)
+    assert found["measures"]["int8"].keys() == {"test_loss", "test_accuracy", "test_top5"}
+    assert "float32  loss" in call("evaluate", str(run))
+    assert "leave it out" in call("evaluate", str(run), "--annotations", "x.json", code=2)
+    assert "add --annotations FILE" in call("evaluate", str(run / "result.json"), code=2)
 
 
 @pytest.mark.parametrize(

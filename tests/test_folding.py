@@ -369,11 +369,22 @@ class Chooses(nn.Module):
         return made[int(made.sum() * 1e7) % 2 :][:1]
 
 
+class Amplifies(Chooses):
+    """Rounding grows by ten million, as in a deep untrained network."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = torch.sigmoid(self.body(x))
+        for _ in range(28):
+            made = 3.9 * made * (1 - made)
+        return made
+
+
 @pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("kind", [Chooses, Amplifies])
 def test_a_difference_in_float32_is_refused_unless_float64_shows_that_it_is_rounding(
-    broken: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[Chooses], broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Chooses()
+    model = kind()
     replearn.replace_(model, replearn.plan(model, 2, first=2)).eval()
     monkeypatch.setitem(TOLERANCE, torch.float32, 0.0)
     if broken:
@@ -383,3 +394,4 @@ def test_a_difference_in_float32_is_refused_unless_float64_shows_that_it_is_roun
             replearn.deploy(model, torch.randn(4, 3, 8, 8))
     else:
         assert replearn.deploy(model, torch.randn(4, 3, 8, 8)).training is False
+        assert replearn.fast.streamline(kind().eval(), torch.randn(4, 3, 8, 8)).training is False

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 
 import replearn
 from replearn import ReplearnError
-from torture import crafted, generated, hostile
+from torture import crafted, edits, generated, hostile
 from torture.ledger import RESULTS
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +60,14 @@ def test_crafted_files_are_refused_in_bounded_time_and_run_nothing(tmp_path: Pat
             assert hostile.check(load, f"{kind}: {what}", hostile.peak()) is None
             tried += 1
     assert tried > 40
+
+
+def test_edited_results_are_read_or_named(tmp_path: Path) -> None:
+    good = edits.demo("repl")
+    cases = [(path, value) for path in edits.fields(good) for value in edits.VALUES]
+    found = {edits.trial(tmp_path, good, case) for case in Random(0).sample(cases, 25)}
+    found |= {edits.trial(tmp_path, good, what) for what in edits.ODD}
+    assert {"read, compared", "told, comparison refused"} <= found
 
 
 @pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
@@ -157,7 +165,9 @@ def test_every_committed_result_names_its_format() -> None:
             assert str(entry.get("format", "")).startswith("replearn-"), path
 
 
-@pytest.mark.parametrize("name", ["generated", "hostile", "kills", "scale", "full_disk"])
+@pytest.mark.parametrize(
+    "name", ["generated", "hostile", "edits", "threads", "third_party", "kills", "scale", "full_disk"]
+)
 def test_the_committed_torture_came_to_its_end_without_a_fault(name: str) -> None:
     data = json.loads((RESULTS / f"torture_{name}.json").read_text())
     assert data["finished"]

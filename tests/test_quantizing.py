@@ -15,8 +15,8 @@ from replearn import ReplearnError
 
 pytest.importorskip("torchao")
 
-from replearn.deployment.quantizing import quantize_dynamic, quantize_static
-from replearn.experiments.bench.inference_int8 import quantized, time_int8
+from replearn.deployment.quantizing import quantize, quantize_dynamic, quantize_static
+from replearn.experiments.bench.inference_int8 import speeds, time_on_cpu
 
 
 def deployed(name: str) -> tuple[nn.Module, Any]:
@@ -28,19 +28,19 @@ def test_a_cnn_is_quantized_with_calibration() -> None:
     plain, _ = deployed("cifar_resnet")
     torch.manual_seed(0)
     batches = [torch.randn(8, 3, 8, 8) for _ in range(2)]
-    small, kind = quantized(plain, batches)
+    small, kind = quantize(plain, batches)
     assert "static" in kind
     expected, found = plain(batches[0]), small(batches[0])
     assert 0 < float((expected - found).abs().max() / expected.abs().max()) < 0.1
     assert small(torch.randn(3, 3, 8, 8)).shape == (3, 4)
-    timed = time_int8(plain, small, batches[0], rounds=2, compile=False)
-    assert timed["images_per_second"].keys() == {"float32", "int8"}
+    timed = time_on_cpu({"float32": plain, "int8": small}, batches[0], rounds=2, compile=False)
+    assert speeds(timed, 8)["images_per_second"].keys() == {"float32", "int8"}
 
 
 @torch.no_grad()
 def test_linear_layers_of_a_transformer_are_quantized() -> None:
     plain, x = deployed("timm_vit")
-    small, kind = quantized(plain, [])
+    small, kind = quantize(plain, [])
     assert "dynamic" in kind
     assert type(plain.blocks[0].attn.qkv.weight) is nn.Parameter  # the plain one is not touched
     assert type(small.blocks[0].attn.qkv.weight).__module__.startswith("torchao")
@@ -73,7 +73,7 @@ def test_what_cannot_be_quantized_is_told() -> None:
         ),
         (
             lambda: quantize_dynamic(replearn.fast.streamline(nn.Linear(3, 3).eval(), dtype=torch.bfloat16)),
-            "deployed with dtype= can't be quantized",
+            "Quantize what deploy gives without dtype",
         ),
     ):
         with pytest.raises(ReplearnError, match=text):

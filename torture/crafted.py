@@ -15,6 +15,7 @@ from torch import nn
 
 import replearn
 from replearn.analysis.results import Analysis
+from replearn.experiments.training.pretrained import load_pretrained_
 from replearn.experiments.training.results import read_result
 from replearn.experiments.training.state import read_state
 from replearn.surgery.tensor_file import write_file
@@ -115,6 +116,7 @@ def _all(folder: Path, good: bytes) -> Iterator[Case]:
     yield from _disguised(folder, checkpoint)
     yield from _signed(folder)
     yield from _results(folder)
+    yield from _weights(folder)
 
 
 def _bombs(folder: Path, header: dict[str, Any], rewritten: Any) -> Iterator[Case]:
@@ -202,3 +204,40 @@ def _results(folder: Path) -> Iterator[Case]:
     large.touch()
     os.truncate(large, 2**37)
     yield "results", "a sparse result of 128 GiB", lambda: read_result(large)
+
+
+def _weights(folder: Path) -> Iterator[Case]:
+    """Pretrained weights of others: what is no weight is refused, and the model is left as it was."""
+    good = small_model().state_dict()
+    weight = next(iter(good.values()))
+    odd: dict[str, Any] = {
+        "quantized": torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        "sparse": weight.to_sparse(),
+        "on meta": weight.to("meta"),
+        "int8": weight.to(torch.int8),
+        "complex": weight.to(torch.complex64),
+        "NaN": torch.full_like(weight, float("nan")),
+        "of another shape": torch.zeros(7),
+        "no tensor": "x",
+        "code": RunsCode(folder),
+    }
+    files: dict[str, Any] = {f"a weight that is {name}": {**good, next(iter(good)): odd[name]} for name in odd}
+    files |= {"integer keys": {3: torch.ones(2)}, "a list": [1, 2], "nothing": {}}
+    for name, state in files.items():
+        path = folder / f"weights-{name.replace(' ', '-')}.pth"
+        torch.save(state, path)
+        yield "weights", name, lambda p=path: _unchanged(p)  # type: ignore[misc]
+    for name, data in {"cut": b"\x80\x02}q\x00(X\x01.", "empty stack": b"\x80\x02N0.", "empty": b""}.items():
+        path = folder / f"weights-{name.replace(' ', '-')}.pth"
+        path.write_bytes(data)
+        yield "weights", f"a pickle: {name}", lambda p=path: _unchanged(p)  # type: ignore[misc]
+
+
+def _unchanged(path: Path) -> None:
+    model = small_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try:
+        load_pretrained_(model, str(path))
+    finally:
+        if any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()):
+            raise RuntimeError("the model was changed")

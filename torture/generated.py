@@ -109,7 +109,7 @@ def walk(seed: int, libraries: bool = True) -> tuple[str, str]:
         with torch.no_grad():
             expect(torch.equal(loaded(x), expected), "the loaded model gives another output")
         room = "deploy"
-        plain = replearn.deploy(loaded, example=x)
+        plain = replearn.deploy(loaded, example=x, merge=seed % 2 == 1)
         ours = [n for n, m in plain.named_modules() if type(m).__module__.startswith("replearn.")]
         expect(not ours, f"{ours} are ours still")
         with torch.no_grad():

@@ -58,6 +58,7 @@ class Ledger:
         self._written = time.monotonic()
         data = {
             "format": FORMAT,
+            "command": f"python -m torture.{self.path.stem.removeprefix('torture_')}",
             "settings": self.settings,
             "total": self.total,
             "done": self.done,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..blocks.running import differentiable_attention
 from ..operators._base.options import ReadingOptions
+from ..planning.data import Plan
 from ..planning.targets import build_operator
 from ..surgery.replace import device_of, set_submodule
 from .results import Bias, GradientBias
@@ -26,15 +27,11 @@ def gradient_bias(subject: Subject, output_bound: float, *, iterations: int, see
     The paper's sum bounds the deviation of one sample; over a batch of B samples deviations add up to
     sqrt(B) times that, which is what the sensitivity of the batch's gradient is multiplied with.
     """
-    names, sources = shared_parameters(subject)
-    full, away = [copy.deepcopy(subject.full).requires_grad_(True) for _ in range(2)]
-    for target in subject.plan.targets:  # the same operators, reading sources that gradients flow to
-        flowing = target
-        if isinstance(target.operator, ReadingOptions):
-            flowing = replace(target, operator=replace(target.operator, stop_gradient=False))
-        operator = build_operator(away, flowing, device_of(away, target)).eval()
-        operator.load_state_dict(subject.replaced.get_submodule(target.name).state_dict())
-        set_submodule(away, target.name, operator)
+    full = copy.deepcopy(subject.full).requires_grad_(True)
+    away = flowing_copy(full, subject.replaced, subject.plan)
+    names = shared_names(full, subject.plan)
+    read = tuple(f"{side}." for target in subject.plan.targets for side in (target.previous, target.next))
+    sources = [name for name in names if name.startswith(read)]
     stopped = copy.deepcopy(subject.replaced).requires_grad_(True)
     true, loss, z = gradients(subject, full, names)
     held, loss_replaced, moved = gradients(subject, stopped, names)
@@ -55,13 +52,22 @@ def gradient_bias(subject: Subject, output_bound: float, *, iterations: int, see
     )
 
 
-def shared_parameters(subject: Subject) -> tuple[list[str], list[str]]:
-    """The names of all kept parameters, and of those in blocks that operators read."""
-    gone = tuple(f"{target.name}." for target in subject.plan.targets)
-    names = [name for name, _ in subject.full.named_parameters() if not name.startswith(gone)]
-    blocks = {side for target in subject.plan.targets for side in (target.previous, target.next)}
-    beginnings = tuple(f"{block}." for block in blocks)
-    return names, [name for name in names if name.startswith(beginnings)]
+def shared_names(full: nn.Module, plan: Plan) -> list[str]:
+    """The names of all kept parameters."""
+    gone = tuple(f"{target.name}." for target in plan.targets)
+    return [name for name, _ in full.named_parameters() if not name.startswith(gone)]
+
+
+def flowing_copy(full: nn.Module, replaced: nn.Module, plan: Plan) -> nn.Module:
+    """The replaced model again, its operators reading sources that gradients flow to."""
+    made = copy.deepcopy(full).requires_grad_(True)
+    for target in plan.targets:
+        if isinstance(target.operator, ReadingOptions):
+            target = replace(target, operator=replace(target.operator, stop_gradient=False))
+        operator = build_operator(made, target, device_of(made, target)).eval()
+        operator.load_state_dict(replaced.get_submodule(target.name).state_dict())
+        set_submodule(made, target.name, operator)
+    return made
 
 
 def gradients(subject: Subject, model: nn.Module, names: Sequence[str]) -> tuple[Gradients, float, Tensor]:
@@ -70,8 +76,8 @@ def gradients(subject: Subject, model: nn.Module, names: Sequence[str]) -> tuple
         made = subject.output(model, BATCH)
         loss = subject.mean_loss(made, BATCH)
         parameters = [model.get_parameter(name) for name in names]
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return _named(names, parameters, found), float(loss.detach()), made.detach()
+        found = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    return dict(zip(names, found, strict=True)), float(loss.detach()), made.detach()
 
 
 def through_output(subject: Subject, model: nn.Module, names: Sequence[str], moved: Tensor) -> Gradients:
@@ -82,8 +88,8 @@ def through_output(subject: Subject, model: nn.Module, names: Sequence[str], mov
         (at_here,) = torch.autograd.grad(subject.mean_loss(here, BATCH), here)
         (at_there,) = torch.autograd.grad(subject.mean_loss(there, BATCH), there)
         parameters = [model.get_parameter(name) for name in names]
-        found = torch.autograd.grad(made, parameters, at_there - at_here, allow_unused=True)
-    return _named(names, parameters, found)
+        found = torch.autograd.grad(made, parameters, at_there - at_here, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
 
 
 def gradient_sensitivity(
@@ -123,10 +129,3 @@ def bias(true: Gradients, other: Gradients, pulled: Gradients, names: Sequence[s
         cosine=float(own @ changed) / norms if norms else 0.0,
         through_output=float(output.norm()),
     )
-
-
-def _named(names: Sequence[str], parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> Gradients:
-    return {
-        name: torch.zeros_like(parameter) if gradient is None else gradient.detach()
-        for name, parameter, gradient in zip(names, parameters, found, strict=True)
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,39 +21,24 @@ def distances(model: nn.Module, target: Target) -> tuple[Distance, ...]:
     A BasicBlock's two kernels are also held against what the paper's operator mixes: the previous block's
     second and the next block's first kernel.
     """
-    found = []
-    for role, spans in _spans(model, target):
-        own = _weight(model, target.name, role, target)
-        sides = {name: weight for name, weight in spans.items() if weight.shape == own.shape}
-        if own.dim() < 2 or not sides:
-            continue
-        heads = target.anatomy.num_heads if role == "proj" else 0
-        found.append(_distance(role, " + ".join(sides), own, list(sides.values()), heads))
-    return tuple(found)
-
-
-def _spans(model: nn.Module, target: Target) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    parts = target.anatomy.parts
-    roles = [role for role in parts if role not in ("activation", "norm", "norm1", "norm2")]
+    roles = [role for role in target.anatomy.parts if role not in ("activation", "norm", "norm1", "norm2")]
     if not roles:  # no family tells the parts: every parameter of the block
         roles = [name for name, _ in model.get_submodule(target.name).named_parameters()]
-    for role in roles:
-        yield (
-            role,
-            {
-                f"previous.{role}": _weight(model, target.previous, role, target),
-                f"next.{role}": _weight(model, target.next, role, target),
-            },
-        )
+    pairs = [(role, role, role) for role in roles]
     if target.anatomy.kind == "basic":
-        for role in ("conv1", "conv2"):
-            yield (
-                role,
-                {
-                    "previous.conv2": _weight(model, target.previous, "conv2", target),
-                    "next.conv1": _weight(model, target.next, "conv1", target),
-                },
-            )
+        pairs += [(role, "conv2", "conv1") for role in ("conv1", "conv2")]
+    found = []
+    for role, before, after in pairs:
+        own = _weight(model, target.name, role, target)
+        spans = {
+            f"previous.{before}": _weight(model, target.previous, before, target),
+            f"next.{after}": _weight(model, target.next, after, target),
+        }
+        sides = {name: weight for name, weight in spans.items() if weight.shape == own.shape}
+        if own.dim() >= 2 and sides:
+            heads = target.anatomy.num_heads if role == "proj" else 0
+            found.append(_distance(role, " + ".join(sides), own, list(sides.values()), heads))
+    return tuple(found)
 
 
 def _weight(model: nn.Module, name: str, role: str, target: Target) -> Tensor:
@@ -69,8 +54,6 @@ def _weight(model: nn.Module, name: str, role: str, target: Target) -> Tensor:
 def _distance(role: str, span: str, own: Tensor, sides: Sequence[Tensor], heads: int) -> Distance:
     flat, spans = own.flatten(1), [side.flatten(1) for side in sides]
     rows = _left(flat, spans)
-    lengths = flat.norm(dim=1)
-    shares = rows / lengths.clamp_min(1e-30)
     whole = float(_left(flat.reshape(1, -1), [side.reshape(1, -1) for side in spans])[0])
     size = float(flat.norm()) or 1.0
     by_head: tuple[float, ...] = ()
@@ -86,8 +69,7 @@ def _distance(role: str, span: str, own: Tensor, sides: Sequence[Tensor], heads:
         whole=whole / size,
         absolute=whole,
         rows=float(rows.norm()) / size,
-        best_row=float(shares.min()),
-        worst_row=float(shares.max()),
+        best_row=float((rows / flat.norm(dim=1).clamp_min(1e-30)).min()),
         heads=by_head,
         chance=max(0.0, 1 - len(sides) / flat.shape[1]) ** 0.5,
     )

@@ -17,7 +17,6 @@ class LocalError:
     """g_r against f_r on held-out samples; norms are Euclidean over all of a sample's activations."""
 
     epsilon: float  # the largest |g(h) - f(h)| / max(|h|, 1)  (eq:local_replacement_error_short)
-    mean: float  # the mean of that ratio over the samples
     absolute: float  # the largest |g(h) - f(h)|
     relative: float  # |g - f|^2 over |f(h) - h|^2, summed over the samples: 0 is perfect, removal is 1
     removal: float  # epsilon of plain removal: the largest |h - f(h)| / max(|h|, 1)
@@ -29,14 +28,9 @@ class Suffix:
     """How much the layers after a block amplify: estimates from samples, not guarantees."""
 
     factor: float  # the largest singular value of the suffix's Jacobian over all sampled points
-    mean: float  # its mean over the points
     realised: float  # the largest |S(g) - S(f)| / |g - f| that was seen
     product: float  # Pi_r as printed: the product of the blocks' own factors (eq:suffix_lipschitz_short)
-    points: int  # samples times places between f_r(h) and g_r(h)
-    starts: int
-    iterations: int
     change: float  # the last relative change of the estimate: how far power iteration had converged
-    disagreement: float  # the relative spread of the estimates from different starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +71,14 @@ class GradientBias:
     loss_replaced: float
     labels: str  # where the labels came from
 
+    def rows(self) -> dict[str, Bias]:
+        return {
+            "all kept, stop-gradient": self.stopped,
+            "all kept, gradients flow": self.flowing,
+            "sources, stop-gradient": self.sources_stopped,
+            "sources, gradients flow": self.sources_flowing,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
@@ -88,7 +90,6 @@ class Distance:
     absolute: float  # d_r: the same, not divided
     rows: float  # with two scalars per output channel (eq:cnn_span_short), over the whole weight
     best_row: float
-    worst_row: float
     heads: tuple[float, ...]  # with two scalars per head, where it has heads
     chance: float  # what two random directions would leave of a row
 
@@ -108,6 +109,16 @@ class TargetAnalysis:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quality:
+    """What a changed model keeps on held-out samples; `relative` and `agreement` as in Deviation."""
+
+    relative: float
+    agreement: float
+    loss: float
+    score: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TradeoffPoint:
     """One interval K: what it saves, and what it costs right after replacement, without training."""
 
@@ -118,14 +129,58 @@ class TradeoffPoint:
     flops: float  # the same, of a forward pass
     cost_formula: float  # C(K)/C_0 as printed (eq:cost_k_short), with the mean eta measured here
     eta: float  # the operators' FLOPs over their blocks'
-    relative: float  # output deviation, as in Deviation
-    agreement: float
-    loss: float
-    score: float | None
-    removal_relative: float
-    removal_agreement: float
-    removal_loss: float
-    removal_score: float | None
+    operators: Quality
+    removal: Quality  # of the same blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvergenceStep:
+    """One point of a training by plain SGD; gradients and losses are those of all batches together."""
+
+    step: int
+    loss: float  # J
+    squared_gradient: float  # |grad J|^2, with gradients that flow to the sources
+    stop_gradient_bias: float  # |E g - grad J| / |grad J|: 0 where the steps follow grad J on average
+    noise: float  # E|g - E g|^2, which is sigma^2 / B
+    smoothness: float  # the largest absolute eigenvalue of J's Hessian: L_J is at least that
+    shared_squared: float  # |grad_s J|^2 over the kept parameters
+    full_squared: float  # |grad_s l|^2
+    bias_squared: float  # |grad_s J - grad_s l|^2, which B_grad^2 bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """Both sides of the convergence bounds, measured over a training by plain SGD."""
+
+    lr: float  # eta
+    num_steps: int  # T
+    points: tuple[ConvergenceStep, ...]
+
+    def bound(self, number: int) -> tuple[float, float, float]:
+        """Up to a point: the mean of |grad J|^2 so far, 2 (J_0 - J*) / (eta T), and eta L_J sigma^2 / B."""
+        seen = self.points[: number + 1]
+        end = self.points[number + 1].step if number + 1 < len(self.points) else self.num_steps
+        mean = sum(point.squared_gradient for point in seen) / len(seen)
+        rough, noise = max(point.smoothness for point in seen), max(point.noise for point in seen)
+        return mean, 2 * seen[0].loss / (self.lr * end), self.lr * rough * noise
+
+    def verdicts(self) -> tuple[str, ...]:
+        """What holds of the two statements, and of what they assume."""
+        mean, start, noise = self.bound(len(self.points) - 1)
+        rough = self.lr * max(point.smoothness for point in self.points)
+        off = [point.stop_gradient_bias for point in self.points]
+        shared = min(point.shared_squared for point in self.points)
+        full = min(point.full_squared for point in self.points)
+        bias = max(point.bias_squared for point in self.points)
+        return (
+            f"mean |grad J|^2 {mean:.3g} {'<=' if mean <= start + noise else '>'} {start + noise:.3g}, the bound",
+            f"eta <= 1 / L_J {'holds' if rough <= 1 else 'does not hold'}: eta L_J is {rough:.3g} at most",
+            f"steps follow grad J on average but for {min(off):.1%} to {max(off):.1%} of it, by stop-gradient"
+            if max(off) > 1e-3
+            else "steps follow grad J on average",
+            f"min |grad_s l|^2 {full:.3g} {'<=' if full <= 2 * shared + 2 * bias else '>'} {2 * shared:.3g} + "
+            f"{2 * bias:.3g}, of which the second is the measured bias",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +197,7 @@ class Analysis:
     loss: float | None
     score: float | None
     notes: tuple[str, ...] = ()
+    convergence: Convergence | None = None
 
     def __str__(self) -> str:
         return analysis_text(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..errors import ReplearnError
-from ..fitting.observe import HELD_OUT, Forward, run_to
-from ..planning.data import Plan, Target
+from ..fitting.observe import Forward, run_to
+from ..planning.data import Plan
 from ..surgery.replace import set_submodule
 
 Loss = Callable[[Tensor, Any], Tensor]
@@ -46,12 +46,6 @@ class Subject:
         """What a model gives for a held-out batch."""
         return finite_output(model, self.held[number], self.forward, number)
 
-    @contextmanager
-    def with_alone(self, target: Target) -> Iterator[nn.Module]:
-        """The full model with this one target replaced, for a while."""
-        with exchanged(self.full, target.name, self.replaced.get_submodule(target.name)):
-            yield self.full
-
     def mean_loss(self, output: Tensor, number: int) -> Tensor:
         """The given loss, or the cross-entropy against the full model's own predictions."""
         if self.loss is not None:
@@ -72,17 +66,6 @@ def exchanged(model: nn.Module, name: str, module: nn.Module) -> Iterator[None]:
         yield
     finally:
         set_submodule(model, name, block)
-
-
-def held_out(data: Iterable[Any]) -> tuple[Any, ...]:
-    """The batches that `calibrate_` holds out too: the second of every five."""
-    batches = list(data)
-    if len(batches) < 2:
-        raise ReplearnError(
-            f"An analysis needs at least two batches, and got {len(batches)}: some are for fitting the operators, "
-            "and every fifth, beginning with the second, is held out for the measurements."
-        )
-    return tuple(batch for number, batch in enumerate(batches) if number % HELD_OUT == 1)
 
 
 def finite_output(model: nn.Module, batch: Any, forward: Forward, number: int) -> Tensor:

@@ -8,7 +8,6 @@ below of the Lipschitz constant around it, not a guarantee.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,19 +25,7 @@ SETTLED = 1e-2  # the relative change of an estimate at which power iteration en
 BATCH = 0  # of the held-out ones, the batch whose samples are the points
 
 
-@dataclass(frozen=True, eq=False)
-class Singular:
-    """Estimated largest singular values, one a sample, and how far they had settled."""
-
-    values: Tensor
-    iterations: int
-    change: float
-    disagreement: float
-
-
-def suffix_factor(
-    subject: Subject, target: Target, *, starts: int, iterations: int, product: float, seed: int
-) -> Suffix:
+def suffix_factor(subject: Subject, target: Target, *, iterations: int, product: float, seed: int) -> Suffix:
     """The factor of everything behind a target, at the samples of one held-out batch."""
     (seen,) = observe(subject.full, target, subject.held[BATCH : BATCH + 1], subject.forward, split=False)
 
@@ -49,64 +36,56 @@ def suffix_factor(
         made = seen.through(subject.replaced.get_submodule(target.name))
         moved = lengths(run(made) - run(seen.y))
     found = [
-        largest_singular(run, torch.lerp(seen.y, made, place), starts=starts, iterations=iterations, seed=seed)
+        largest_singular(run, torch.lerp(seen.y, made, place), iterations=iterations, seed=seed)
         for place in PLACES
     ]
-    values = torch.cat([singular.values for singular in found])
+    values = torch.cat([values for values, _ in found])
     between = lengths(made - seen.y)
     changed = between > 0
     return Suffix(
         factor=float(values.max()),
-        mean=float(values.mean()),
         realised=float((moved[changed] / between[changed]).max()) if bool(changed.any()) else 0.0,
         product=product,
-        points=len(values),
-        starts=starts,
-        iterations=max(singular.iterations for singular in found),
-        change=max(singular.change for singular in found),
-        disagreement=max(singular.disagreement for singular in found),
+        change=max(change for _, change in found),
     )
 
 
-def products_after(
-    subject: Subject, names: list[str], *, starts: int, iterations: int, seed: int
-) -> dict[str, float]:
+def products_after(subject: Subject, names: list[str], *, iterations: int, seed: int) -> dict[str, float]:
     """Pi_r as the paper prints it, for every block: the product of the factors of all that follow it.
 
     `names` are the model's blocks; their own factors come from the points of the same batch, and what
     follows the last block counts as one more.
     """
     calls = called(subject, names)
-    order = list(calls)
-    settings = {"starts": starts, "iterations": iterations, "seed": seed}
-    last = order[-1]
+    *order, last = calls
+
+    def largest(function: Callable[[Tensor], Tensor], point: Tensor) -> float:
+        return float(largest_singular(function, point, iterations=iterations, seed=seed)[0].max())
+
     with torch.no_grad():
-        end = first(_again(subject.full, last, calls[last], calls[last][2]))
-    running = float(largest_singular(lambda h: run_from(subject, last, h), end, **settings).values.max())
-    products = {last: running}
-    for name, following in zip(reversed(order[:-1]), reversed(order[1:]), strict=True):
-        call = calls[following]
-
-        def through(x: Tensor, name: str = following, call: Any = call) -> Tensor:
-            made: Tensor = first(_again(subject.full, name, call, x))
-            return made
-
-        running *= float(largest_singular(through, call[2], **settings).values.max())
-        products[name] = running
+        end = calls[last][0](calls[last][1])
+    products = {last: largest(lambda h: run_from(subject, last, h), end)}
+    following = last
+    for name in reversed(order):
+        products[name] = products[following] * largest(*calls[following])
+        following = name
     return products
 
 
-def called(subject: Subject, names: list[str]) -> dict[str, tuple[Any, Any, Tensor]]:
-    """How each block is called on the batch, in the order in which the model runs them."""
-    found: dict[str, tuple[Any, Any, Tensor]] = {}
+def called(subject: Subject, names: list[str]) -> dict[str, tuple[Callable[[Tensor], Tensor], Tensor]]:
+    """Each block as a function of its input, and the input, in the order in which the model runs them."""
+    found: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {}
 
     def note(name: str) -> Callable[..., None]:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-            place: Any = next((i for i, v in enumerate(args) if v is x), None)
-            place = place if place is not None else next(key for key, v in kwargs.items() if v is x)
-            given = (tuple(map(repeatable, args)), {k: repeatable(v) for k, v in kwargs.items()})
-            found[name] = (given, place, x.detach().clone())
+        def before(block: nn.Module, args: Any, kwargs: Any) -> None:
+            rest, named = [repeatable(v) for v in args[1:]], {k: repeatable(v) for k, v in kwargs.items()}
+            key = "" if args else next(k for k, v in kwargs.items() if isinstance(v, Tensor))
+
+            def again(x: Tensor) -> Tensor:
+                made: Tensor = first(block(**(named | {key: x})) if key else block(x, *rest, **named))
+                return made
+
+            found[name] = again, (kwargs[key] if key else args[0]).detach().clone()
 
         return before
 
@@ -120,16 +99,6 @@ def called(subject: Subject, names: list[str]) -> dict[str, tuple[Any, Any, Tens
         for handle in handles:
             handle.remove()
     return found
-
-
-def _again(model: nn.Module, name: str, call: tuple[Any, Any, Tensor], x: Tensor) -> Any:
-    """Call a block once more, with another input."""
-    (args, kwargs), place, _ = call
-    if isinstance(place, int):
-        args = (*args[:place], x, *args[place + 1 :])
-    else:
-        kwargs = {**kwargs, place: x}
-    return model.get_submodule(name)(*args, **kwargs)
 
 
 def run_from(subject: Subject, name: str, h: Tensor) -> Tensor:
@@ -146,11 +115,12 @@ def run_from(subject: Subject, name: str, h: Tensor) -> Tensor:
 
 
 def largest_singular(
-    function: Callable[[Tensor], Tensor], point: Tensor, *, starts: int, iterations: int, seed: int
-) -> Singular:
+    function: Callable[[Tensor], Tensor], point: Tensor, *, iterations: int, seed: int
+) -> tuple[Tensor, float]:
     """The largest singular value of a function's Jacobian at each sample, by power iteration on J'J.
 
-    One forward pass gives the graph; J'u is a backward pass over it, and J v the derivative of J'u along u.
+    One forward pass gives the graph; J'u is a backward pass over it, and J v the derivative of J'u along u. Also
+    the last relative change of the estimates.
     """
     point = point.detach().clone().requires_grad_(True)
     with torch.enable_grad(), differentiable_attention():
@@ -162,28 +132,14 @@ def largest_singular(
             )
         cotangent = torch.zeros_like(made, requires_grad=True)
         (pulled,) = torch.autograd.grad(made, point, cotangent, create_graph=True)
-        generator = torch.Generator().manual_seed(seed)
-        results, change, most = [], 0.0, 0
-        for _ in range(starts):
-            v = torch.randn(point.shape, generator=generator).to(point)
-            size = torch.zeros(len(point), dtype=torch.float64, device=point.device)
-            done, shift = 0, 0.0
-            for _ in range(iterations):
-                done += 1
-                v = v / _spread(lengths(v).clamp_min(1e-30), v)
-                (pushed,) = torch.autograd.grad(pulled, cotangent, v, retain_graph=True)
-                (v,) = torch.autograd.grad(made, point, pushed, retain_graph=True)
-                before, size = size, lengths(pushed)
-                shift = float(((size - before).abs() / size.clamp_min(1e-30)).max())
-                if shift < SETTLED:
-                    break
-            results.append(size)
-            change, most = max(change, shift), max(most, done)
-    values = torch.stack(results)
-    best = values.max(dim=0).values
-    spread = (best - values.min(dim=0).values) / best.clamp_min(1e-30)
-    return Singular(best.detach(), most, change, float(spread.max()))
-
-
-def _spread(lengths_: Tensor, like: Tensor) -> Tensor:
-    return lengths_.view(-1, *[1] * (like.dim() - 1)).to(like.dtype)
+        v = torch.randn(point.shape, generator=torch.Generator().manual_seed(seed)).to(point)
+        size, change = torch.zeros(len(point), dtype=torch.float64, device=point.device), 0.0
+        for _ in range(iterations):
+            v = v / lengths(v).clamp_min(1e-30).view(-1, *[1] * (v.dim() - 1)).to(v.dtype)
+            (pushed,) = torch.autograd.grad(pulled, cotangent, v, retain_graph=True)
+            (v,) = torch.autograd.grad(made, point, pushed, retain_graph=True)
+            before, size = size, lengths(pushed)
+            change = float(((size - before).abs() / size.clamp_min(1e-30)).max())
+            if change < SETTLED:
+                break
+    return size.detach(), change

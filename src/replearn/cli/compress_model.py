@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..deployment.exporting.own_models import built_by
 from ..errors import ReplearnError
 from ..experiments.training.architectures import architecture
 from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.trained import Trained, read_full_model
+from .commands.export import built_by
 from .subjects import is_hub_name, is_small
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import ReplearnError
 from ..fast.graphs.replay import check_graph
@@ -13,7 +14,7 @@ from ..fast.inference import (
     Folding,
     check_backend,
     check_fuse,
-    check_outputs,
+    check_or_double,
     check_ready,
     on_backend,
     optimize_,
@@ -21,7 +22,6 @@ from ..fast.inference import (
 )
 from ..fast.inlining import flatten as flat_form
 from ..fast.passes._context import Context
-from ..fast.verify import Differs, rebuilt
 from ..fast.verify import tensors_in as tensors_in
 from ..fast.verify import verify as verify
 from ..planning.targets import records_hidden_states
@@ -31,7 +31,7 @@ from ..surgery.inference_mode import ordinary_tensors, writable
 from ..surgery.plan_metadata import detach_plan_
 from ..surgery.replace import operators_of, plan_of, set_submodule
 from .absorb import absorb_
-from .merge import merge_, refuse_unfit
+from .merge import merge_
 from .saving import refuse_saving_
 
 
@@ -86,7 +86,10 @@ def deploy(
     check_backend(dtype, compile, flatten=flatten, channels_last=channels_last)
     check_graph(model, graph, compile)
     check_fuse(model, fuse, flatten, compile)
-    refuse_unfit(merge)
+    if not isinstance(merge, bool):
+        raise ReplearnError(
+            f"merge={merge!r}: write True to merge each operator's sum with its input into its weight, or False."
+        )
     if fold not in ("all", "operators"):
         raise ReplearnError(
             f"fold={fold!r}: write 'all' to fold the BatchNorms of the whole network, or 'operators' for those of "
@@ -109,33 +112,11 @@ def deploy(
         flat = flat_form(plain, example)
         plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
         optimize_(plain, example, context)
-    try:
-        check_outputs(model, plain, example)
-    except Differs:
-        if not deploys_in_double(model, example, fold=fold, merge=merge, flatten=flatten):
-            raise
+    check_or_double(model, plain, example, partial(deploy, fold=fold, merge=merge, flatten=flatten))
     refuse_saving_(
         plain, "Save the model as it was before deploy, which replearn.from_pretrained reads, and deploy again."
     )
     return on_backend(plain, example, compile, context)
-
-
-def deploys_in_double(model: nn.Module, example: Any, **how: Any) -> bool:
-    """Can the model be deployed in float64, with equal outputs? Then a difference in float32 is rounding.
-
-    Deep networks amplify rounding, and where a detector chooses boxes by scores, it can change the choice.
-    """
-
-    def doubled(tensor: Tensor) -> Tensor:
-        return tensor.double() if tensor.is_floating_point() else tensor
-
-    if all(parameter.dtype is torch.float64 for parameter in model.parameters()):
-        return False
-    try:
-        deploy(own_copy(model).double(), rebuilt(example, doubled), **how)
-    except Exception:
-        return False
-    return True
 
 
 def refuse_hooks(name: str, operator: nn.Module) -> None:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..errors import ReplearnError
 from ..operators._base.plain import as_module, parts_of_residual
 from ..surgery.replace import operators_of, plan_of, set_submodule
 
@@ -48,19 +47,18 @@ def find_merges(model: nn.Module, *, dtype: torch.dtype | None = None) -> tuple[
     """
     plan_of(model)
     return tuple(
-        _judged(_path(name, path), residual, dtype)
+        _judged(f"{name}.{path}".rstrip("."), branch, dtype)
         for name, operator in operators_of(model)
-        for path, residual in _residuals(operator.fuse())
+        for path, branch, _ in _residuals(operator.fuse())
     )
 
 
 @torch.no_grad()
 def merge_(fused: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
     """The deployed form of one operator with every sum merged that can be; in place, but for the outermost."""
-    for path, residual in list(_residuals(fused)):
-        if _judged(path, residual, dtype).layer is None:
+    for path, branch, activation in list(_residuals(fused)):
+        if _judged(path, branch, dtype).layer is None:
             continue
-        branch, activation = _parts(residual)
         made = merged(branch)
         if activation is not None:
             made = nn.Sequential(made, as_module(activation)).eval()
@@ -73,18 +71,12 @@ def merge_(fused: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
 def merged(layer: nn.Module) -> nn.Module:
     """A copy of the layer that returns its input as well."""
     made: nn.Module = copy.deepcopy(layer)
-    weight = made.get_parameter("weight")
-    made.weight = nn.Parameter(_plus_identity(weight), requires_grad=weight.requires_grad)
-    return made
-
-
-def _plus_identity(given: Tensor) -> Tensor:
-    weight = given.detach().clone()  # in its own memory order
+    weight = made.get_parameter("weight").data  # in its own memory order
     rows = torch.arange(len(weight), device=weight.device)
     centre: list[Any] = [size // 2 for size in weight.shape[2:]]
     # a channel's own column is counted from the first of its group
     weight[(rows, rows % weight.shape[1], *centre)] += 1
-    return weight
+    return made
 
 
 def objection(layer: nn.Module) -> str | None:
@@ -106,15 +98,7 @@ def objection(layer: nn.Module) -> str | None:
     return None
 
 
-def refuse_unfit(merge: Any) -> None:
-    if not isinstance(merge, bool):
-        raise ReplearnError(
-            f"merge={merge!r}: write True to merge each operator's sum with its input into its weight, or False."
-        )
-
-
-def _judged(name: str, residual: nn.Module, dtype: torch.dtype | None) -> Merge:
-    branch, _ = _parts(residual)
+def _judged(name: str, branch: nn.Module, dtype: torch.dtype | None) -> Merge:
     reason = objection(branch)
     if reason is None and dtype is not None and type(branch) is nn.Linear:
         short = str(dtype).removeprefix("torch.")
@@ -122,13 +106,8 @@ def _judged(name: str, residual: nn.Module, dtype: torch.dtype | None) -> Merge:
     return Merge(name=name, reason=reason) if reason else Merge(name=name, layer=type(branch).__name__)
 
 
-def _residuals(fused: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return ((path, part) for path, part in fused.named_modules() if parts_of_residual(part) is not None)
-
-
-def _parts(residual: nn.Module) -> Any:
-    return parts_of_residual(residual)
-
-
-def _path(*names: str) -> str:
-    return ".".join(name for name in names if name)
+def _residuals(fused: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """Path, branch and activation of every sum x + f(x)."""
+    for path, part in fused.named_modules():
+        if (found := parts_of_residual(part)) is not None:
+            yield path, *found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,13 @@ def analyze(
     ] = None,
     samples: flags.Samples = 1000,
     batch_size: flags.BatchSize = 100,
-    starts: Annotated[int, typer.Option(min=1, help="Random starts of each power iteration.")] = 2,
     iterations: Annotated[int, typer.Option(min=1, help="Power iterations at most.")] = 30,
     gradients: Annotated[bool, typer.Option("--gradients/--no-gradients", help="Gradient bias too.")] = True,
+    convergence: Annotated[
+        int,
+        typer.Option(min=0, help="Steps of plain SGD from fresh weights, to measure the convergence bounds."),
+    ] = 0,
+    lr: Annotated[float, typer.Option(help="Learning rate of these steps.")] = 0.005,
     seed: flags.Seed = 0,
     device: flags.Device = "auto",
     data_root: flags.DataRoot = None,
@@ -38,7 +43,8 @@ def analyze(
     """Measure the paper's theory on a trained model.
 
     Local errors of the operators, suffix factors, the bound on the output's deviation beside the measured one,
-    gradient bias, how near removed weights are to their neighbours' span, and the trade-off of K. Writes
+    gradient bias, how near removed weights are to their neighbours' span, and the trade-off of K; with
+    --convergence both sides of the convergence bounds too. A streamed data set is read in part. Writes
     analysis.json and a picture, and prints tables.
 
     Examples:
@@ -48,11 +54,14 @@ def analyze(
     * `replearn analyze runs/t1_resnet32/cifar10/e2e/seed-0 --operator basic:correction=full`
 
     * `replearn analyze runs/t1_vit_tiny8/cifar10/e2e/seed-0 --first 2 --samples 500 --device cuda`
+
+    * `replearn analyze runs/demo/digits/e2e/seed-0 --first 2 --convergence 400`
     """
     import torch
 
     from ...analysis import analyze as analyze_model  # slow to import, which help need not wait for
-    from ...analysis import draw
+    from ...analysis import converge
+    from ...experiments.report.analysis_figure import write_analysis
     from ...experiments.training.fit import device_named
     from ...experiments.training.results import write_atomically
     from ...experiments.training.trained import read_full_model
@@ -68,10 +77,11 @@ def analyze(
     trained = read_full_model(run, device_named(device), data_root)
     plan = plan_model(trained.model, interval, first, targets=targets, operator=operator)
     torch.manual_seed(seed)
+    batches = trained.train_batches(samples, batch_size, seed)
     found = analyze_model(
         trained.model,
         plan,
-        trained.train_batches(samples, batch_size, seed),
+        batches,
         forward=trained.forward,
         loss=trained.loss,
         score=trained.hits,
@@ -79,10 +89,24 @@ def analyze(
         gradients=gradients,
         intervals=wanted,
         first=first,
-        starts=starts,
         iterations=iterations,
         seed=seed,
     )
+    if convergence:
+        torch.manual_seed(seed)
+        whole = [batch for batch in batches if len(batch[0]) == batch_size]
+        reached = converge(
+            trained.task.build().to(batches[0][0].device),
+            plan,
+            whole,
+            loss=trained.loss,
+            forward=trained.forward,
+            lr=lr,
+            steps=convergence,
+            points=min(20, convergence),
+            seed=seed,
+        )
+        found = replace(found, convergence=reached)
     folder = out or (run if run.is_dir() else run.parent) / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "analysis.json", found.to_json())
@@ -92,6 +116,6 @@ def analyze(
         typer.echo(f"{trained.name}\n{found}\n")
         typer.echo(folder / "analysis.json")
     if str(picture) != "none":
-        drawn = draw(found, picture or folder / "analysis.png")
+        drawn = write_analysis(found, picture or folder / "analysis.svg")
         if not as_json:
             typer.echo(drawn)

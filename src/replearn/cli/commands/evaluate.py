@@ -1,4 +1,4 @@
-"""`replearn evaluate`: COCO's metrics of a results file, on a machine that has the annotations."""
+"""`replearn evaluate`: the test metrics of a run's deployed model, in INT8 too, or COCO's of a results file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,62 @@ from .. import flags
 
 
 def evaluate(
-    results: Annotated[Path, typer.Argument(help="A COCO results file, as a run's predictions.json.")],
-    annotations: Annotated[
-        Path, typer.Option(help="The annotation file of the pictures, as instances_val2017.json.")
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_RESULTS", help="A run's folder, or a COCO results file as predictions.json."
+        ),
     ],
+    annotations: Annotated[
+        Path | None, typer.Option(help="For a results file: the annotations, as instances_val2017.json.")
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="For a run: INT8 beside float32, on the CPU.")] = False,
+    samples: flags.Samples = 512,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile first: minutes, then INT8 runs several times as fast.")
+    ] = False,
+    data_root: flags.DataRoot = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Evaluate what a detector found: mAP, AP50 and AP75 in percent.
+    """Evaluate a trained model on its test set, deployed; or what a detector found: mAP, AP50 and AP75.
 
-    By pycocotools: pip install 'replearn[scenes]'.
+    Streamed sets, as ImageNet, are read to their end for the test and for SAMPLES calibration images alone.
+    A results file is evaluated by pycocotools: pip install 'replearn[scenes]'.
 
     Examples:
 
+    * `replearn evaluate runs/t2_resnet34/imagenet/repl/seed-0 --int8 --compile`
+
     * `replearn evaluate runs/bccd_retinanet/bccd/repl/seed-0/predictions.json --annotations instances_test.json`
     """
+    if source.is_dir():
+        if annotations is not None:
+            raise ReplearnError(f"--annotations is for a results file, and {source} is a folder: leave it out.")
+        evaluate_run(source, int8, samples, compile, data_root, as_json)
+    elif annotations is None:
+        raise ReplearnError(f"{source} is no folder of a run; for a COCO results file add --annotations FILE.")
+    else:
+        evaluate_results(source, annotations, as_json)
+
+
+def evaluate_run(run: Path, int8: bool, samples: int, compile: bool, root: Path | None, as_json: bool) -> None:
+    import torch
+
+    from ...experiments.bench.inference_int8 import int8_measures
+    from ...experiments.training.trained import read_trained
+
+    trained = read_trained(run, torch.device("cpu"), root)
+    found = int8_measures(trained, int8=int8, images=samples, compile=compile)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    typer.echo(found["run"] + (f"; INT8: {found['int8']}, {found['calibration_images']} images" if int8 else ""))
+    for side, measures in found["measures"].items():
+        numbers = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in measures.items())
+        typer.echo(f"{side:8s} {numbers}")
+
+
+def evaluate_results(results: Path, annotations: Path, as_json: bool) -> None:
     from ...experiments.training.coco_metrics import coco_metrics, read_results_file
     from ...experiments.training.data.coco import as_truth, read_annotations
 

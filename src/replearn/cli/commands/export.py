@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from runpy import run_path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from ...errors import ReplearnError
 from .. import flags
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def export(
@@ -26,7 +30,6 @@ def export(
     ] = None,
     num_classes: flags.NumClasses = None,
     size: flags.Size = None,
-    opset: Annotated[int | None, typer.Option(help="Of an ONNX file; torch's choice if not given.")] = None,
     fold: Annotated[str, typer.Option(help="Fold BatchNorms of 'all' blocks, or of 'operators'.")] = "all",
     merge: Annotated[
         bool,
@@ -53,7 +56,6 @@ def export(
     from ...deployment.deploy import deploy
     from ...deployment.exporting import export as write
     from ...deployment.exporting import format_of
-    from ...deployment.exporting.own_models import built_by
     from ...deployment.merge import find_merges
     from ...experiments.training.architectures import architecture
     from ...experiments.training.trained import filled, read_trained
@@ -92,4 +94,23 @@ def export(
     )
     for found in find_merges(trained) if merge else ():
         typer.echo(f"merge: {found}")
-    typer.echo(str(write(plain, out, example, to=to, opset=opset, dynamic_batch=not fixed_batch)))
+    typer.echo(str(write(plain, out, example, to=to, dynamic_batch=not fixed_batch)))
+
+
+def built_by(place: str) -> tuple[nn.Module, Any]:
+    """The model and the example that a function in a file of the user's own returns: FILE.py:FUNCTION."""
+    from torch import nn
+
+    file, _, name = place.rpartition(":")
+    try:
+        made = run_path(file)[name]()
+    except (OSError, KeyError) as error:
+        raise ReplearnError(
+            f"--model {place}: there is no such file or no function {name!r} in it ({error})."
+        ) from error
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        raise ReplearnError(
+            f"--model {place}: the function has to return the fresh model and an example of its input, as "
+            "`return model, torch.randn(2, 3, 224, 224)`."
+        )
+    return made

@@ -1,7 +1,4 @@
-"""The export room: a deployed model in the formats that are shipped, each file read back before it counts.
-
-The folder `formats` is the list of formats, one file each.
-"""
+"""Export: a deployed model in the formats that are shipped, each file read back before it counts."""
 
 from .export import Exported, export, format_of
 

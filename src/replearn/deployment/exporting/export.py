@@ -1,27 +1,168 @@
-"""Export: write a file, read it back, compare, and only then put it in its place."""
+"""Export: write a file in one of the formats, read it back, compare, and only then put it in its place."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
+import logging
 import os
+import re
 import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ...errors import ReplearnError
-from ...fast.graphs.replay import Replayed
-from ...fast.inference import Autocast, check_ready
-from ...fast.verify import compare
-from ...operators._base.operator import Operator
+from ...fast.graph_module import FlatGraph
+from ...fast.verify import compare, tensors_in
 from ...planning.validate import own_copy, unwrapped
-from ...surgery.tensor_file import refuse_special
-from . import formats
-from .job import Job
-from .tracing import inputs_of, random_like, resized, run, with_plain_outputs
+from ...surgery.state_dicts import check_storable, tied
+from ...surgery.tensor_file import refuse_special, write_file
+from ..saving import check_plain
+from .tracing import Inputs, Job, batched, inputs_of, random_like, resized, run
+
+Runner = Callable[[Inputs], list[Tensor]]
+LIMIT = 2_000_000_000  # bytes that one protobuf file can hold
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a format is written and read back, and the difference that is allowed (None: rounding)."""
+
+    suffix: str
+    tolerance: float | None
+    write: Callable[[Job, Path], None]
+    read: Callable[[Job, Path], Runner]
+
+
+def write_safetensors(job: Job, path: Path) -> None:
+    """The weights of the plain model alone, as `safetensors.torch.load_model` reads them; no code, no plan."""
+    if isinstance(job.model, FlatGraph):
+        raise ReplearnError(
+            "A flat graph has names of its own for its weights, which no other model could load. Export what "
+            "deploy gives without flatten; pt2 and onnx take a flat graph."
+        )
+    tensors = job.model.state_dict()
+    check_storable(tensors)
+    aliases = tied(tensors)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+    # safetensors' own convention: a name that was left out, and the name that holds its tensor
+    write_file(path, kept, {"format": "pt", **aliases})
+
+
+def read_safetensors(job: Job, path: Path) -> Runner:
+    """The file in a copy of the model whose own weights are gone."""
+    from safetensors.torch import load_model
+
+    copied = copy.deepcopy(job.model)
+    saved = job.model.state_dict().keys()
+    with torch.no_grad():
+        for name, tensor in (*copied.named_parameters(), *copied.named_buffers()):
+            # a buffer that is not saved is made again by the model's own code
+            if name in saved and tensor.untyped_storage().size():
+                tensor.zero_()
+    load_model(copied, path)
+    return lambda inputs: run(copied, inputs)
+
+
+def write_pt2(job: Job, path: Path) -> None:
+    """A torch.export archive: graph and weights in one file, run by `torch.export.load(FILE).module()`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(job.program, path)
+
+
+def read_pt2(job: Job, path: Path) -> Runner:
+    module = torch.export.load(path).module()
+    return lambda inputs: run(module, inputs)
+
+
+def write_onnx(job: Job, path: Path) -> None:
+    onnx = onnx_libraries()[0]
+    large = sum(t.numel() * t.element_size() for t in job.model.state_dict().values()) > LIMIT
+    names = names_of(job.reference[1])
+    with quiet():
+        torch.onnx.export(
+            job.program, (), path, dynamo=True, external_data=large, verbose=False, output_names=names
+        )
+    if job.dynamic_batch:
+        file = onnx.load(path, load_external_data=False)
+        name_batch_(file.graph)
+        path.write_bytes(file.SerializeToString())
+
+
+def names_of(made: Any) -> list[str]:
+    """What outputs are called: as in the model's dict, else by their place."""
+    if isinstance(made, Mapping):
+        return [str(name) for name, value in made.items() if isinstance(value, Tensor)]
+    count = len(tensors_in(made))
+    return ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
+
+
+def name_batch_(graph: Any) -> None:
+    """Call the free size "batch" wherever it stands, where the tracer says s77."""
+    firsts = [side for entry in graph.input for side in entry.type.tensor_type.shape.dim[:1] if side.dim_param]
+    symbol = firsts[0].dim_param if firsts else "batch"
+    for entry in (*graph.input, *graph.output, *graph.value_info):
+        for side in entry.type.tensor_type.shape.dim:
+            if side.dim_param:
+                side.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", "batch", side.dim_param)
+
+
+def read_onnx(job: Job, path: Path) -> Runner:
+    """An ONNX Runtime session on the CPU."""
+    onnx, runtime = onnx_libraries()
+    onnx.checker.check_model(str(path))
+    try:
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own classes, which differ by version
+        raise ReplearnError(
+            f"ONNX Runtime {runtime.__version__} can't load the file: {str(error).splitlines()[0]}."
+        ) from error
+    names = [entry.name for entry in session.get_inputs()]
+
+    def outputs(inputs: Inputs) -> list[Tensor]:
+        given: dict[str, Any] = dict(zip(names, (tensor.numpy() for tensor in tensors_in(inputs)), strict=True))
+        return [torch.as_tensor(made) for made in session.run(None, given)]
+
+    return outputs
+
+
+def onnx_libraries() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401 - what torch.onnx.export builds the file with
+    except ImportError as error:
+        raise ReplearnError(f"An ONNX export needs {error.name}: pip install 'replearn[export]'.") from error
+    return onnx, onnxruntime
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporter's chatter about its own insides; its errors still come."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+FORMATS = {
+    "onnx": Format(".onnx", 1e-4, write_onnx, read_onnx),  # another library's kernels, which sum in another order
+    "pt2": Format(".pt2", None, write_pt2, read_pt2),
+    "safetensors": Format(".safetensors", 0.0, write_safetensors, read_safetensors),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +191,6 @@ def export(
     example: Any,
     *,
     to: str | None = None,
-    opset: int | None = None,
     dynamic_batch: bool = True,
 ) -> Exported:
     """Write a deployed model to a file that needs nothing of this package: safetensors, pt2 or onnx.
@@ -67,69 +207,46 @@ def export(
     0.0
     """
     name = format_of(path, to)
-    form = import_module(f"{formats.__name__}.{name}")
+    form = FORMATS[name]
     model = unwrapped(model)
-    check_exportable(model)
+    check_plain(model, "Export")
     file = Path(os.path.realpath(path))
     if not file.parent.is_dir():
         raise ReplearnError(f"Can't export to {path}: the folder {file.parent} does not exist; create it first.")
     if file.is_dir():
         raise ReplearnError(
-            f"Can't export to {path}, which is a folder: name a file in it, as model{form.SUFFIX}."
+            f"Can't export to {path}, which is a folder: name a file in it, as model{form.suffix}."
         )
     refuse_special(file)
     inputs = inputs_of(example)
     plain = own_copy(model).cpu()
-    job = Job(model=plain, inputs=inputs, dynamic_batch=dynamic_batch, opset=opset)
-    sizes = (1, 3) if dynamic_batch else (inputs.batch_size,)
+    job = Job(model=plain, inputs=inputs, dynamic_batch=dynamic_batch)
+    sizes = (1, 3) if dynamic_batch else (len(batched(inputs)[0]),)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".replearn-export-") as folder:
         written = Path(folder) / file.name
         form.write(job, written)
-        again, reference = form.read(job, written), with_plain_outputs(plain, inputs)
+        again, reference = form.read(job, written), job.reference[0]
         worst = 0.0
         for seed, size in enumerate(sizes):
             given = random_like(resized(inputs, size), seed)
-            worst = max(worst, compare(run(reference, given), again(given), f"the {name} file", form.TOLERANCE))
+            worst = max(worst, compare(run(reference, given), again(given), f"the {name} file", form.tolerance))
         size = sum(part.stat().st_size for part in Path(folder).iterdir())
         for part in sorted(Path(folder).iterdir()):
             os.replace(part, file.parent / part.name)
     return Exported(
-        path=Path(path), format=name, bytes=size, batch_sizes=sizes, difference=worst, tolerance=form.TOLERANCE
+        path=Path(path), format=name, bytes=size, batch_sizes=sizes, difference=worst, tolerance=form.tolerance
     )
 
 
 def format_of(path: str | os.PathLike[str], to: str | None) -> str:
     """The format's name: as asked, or by the file's suffix."""
-    known = {
-        module.name: import_module(f"{formats.__name__}.{module.name}")
-        for module in iter_modules(formats.__path__)
-    }
-    if to is not None:
-        if to not in known:
-            raise ReplearnError(f"There is no format {to!r}; there are {', '.join(known)}.")
-        return to
-    for name, form in known.items():
-        if os.fspath(path).endswith(form.SUFFIX):
-            return name
-    suffixes = ", ".join(form.SUFFIX for form in known.values())
-    raise ReplearnError(f"The format of {path} is not clear: end its name with one of {suffixes}, or write to=.")
-
-
-def check_exportable(model: nn.Module) -> None:
-    """Refuse what is not a plain model in eval mode."""
-    if isinstance(model, Replayed):
+    if to is not None and to not in FORMATS:
+        raise ReplearnError(f"There is no format {to!r}; there are {', '.join(FORMATS)}.")
+    by_suffix = (name for name, form in FORMATS.items() if os.fspath(path).endswith(form.suffix))
+    found = to or next(by_suffix, None)
+    if found is None:
+        suffixes = ", ".join(form.suffix for form in FORMATS.values())
         raise ReplearnError(
-            "A model deployed with graph=True replays CUDA graphs, which is a way to run and not to store it. "
-            "Export what deploy gives without graph."
+            f"The format of {path} is not clear: end its name with one of {suffixes}, or write to=."
         )
-    if isinstance(model, Autocast):
-        raise ReplearnError(
-            "A model deployed with dtype= runs under autocast, which is a way to run and not to store it, and "
-            "has its weights cast. Export what deploy gives without dtype."
-        )
-    check_ready(model)
-    for name, module in model.named_modules():
-        if isinstance(module, Operator):
-            raise ReplearnError(
-                f"{type(model).__name__} still has operators ({name}). Export replearn.deploy(model)."
-            )
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,144 +14,112 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from ...errors import ReplearnError
-from ...fast.verify import run_on_example, tensors_in
+from ...fast.verify import rebuilt, run_on_example, tensors_in
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Inputs:
-    """What a model is called with. The batch is the first dimension of the first tensor, and of all as long."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return {**{str(index): value for index, value in enumerate(self.args)}, **self.kwargs}
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [value for value in self.values.values() if isinstance(value, Tensor)]
-
-    @property
-    def batch_size(self) -> int:
-        return next(int(tensor.shape[0]) for tensor in self.tensors if tensor.dim())
-
-    def mapped(self, change: Any) -> Inputs:
-        kwargs = {name: change(value) for name, value in self.kwargs.items()}
-        return Inputs(args=tuple(change(value) for value in self.args), kwargs=kwargs)
-
-    def is_batched(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch_size
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # what a model is called with
 
 
 def inputs_of(example: Any) -> Inputs:
     """An example as users write one: a tensor, a tuple of arguments or a dict of keywords."""
     if isinstance(example, Mapping):
-        inputs = Inputs(kwargs=dict(example))
+        inputs: Inputs = (), dict(example)
     else:
-        inputs = Inputs(args=example if isinstance(example, tuple) else (example,))
-    if not any(tensor.dim() and tensor.numel() for tensor in inputs.tensors):
+        inputs = (example if isinstance(example, tuple) else (example,)), {}
+    if not any(tensor.dim() and tensor.numel() for tensor in tensors_in(inputs)):
         raise ReplearnError(
             "An export needs an example of the model's input with a batch in it: a tensor, a tuple of "
             f"arguments or a dict of keywords, as torch.randn(2, 3, 224, 224). Got {type(example).__name__}."
         )
-    return inputs.mapped(lambda value: value.detach().cpu() if isinstance(value, Tensor) else value)
+    made: Inputs = rebuilt(inputs, lambda tensor: tensor.detach().cpu())
+    return made
+
+
+def batched(inputs: Inputs) -> list[Tensor]:
+    """The tensors with a row for each sample: as many as the first tensor has."""
+    tensors = [tensor for tensor in tensors_in(inputs) if tensor.dim()]
+    return [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
 
 
 def resized(inputs: Inputs, size: int) -> Inputs:
     """The inputs with their batch repeated or cut to this size."""
+    held = {id(tensor) for tensor in batched(inputs)}
 
-    def change(value: Any) -> Any:
-        if not inputs.is_batched(value):
-            return value
-        times = -(-size // value.shape[0])
-        return value.repeat(times, *[1] * (value.dim() - 1))[:size].contiguous()
+    def change(tensor: Tensor) -> Tensor:
+        if id(tensor) not in held:
+            return tensor
+        return tensor[torch.arange(size) % len(tensor)]
 
-    return inputs.mapped(change)
+    made: Inputs = rebuilt(inputs, change)
+    return made
 
 
 def random_like(inputs: Inputs, seed: int) -> Inputs:
     """Random inputs of the same shapes; whole numbers stay within those of the example."""
     generator = torch.Generator().manual_seed(seed)
 
-    def change(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dtype is torch.bool:
+    def change(value: Tensor) -> Tensor:
+        if value.dtype is torch.bool:
             return value
         if value.dtype.is_floating_point:
             return torch.randn(value.shape, generator=generator).to(value.dtype)
         low, high = int(value.min()), int(value.max())
         return torch.randint(low, high + 1, value.shape, generator=generator).to(value.dtype)
 
-    return inputs.mapped(change)
+    made: Inputs = rebuilt(inputs, change)
+    return made
 
 
 @torch.no_grad()
 def run(model: Any, inputs: Inputs) -> list[Tensor]:
-    return tensors_in(model(*inputs.args, **inputs.kwargs))
+    args, kwargs = inputs
+    return tensors_in(model(*args, **kwargs))
 
 
 class PlainOutputs(nn.Module):
     """Returns a Hugging Face model's output object as a dict of its tensors, which any program can hold."""
 
+    forward: Any
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        made = self.model(*args, **kwargs)
-        return {name: value for name, value in made.items() if isinstance(value, Tensor)}
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            made = model(*args, **kwargs)
+            return {name: value for name, value in made.items() if isinstance(value, Tensor)}
 
-
-def as_called(model: nn.Module) -> nn.Module:
-    """A model of plain outputs with the model's own signature, from which torch.export takes the inputs' names."""
-
-    def forward(self: PlainOutputs, *args: Any, **kwargs: Any) -> Any:
-        return PlainOutputs.forward(self, *args, **kwargs)
-
-    forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
-    kind = type("PlainOutputs", (PlainOutputs,), {"forward": forward})
-    made: nn.Module = kind(model).eval()
-    return made
+        # torch.export takes the inputs' names from it
+        forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+        self.forward = forward
 
 
 @torch.no_grad()
-def with_plain_outputs(model: nn.Module, inputs: Inputs) -> nn.Module:
-    """The model itself if it returns tensors; else one that does. Attention caches are left out."""
+def with_plain_outputs(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Any]:
+    """The model itself if it returns tensors, else one that does, and its outputs; without attention caches."""
     config = getattr(model, "config", None)
     if getattr(config, "use_cache", None):
         config.use_cache = False  # type: ignore[union-attr]  # of our own copy
+    args, kwargs = inputs
     with run_on_example(model):
-        made = model(*inputs.args, **inputs.kwargs)
-    if isinstance(made, Tensor) or (isinstance(made, tuple) and all(isinstance(one, Tensor) for one in made)):
-        return model
-    return as_called(model) if isinstance(made, Mapping) else model
-
-
-def free_batch(inputs: Inputs) -> Any:
-    """Which dimensions are free, as torch.export wants to be told."""
-    batch, shapes = Dim("batch", min=1), ShapesCollection()
-    for value in inputs.values.values():
-        if inputs.is_batched(value):
-            shapes[value] = {0: batch}
-    return shapes
+        made = model(*args, **kwargs)
+    if not isinstance(made, Mapping):
+        return model, made
+    plain = PlainOutputs(model).eval()
+    return plain, plain(*args, **kwargs)
 
 
 def program_of(model: nn.Module, inputs: Inputs, *, dynamic_batch: bool) -> ExportedProgram:
     """Trace the model with torch.export; ReplearnError where it can't be traced, or fixes its batch size."""
-
+    shapes: Any = None
     if dynamic_batch:
-        inputs = resized(inputs, max(2, inputs.batch_size))  # a size of 1 would be taken for a constant
-    shapes = free_batch(inputs) if dynamic_batch else None
+        inputs = resized(inputs, max(2, len(batched(inputs)[0])))  # a size of 1 would be taken for a constant
+        batch, shapes = Dim("batch", min=1), ShapesCollection()
+        for tensor in batched(inputs):
+            shapes[tensor] = {0: batch}
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about torch's own insides
-            return torch.export.export(
-                model,
-                inputs.args,
-                dict(inputs.kwargs),
-                dynamic_shapes=shapes,
-                strict=False,
-            )
+            return torch.export.export(model, *inputs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         why = next((line for line in str(error).splitlines() if line.strip()), "")
         cure = " If its batch size is fixed in its code, write dynamic_batch=False." if dynamic_batch else ""
@@ -158,3 +127,21 @@ def program_of(model: nn.Module, inputs: Inputs, *, dynamic_batch: bool) -> Expo
         raise ReplearnError(
             f"{name} can't be traced by torch.export ({type(error).__name__}: {why}).{cure}"
         ) from error
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job:
+    """One export, the same for every format: the plain model on the CPU, and inputs."""
+
+    model: nn.Module
+    inputs: Inputs
+    dynamic_batch: bool
+
+    @cached_property
+    def reference(self) -> tuple[nn.Module, Any]:
+        """The model with plain outputs, and what it gives for the inputs."""
+        return with_plain_outputs(self.model, self.inputs)
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        return program_of(self.reference[0], self.inputs, dynamic_batch=self.dynamic_batch)

@@ -1,4 +1,4 @@
-"""Static INT8: weights and activations in eight bits, with scales from calibration data (PT2E, x86 backend)."""
+"""INT8 for a CPU: a deployed model in eight bits, by torchao's maintained interfaces."""
 
 from __future__ import annotations
 
@@ -10,22 +10,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ReplearnError
-from .readiness import check_quantizable, torchao
+from ..errors import ReplearnError
+from .saving import check_plain
+
+
+def quantize(model: nn.Module, batches: Iterable[Tensor]) -> tuple[nn.Module, str]:
+    """INT8 as the paper chooses it: static for a CNN, dynamic for a transformer; with the name of the kind."""
+    convolutions = sum(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    if convolutions > 1:  # a ViT has one, which cuts the patches
+        return quantize_static(model, batches), "static, calibrated (PT2E, x86)"
+    return quantize_dynamic(model), "dynamic, linear layers (torchao)"
+
+
+def quantize_dynamic(model: nn.Module) -> nn.Module:
+    """Return a copy of a deployed transformer whose linear layers compute in INT8; no data is needed.
+
+    Weights are in eight bits, and activations are scaled anew at every call. Give a model that was deployed
+    without `merge=True`: nothing in a merged one tells, and W + I has one scale for ones and small weights alike.
+    Raises ReplearnError for a model with operators, in train mode or on a GPU, and for one without linear layers.
+    Compile the result for speed: it is slower than float32 without.
+    """
+    check_quantizable(model)
+    if not any(type(module) is nn.Linear for module in model.modules()):
+        raise ReplearnError(
+            f"{type(model).__name__} has no nn.Linear, and dynamic INT8 changes nothing else. For convolutions "
+            "use quantize_static(model, batches)."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+        quantized = copy.deepcopy(model)
+        quantize_(quantized, Int8DynamicActivationInt8WeightConfig())
+    return quantized
 
 
 def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     """Return a copy of a deployed CNN that computes in INT8, its scales set by running it on `batches`.
 
     The batches are inputs as the model takes them, all of one shape but for the batch size, which stays free.
-    Give a model that was deployed without `merge=True`: nothing in a merged one tells, and W + I has one scale for
-    ones and small weights alike. Raises ReplearnError for none, for batches of unlike shapes, and for ones that
-    the model can't be run on. The result simulates INT8 exactly and slowly; torch.compile turns it into INT8
-    kernels.
+    Give a model that was deployed without `merge=True`, as for `quantize_dynamic`. Raises ReplearnError for no
+    batches, for batches of unlike shapes, and for ones that the model can't be run on. The result simulates INT8
+    exactly and slowly; torch.compile turns it into INT8 kernels.
     """
     check_quantizable(model)
     given = checked(model, batches)
-    torchao()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -46,9 +75,24 @@ def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     return made
 
 
+def check_quantizable(model: nn.Module) -> None:
+    """A plain model on the CPU, and torchao; else ReplearnError."""
+    check_plain(model, "Quantize")
+    if devices := {parameter.device.type for parameter in model.parameters()} - {"cpu"}:
+        raise ReplearnError(
+            f"{type(model).__name__} is on {devices.pop()}, and INT8 here is for a CPU. Move it: model.cpu()."
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import torchao  # noqa: F401
+    except ImportError as error:
+        raise ReplearnError("INT8 needs torchao: pip install 'replearn[quant]'.") from error
+
+
 @torch.no_grad()
 def checked(model: nn.Module, given: Iterable[Tensor]) -> list[Tensor]:
-    """The calibration batches, if the model can be run on each of them."""
+    """The calibration batches, if the model can be run on them."""
     if isinstance(given, Tensor) or not isinstance(given, Iterable):
         raise ReplearnError(
             f"Calibration data is a list of batches, and this is one {type(given).__name__}: write [images]."
@@ -77,6 +121,8 @@ def checked(model: nn.Module, given: Iterable[Tensor]) -> list[Tensor]:
                 f"Calibration batch {index} holds inputs of shape {tuple(batch.shape[1:])}, and the first batch "
                 f"{tuple(batches[0].shape[1:])}. Only the batch size may differ."
             )
+        if not bool(batch.isfinite().all()):
+            raise ReplearnError(f"Calibration batch {index} holds inf or NaN, from which no scale can be set.")
     try:
         model(batches[0][:1])
     except Exception as error:
@@ -84,7 +130,4 @@ def checked(model: nn.Module, given: Iterable[Tensor]) -> list[Tensor]:
             f"{type(model).__name__} can't be run on the calibration data, whose inputs have the shape "
             f"{tuple(batches[0].shape[1:])}: {str(error).splitlines()[0]}. Give batches as the model takes them."
         ) from error
-    for index, batch in enumerate(batches):
-        if not bool(batch.isfinite().all()):
-            raise ReplearnError(f"Calibration batch {index} holds inf or NaN, from which no scale can be set.")
     return batches
