@@ -164,7 +164,9 @@ def test_adding_something_is_one_file_and_no_edited_one(page: Path) -> None:
     assert not any((SOURCE / "replearn" / file).exists() for file in files)
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "docs").glob("*.py")), ids=name_of)
+@pytest.mark.parametrize(
+    "script", [ROOT / "docs" / f"{name}.py" for name in ("layers", "plan_picture")], ids=name_of
+)
 def test_a_picture_is_what_the_code_says(script: Path) -> None:
     """`python docs/layers.py` draws it."""
     made = runpy.run_path(str(script))
