@@ -8,21 +8,21 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs torture audit clean
+.PHONY: help demo test check docs notebooks torture audit release-check clean
 
 help:
-	@echo "make demo    E2E, removal and RepL on digits, then compress: tables, pictures and a page"
+	@echo "make demo    real digits: compress, removal and RepL in one table and one picture; two minutes"
 	@echo "make test    lint, types and the whole test suite"
 	@echo "make check   lint, types and layers only"
 	@echo "make docs    the documentation as a site, in build/site"
+	@echo "make notebooks  run the notebooks and store what comes out"
 	@echo "make torture kills, random and library models, hostile files, threads, large models; resumes where it was"
 	@echo "make audit   known faults of the pinned packages, where the package index tells them"
+	@echo "make release-check  wheel and sdist, twine check, and the wheel in a bare environment"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/replearn compare demo --out runs/demo
-	OMP_NUM_THREADS=1 $(BIN)/replearn compress runs/demo/digits/e2e/seed-0 --budget blocks=4 --out runs/demo/compressed
-	$(BIN)/replearn report runs/demo --out runs/demo/report.html
+	OMP_NUM_THREADS=1 $(BIN)/python examples/demo.py --out runs/demo
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -49,6 +49,12 @@ audit: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraints constraints.txt pip-audit
 	@mkdir -p build && sed 's/===/==/' constraints.txt > build/audited.txt  # pip-audit does not know ===
 	$(BIN)/python -m pip_audit --requirement build/audited.txt --no-deps --disable-pip --strict
+
+notebooks: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace docs/notebooks/*.ipynb
+
+release-check: $(READY)
+	.ci/release_check.sh
 
 docs: $(READY)
 	DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet

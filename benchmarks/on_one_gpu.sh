@@ -31,10 +31,10 @@ compiled() { replearn bench steps resnet32 resnet101 vit_small_16 --backend comp
 timm() { "$PYTHON" benchmarks/against_timm.py --models resnet34 vit_small_16 --out "$OUT/against_timm.json"; }
 inference() { # a file is written after every row
   local bench="bench inference --device cuda --compile-all --rounds 30"
-  replearn $bench --models resnet34,vit_small_16,resnet101 --out "$OUT/inference_h200.json" \
-    --backends fp32,channels_last,amp,graph,channels_last+graph,amp+graph,channels_last+compile,channels_last+compile+graph
-  replearn $bench --models resnet34,resnet101 --batches 64,1 --out "$OUT/inference_h200_fused.json" \
-    --backends amp,amp+fuse,channels_last,channels_last+fuse,amp+graph,amp+fuse+graph,amp+compile
+  replearn $bench resnet34 vit_small_16 resnet101 --out "$OUT/inference_h200.json" \
+    --backend fp32,channels_last,amp,graph,channels_last+graph,amp+graph,channels_last+compile,channels_last+compile+graph
+  replearn $bench resnet34 resnet101 --batch-size 64,1 --out "$OUT/inference_h200_fused.json" \
+    --backend amp,amp+fuse,channels_last,channels_last+fuse,amp+graph,amp+fuse+graph,amp+compile
 }
 narrow() { "$PYTHON" benchmarks/narrow_convolutions.py --rounds 4 --out "$OUT/narrow_convolutions.json"; }
 fused() { "$PYTHON" benchmarks/fused_norms.py --out "$OUT/fused_norms.json"; }

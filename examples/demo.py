@@ -1,98 +1,158 @@
-"""Plan, replace, train a little, deploy: what was promised beside what is measured. Under a minute on one core.
+"""What to use when, on real digits: `make demo`, about two minutes on a CPU; nothing is downloaded.
 
-The data are made here (stripes in noise), so nothing about accuracy follows from this run. It ends with an error
-if a promise is broken.
+Trains a small ResNet end to end, and with 3 of its 12 blocks removed or replaced by RepL from the start.
+Then takes 3 and 6 blocks out of each trained network. Every model is deployed, tested and timed.
 """
 
 from __future__ import annotations
 
-import copy
+import argparse
 import statistics
 import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import replearn
+from replearn.cli.progress import watching
+from replearn.cli.runs import spec_of
+from replearn.experiments import recipes
+from replearn.experiments.report.building import build_report
+from replearn.experiments.training.compare import compare
+from replearn.experiments.training.fit import fit
+from replearn.experiments.training.trained import read_full_model, read_trained
+from replearn.fast.inference import streamline
 
-STEPS = 30
-ROUNDS = 15
-
-
-def made_images(count: int) -> tuple[Tensor, Tensor]:
-    """Stripes of four directions in noise, and the number of the direction."""
-    labels = torch.randint(4, (count,))
-    angle = labels.view(-1, 1, 1) * torch.pi / 4
-    y, x = torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")
-    phase = torch.rand(count, 1, 1) * 2 * torch.pi
-    stripes = torch.sin(x * angle.cos() + y * angle.sin() + phase)
-    return stripes.unsqueeze(1) + 0.5 * torch.randn(count, 3, 16, 16), labels
-
-
-def train(model: nn.Module) -> tuple[float, float]:
-    """A few ordinary steps; the loss of the first one, and the mean of the last five."""
-    optimizer = torch.optim.SGD(replearn.param_groups(model, weight_decay=1e-4), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(STEPS):
-        images, labels = made_images(64)
-        loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses[0], statistics.mean(losses[-5:])
+FORMS: dict[str, dict[str, Any]] = {
+    "compress: bare removal": {"form": "removal", "realign": False},
+    "compress: realigned removal": {"form": "removal"},
+    "compress: fitted": {},
+}
+COLORS = {"end to end": "#444", "removal, from scratch": "#b07d2b", "RepL, from scratch": "#7a4fa3"}
+COLORS |= dict(zip(FORMS, ("#c0392b", "#1f77b4", "#2a7f3f"), strict=True))
 
 
-@torch.inference_mode()
-def forward_times(models: dict[str, nn.Module], images: Tensor) -> dict[str, float]:
-    """Each model's forward time as a share of the first one's: models take turns, the median round counts."""
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(ROUNDS):
-        for name, model in models.items():
-            begin = time.perf_counter()
-            model(images)
-            seconds[name].append(time.perf_counter() - begin)
-    base = next(iter(seconds.values()))
-    return {
-        name: statistics.median(t / b for t, b in zip(times, base, strict=True)) for name, times in seconds.items()
-    }
+@dataclass
+class Row:
+    """A way to a smaller network, with a number for each seed."""
+
+    way: str
+    out: int
+    accuracy: list[float] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
+    latency: list[float] = field(default_factory=list)  # a share of the end-to-end network's
 
 
 def main() -> None:
-    torch.manual_seed(0)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    original = replearn.models.resnet32(num_classes=4)
+    begin = time.perf_counter()
 
-    plan = replearn.plan(original, interval=4)
-    print(plan, "\n")
+    recipe = recipes.recipe("demo")
+    recipe = recipe if given.epochs is None else replace(recipe, epochs=given.epochs)
+    seeds = range(given.seeds)
+    specs = [spec_of(recipe, row, "digits", seed, given.out, None) for seed in seeds for row in recipe.variants]
+    with watching(len(specs), recipe.epochs) as progress:
+        results = [fit([spec], device="cpu", resume=True, progress=progress)[0] for spec in specs]
 
-    model = replearn.replace_(copy.deepcopy(original), plan)
-    first, last = train(model)
-    print(f"{STEPS} steps on made images: loss {first:.2f} -> {last:.2f}\n")
+    rows = {way: Row(way, 3 if "scratch" in way else 0) for way in list(COLORS)[:3]}
+    rows |= {f"{way} {out}": Row(way, out) for out in (3, 6) for way in FORMS}
+    for seed in seeds:
+        measure(rows, given.out / "digits", seed)
+    print(table(list(rows.values())))
 
-    images, _ = made_images(128)
-    plain = replearn.deploy(model.eval(), example=images)  # raises if the outputs differ by more than rounding
-    original.eval()
-    model.eval()
+    replaced = next(row for row in compare(results)[0].rows if row.method == "repl")
+    if replaced.against_removal is not None:
+        print(f"\nFrom scratch, RepL against removal: {replaced.against_removal.verdict} (paired, 95 %).")
+    picture = given.out / "demo.png"
+    draw(list(rows.values()), picture)
+    page = build_report(given.out, given.out / "report.html", title="Digits").page
+    print(f"\nThe picture is {picture}, the report of the training runs is {page}.")
+    print(f"{time.perf_counter() - begin:.0f} s, {given.seeds} seeds, one CPU thread.")
 
-    counted = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    operators = sum(type(module).__module__.startswith("replearn.operators") for module in plain.modules())
-    with torch.inference_mode():
-        expected, found = model(images), plain(images)
-    difference = ((found - expected).abs().max() / expected.abs().max()).item()
-    times = forward_times({"end-to-end": original, "replaced": model, "deployed": plain}, images)
 
-    print(f"{'':38}{'promised':>12}{'measured':>12}")
-    print(f"{'trainable parameters after replace_':38}{plan.parameters_after:>12,}{counted:>12,}")
-    print(f"{'operators left after deploy':38}{0:>12}{operators:>12}")
-    print(f"{'deployed output, relative difference':38}{'<= 1e-05':>12}{difference:>12.1e}")
-    for name, ratio in times.items():
-        print(f"{'forward time, ' + name:38}{'-':>12}{ratio:>12.2f}")
-    print(f"\nForward times are ratios within this run: one core, {ROUNDS} rounds. A plan promises none yet.")
+def measure(rows: dict[str, Row], runs: Path, seed: int) -> None:
+    """Deploy every network of a seed, test it, and time all of them in turns."""
+    full = read_full_model(runs / "e2e" / f"seed-{seed}", torch.device("cpu"), None)
+    data = [images for images, _ in full.train_batches(500, 100, seed)]  # without their labels
+    example = data[0]
+    made: dict[str, nn.Module] = {"end to end": streamline(full.model, example)}
+    for method, way in (("removal", "removal, from scratch"), ("repl", "RepL, from scratch")):
+        made[way] = replearn.deploy(read_trained(runs / method / f"seed-{seed}").model.eval(), example=example)
+    for name, row in rows.items():
+        if row.way in FORMS:
+            small = replearn.compress(full.model, data, budget=f"blocks={row.out}", **FORMS[row.way])
+            made[name] = streamline(small.model, example)
+    shares = latencies(made, example)
+    for name, model in made.items():
+        rows[name].accuracy.append(full.score(model))
+        rows[name].parameters.append(sum(parameter.numel() for parameter in model.parameters()))
+        rows[name].latency.append(shares[name])
 
-    if counted != plan.parameters_after or operators or difference > 1e-5 or last >= first:
-        raise SystemExit("A promise was broken: see the table.")
+
+@torch.inference_mode()
+def latencies(models: dict[str, nn.Module], images: Tensor, rounds: int = 40) -> dict[str, float]:
+    """Each model's time as a share of the first one's; models take turns, and the fastest round counts."""
+    seconds = dict.fromkeys(models, float("inf"))
+    for _ in range(rounds):
+        for name, model in models.items():
+            begin = time.perf_counter()
+            model(images)
+            seconds[name] = min(seconds[name], time.perf_counter() - begin)
+    first = next(iter(seconds.values()))
+    return {name: best / first for name, best in seconds.items()}
+
+
+def table(rows: list[Row]) -> str:
+    lines = [f"{'':28}{'blocks out':>12}{'accuracy':>16}{'parameters':>12}{'latency':>9}"]
+    for row in rows:
+        spread = statistics.stdev(row.accuracy) if len(row.accuracy) > 1 else 0.0
+        accuracy = f"{statistics.mean(row.accuracy):.2f} ± {spread:.2f}"
+        lines.append(
+            f"{row.way:28}{f'{row.out} of 12':>12}{accuracy:>16}{statistics.mean(row.parameters):>12,.0f}"
+            f"{statistics.mean(row.latency):>9.2f}"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "compress trains nothing and looks at 500 images without labels; latency is a share of end to end.",
+        ]
+    )
+
+
+def draw(rows: list[Row], file: Path) -> None:
+    """Accuracy against latency: up and to the left is better."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.4), dpi=150, layout="constrained")
+    axes: Any = figure.subplots()
+    start = rows[0]
+    for way, color in COLORS.items():
+        own = [row for row in rows if row.way == way]
+        points = [start, *own] if way in FORMS else own
+        x = [statistics.mean(row.latency) for row in points]
+        y = [statistics.mean(row.accuracy) for row in points]
+        axes.plot(x, y, "o-" if way in FORMS else "D", color=color, label=way, markersize=7)
+        if way in FORMS:
+            for row in own:
+                place = (statistics.mean(row.latency), statistics.mean(row.accuracy))
+                above = way == "compress: fitted"
+                offset = (0, 8 if above else -14)
+                axes.annotate(f"{row.out} out", place, offset, textcoords="offset points", fontsize=9, color=color)
+    axes.set(xlabel="latency, share of the end-to-end network", ylabel="test accuracy, %")
+    axes.set_title("Digits: blocks taken out of a trained network, or left out from the start", fontsize=11)
+    axes.margins(0.07)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    figure.savefig(file)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def test_a_backend_that_is_not_measured_here_is_told() -> None:
         ("amp+fuse,channels_last+fuse", "graph and fuse need a CUDA GPU"),
         ("channels_last+compile", "--compile-all"),
     ):
-        words = f"--device cpu --models vit:16:4:2:4 --size 8 --batches 1 --backends {backends}"
+        words = f"--device cpu vit:16:4:2:4 --size 8 --batch-size 1 --backend {backends}"
         done = call(*words.split())
         assert done.exit_code == 2
         assert told in " ".join((done.output + done.stderr).split())
@@ -186,7 +186,7 @@ def test_a_backend_that_is_not_measured_here_is_told() -> None:
 
 def test_inference_from_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "inference.json"
-    words = "--device cpu --models vit:16:4:2:4 --size 8 --batches 1 --backends fp32 --rounds 2 --out"
+    words = "--device cpu vit:16:4:2:4 --size 8 --batch-size 1 --backend fp32 --rounds 2 --out"
     done = call(*words.split(), str(file))
     assert done.exit_code == 0, done.output
     about, header, line, told = done.output.strip().splitlines()
@@ -230,7 +230,7 @@ def test_a_run_that_is_stopped_keeps_its_rows_and_is_reported(
 
     monkeypatch.setattr(inference, "row_of", stopped)
     file = tmp_path / "inference.json"
-    words = "--device cpu --models cifar_resnet:20:4 --size 8 --batches 1,2 --backends fp32 --rounds 2 --out"
+    words = "--device cpu cifar_resnet:20:4 --size 8 --batch-size 1,2 --backend fp32 --rounds 2 --out"
     assert call(*words.split(), str(file)).exit_code != 0
     data = json.loads(file.read_text())
     assert not data["finished"]
@@ -244,13 +244,13 @@ def test_a_run_that_is_stopped_keeps_its_rows_and_is_reported(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--batches one", "--batches one: write whole numbers, as 1,32,64"),
-        ("--batches 0 --models cifar_resnet:20:4", "one batch size of 1 or more"),
+        ("--batch-size one", "--batch-size one: write whole numbers of at least 1"),
+        ("--batch-size 0 cifar_resnet:20:4", "--batch-size 0: write whole numbers of at least 1"),
         (
-            "--backends fp4 --models cifar_resnet:20:4",
+            "--backend fp4 cifar_resnet:20:4",
             f"There is no backend 'fp4'; there are {', '.join(BACKENDS)}",
         ),
-        ("--models resnet33 --batches 1", "There is no model 'resnet33'"),
+        ("resnet33 --batch-size 1", "There is no model 'resnet33'"),
     ],
 )
 def test_what_cannot_be_measured_is_said(words: str, says: str) -> None:

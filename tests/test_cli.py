@@ -210,12 +210,12 @@ def test_compare_from_a_folder_only_reads(here):
     ("arguments", "cure"),
     [
         ("plan resnet33", "There is no model 'resnet33'"),
-        ("plan resnet32 --interval 1", "an interval is a whole number of at least 2"),
+        ("plan resnet32 --interval 1", "--interval 1: an interval is a whole number of at least 2"),
         ("plan resnet32 --operator magic", "There is no operator 'magic'; there are"),
         ("plan resnet32 --operator basic:shared", "write options as NAME:option=value"),
         ("train t1_resnet31", "Did you mean t1_resnet32"),
-        ("train tiny.py --method reply", "has no method 'reply'; it has e2e, removal, repl-first-2"),
-        ("train tiny.py --data svhn", "is for digits, not for 'svhn'"),
+        ("train tiny.py --method reply", "--method reply: the recipe tiny has e2e, removal, repl-first-2"),
+        ("train tiny.py --data svhn", "--data svhn: the recipe tiny is for digits"),
         ("train t1_resnet32", "was not found. Looked in"),
         ("train tiny.py --device gpu", "There is no device 'gpu'"),
         ("train tiny.py --device cuda:99", "no"),
@@ -244,9 +244,9 @@ def test_compare_from_a_folder_only_reads(here):
         ("train tiny.py --set epochs", "write field=value"),
         ("compare", "Name a recipe"),
         ("compare demo --from runs", "one of both"),
-        ("compare tiny.py --seeds ,", "There are no seeds"),
+        ("compare tiny.py --seeds ,", "'--seeds': it names nothing"),
         ("compare tiny.py --seeds one", "write whole numbers"),
-        ("compare tiny.py --methods ,", "names no method"),
+        ("compare tiny.py --methods ,", "'--methods': it names nothing"),
         ("compare --from nowhere", "There is no folder nowhere"),
         ("compare --from .", "There are no result files below ."),
         ("data check mnist", "There is no data set 'mnist'"),
@@ -330,7 +330,7 @@ def test_bars_show_speed_memory_and_time_left_and_leave_a_line():
     watch(bars)
     bars._bars.refresh()
     assert "epoch 2/2  2,000 images/s  3.0 GB  90.00 %" in stream.getvalue()
-    assert "all runs" in stream.getvalue()
+    assert "run 1 of 2: a run" in stream.getvalue()
     assert "left" in stream.getvalue()
     bars.end()
     bars.close()

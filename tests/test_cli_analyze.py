@@ -35,7 +35,7 @@ RECIPE = Recipe(
     optimizer=Optimizer(lr=0.05),
 )
 """
-QUICK = ["--first", "2", "--images", "60", "--batch-size", "20", "--iterations", "5"]
+QUICK = ["--first", "2", "--samples", "60", "--batch-size", "20", "--iterations", "5"]
 
 
 def call(*arguments: str, code: int = 0) -> str:
@@ -71,7 +71,7 @@ def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
 
 def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> None:
     checkpoint = runs / "e2e" / "seed-0" / "checkpoint.safetensors"
-    more = ["--json", "--intervals", "", "--no-gradients", "--start", "--out", str(tmp_path)]
+    more = ["--json", "--intervals", "none", "--no-gradients", "--start", "--out", str(tmp_path)]
     shown = call("analyze", str(checkpoint), *QUICK, "--operator", "no_weights", *more)
     found = Analysis.from_json(shown)
     assert found.gradient is None
@@ -98,7 +98,7 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
     where = ["--device", "cpu", "--data-root", str(text_root)]
     call("train", str(tmp_path / "words.py"), "--method", "e2e", "--out", str(tmp_path), *where)
     run = tmp_path / "wikitext2" / "e2e" / "seed-0"
-    words = [*QUICK, "--intervals", "", "--no-gradients", "--no-picture", "--operator", "projection"]
+    words = [*QUICK, "--intervals", "none", "--no-gradients", "--picture", "none", "--operator", "projection"]
     shown = call("analyze", str(run), *words, *where)
     assert "words, wikitext2, seed 0, epoch 1" in shown
     found = Analysis.from_json((run / "analysis" / "analysis.json").read_text())
@@ -138,12 +138,12 @@ def streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Path) -> None:
     run = streamed / "e2e" / "seed-0"
-    few = ["--first", "2", "--images", "16", "--batch-size", "8", "--iterations", "3", "--intervals", "2"]
+    few = ["--first", "2", "--samples", "16", "--batch-size", "8", "--iterations", "3", "--intervals", "2"]
     assert "tiny, imagenet, seed 0" in call("analyze", str(run), *few, "--no-gradients")
     assert Analysis.from_json((run / "analysis" / "analysis.json").read_text()).num_samples == 8
     assert read_trained(run).test(4)[0].shape == (4, 3, 16, 16)  # what t-SNE and feature maps look at
     pytest.importorskip("torchao")
-    found = json.loads(call("evaluate", str(streamed / "repl" / "seed-0"), "--int8", "--images", "9", "--json"))
+    found = json.loads(call("evaluate", str(streamed / "repl" / "seed-0"), "--int8", "--samples", "9", "--json"))
     assert found["calibration_images"] == 9
     result = json.loads((streamed / "repl" / "seed-0" / "result.json").read_text())
     assert found["measures"]["float32"]["test_loss"] == pytest.approx(result["epochs"][-1]["test_loss"], rel=1e-3)
@@ -158,7 +158,7 @@ def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Pa
     [
         (["nowhere"], "There is no run at nowhere"),
         (["RUNS/repl/seed-0"], "was trained with RepL (repl), so it is not the full model"),
-        (["RUNS/e2e/seed-0", "--images", "10", "--batch-size", "8"], "Write --batch-size 2"),
+        (["RUNS/e2e/seed-0", "--samples", "10", "--batch-size", "8"], "Write --batch-size 2"),
         (["RUNS/e2e/seed-0", "--intervals", "1,2"], "whole numbers of at least 2"),
         (["RUNS/e2e/seed-0", "--targets", "layer9.1"], "'layer9.1' is not a block"),
     ],

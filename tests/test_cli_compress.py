@@ -105,7 +105,7 @@ def test_an_own_model_is_exported_and_json_is_printed(place: Path) -> None:
     out = place / "own"
     shown = call(
         f"{place / 'mine.py'}:net", "--data", f"{place / 'mine.py'}:batches", "--budget", "parameters<=80%",
-        "--no-picture", "--json", "-o", str(out),
+        "--picture", "none", "--json", "-o", str(out),
     )  # fmt: skip
     found = json.loads(shown)
     assert found["after"]["parameters"] <= 0.8 * found["before"]["parameters"]
@@ -132,11 +132,11 @@ REFUSED = {
     "wrong heal": ("mine.py:net", "mine.py:batches", ["--heal", "soon"], "--heal soon: write a number of epochs"),
     "wrong form": ("mine.py:net", "mine.py:batches", ["--form", "half"], "--form half: write auto or one of"),
     "wrong format": ("mine.py:net", "mine.py:batches", ["--format", "zip"], "--format zip: write some of"),
-    "no weights": ("torchvision:resnet18", "mine.py:batches", [], "--weights is missing"),
-    "no such weights": ("torchvision:resnet18", "mine.py:batches", ["--weights", "w.pt"], "There is no file"),
+    "no weights": ("resnet20", "mine.py:batches", [], "--pretrained is missing"),
+    "no such weights": ("torchvision:resnet18", "mine.py:batches", ["--pretrained", "w.pt"], "There is no file"),
     "no model": ("resnet9000", "mine.py:batches", [], "There is no model 'resnet9000'"),
     "not standard": (
-        "mine.py:net", "mine.py:batches", ["--format", "standard", "--no-picture"],
+        "mine.py:net", "mine.py:batches", ["--format", "standard", "--picture", "none"],
         "--format standard: .* is of no library",
     ),
 }  # fmt: skip

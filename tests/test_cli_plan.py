@@ -25,7 +25,7 @@ def call(*arguments, code=0, model="cifar_resnet:20:4"):
 
 def test_a_plan_shows_what_it_is_predicted_to_save(tmp_path):
     file = tmp_path / "promise.json"
-    text = call("--first", "2", "--gpu", "T4", "--batch", "8", "--promise", str(file)).output
+    text = call("--first", "2", "--gpu", "T4", "--batch-size", "8", "--promise", str(file)).output
     for word in (
         "3 of 9 blocks replaced",
         "deployed",
@@ -38,12 +38,12 @@ def test_a_plan_shows_what_it_is_predicted_to_save(tmp_path):
 
 
 def test_a_budget_chooses_and_explains():
-    text = call("--budget", "parameters<=90%", "--batch", "2").output
+    text = call("--budget", "parameters<=90%", "--batch-size", "2").output
     for word in ("budget parameters<=90%", "saves parameters", "the least that is reachable"):
         assert word in text
-    plan = Plan.from_json(call("--budget", "parameters<=90%", "--batch", "2", "--json").output)
+    plan = Plan.from_json(call("--budget", "parameters<=90%", "--batch-size", "2", "--json").output)
     assert plan.deployed_after <= 0.9 * plan.deployed_before
-    assert "budget blocks=2, by count" in call("--budget", "blocks=2", "--batch", "2").output
+    assert "budget blocks=2, by count" in call("--budget", "blocks=2", "--batch-size", "2").output
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_a_budget_chooses_and_explains():
     [
         (("--gpu", "abacus"), "There is no GPU 'abacus'"),
         (("--gpu", "T4", "--probe"), "give one of them"),
-        (("--budget", "memory<=1%", "--batch", "2"), "the least that can be reached"),
+        (("--budget", "memory<=1%", "--batch-size", "2"), "the least that can be reached"),
         (("--budget", "memory<=90%", "--first", "2"), "--budget chooses the targets"),
-        (("--first", "2", "--precision", "half"), "precision='half'"),
+        (("--first", "2", "--precision", "half"), "--precision half"),
     ],
 )
 def test_what_cannot_work_is_said(arguments, words):
@@ -61,7 +61,7 @@ def test_what_cannot_work_is_said(arguments, words):
 
 
 def test_language_models_are_planned_on_tokens():
-    text = call("--first", "2", "--batch", "2", "--length", "16", model="lm:32:6:2:64").output
+    text = call("--first", "2", "--batch-size", "2", "--length", "16", model="lm:32:6:2:64").output
     assert "TransformerLM: 1 of 6 blocks replaced" in text
     assert "a batch of 2x16 int64, 2x16 int64" in text
     model, (words, targets) = subject_named("lm:32:6:2:64", 2, 16)
@@ -79,7 +79,7 @@ def gpt2(tmp_path):
 
 def test_hugging_face_models_are_planned_from_a_config_or_a_type(gpt2, tmp_path):
     file = tmp_path / "promise.json"
-    more = ["--first", "2", "--batch", "2", "--length", "64", "--promise", str(file)]
+    more = ["--first", "2", "--batch-size", "2", "--length", "64", "--promise", str(file)]
     assert "GPT2LMHeadModel: 1 of 5 blocks replaced" in call(*more, model=gpt2).output
     total = json.loads(file.read_text())["before"]["total"]
     model, batch = subject_named(gpt2, 2, 64)
@@ -90,7 +90,7 @@ def test_hugging_face_models_are_planned_from_a_config_or_a_type(gpt2, tmp_path)
     assert images.shape == (3, 3, 224, 224)
     assert type(subject_named("hf:bert", 1, 8)[0]).__name__ == "BertForMaskedLM"
     assert "no type of model" in call(model="hf:abacus", code=2).stderr
-    assert "neither an image classifier nor a language model" in call(model="hf:dac", code=2).stderr
+    assert "no image classifier and no language model" in call(model="hf:dac", code=2).stderr
 
 
 RECIPE = """
@@ -116,7 +116,18 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("score", ["similarity", "error"])
 def test_a_budget_takes_the_blocks_that_a_trained_run_misses_least(run, score):
     pytest.importorskip("sklearn")
-    words = ["--run", str(run), "--budget", "parameters<=95%", "--score", score, "--samples", "50", "--batch", "4"]
+    words = [
+        "--run",
+        str(run),
+        "--budget",
+        "parameters<=95%",
+        "--score",
+        score,
+        "--samples",
+        "50",
+        "--batch-size",
+        "4",
+    ]
     plan = Plan.from_json(call(*words, "--device", "cpu", "--json", model=None).output)
     trained = read_full_model(run, torch.device("cpu"))
     data = [images for images, _ in trained.train_batches(50, 10)]

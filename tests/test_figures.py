@@ -176,7 +176,7 @@ def test_the_command_draws_them(resnets: dict[str, Path], tmp_path: Path) -> Non
 
     from replearn.cli.app import app
 
-    arguments = ["figures", str(resnets["E2E"]), "-o", str(tmp_path), "--images", "30", "--layers", "layer1.0"]
+    arguments = ["figures", str(resnets["E2E"]), "-o", str(tmp_path), "--samples", "30", "--layers", "layer1.0"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "nearest neighbours" in done.output

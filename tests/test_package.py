@@ -47,6 +47,8 @@ again = replearn.load(replearn.models.CifarResNet(20, width=4).eval(), "run.safe
 images = torch.randn(2, 3, 8, 8)
 plain = replearn.deploy(again, example=images)
 equal = torch.allclose(plain(images), model.eval()(images), rtol=1e-4, atol=1e-4)
+small = replearn.compress(replearn.models.CifarResNet(20, width=4).eval(), [images, images], budget="blocks=1")
+equal = equal and small.model(images).shape == (2, 10)
 print(json.dumps({{"imported": imported, "planned": planned, "equal": equal}}))
 """
 
@@ -56,6 +58,7 @@ def optional_imports() -> list[str]:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {requirement.split(">=")[0] for found in extras.values() for requirement in found}
     renamed = {"scikit-learn": "sklearn", "segmentation-models-pytorch": "segmentation_models_pytorch"}
+    renamed["mlflow-skinny"] = "mlflow"
     return sorted(renamed.get(name, name) for name in names if not name.startswith("replearn["))
 
 
@@ -286,6 +289,8 @@ def test_the_wheel_requires_torch_and_safetensors_alone(wheel: zipfile.ZipFile) 
         "report",
         "quant",
         "export",
+        "wandb",
+        "mlflow",
         "all",
     }
     assert about["License-Expression"] == "Apache-2.0"

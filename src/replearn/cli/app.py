@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from importlib import import_module
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -81,9 +81,30 @@ def loaded(name: str) -> Any:
         made.command(name, context_settings=HELP)(getattr(module, name))
     made.info.name = name
     made.info.context_settings = HELP
-    command = typer.main.get_command(made)
+    command: Any = typer.main.get_command(made)
     command.name = name
+    for each in (command, *getattr(command, "commands", {}).values()):
+        each.callback = naming_flags(each.callback, each.params)
     return command
+
+
+def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..., Any]:
+    """`call`, with Python's `interval=1: ...` in an error as the flag's `--interval 1: ...`."""
+
+    @wraps(call)
+    def called(*args: Any, **values: Any) -> Any:
+        try:
+            return call(*args, **values)
+        except ReplearnError as error:
+            text = str(error)
+            for param in params:
+                flag = max(param.opts, key=len) if param.param_type_name == "option" else param.name.upper()
+                if (value := values.get(param.name)) is not None:
+                    text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
+            error.args = (text,)
+            raise
+
+    return called
 
 
 def fail(text: str, code: int = 2) -> NoReturn:

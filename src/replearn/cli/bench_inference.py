@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..errors import ReplearnError
-from .flags import Device
+from . import flags
 
 
 def inference(
-    device: Device = "auto",
-    models: Annotated[str | None, typer.Option(help="Instead of resnet34,resnet101,vit_small_16.")] = None,
-    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,32,64",
-    backends: Annotated[
-        str | None,
-        typer.Option(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Models; resnet34, resnet101 and vit_small_16 if not given.")
+    ] = None,
+    batch_size: Annotated[list[str] | None, flags.several(help="Images in a batch; 1,32,64 if not given.")] = None,
+    backend: Annotated[
+        list[str] | None,
+        flags.several(
             help="fp32, amp, channels_last, channels_last+compile, graph, channels_last+graph, amp+graph (these "
             "are the default), channels_last+compile+graph, amp+compile, amp+compile+graph; with "
             "convolutions fused by cuDNN: channels_last+fuse, channels_last+fuse+graph, amp+fuse, amp+fuse+graph."
@@ -33,9 +32,8 @@ def inference(
     int8: Annotated[
         bool, typer.Option("--int8", help="INT8 against float32 on the CPU instead; compiles for minutes.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write everything as JSON to this file, after every row.")
-    ] = None,
+    device: flags.Device = "auto",
+    out: flags.Record = None,
 ) -> None:
     """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
 
@@ -43,11 +41,11 @@ def inference(
 
     Examples:
 
-    * `replearn bench inference --out inference.json`
+    * `replearn bench inference -o inference.json`
 
-    * `replearn bench inference --models resnet34 --batches 1 --backends fp32,graph,amp+graph`
+    * `replearn bench inference resnet34 --batch-size 1 --backend fp32,graph,amp+graph`
 
-    * `replearn bench inference --device cpu --models cifar_resnet:20:16 --size 32 --batches 1,4 --backends fp32`
+    * `replearn bench inference cifar_resnet:20:16 --device cpu --size 32 --batch-size 1,4 --backend fp32`
     """
     import torch
 
@@ -58,12 +56,9 @@ def inference(
     from ..experiments.training.fit import device_named
     from ..experiments.training.results import hardware_of, versions_of, write_atomically
 
-    names = tuple(models.split(",")) if models else MODELS
-    try:
-        sizes = tuple(int(part) for part in batches.split(","))
-    except ValueError as error:
-        raise ReplearnError(f"--batches {batches}: write whole numbers, as 1,32,64.") from error
-    chosen = tuple(backends.split(",")) if backends else DEFAULT
+    names = tuple(models or MODELS)
+    sizes = tuple(flags.whole_numbers("--batch-size", batch_size or ["1", "32", "64"], least=1))
+    chosen = tuple(backend or DEFAULT)
     compiled = {"compiled": tuple((name, batch) for name in names for batch in sizes)} if compile_all else {}
     setting = Setting(
         models=names,
@@ -81,7 +76,7 @@ def inference(
             typer.echo(json.dumps(row))
         about = {
             "format": "replearn-bench-int8-1",
-            "command": f"replearn bench inference --int8 --models {','.join(small)} --batches {max(sizes)} "
+            "command": f"replearn bench inference --int8 {' '.join(small)} --batch-size {max(sizes)} "
             f"--size {size} --first {first} --rounds {rounds}",
             "rows": rows,
             "hardware": hardware_of(torch.device("cpu")) | {"threads": torch.get_num_threads()},

@@ -15,6 +15,7 @@ from torch.nn.functional import interpolate
 from ..errors import ReplearnError
 from ..experiments.training import data as data_room
 from .compress_model import Subject
+from .subjects import is_hub_name
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TESTED = 2000  # labelled images that the accuracy is taken on
@@ -133,7 +134,9 @@ def of_text(file: Path, subject: Subject, count: int, batch_size: int, length: i
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(subject.folder, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            subject.folder, local_files_only=not is_hub_name(str(subject.folder))
+        )
         words = tokenizer(file.read_text(encoding="utf-8"), return_tensors="pt", verbose=False)["input_ids"][0]
     except (OSError, ValueError, TypeError, UnicodeDecodeError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]

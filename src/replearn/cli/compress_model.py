@@ -12,13 +12,13 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..experiments.training.architectures import architecture
-from ..experiments.training.pretrained import head_names, read_weights
+from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.trained import Trained, read_full_model
 from .commands.export import built_by
-from .subjects import is_small
+from .subjects import is_hub_name, is_small
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-WORDS = "a run's folder, hf:FOLDER, timm:NAME or torchvision:NAME with --weights FILE, or FILE.py:FUNCTION"
+WORDS = "a run's folder, hf:FOLDER_OR_NAME, timm:NAME, torchvision:NAME, or FILE.py:FUNCTION"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Subject:
 
 def subject_of(
     name: str,
-    weights: Path | None,
+    weights: str | None,
     num_classes: int | None,
     size: int | None,
     device: torch.device,
@@ -47,7 +47,7 @@ def subject_of(
     hugging_face = name.startswith("hf:") or (folder / "config.json").is_file()
     runs = not hugging_face and (folder / "result.json").is_file()
     if weights is not None and (hugging_face or runs):
-        raise ReplearnError(f"--weights {weights}: {name} has its weights in its folder; leave the flag out.")
+        raise ReplearnError(f"--pretrained {weights}: {name} has its weights in its folder; leave the flag out.")
     if runs:
         run = read_full_model(folder, device, root)
         return Subject(run.model.eval(), run.name, run=run)
@@ -69,53 +69,72 @@ def subject_of(
     return made
 
 
-def named(name: str, weights: Path | None, num_classes: int | None, size: int | None) -> Subject:
-    """A model of timm, torchvision or this package with the weights of a file."""
+def named(name: str, weights: str | None, num_classes: int | None, size: int | None) -> Subject:
+    """A model of timm, torchvision or this package, with the weights of a file or those that are published."""
     side = size or (32 if is_small(name) else 224)
+    model = architecture(name, num_classes=num_classes or 1000, size=side)  # a wrong name is told first
     if weights is None:
-        architecture(name, num_classes=num_classes or 1000, size=side)  # a wrong name is told first
-        raise ReplearnError(f"--weights is missing: {name} alone is untrained. Add --weights FILE.")
-    state = read_weights(weights)
-    if num_classes is None:
-        head = next((key for key in head_names(architecture(name, size=side)) if key.endswith("weight")), "")
-        num_classes = len(state[head]) if head in state else 1000
-    model = architecture(name, num_classes=num_classes, size=side)
-    fill_(model, weights)
+        model = published(name)
+    else:
+        if num_classes is None:
+            _, state = weights_of(model, weights)
+            head = next((key for key in head_names(model) if key.endswith("weight")), "")
+            model = architecture(name, num_classes=len(state[head]) if head in state else 1000, size=side)
+        fill_(model, weights)
     about = getattr(model, "pretrained_cfg", None) or {}
     if size is None and name.startswith("timm:"):
         side = int(about.get("input_size", (3, side, side))[-1])
     return Subject(model, name, side, tuple(about.get("mean", IMAGENET[0])), tuple(about.get("std", IMAGENET[1])))
 
 
-def fill_(model: nn.Module, weights: Path) -> None:
-    if not weights.is_file():
-        raise ReplearnError(f"--weights {weights}: there is no such file.")
-    state = read_weights(weights)
+def published(name: str) -> nn.Module:
+    """timm's or torchvision's model with its published weights, from the hub or its cache."""
+    kind, _, rest = name.partition(":")
+    try:
+        if kind == "timm":
+            import timm
+
+            return timm.create_model(rest, pretrained=True)
+        if kind == "torchvision":
+            from torchvision.models import get_model
+
+            return get_model(rest, weights="DEFAULT")  # type: ignore[no-any-return]
+    except (OSError, RuntimeError, KeyError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ReplearnError(
+            f"MODEL {name}: its published weights can't be fetched ({told}). Add --pretrained FILE."
+        ) from error
+    raise ReplearnError(f"--pretrained is missing: {name} alone is untrained. Add --pretrained FILE.")
+
+
+def fill_(model: nn.Module, weights: str) -> None:
+    _, state = weights_of(model, weights)
     own = model.state_dict()
     other = [
         key for key in (*own, *state) if key not in own or key not in state or own[key].shape != state[key].shape
     ]
     if other:
         raise ReplearnError(
-            f"--weights {weights} does not fit {type(model).__name__}: {other[0]} is missing or of another shape "
-            f"({len(other)} tensors differ)."
+            f"--pretrained {weights} does not fit {type(model).__name__}: {other[0]} is missing or has another "
+            f"shape ({len(other)} tensors differ)."
         )
     model.load_state_dict(state)
 
 
 def of_folder(folder: Path, size: int | None) -> Subject:
-    """A model as save_pretrained wrote it, of the class that its config names."""
-    if not (folder / "config.json").is_file():
+    """A model as save_pretrained wrote it or as the hub has it, of the class that its config names."""
+    local = not is_hub_name(str(folder))
+    if local and not (folder / "config.json").is_file():
         raise ReplearnError(f"MODEL hf:{folder}: there is no config.json in that folder.")
     try:
         import transformers
     except ImportError as error:
         raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=local)
         names = [getattr(transformers, name, None) for name in config.architectures or ()]
         kind: Any = next((found for found in names if found is not None), transformers.AutoModel)
-        model = kind.from_pretrained(folder, local_files_only=True)
+        model = kind.from_pretrained(folder, local_files_only=local)
     except (OSError, ValueError, RuntimeError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(f"MODEL hf:{folder} can't be loaded by transformers: {told}") from error

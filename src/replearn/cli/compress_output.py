@@ -64,18 +64,19 @@ def written(
     example: Any,
     accuracy: Any,
     *,
-    picture: bool,
+    picture: Path | bool | None,
     samples: int,
     progress: Progress,
 ) -> tuple[str, list[str]]:
     """Write the picture, compress.json and the model; returns the JSON, and lines to print."""
-    lines = []
+    lines: list[str] = []
     about = summary(small, subject)
-    if picture:
+    if picture is not False:
         found = curve(subject.model, batches, small, accuracy=accuracy, samples=samples, progress=progress)
         about["curve"] = found.as_dict()
-        draw(found, out / "compress.png", out / "compress.svg")
-        lines += [str(out / "compress.png"), str(out / "compress.svg")]
+        files = [picture] if isinstance(picture, Path) else [out / "compress.png", out / "compress.svg"]
+        draw(found, *files)
+        lines += map(str, files)
         if accuracy is not None:
             lines.insert(0, f"accuracy {found.points[0].kept:.2f} -> {found.chosen.kept:.2f} %\n")
     file = out / "compress.json"

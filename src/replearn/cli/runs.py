@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from ..experiments.training.recipe import Recipe, Variant, slug
 from ..experiments.training.results import Result, read_result
 from ..experiments.training.run import RunSpec
 from ..planning.serialization import encode
+from .flags import whole_numbers
 from .overrides import with_settings
 
 
@@ -32,7 +32,7 @@ def data_of(recipe: Recipe, data: str | None) -> str:
     if data is None:
         return recipe.data[0]
     if data not in recipe.data:
-        raise ReplearnError(f"The recipe {recipe.name} is for {', '.join(recipe.data)}, not for {data!r}.")
+        raise ReplearnError(f"--data {data}: the recipe {recipe.name} is for {', '.join(recipe.data)}.")
     return data
 
 
@@ -47,32 +47,17 @@ def variant_named(recipe: Recipe, label: str) -> Variant:
         if slug(variant.label) == slug(label):
             return variant
     known = ", ".join(slug(variant.label) for variant in recipe.variants)
-    raise ReplearnError(f"The recipe {recipe.name} has no method {label!r}; it has {known}.")
+    raise ReplearnError(f"--method {label}: the recipe {recipe.name} has {known}.")
 
 
-def variants_named(recipe: Recipe, labels: str | None) -> list[Variant]:
+def variants_named(recipe: Recipe, labels: list[str] | None) -> list[Variant]:
     if labels is None:
         return list(recipe.variants)
-    chosen = [variant_named(recipe, label) for label in labels.split(",") if label.strip()]
-    if not chosen:
-        raise ReplearnError(
-            "--methods names no method; write some of them, as --methods e2e,repl, or leave it out."
-        )
-    return list(dict.fromkeys(chosen))
+    return list(dict.fromkeys(variant_named(recipe, label) for label in labels))
 
 
-def seeds_named(text: str) -> list[int]:
-    """Seeds as `0,1,2` or `0-4`."""
-    seeds: list[int] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if not match:
-            raise ReplearnError(f"--seeds {text}: write whole numbers, as 0,1,2 or 0-4.")
-        first, last = int(match[1]), int(match[2] or match[1])
-        seeds += range(first, last + 1)
-    if not seeds:
-        raise ReplearnError("There are no seeds: give at least one, as --seeds 0,1,2.")
-    return list(dict.fromkeys(seeds))
+def seeds_named(given: list[str] | None) -> list[int]:
+    return whole_numbers("--seeds", given or ["0-2"])
 
 
 def spec_of(

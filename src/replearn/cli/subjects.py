@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,15 @@ WORDS = 28_783  # WikiText-2's, in basic English
 
 def is_small(name: str) -> bool:
     return name in SMALL or name.startswith(SMALL_KINDS)
+
+
+def is_hub_name(source: str) -> bool:
+    """ORG/NAME of the Hugging Face hub, and no folder here.
+
+    >>> is_hub_name("google/vit-base-patch16-224"), is_hub_name("gpt2"), is_hub_name("./google/vit")
+    (True, False, False)
+    """
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) is not None and not Path(source).exists()
 
 
 def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
@@ -62,17 +72,21 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 
 
 def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
-    """`hf:FOLDER` with a config.json, or `hf:TYPE` (gpt2, llama, bert, vit, ...) with the library's own sizes."""
+    """`hf:FOLDER` with a config.json, `hf:ORG/NAME` of the hub, or `hf:TYPE` (gpt2, vit, ...) of the library."""
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
-        from transformers import AutoModelForMaskedLM as MaskedLM
+        from transformers import (
+            AutoConfig,
+            AutoModelForCausalLM,
+            AutoModelForImageClassification,
+            AutoModelForMaskedLM,
+        )
         from transformers.models.auto import modeling_auto as known
     except ImportError as error:
         raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
     source = name.partition(":")[2]
     try:
-        if Path(source).exists():
-            config = AutoConfig.from_pretrained(source, local_files_only=True)
+        if Path(source).exists() or is_hub_name(source):
+            config = AutoConfig.from_pretrained(source, local_files_only=not is_hub_name(source))
         else:
             config = AutoConfig.for_model(source)
     except (OSError, ValueError) as error:
@@ -81,26 +95,20 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
             f"that transformers knows, as gpt2, llama or vit ({str(error).splitlines()[0][:120]})."
         ) from error
 
-    def build(auto: Any) -> nn.Module:
-        model: nn.Module = auto.from_config(config)
-        return model
-
-    kind = type(config)
-    if kind in known.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+    if type(config) in known.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         size = getattr(config, "image_size", None) or 224
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        images = torch.empty(batch, getattr(config, "num_channels", 3), height, width, device="meta")
-        return without_weights(partial(build, AutoModelForImageClassification)), images
-    for auto, mapping in (
-        (MaskedLM, known.MODEL_FOR_MASKED_LM_MAPPING),
-        (AutoModelForCausalLM, known.MODEL_FOR_CAUSAL_LM_MAPPING),
-    ):
-        if kind in mapping:
-            most = getattr(config, "max_position_embeddings", None) or length
-            words = tokens(batch, min(length, most))
-            batch_of = {"input_ids": words, "labels": words}
-            return without_weights(partial(build, auto)), batch_of
+        sides = size if isinstance(size, (list, tuple)) else (size, size)
+        images = torch.empty(batch, getattr(config, "num_channels", 3), *sides, device="meta")
+        return without_weights(partial(AutoModelForImageClassification.from_config, config)), images
+    language = {
+        AutoModelForMaskedLM: known.MODEL_FOR_MASKED_LM_MAPPING,
+        AutoModelForCausalLM: known.MODEL_FOR_CAUSAL_LM_MAPPING,
+    }
+    for auto, mapping in language.items():
+        if type(config) in mapping:
+            words = tokens(batch, min(length, getattr(config, "max_position_embeddings", None) or length))
+            return without_weights(partial(auto.from_config, config)), {"input_ids": words, "labels": words}
     raise ReplearnError(
-        f"{name}: a {kind.__name__} is neither an image classifier nor a language model; plan it in Python, with "
-        "replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."
+        f"{name}: a {type(config).__name__} is no image classifier and no language model; plan it in Python, "
+        "with replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."
     )

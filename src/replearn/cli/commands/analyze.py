@@ -9,27 +9,23 @@ from typing import Annotated
 import typer
 
 from ...errors import ReplearnError
-from ..flags import DataRoot, Device, Json
+from .. import flags
 
 
 def analyze(
     run: Annotated[Path, typer.Argument(help="The folder of an end-to-end run of `replearn train`.")],
-    interval: Annotated[int, typer.Option(help="Every K-th block.")] = 4,
-    first: Annotated[
-        int | None, typer.Option(help="Position of the first target; the interval if not given.")
-    ] = None,
-    targets: Annotated[str | None, typer.Option(help="Names of blocks, as layer3.1,layer3.3, instead.")] = None,
-    operator: Annotated[
-        str | None, typer.Option(help="An operator, as basic:correction=full; the paper's if not given.")
-    ] = None,
+    interval: flags.Interval = 4,
+    first: flags.First = None,
+    targets: flags.Targets = None,
+    operator: flags.Operator = None,
     fit: Annotated[
         bool, typer.Option("--fit/--start", help="Operators fitted to the blocks, or with starting values.")
     ] = True,
-    intervals: Annotated[str, typer.Option(help="Intervals of the trade-off curve.")] = "2,3,4,6,8",
-    images: Annotated[
-        int, typer.Option(min=2, help="Training images, or windows of text; a fifth is held out.")
-    ] = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 100,
+    intervals: Annotated[
+        list[str] | None, flags.several(help="Intervals of the trade-off curve, 2-4,6,8 if not given; or none.")
+    ] = None,
+    samples: flags.Samples = 1000,
+    batch_size: flags.BatchSize = 100,
     iterations: Annotated[int, typer.Option(min=1, help="Power iterations at most.")] = 30,
     gradients: Annotated[bool, typer.Option("--gradients/--no-gradients", help="Gradient bias too.")] = True,
     convergence: Annotated[
@@ -37,12 +33,12 @@ def analyze(
         typer.Option(min=0, help="Steps of plain SGD from fresh weights, to measure the convergence bounds."),
     ] = 0,
     lr: Annotated[float, typer.Option(help="Learning rate of these steps.")] = 0.005,
-    seed: Annotated[int, typer.Option(min=0, help="Which images, and the random starts.")] = 0,
-    device: Device = "auto",
-    data_root: DataRoot = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the files; RUN/analysis if not given.")] = None,
-    picture: Annotated[bool, typer.Option("--picture/--no-picture", help="Draw it as SVG.")] = True,
-    as_json: Json = False,
+    seed: flags.Seed = 0,
+    device: flags.Device = "auto",
+    data_root: flags.DataRoot = None,
+    out: Annotated[Path | None, flags.out("Folder of the files; RUN/analysis if not given.")] = None,
+    picture: flags.Picture = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Measure the paper's theory on a trained model.
 
@@ -57,7 +53,7 @@ def analyze(
 
     * `replearn analyze runs/t1_resnet32/cifar10/e2e/seed-0 --operator basic:correction=full`
 
-    * `replearn analyze runs/t1_vit_tiny8/cifar10/e2e/seed-0 --first 2 --images 500 --device cuda`
+    * `replearn analyze runs/t1_vit_tiny8/cifar10/e2e/seed-0 --first 2 --samples 500 --device cuda`
 
     * `replearn analyze runs/demo/digits/e2e/seed-0 --first 2 --convergence 400`
     """
@@ -71,17 +67,17 @@ def analyze(
     from ...experiments.training.trained import read_full_model
     from ...planning.planner import plan as plan_model
 
-    if images < 2 * batch_size:
+    if samples < 2 * batch_size:
         raise ReplearnError(
-            f"--images {images} with --batch-size {batch_size} is fewer than two batches, and one is held out. "
-            f"Write --batch-size {max(1, images // 5)}."
+            f"--samples {samples} with --batch-size {batch_size} is fewer than two batches, and one is held out. "
+            f"Write --batch-size {max(1, samples // 5)}."
         )
-    wanted = whole_numbers(intervals)
+    given = [] if intervals == ["none"] else intervals or ["2-4", "6", "8"]
+    wanted = flags.whole_numbers("--intervals", given, least=2)
     trained = read_full_model(run, device_named(device), data_root)
-    chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
-    plan = plan_model(trained.model, interval, first, targets=chosen, operator=operator)
+    plan = plan_model(trained.model, interval, first, targets=targets, operator=operator)
     torch.manual_seed(seed)
-    batches = trained.train_batches(images, batch_size, seed)
+    batches = trained.train_batches(samples, batch_size, seed)
     found = analyze_model(
         trained.model,
         plan,
@@ -119,15 +115,7 @@ def analyze(
     else:
         typer.echo(f"{trained.name}\n{found}\n")
         typer.echo(folder / "analysis.json")
-    if picture:
-        drawn = write_analysis(found, folder / "analysis.svg")
+    if str(picture) != "none":
+        drawn = write_analysis(found, picture or folder / "analysis.svg")
         if not as_json:
             typer.echo(drawn)
-
-
-def whole_numbers(text: str) -> list[int]:
-    """Intervals as `2,3,4`; nothing for none."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdigit() and int(part) >= 2 for part in parts):
-        raise ReplearnError(f"--intervals {text}: write whole numbers of at least 2, as 2,3,4.")
-    return [int(part) for part in parts]

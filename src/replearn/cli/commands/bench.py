@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...errors import ReplearnError
+from .. import flags
 from ..bench_inference import inference
-from ..flags import Data, DataRoot, Device, Json, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +22,6 @@ app = typer.Typer()
 
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")]
 Inner = Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")]
-Keep = Annotated[Path | None, typer.Option("--out", "-o", help="Write everything that was measured, as JSON.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -40,34 +38,30 @@ def steps(
     ] = None,
     backend: Annotated[
         list[str] | None,
-        typer.Option(help="Any of tf32, bf16, captured, compiled; the first three if not given."),
+        flags.several(help="Any of tf32, bf16, captured, compiled; the first three if not given."),
     ] = None,
-    interval: Annotated[int, typer.Option(help="Every K-th block (for models that you name).")] = 4,
-    first: Annotated[int | None, typer.Option(help="Position of the first target.")] = None,
+    interval: flags.Interval = 4,
+    first: flags.First = None,
     operator: Annotated[
-        list[str] | None, typer.Option(help="Operators to measure beside the default, as reduced_bottleneck.")
+        list[str] | None, flags.several(help="Operators to measure beside the default, as reduced_bottleneck.")
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(help="Methods to measure beside them: checkpointing, skip_attention, stochastic_depth."),
     ] = None,
     recompute: Annotated[bool, typer.Option(help="Also measure RepL recomputed in the backward pass.")] = True,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images a step.")] = None,
-    size: Annotated[int | None, typer.Option(min=1, help="Height and width of an image.")] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Predict times for this GPU, as H200; this one by its name if not given.")
-    ] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Predict times for this machine; measures it once, 20 seconds.")
-    ] = False,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch.")] = None,
+    size: flags.Size = None,
+    gpu: flags.Gpu = None,
+    probe: flags.Probe = False,
     rounds: Rounds = 10,
     inner: Inner = 3,
     builds: Annotated[
         int, typer.Option(min=1, help="Build all candidates anew so often, and time the rounds of each build.")
     ] = 1,
-    device: Device = "auto",
-    out: Keep = None,
-    as_json: Json = False,
+    device: flags.Device = "auto",
+    out: flags.Record = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Time training steps: E2E, removal, RepL, RepL with its weights given or frozen, RepL recomputed.
 
@@ -77,7 +71,7 @@ def steps(
 
     * `replearn bench steps`
 
-    * `replearn bench steps resnet32 --backend bf16 --backend captured -o bench.json`
+    * `replearn bench steps resnet32 --backend bf16,captured -o bench.json`
 
     * `replearn bench steps resnet32 --backend captured --builds 3`
 
@@ -94,8 +88,7 @@ def steps(
     from ...experiments.training.fit import device_named
     from ...operators._base.options import options_named
 
-    if gpu is not None and probe:
-        raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
+    flags.one_machine(gpu, probe)
     where = device_named(device)
     machine = machine_for(where, gpu, probe)
     cases = [case_of(name, interval, first, batch_size, size, where) for name in models or []]
@@ -122,16 +115,16 @@ def steps(
 
 @app.command()
 def epochs(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a file of your own.")],
-    methods: Annotated[str | None, typer.Option(help="Some of its rows, as e2e,removal,repl.")] = None,
-    data: Data = None,
+    recipe: flags.RecipeName,
+    methods: flags.Methods = None,
+    data: flags.Data = None,
     together: Annotated[int, typer.Option(min=0, help="Also time this many seeds of the first row at once.")] = 0,
     rounds: Rounds = 5,
-    device: Device = "auto",
-    settings: Settings = None,
-    data_root: DataRoot = None,
-    out: Keep = None,
-    as_json: Json = False,
+    device: flags.Device = "auto",
+    settings: flags.Settings = None,
+    data_root: flags.DataRoot = None,
+    out: flags.Record = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Time whole training epochs of a recipe's rows in turns: data, augmentation, loss and optimizer included.
 

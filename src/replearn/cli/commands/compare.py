@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import ReplearnError
-from ..flags import Data, DataRoot, Device, Epochs, Json, Out, Pretrained, Settings
+from .. import flags
 
 if TYPE_CHECKING:
     from ...experiments.training.compare import Comparison
@@ -25,23 +25,22 @@ def compare(
     recipe: Annotated[
         list[str] | None, typer.Argument(help="Recipes' names, or files of your own, in order of importance.")
     ] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Some of its rows, as e2e,removal,repl; all if not given.")
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, as 0,1,2 or 0-4.")] = "0,1,2",
-    data: Data = None,
-    epochs: Epochs = None,
+    methods: flags.Methods = None,
+    seeds: flags.Seeds = None,
+    data: flags.Data = None,
+    epochs: flags.Epochs = None,
     together: Annotated[
         int, typer.Option(min=1, help="Runs at once on the device: more in less time, but no times to compare.")
     ] = 1,
     equal_time: Annotated[
         bool, typer.Option("--equal-time", help="Add rows that train as long as E2E did, by the clock.")
     ] = False,
-    device: Device = "auto",
-    out: Out = None,
-    pretrained: Pretrained = None,
-    settings: Settings = None,
-    data_root: DataRoot = None,
+    device: flags.Device = "auto",
+    logger: flags.Logger = None,
+    out: flags.Out = None,
+    pretrained: flags.Pretrained = None,
+    settings: flags.Settings = None,
+    data_root: flags.DataRoot = None,
     read: Annotated[
         Path | None, typer.Option("--from", help="Only read the results of this file, or below this folder.")
     ] = None,
@@ -49,8 +48,8 @@ def compare(
         Path | None,
         typer.Option(metavar="FILE.jsonl", help="A file of runs: those in it count as trained, new ones join."),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Where to draw the picture, as SVG.")] = None,
-    as_json: Json = False,
+    picture: flags.Picture = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Compare methods over seeds: train what is missing, then print the table.
 
@@ -91,7 +90,7 @@ def compare(
         kept.add(results)
         comparisons = compare_results(results)
         show(comparisons, as_json)
-        if picture is not None:
+        if picture is not None and str(picture) != "none":
             draw(only(comparisons, "a picture"), picture)
         return
     if picture is not None and len(names) > 1:
@@ -102,12 +101,12 @@ def compare(
         on, rows = data_of(chosen, data), variants_named(chosen, methods)
         folder = out / chosen.name if out is not None and len(names) > 1 else out
         specs = [spec_of(chosen, row, on, seed, folder, data_root) for seed in seeds_named(seeds) for row in rows]
-        results = results_of(specs, together, device, kept)
+        results = results_of(specs, together, device, kept, logger)
         if equal_time:
             longer = at_equal_time(results)
             more = [(row, seed) for seed in seeds_named(seeds) for row in longer]
             specs = [spec_of(chosen, row, on, seed, folder, data_root) for row, seed in more]
-            results += results_of(specs, 1, device, kept)
+            results += results_of(specs, 1, device, kept, logger)
         comparisons += compare_results(results)
         if leads():
             keep(comparisons[-1], (folder or Path("runs") / chosen.name) / on, picture)
@@ -115,9 +114,12 @@ def compare(
         show(comparisons, as_json)
 
 
-def results_of(specs: Sequence[RunSpec], together: int, device: str, kept: Kept) -> list[Result]:
+def results_of(
+    specs: Sequence[RunSpec], together: int, device: str, kept: Kept, logger: str | None
+) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
     from ...experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
+    from ...experiments.training.loggers import logged
     from ...experiments.training.tasks import task_named
     from ...experiments.training.trained import refuse_impossible_rows
     from ..progress import watching
@@ -139,7 +141,8 @@ def results_of(specs: Sequence[RunSpec], together: int, device: str, kept: Kept)
         for start in range(0, len(missing), together):
             part = missing[start : start + together]
             chosen = [specs[index] for index in part]
-            trained = fit(chosen, device=device, resume=True, progress=progress, shared=data)
+            watcher = logged(progress, logger, chosen)
+            trained = fit(chosen, device=device, resume=True, progress=watcher, shared=data)
             kept.add(trained)
             results |= dict(zip(part, trained, strict=True))
     return [results[index] for index in range(len(specs))]
@@ -170,6 +173,8 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     if (sheet := example_sheet(folder, Reader(folder).read().runs)) is not None:
         (folder / "examples.png").write_bytes(sheet)
         typer.echo(f"What was found in test pictures is drawn in {folder / 'examples.png'}.", err=True)
+    if str(picture) == "none":
+        return
     drawn = draw(comparison, picture or folder / "comparison.svg")
     typer.echo(f"The picture is {drawn}.", err=True)
 

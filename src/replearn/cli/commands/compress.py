@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from ...errors import ReplearnError
-from ..flags import DataRoot, Device, Json
+from .. import flags
 
 FILES = ("standard", "pt2", "onnx", "safetensors")
 
@@ -18,16 +18,16 @@ def compress(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="The folder of a run, hf:FOLDER, timm:NAME or torchvision:NAME with --weights, FILE.py:FUNCTION.",
+            help="The folder of a run, hf:FOLDER_OR_NAME, timm:NAME, torchvision:NAME, or FILE.py:FUNCTION.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the files.")],
+    out: Annotated[Path, flags.out("Folder of the files.")],
     budget: Annotated[str, typer.Option(help="As latency<=75%, parameters<=60%, flops<=70% or blocks=12.")],
     data: Annotated[
         str | None,
         typer.Option(help="A folder of images, a text file, a data set or FILE.py:FUNCTION; a run has its own."),
     ] = None,
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Trained weights of a named model.")] = None,
+    pretrained: flags.Pretrained = None,
     heal: Annotated[
         str | None, typer.Option(help="Train towards the full model: epochs, or seconds as 30s.")
     ] = None,
@@ -36,20 +36,18 @@ def compress(
     ] = "auto",
     realign: Annotated[bool, typer.Option("--realign/--no-realign", help="Solve kept layers again.")] = True,
     formats: Annotated[
-        str | None,
-        typer.Option("--format", help="Of standard, pt2, onnx, safetensors; standard if it can be, else pt2."),
+        list[str] | None,
+        flags.several("--format", help="Of standard, pt2, onnx, safetensors; standard if it can be, else pt2."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=2, help="Images or windows of text to fit on.")] = 512,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples a batch.")] = 64,
-    length: Annotated[int, typer.Option(min=1, help="Tokens in a window of text.")] = 128,
-    size: Annotated[int | None, typer.Option(min=1, help="Side length of the images; the model's own.")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Of a named model; as the weights have.")] = None,
-    picture: Annotated[
-        bool, typer.Option("--picture/--no-picture", help="Draw what goes against latency.")
-    ] = True,
-    device: Device = "auto",
-    data_root: DataRoot = None,
-    as_json: Json = False,
+    samples: flags.Samples = 512,
+    batch_size: flags.BatchSize = 64,
+    length: flags.Length = 128,
+    size: flags.Size = None,
+    num_classes: flags.NumClasses = None,
+    picture: flags.Picture = None,
+    device: flags.Device = "auto",
+    data_root: flags.DataRoot = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Take blocks out of a trained model, with as little harm as a few unlabelled samples allow.
 
@@ -63,7 +61,9 @@ def compress(
 
     * `replearn compress hf:my_llama --data text.txt --budget blocks=4 --form removal -o out`
 
-    * `replearn compress torchvision:resnet50 --weights resnet50.pth --data images --budget "flops<=80%" -o out`
+    * `replearn compress torchvision:resnet50 --data images --budget "flops<=80%" -o out`
+
+    * `replearn compress timm:resnet50 --pretrained mine.safetensors --data images --budget blocks=3 -o out`
 
     * `replearn compress my_models.py:trained --data cifar10 --budget blocks=12 --format onnx -o out`
 
@@ -84,12 +84,13 @@ def compress(
         flagged("--heal", heal, lambda: read_heal(heal))
     if form not in ("auto", *FORMS):
         raise ReplearnError(f"--form {form}: write auto or one of {', '.join(FORMS)}.")
-    wanted = [part.strip() for part in formats.split(",")] if formats is not None else []
+    wanted = formats or []
+    drawn = str(picture) != "none"
     if unknown := [part for part in wanted if part not in FILES]:
         raise ReplearnError(f"--format {unknown[0]}: write some of {', '.join(FILES)}.")
     if out.exists() and not out.is_dir():
         raise ReplearnError(f"--out {out} is a file: name a folder.")
-    subject = subject_of(model, weights, num_classes, size, device_named(device), data_root)
+    subject = subject_of(model, pretrained, num_classes, size, device_named(device), data_root)
     found = samples_of(data, subject, samples, batch_size, length, data_root)
     batches = list(found.batches)
     with said() as progress:
@@ -110,8 +111,8 @@ def compress(
         # everything that was measured is written first, so that a refused format loses nothing
         out.mkdir(parents=True, exist_ok=True)
         table, lines = written(
-            small, subject, batches, out, wanted, plain(batches[0], None), found.accuracy if picture else None,
-            picture=picture, samples=samples, progress=progress,
+            small, subject, batches, out, wanted, plain(batches[0], None), found.accuracy if drawn else None,
+            picture=picture if drawn else False, samples=samples, progress=progress,
         )  # fmt: skip
     typer.echo(table if as_json else "\n".join([str(small), "", *lines]))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..flags import DataRoot
+from .. import flags
 
 if TYPE_CHECKING:
     from ...experiments.training.data import DataStatus
@@ -16,7 +16,7 @@ Name = Annotated[str, typer.Argument(help="A data set's name.")]
 
 
 @app.callback(invoke_without_command=True)
-def listing(context: typer.Context, data_root: DataRoot = None) -> None:
+def listing(context: typer.Context, data_root: flags.DataRoot = None) -> None:
     """Say what data is there, check it, or download it.
 
     Examples:
@@ -38,23 +38,21 @@ def listing(context: typer.Context, data_root: DataRoot = None) -> None:
 
 
 @app.command()
-def check(name: Name, data_root: DataRoot = None) -> None:
+def check(name: Name, data_root: flags.DataRoot = None) -> None:
     """Load a data set, count it and sum up its files; ends with 1 if it can't be trained on."""
     from ...experiments.training import data as room
 
     found = room.status(name, data_root)
-    lines = [f"{found.title}: {state(found)}"]
+    typer.echo(f"{found.title}: {state(found)}")
     if found.found:
-        lines.append(f"found in {found.found}" + (f" ({found.layout} layout)" if found.layout else ""))
+        typer.echo(f"found in {found.found}" + (f" ({found.layout} layout)" if found.layout else ""))
     if found.num_train is not None:
-        lines.append(
-            f"{count(found.num_train)} training and {count(found.num_test)} test {found.unit}, "
-            f"{count(found.num_classes)} {found.classes}"
-        )
-    lines += [f"{each.name}: {each.verdict}" for each in found.checksums]
+        samples = f"{count(found.num_train)} training and {count(found.num_test)} test {found.unit}"
+        typer.echo(f"{samples}, {count(found.num_classes)} {found.classes}")
+    for each in found.checksums:
+        typer.echo(f"{each.name}: {each.verdict}")
     if found.problem:
-        lines.append(found.problem)
-    typer.echo("\n".join(lines))
+        typer.echo(found.problem)
     if not found.ok:
         raise typer.Exit(1)
 
@@ -62,7 +60,7 @@ def check(name: Name, data_root: DataRoot = None) -> None:
 @app.command()
 def download(
     name: Name,
-    data_root: DataRoot = None,
+    data_root: flags.DataRoot = None,
     mirror: Annotated[
         str | None, typer.Option(help="An address with the same files under the same names.")
     ] = None,
@@ -70,8 +68,7 @@ def download(
     """Fetch a data set from its official address, check it and unpack it."""
     from ...experiments.training import data as room
 
-    folder = room.download(name, data_root, mirror=mirror)
-    typer.echo(f"{name} is in {folder}")
+    typer.echo(f"{name} is in {room.download(name, data_root, mirror=mirror)}")
 
 
 def state(found: DataStatus) -> str:

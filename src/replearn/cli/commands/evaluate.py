@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ...errors import ReplearnError
-from ..flags import DataRoot, Json
+from .. import flags
 
 
 def evaluate(
@@ -23,16 +23,16 @@ def evaluate(
         Path | None, typer.Option(help="For a results file: the annotations, as instances_val2017.json.")
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="For a run: INT8 beside float32, on the CPU.")] = False,
-    images: Annotated[int, typer.Option(min=1, help="Training images that INT8 is calibrated on.")] = 512,
+    samples: flags.Samples = 512,
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile first: minutes, then INT8 runs several times as fast.")
     ] = False,
-    data_root: DataRoot = None,
-    as_json: Json = False,
+    data_root: flags.DataRoot = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Evaluate a trained model on its test set, deployed; or what a detector found: mAP, AP50 and AP75.
 
-    Streamed sets, as ImageNet, are read to their end for the test and for IMAGES calibration images alone.
+    Streamed sets, as ImageNet, are read to their end for the test and for SAMPLES calibration images alone.
     A results file is evaluated by pycocotools: pip install 'replearn[scenes]'.
 
     Examples:
@@ -44,21 +44,21 @@ def evaluate(
     if source.is_dir():
         if annotations is not None:
             raise ReplearnError(f"--annotations is for a results file, and {source} is a folder: leave it out.")
-        evaluate_run(source, int8, images, compile, data_root, as_json)
+        evaluate_run(source, int8, samples, compile, data_root, as_json)
     elif annotations is None:
         raise ReplearnError(f"{source} is no folder of a run; for a COCO results file add --annotations FILE.")
     else:
         evaluate_results(source, annotations, as_json)
 
 
-def evaluate_run(run: Path, int8: bool, images: int, compile: bool, root: Path | None, as_json: bool) -> None:
+def evaluate_run(run: Path, int8: bool, samples: int, compile: bool, root: Path | None, as_json: bool) -> None:
     import torch
 
     from ...experiments.bench.inference_int8 import int8_measures
     from ...experiments.training.trained import read_trained
 
     trained = read_trained(run, torch.device("cpu"), root)
-    found = int8_measures(trained, int8=int8, images=images, compile=compile)
+    found = int8_measures(trained, int8=int8, images=samples, compile=compile)
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ...errors import ReplearnError
+from .. import flags
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,16 +19,17 @@ def export(
     source: Annotated[
         Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="The folder of a run, or a checkpoint.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    out: Annotated[Path, flags.out("The file to write.")],
     to: Annotated[
-        str | None, typer.Option(help="safetensors, pt2 or onnx; by the file's name if not given.")
+        str | None,
+        typer.Option("--format", help="safetensors, pt2 or onnx; by the file's name if not given."),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="For a checkpoint: the model, as `replearn plan` takes it, or FILE.py:FUNCTION."),
     ] = None,
-    num_classes: Annotated[int, typer.Option(help="For a checkpoint with a named model.")] = 1000,
-    size: Annotated[int, typer.Option(help="Side length of the images, for a named model.")] = 224,
+    num_classes: flags.NumClasses = None,
+    size: flags.Size = None,
     fold: Annotated[str, typer.Option(help="Fold BatchNorms of 'all' blocks, or of 'operators'.")] = "all",
     merge: Annotated[
         bool,
@@ -59,6 +61,7 @@ def export(
     from ...experiments.training.trained import filled, read_trained
     from ...fast.inference import streamline
     from ...surgery.plan_metadata import attached_plan
+    from ..subjects import is_small
 
     format_of(out, to)  # a wrong name is told before anything is loaded
     if not source.exists():
@@ -75,7 +78,9 @@ def export(
         if ".py:" in model:
             fresh, example = built_by(model)
         else:
-            fresh, example = architecture(model, num_classes=num_classes, size=size), torch.randn(2, 3, size, size)
+            side = size or (32 if is_small(model) else 224)
+            fresh = architecture(model, num_classes=num_classes or (10 if is_small(model) else 1000), size=side)
+            example = torch.randn(2, 3, side, side)
         trained = filled(fresh, source)
     replaced = attached_plan(trained) is not None
     if merge and not replaced:

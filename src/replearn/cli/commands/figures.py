@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ..flags import DataRoot, Device
+from .. import flags
 
 
 def figures(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, E2E first.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write into.")] = Path("figures"),
-    images: Annotated[int, typer.Option(min=10, help="Test images in the t-SNE.")] = 1000,
-    layers: Annotated[str | None, typer.Option(help="Layers to show, as layer1.4,layer3.4.")] = None,
-    data_root: DataRoot = None,
-    device: Device = "auto",
+    out: Annotated[Path, flags.out("The folder to write into.")] = Path("figures"),
+    samples: flags.Samples = 1000,
+    layers: Annotated[list[str] | None, flags.several(help="Layers to show, as layer1.4,layer3.4.")] = None,
+    data_root: flags.DataRoot = None,
+    device: flags.Device = "auto",
 ) -> None:
     """Draw the features before the classifier (t-SNE) and the feature maps of runs, side by side.
 
@@ -30,9 +30,8 @@ def figures(
     from ...experiments.report.paper_figures import paper_figures
     from ...experiments.training.fit import device_named
 
-    chosen = None if layers is None else [name.strip() for name in layers.split(",") if name.strip()]
     written, scores, likeness = paper_figures(
-        runs, out, images=images, layers=chosen, data_root=data_root, device=device_named(device)
+        runs, out, images=samples, layers=layers, data_root=data_root, device=device_named(device)
     )
     for score in scores:
         numbers = f"silhouette {score.silhouette:.3f}, nearest neighbours {score.knn_accuracy:.2f} %"

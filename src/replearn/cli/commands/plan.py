@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import ReplearnError
-from ..flags import DataRoot, Device, Json
+from .. import flags
 
 if TYPE_CHECKING:
     import torch
@@ -23,17 +23,11 @@ def plan(
         str | None,
         typer.Argument(help="resnet110, vit_small_16, lm:512:12:8:2048, timm:NAME, hf:gpt2, hf:FOLDER, ..."),
     ] = None,
-    interval: Annotated[int, typer.Option(help="Every K-th block.")] = 4,
-    first: Annotated[
-        int | None, typer.Option(help="Position of the first target; the interval if not given.")
-    ] = None,
+    interval: flags.Interval = 4,
+    first: flags.First = None,
     fraction: Annotated[float | None, typer.Option(help="A share of all blocks, instead of an interval.")] = None,
-    targets: Annotated[
-        str | None, typer.Option(help="Names of blocks, as layer3.1,layer3.3, instead of either.")
-    ] = None,
-    operator: Annotated[
-        str | None, typer.Option(help="An operator, as no_weights or projection:coefficients=shared,start=zero.")
-    ] = None,
+    targets: flags.Targets = None,
+    operator: flags.Operator = None,
     budget: Annotated[
         str | None,
         typer.Option(help="Choose the targets by a budget: latency<=75%, parameters<=60%, flops<=70%, blocks=12."),
@@ -44,19 +38,17 @@ def plan(
     score: Annotated[
         str, typer.Option(help="A block's damage for the budget: count; with --run similarity or error.")
     ] = "count",
-    samples: Annotated[int, typer.Option(min=2, help="Training samples of the run to score blocks on.")] = 500,
-    device: Device = "auto",
-    data_root: DataRoot = None,
-    gpu: Annotated[str | None, typer.Option(help="Predict times for this GPU, as H200, A100 or RTX4090.")] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Predict times for this machine; measures it once, 20 seconds.")
-    ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images or texts in a step, for the predicted costs.")] = 64,
-    length: Annotated[int, typer.Option(min=1, help="Tokens in a text.")] = 128,
+    samples: flags.Samples = 500,
+    device: flags.Device = "auto",
+    data_root: flags.DataRoot = None,
+    gpu: flags.Gpu = None,
+    probe: flags.Probe = False,
+    batch_size: flags.BatchSize = 64,
+    length: flags.Length = 128,
     precision: Annotated[str, typer.Option(help="float32, tf32, bfloat16 or float16.")] = "float32",
     optimizer: Annotated[str, typer.Option(help="adamw, sgd_momentum, sgd, lion, ...")] = "adamw",
     promise: Annotated[Path | None, typer.Option(help="Write the predicted costs to this file, as JSON.")] = None,
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Show which blocks of a model would be replaced, by what, and what it saves.
 
@@ -73,11 +65,11 @@ def plan(
 
     * `replearn plan torchvision:resnet50 --first 2 --operator reduced_bottleneck`
 
-    * `replearn plan resnet34 --budget "memory<=85%" --batch 256`
+    * `replearn plan resnet34 --budget "memory<=85%" --batch-size 256`
 
     * `replearn plan timm:convnext_tiny --fraction 0.2 --json`
 
-    * `replearn plan hf:gpt2 --first 2 --length 1024 --batch 8 --precision bfloat16 --gpu A100`
+    * `replearn plan hf:gpt2 --first 2 --length 1024 --batch-size 8 --precision bfloat16 --gpu A100`
 
     * `replearn plan --run runs/t1_resnet32/cifar10/e2e/seed-0 --budget "time<=85%" --score error --gpu H200`
     """
@@ -87,12 +79,11 @@ def plan(
     from ...operators._base.options import options_named
     from ...planning.planner import plan as plan_model
 
-    if gpu is not None and probe:
-        raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
+    flags.one_machine(gpu, probe)
     machine = named_machine(gpu) if gpu is not None else probe_machine() if probe else None
     options = None if operator is None else options_named(operator)
     terms: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "machine": machine}
-    network, example, data = subject_of(model, run, batch, length, samples, device, data_root)
+    network, example, data = subject_of(model, run, batch_size, length, samples, device, data_root)
     if score not in SCORES:
         raise ReplearnError(f"--score {score}: write one of {', '.join(SCORES)}.")
     if score != "count" and (budget is None or data is None):
@@ -108,8 +99,7 @@ def plan(
         placement = place(network, budget, example, score=score, data=data, operator=options, **terms)
         show(placement.plan, placement.promise, str(placement), promise, as_json)
         return
-    chosen = None if targets is None else [name.strip() for name in targets.split(",") if name.strip()]
-    found = plan_model(network, interval, first, fraction=fraction, targets=chosen, operator=options)
+    found = plan_model(network, interval, first, fraction=fraction, targets=targets, operator=options)
     if as_json and promise is None:
         typer.echo(found.to_json())
         return

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
-from ..flags import Json
+from .. import flags
 
 app = typer.Typer()
 
@@ -31,19 +30,15 @@ def listing(context: typer.Context) -> None:
     for name in recipes.available():
         recipe = recipes.recipe(name)
         expected = recipes.claim(name).get("Expected", recipes.UNMEASURED)
-        rows.append(
-            (name, recipe.table, recipe.model, ", ".join(recipe.data), str(len(recipe.variants)), expected)
-        )
-    typer.echo(
-        "\n".join(text_table(("recipe", "table", "model", "data", "methods", "expected"), rows, right=(4,)))
-    )
+        about = (name, recipe.table, recipe.model, ", ".join(recipe.data))
+        rows.append((*about, str(len(recipe.variants)), expected))
+    head = ("recipe", "table", "model", "data", "methods", "expected")
+    typer.echo("\n".join(text_table(head, rows, right=(4,))))
     typer.echo("\nSee one with `replearn recipes show NAME`.")
 
 
 @app.command()
-def show(
-    name: Annotated[str, typer.Argument(help="A recipe's name, or a file of your own.")], as_json: Json = False
-) -> None:
+def show(name: flags.RecipeName, as_json: flags.Json = False) -> None:
     """Show a recipe: its claim, its methods, its settings and the paper's numbers."""
     from ...experiments import recipes
     from ...experiments.training.recipe import slug
@@ -51,50 +46,33 @@ def show(
     from ...planning.table import text_table
 
     recipe = recipes.recipe(name)
-    if as_json:
-        typer.echo(json.dumps(recipe.to_dict(), indent=1))
-        return
     fields = recipe.to_dict()
-    variants = [
-        (
-            slug(variant.label),
-            variant.label,
-            variant.method,
-            "" if variant.method == "e2e" else f"K={variant.interval}, first={variant.begin}",
-            variant.operator.label() if variant.operator else "",
-        )
-        for variant in recipe.variants
-    ]
-    printed = [
-        (
-            row.data,
-            row.label,
-            f"{row.score:.2f}",
-            *(f"{value:.2f}" if value is not None else "" for value in rest),
-        )
-        for row in recipe.paper
-        for rest in [(row.std, row.memory_gb, row.seconds_per_epoch)]
-    ]
-    lines = [
-        recipes.about(name),
-        "",
-        "Methods",
-        *text_table(("--method", "label", "method", "placement", "operator"), variants),
-    ]
-    if printed:
+    if as_json:
+        typer.echo(json.dumps(fields, indent=1))
+        return
+    rows = []
+    for row in recipe.variants:
+        place = "" if row.method == "e2e" else f"K={row.interval}, first={row.begin}"
+        rows.append((slug(row.label), row.label, row.method, place, row.operator.label() if row.operator else ""))
+    lines = [recipes.about(name), "", "Methods"]
+    lines += text_table(("--method", "label", "method", "placement", "operator"), rows)
+    if recipe.paper:
+        printed = []
+        for known in recipe.paper:
+            numbers = (known.score, known.std, known.memory_gb, known.seconds_per_epoch)
+            texts = ("" if number is None else f"{number:.2f}" for number in numbers)
+            printed.append((known.data, known.label, *texts))
         head = ("data", "label", task_named(recipe.task).metric.name, "std", "memory GB", "s/epoch")
         lines += ["", "The paper's numbers", *text_table(head, printed, right=(2, 3, 4, 5))]
-    shown = {key: value for key, value in fields.items() if key not in ("name", "variants", "paper")}
-    lines += ["", "Settings", *(f"{key}: {_text(value)}" for key, value in shown.items())]
+    lines += ["", "Settings"]
+    lines += [f"{key}: {text_of(fields[key])}" for key in fields if key not in ("name", "variants", "paper")]
     typer.echo("\n".join(lines))
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
     if isinstance(value, dict):
+        parts = {key: text_of(item) for key, item in value.items()}
         return ", ".join(
-            f"{key}={_text(item)}" if not isinstance(item, dict) else f"{key} ({_text(item)})"
-            for key, item in value.items()
+            f"{key} ({text})" if isinstance(value[key], dict) else f"{key}={text}" for key, text in parts.items()
         )
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-Folder = Annotated[Path, typer.Argument(help="The folder of the runs.")]
+from .. import flags
 
 
 def report(
-    folder: Folder = Path("runs"),
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    folder: flags.Runs = Path("runs"),
+    out: Annotated[Path, flags.out("The page to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The page's heading.")] = "",
     figures: Annotated[
         bool, typer.Option("--figures/--no-figures", help="Each figure as SVG beside the page.")

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from ...errors import ReplearnError
-from ..flags import Data, DataRoot, Device, Epochs, Out, Pretrained, Settings
-
-if TYPE_CHECKING:
-    from ...experiments.training.recipe import Recipe, Variant
+from .. import flags
 
 
 def train(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe's name (see `replearn recipes`), or a file of your own.")
-    ],
+    recipe: flags.RecipeName,
     method: Annotated[str | None, typer.Option(help="Which row; the first with RepL if not given.")] = None,
-    data: Data = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    epochs: Epochs = None,
-    device: Device = "auto",
-    out: Out = None,
+    data: flags.Data = None,
+    seed: flags.Seed = 0,
+    epochs: flags.Epochs = None,
+    device: flags.Device = "auto",
+    out: flags.Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in the run's folder.")
     ] = False,
-    pretrained: Pretrained = None,
-    settings: Settings = None,
-    data_root: DataRoot = None,
+    pretrained: flags.Pretrained = None,
+    settings: flags.Settings = None,
+    data_root: flags.DataRoot = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bit-equal on a GPU too; slower.")
     ] = False,
+    logger: flags.Logger = None,
     parallel: Annotated[
         Literal["ddp", "fsdp"], typer.Option(help="How processes of torchrun share the model.")
     ] = "ddp",
@@ -54,12 +50,14 @@ def train(
     * `torchrun --nproc_per_node 4 -m replearn train t2_resnet34 --method repl-first-2`
     """
     from ...experiments.training.fit import fit  # seconds to import, which help and errors need not wait for
+    from ...experiments.training.loggers import logged
     from ...experiments.training.tasks import task_named
     from ..progress import summary, watching
     from ..runs import data_of, found, leads, resolved, spec_of, variant_named
 
     chosen = resolved(recipe, epochs, settings or [], pretrained)
-    variant = default_variant(chosen) if method is None else variant_named(chosen, method)
+    with_repl = (row for row in chosen.variants if row.method == "repl")
+    variant = next(with_repl, chosen.variants[0]) if method is None else variant_named(chosen, method)
     spec = spec_of(chosen, variant, data_of(chosen, data), seed, out, data_root)
     before = found(spec)
     begun = before is not None or any(spec.out.glob("checkpoint*"))
@@ -70,17 +68,11 @@ def train(
         )
     task = task_named(chosen.task)
     with watching(1, spec.epochs, task) as progress:
+        watcher = logged(progress, logger, [spec])
         (result,) = fit(
-            [spec], device=device, resume=resume, progress=progress, deterministic=deterministic, parallel=parallel
+            [spec], device=device, resume=resume, progress=watcher, deterministic=deterministic, parallel=parallel
         )
     if not leads():
         return
     typer.echo(summary(f"{chosen.name}, {variant.label}, {spec.data}, seed {seed}", result.epochs, task))
     typer.echo(spec.out / "result.json")
-
-
-def default_variant(recipe: Recipe) -> Variant:
-    for variant in recipe.variants:
-        if variant.method == "repl":
-            return variant
-    return recipe.variants[0]

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-Folder = Annotated[Path, typer.Argument(help="The folder of the runs.")]
+from .. import flags
 
 
 def watch(
-    folder: Folder = Path("runs"),
+    folder: flags.Runs = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8378,
     every: Annotated[int, typer.Option(min=1, help="Seconds between looks at the folder.")] = 5,
 ) -> None:

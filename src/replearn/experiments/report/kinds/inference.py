@@ -56,7 +56,8 @@ def show(data: Mapping[str, Any], key: str) -> Found:
         )
         for number, model in enumerate(dict.fromkeys(row["model"] for row in rows), start=1)
     ]
-    words = [f"--{name} {','.join(map(str, setting[name]))}" for name in ("models", "batches", "backends")]
+    lists = {"batch-size": setting["batches"], "backend": setting["backends"]}
+    words = [*setting["models"], *(f"--{flag} {','.join(map(str, given))}" for flag, given in lists.items())]
     words += [f"--{name} {setting[name]}" for name in ("size", "first", "rounds")]
     faster = sum(gain > 1 for gain in gains)
     stopped = (
