@@ -8,6 +8,8 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ReplearnError
@@ -15,6 +17,16 @@ from ..operators._base.options import Options, options_from_dict
 
 LARGEST = 2**63 - 1
 LONGEST = 8 * 2**20  # characters of one JSON text; more could be a bomb: a list of nothing takes 30 times its text
+
+
+def read_text(path: Path, largest: int = LONGEST) -> str:
+    """A text file of bounded size; a pipe or a device, which may never end, is refused."""
+    about = path.stat()
+    if not S_ISREG(about.st_mode):
+        raise ReplearnError("it is not an ordinary file.")
+    if about.st_size > largest:
+        raise ReplearnError(f"{about.st_size / 2**20:.0f} MiB is too large.")
+    return path.read_text(encoding="utf-8")
 
 
 def parse(text: Any, where: str, longest: int = LONGEST) -> Any:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ReplearnError
+from ...planning.serialization import read_text
 from ..training.packed import FORMAT as PACKED
 from ..training.packed import unpack
-from ..training.results import FORMAT, LARGEST, Result, read_text, result_from_json
+from ..training.results import FORMAT, LARGEST, Result, result_from_json
 
 # ours too, and told by the results they lie beside
 BESIDE_RUNS = ("recipe.json", "comparison.json", "predictions.json")

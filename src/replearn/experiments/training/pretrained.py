@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...errors import ReplearnError
 from ...planning.data import Plan
-from ...planning.serialization import parse
+from ...planning.serialization import parse, read_text
 from ...surgery.backbones import load_backbone_, moved_plan
 from ...surgery.checkpoint import FORMAT, read
 from ...surgery.replace import exchange_, restored_on_error
@@ -153,16 +153,14 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 def told_about(path: Path) -> dict[str, Any]:
     """What a file of ours, or the result beside it, says: the model's name, the data set and classes."""
-    from .results import read_result  # which knows the tasks, and these this module
-
     try:
         if (about := metadata_of(path).get("about")) is not None:
             return dict(parse(about, "it"))
-        result = read_result(path.parent / "result.json")
-    except (ReplearnError, OSError, ValueError, TypeError):
+        result = parse(read_text(path.parent / "result.json"), "result.json")
+        recipe = result["recipe"]
+        return {"model": recipe.get("model"), "outputs": [result["data"], list(recipe.get("classes", ()))]}
+    except (ReplearnError, OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    classes = list(result.recipe.get("classes", ()))
-    return {"model": result.recipe.get("model"), "outputs": [result.data, classes]}
 
 
 def shape_of(tensor: Tensor) -> str:

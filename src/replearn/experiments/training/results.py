@@ -16,13 +16,12 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, get_type_hints
 
 import torch
 
 from ...errors import ReplearnError
-from ...planning.serialization import decode, encode, parse
+from ...planning.serialization import decode, encode, parse, read_text
 from ...surgery.tensor_file import PART
 from .metrics import Metric
 from .recipe import Recipe, Variant
@@ -171,16 +170,6 @@ def text_of(path: str | os.PathLike[str]) -> str:
         return read_text(Path(path), LARGEST)
     except (OSError, UnicodeDecodeError, ReplearnError) as error:
         raise ReplearnError(f"Can't read the result file {path}: {str(error).removesuffix('.')}.") from error
-
-
-def read_text(path: Path, largest: int) -> str:
-    """A text file of bounded size; a pipe or a device, which may never end, is refused."""
-    about = path.stat()
-    if not S_ISREG(about.st_mode):
-        raise ReplearnError("it is not an ordinary file.")
-    if about.st_size > largest:
-        raise ReplearnError(f"{about.st_size / 2**20:.0f} MiB is too large.")
-    return path.read_text(encoding="utf-8")
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
