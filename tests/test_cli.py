@@ -105,7 +105,7 @@ def test_recipes_are_listed_with_their_claims_and_shown_whole():
 def test_data_says_what_is_there_and_where_it_looked(here):
     listing = call("data").stdout
     assert re.search(r"digits +ok +1,437 +360", listing)
-    assert f"looked in {here / 'data' / 'cifar-10-batches-bin'}" in listing
+    assert f"looked in {here / 'data' / 'cifar-10-batches-py'}" in listing
     assert "1,437 training and 360 test images, 10 classes" in call("data", "check", "digits").stdout
     missing = call("data", "check", "svhn", "--data-root", "nowhere", code=1).stdout
     assert "nowhere" in missing

@@ -32,47 +32,38 @@ def listing(context: typer.Context, data_root: flags.DataRoot = None) -> None:
 
     if context.invoked_subcommand is not None:
         return
-    found = [room.status(name, data_root, checksums=False) for name in room.available()]
+    found = [room.status(name, data_root) for name in room.available()]
     rows = [(each.name, state(each), count(each.num_train), count(each.num_test), place(each)) for each in found]
     typer.echo("\n".join(text_table(("data set", "state", "train", "test", "where"), rows, right=(2, 3))))
 
 
 @app.command()
 def check(name: Name, data_root: flags.DataRoot = None) -> None:
-    """Load a data set, count it and sum up its files; ends with 1 if it can't be trained on."""
+    """Load a data set, check its files and count it; ends with 1 if it can't be trained on."""
     from ...experiments.training import data as room
 
     found = room.status(name, data_root)
     typer.echo(f"{found.title}: {state(found)}")
     if found.found:
-        typer.echo(f"found in {found.found}" + (f" ({found.layout} layout)" if found.layout else ""))
+        typer.echo(f"found in {found.found}")
     if found.num_train is not None:
         samples = f"{count(found.num_train)} training and {count(found.num_test)} test {found.unit}"
         typer.echo(f"{samples}, {count(found.num_classes)} {found.classes}")
-    for each in found.checksums:
-        typer.echo(f"{each.name}: {each.verdict}")
     if found.problem:
         typer.echo(found.problem)
-    if not found.ok:
         raise typer.Exit(1)
 
 
 @app.command()
-def download(
-    name: Name,
-    data_root: flags.DataRoot = None,
-    mirror: Annotated[
-        str | None, typer.Option(help="An address with the same files under the same names.")
-    ] = None,
-) -> None:
+def download(name: Name, data_root: flags.DataRoot = None) -> None:
     """Fetch a data set from its official address, check it and unpack it."""
     from ...experiments.training import data as room
 
-    typer.echo(f"{name} is in {room.download(name, data_root, mirror=mirror)}")
+    typer.echo(f"{name} is in {room.download(name, data_root)}")
 
 
 def state(found: DataStatus) -> str:
-    if found.ok:
+    if found.problem is None:
         return "ok"
     return "missing" if found.found is None else "broken"
 

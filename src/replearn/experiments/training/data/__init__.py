@@ -3,7 +3,6 @@
 The folder `sets` is the list of data sets, one file each.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,12 +13,12 @@ from typing import Any, TypeVar
 
 from ....errors import ReplearnError
 from . import sets
-from .fetching import download_source
 from .folders import StreamedSet
 from .images import IGNORED, ImageSet
 from .scenes import DetectionSet, SegmentationSet
-from .source import FileCheck, Root, Source, check_files, find, places_of
+from .source import Root, Source, find, places_of
 from .text import TextSet
+from .torchvision_sets import download_images
 
 __all__ = [
     "IGNORED",
@@ -78,9 +77,7 @@ class DataStatus:
     name: str
     title: str
     found: Path | None
-    layout: str | None
     looked: tuple[Path, ...]
-    checksums: tuple[FileCheck, ...]
     problem: str | None
     how: str
     num_classes: int | None = None
@@ -89,53 +86,39 @@ class DataStatus:
     unit: str = "images"  # what is counted
     classes: str = "classes"  # what the classes are
 
-    @property
-    def ok(self) -> bool:
-        """It loads, and no file that was checked differs from the official one."""
-        return self.problem is None and all(check.verdict != "differs" for check in self.checksums)
 
-
-def status(name: str, root: Root = None, checksums: bool = True) -> DataStatus:
-    """What is there of a data set, whether it is whole, and how to get it; broken data is no error here."""
-    found = _set(name)
-    return inspect_source(found.SOURCE, found.load, root, checksums)
-
-
-def inspect_source(
-    source: Source, load: Callable[[Root], Loaded], root: Root, checksums: bool = True
-) -> DataStatus:
-    """Load the data set once to count it, and sum up its files."""
+def status(name: str, root: Root = None) -> DataStatus:
+    """What is there of a data set, whether it loads, and how to get it; broken data is no error here."""
+    module = _set(name)
+    source: Source = module.SOURCE
     problem, found, counts = None, None, {}
     try:
         found = find(source, root)
-        data = load(root)
-        names = ("num_classes", "num_train", "num_test", "unit", "classes")
-        counts = {name: getattr(data, name) for name in names}
+        data = module.load(root)
+        counts = {
+            each: getattr(data, each) for each in ("num_classes", "num_train", "num_test", "unit", "classes")
+        }
     except ReplearnError as error:
         problem = str(error)
-    folder, layout = found or (None, None)
     if source.bundled_with and (spec := find_spec(source.bundled_with)) is not None and spec.origin:
-        folder = Path(spec.origin).parent
+        found = Path(spec.origin).parent
     return DataStatus(
         name=source.name,
         title=source.title,
-        found=folder,
-        layout=layout.name if layout else None,
-        looked=tuple(dict.fromkeys(place for place, _ in places_of(source, root))),
-        checksums=check_files(layout, folder) if checksums and folder and layout else (),
+        found=found,
+        looked=tuple(places_of(source, root)),
         problem=problem,
         how=source.how,
         **counts,
     )
 
 
-def download(name: str, root: Root = None, mirror: str | None = None) -> Path:
-    """Fetch a data set from its official address, check it and unpack it below the root; its folder.
+def download(name: str, root: Root = None) -> Path:
+    """Fetch a data set from its official address by torchvision, which checks it; its folder.
 
-    What is there and right is not fetched again; nothing that was there is deleted. `mirror` is
-    an address that holds the same files under the same names.
+    What is there and right is not fetched again. An archive that lies in the root already is unpacked.
     """
-    return download_source(_set(name).SOURCE, root, mirror)
+    return download_images(_set(name).SOURCE, root)
 
 
 def shape_of(name: str) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ import torch
 
 from ....errors import ReplearnError
 from .scenes import Defects, DetectionSet, Scene
-from .source import Layout, Root, Source, check_count, locate
+from .source import Root, Source, check_count, locate
 
 TOLERANCE = 2.0  # pixels that a box may stick out by, and is cut: the official files round so
 FIELDS = {
@@ -131,20 +131,18 @@ def as_truth(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def coco_layout(*folders: str, train: str = "train2017", test: str = "val2017") -> Layout:
-    """The layout, which names the parts that are trained on and tested on."""
-    return Layout(
-        name="COCO", folders=folders, signs=tuple(f"annotations/instances_{p}.json" for p in (train, test))
-    )
+def annotation_files(train: str = "train2017", test: str = "val2017") -> tuple[str, str]:
+    """The annotation files, which name the parts that are trained on and tested on."""
+    return f"annotations/instances_{train}.json", f"annotations/instances_{test}.json"
 
 
 def load_parts(
     source: Source, root: Root = None, strict_counts: bool = True, defects: Defects | None = None
 ) -> DetectionSet:
     """The data set; `defects` says whether a wrong box or a missing picture ends it or is left out."""
-    folder, layout = locate(source, root)
+    folder = locate(source, root)
     defects = defects if defects is not None else Defects()
-    files = [folder / sign for sign in layout.signs]
+    files = [folder / sign for sign in source.signs]
     (train, about), (test, truth) = (
         read_part(file, folder / file.stem.removeprefix("instances_"), defects) for file in files
     )

@@ -6,7 +6,7 @@ pictures of train and tested on the 72 of test.
 
 from functools import partial
 
-from ..coco import coco_layout, load_parts
+from ..coco import annotation_files, load_parts
 from ..source import Source
 
 SOURCE = Source(
@@ -16,7 +16,8 @@ SOURCE = Source(
     shape=(3, 480, 640),
     num_train=205,
     num_test=72,
-    layouts=(coco_layout("bccd", train="train", test="test"),),
+    folders=("bccd",),
+    signs=annotation_files(train="train", test="test"),
     how="Put the pictures and instances_{train,test}.json (COCO's format) into ROOT/bccd, as its file describes.",
 )
 load = partial(load_parts, SOURCE)

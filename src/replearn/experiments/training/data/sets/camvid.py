@@ -7,7 +7,7 @@ void; the split of SegNet. Trained on train and tested on test.
 import torch
 
 from ..scenes import UNKNOWN, VOID, Defects, SegmentationSet, list_pairs
-from ..source import Layout, Root, Source, check_count, locate
+from ..source import Root, Source, check_count, locate
 
 CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian"),
@@ -20,13 +20,14 @@ SOURCE = Source(
     shape=(3, 360, 480),
     num_train=367,
     num_test=233,
-    layouts=(Layout(name="SegNet", folders=("camvid", "CamVid"), signs=("trainannot",)),),
+    folders=("camvid", "CamVid"),
+    signs=("trainannot",),
     how="Put the pictures and masks of SegNet's split into ROOT/camvid: train, trainannot, test, testannot.",
 )
 
 
 def load(root: Root = None, strict_counts: bool = True, defects: Defects | None = None) -> SegmentationSet:
-    folder, _ = locate(SOURCE, root)
+    folder = locate(SOURCE, root)
     numbers = torch.full((256,), UNKNOWN, dtype=torch.int16)
     numbers[: len(CLASSES)] = torch.arange(len(CLASSES), dtype=torch.int16)
     numbers[len(CLASSES)] = numbers[VOID] = VOID

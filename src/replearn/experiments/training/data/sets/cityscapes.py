@@ -11,7 +11,7 @@ import torch
 
 from .....errors import ReplearnError
 from ..scenes import UNKNOWN, VOID, Defects, Pair, SegmentationSet
-from ..source import Layout, Root, Source, check_count, locate
+from ..source import Root, Source, check_count, locate
 
 LABELS = {  # the official label id to the class, in the order of the official train ids
     7: "road",
@@ -43,7 +43,8 @@ SOURCE = Source(
     shape=(3, 1024, 2048),
     num_train=2_975,
     num_test=500,
-    layouts=(Layout(name="Cityscapes", folders=("cityscapes", "Cityscapes"), signs=("leftImg8bit/train",)),),
+    folders=("cityscapes", "Cityscapes"),
+    signs=("leftImg8bit/train",),
     how=(
         "It is given out by cityscapes-dataset.com after registration: unpack leftImg8bit_trainvaltest.zip and "
         "gtFine_trainvaltest.zip into ROOT/cityscapes."
@@ -52,7 +53,7 @@ SOURCE = Source(
 
 
 def load(root: Root = None, strict_counts: bool = True, defects: Defects | None = None) -> SegmentationSet:
-    folder, _ = locate(SOURCE, root)
+    folder = locate(SOURCE, root)
     train, test, names = pairs(folder, "train"), pairs(folder, "val"), tuple(LABELS.values())
     if strict_counts and (defects is None or defects.policy == "refuse"):
         check_count(SOURCE, folder, "training pictures", len(train), SOURCE.num_train)

@@ -6,7 +6,7 @@ val2017, as everywhere: the boxes of the official test part are not given out.
 
 from functools import partial
 
-from ..coco import coco_layout, load_parts
+from ..coco import annotation_files, load_parts
 from ..source import Source
 
 SOURCE = Source(
@@ -16,7 +16,8 @@ SOURCE = Source(
     shape=(3, 480, 640),
     num_train=118_287,
     num_test=5_000,
-    layouts=(coco_layout("coco", "coco2017", "COCO"),),
+    folders=("coco", "coco2017", "COCO"),
+    signs=annotation_files(),
     how=(
         "Get train2017.zip, val2017.zip and annotations_trainval2017.zip from cocodataset.org and unpack them "
         "into ROOT/coco."

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from ..coco import coco_layout, load_parts
+from ..coco import load_parts
 from .coco import SOURCE as COCO
 
 SOURCE = replace(
@@ -12,7 +12,7 @@ SOURCE = replace(
     title="tiny COCO",
     num_train=50,
     num_test=50,
-    layouts=(coco_layout("coco-tiny"),),
+    folders=("coco-tiny",),
     how="Put 50 pictures of each part of COCO, and annotation files that list these alone, into ROOT/coco-tiny.",
 )
 load = partial(load_parts, SOURCE)

@@ -24,7 +24,6 @@ SOURCE = Source(
     shape=(1, 8, 8),
     num_train=1437,
     num_test=360,
-    layouts=(),
     how="It comes with scikit-learn: pip install 'replearn[train]'.",
     bundled_with="sklearn",
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from .....errors import ReplearnError
 from ..folders import StreamedSet, class_folders, list_pictures
 from ..scenes import IMAGENET_MEAN, IMAGENET_STD
-from ..source import Layout, Root, Source, check_count, locate
+from ..source import Root, Source, check_count, locate
 
 SOURCE = Source(
     name="imagenet",
@@ -18,13 +18,8 @@ SOURCE = Source(
     shape=(3, 224, 224),
     num_train=1_281_167,
     num_test=50_000,
-    layouts=(
-        Layout(
-            name="class folders",
-            folders=("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ""),
-            signs=("train/*/",),
-        ),
-    ),
+    folders=("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ""),
+    signs=("train/*/",),
     how=(
         "It is given out by image-net.org after registration (ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar); "
         "unpack it as imagenet/train/CLASS/*.JPEG and imagenet/val/CLASS/*.JPEG below the root."
@@ -33,7 +28,7 @@ SOURCE = Source(
 
 
 def load(root: Root = None, strict_counts: bool = True) -> StreamedSet:
-    folder, _ = locate(SOURCE, root)
+    folder = locate(SOURCE, root)
     try:
         stream = folder_stream(folder)
     except OSError as error:

@@ -7,50 +7,36 @@ twice, <eos> after each line. An empty line is a line.
 """
 
 from .....errors import ReplearnError
-from ..source import Layout, OfficialFile, Root, Source, cure, locate
+from ..source import Root, Source, locate
 from ..text import TextSet, read_lines, text_set
 
 TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
-
-
-def layout(name: str, folder: str, pattern: str) -> Layout:
-    files = tuple(
-        OfficialFile(
-            name=pattern.format(split),
-            split="train" if split == "train" else "test" if split == "test" else None,
-            num_images=count if split != "valid" else 0,
-        )
-        for split, count in TOKENS.items()
-    )
-    return Layout(name=name, folders=(folder,), signs=(pattern.format("*"),), files=files)
-
-
+NAMES = ("{}.txt", "wiki.{}.tokens")  # plain, and as the release calls them
 SOURCE = Source(
     name="wikitext2",
     title="WikiText-2",
     num_train=TOKENS["train"],
     num_test=TOKENS["test"],
-    layouts=(
-        layout("plain", "wikitext-2", "{}.txt"),
-        layout("release", "wikitext-2", "wiki.{}.tokens"),
-    ),
+    folders=("wikitext-2",),
+    signs=tuple(name.format("train") for name in NAMES),
     how="Put train.txt, valid.txt and test.txt (or the release's wiki.*.tokens) into ROOT/wikitext-2.",
 )
 
 
 def load(root: Root = None, strict_counts: bool = True, min_count: int = 2) -> TextSet:
-    folder, found = locate(SOURCE, root)
+    folder = locate(SOURCE, root)
+    name = next(name for name in NAMES if (folder / name.format("train")).exists())
     lines = {}
-    for file, (split, count) in zip(found.files, TOKENS.items(), strict=True):
-        path = folder / file.name
+    for split, count in TOKENS.items():
+        path = folder / name.format(split)
         try:
             lines[split] = read_lines(path)
         except ReplearnError as error:
-            raise ReplearnError(f"{error} {cure(SOURCE)}") from error
+            raise ReplearnError(f"{error} {SOURCE.how}") from error
         held = sum(len(line.split()) + 1 for line in lines[split])
         if strict_counts and held != count:
             raise ReplearnError(
                 f"{path} holds {held:,} words and line ends, and {count:,} are expected: it is cut off or "
-                f"altered. {cure(SOURCE)}"
+                f"altered. {SOURCE.how}"
             )
     return text_set(SOURCE.name, lines["train"], lines["valid"], lines["test"], min_count)
