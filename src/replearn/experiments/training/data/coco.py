@@ -10,7 +10,7 @@ import torch
 
 from ....errors import ReplearnError
 from .scenes import Defects, DetectionSet, Scene
-from .source import Root, Source, check_count, locate
+from .source import Root, Source, check_counts, locate
 
 TOLERANCE = 2.0  # pixels that a box may stick out by, and is cut: the official files round so
 FIELDS = {
@@ -151,10 +151,7 @@ def load_parts(
             f"{files[1]} has other categories than the training part ({len(truth['categories'])} and "
             f"{len(about['categories'])}); both must list the same ids and names."
         )
-    if strict_counts and defects.policy == "refuse":
-        check_count(source, folder, "training pictures", len(train), source.num_train)
-        check_count(source, folder, "test pictures", len(test), source.num_test)
-    return DetectionSet(
+    found = DetectionSet(
         name=source.name,
         class_names=tuple(category["name"] for category in truth["categories"]),
         category_ids=tuple(category["id"] for category in truth["categories"]),
@@ -162,3 +159,6 @@ def load_parts(
         test=test,
         truth=truth,
     )
+    if strict_counts and defects.policy == "refuse":
+        check_counts(source, folder, found)
+    return found

@@ -4,7 +4,6 @@ The root is the one that was given, else REPLEARN_DATA, else ./data.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ class Source:
     num_classes: int = 0  # 0 where the data itself says, as a text says its words
     shape: tuple[int, int, int] = (0, 0, 0)  # channels, height, width of images
     bundled_with: str | None = None  # the library that brings it, where nothing lies on disk
-    torchvision: Callable[[], Any] | None = None  # imports the class of torchvision.datasets that reads it
+    torchvision: str | None = None  # the class of torchvision.datasets that reads it
     splits: tuple[object, object] = ("train", "test")  # what that class calls its two parts
 
 
@@ -81,10 +80,13 @@ def cure(source: Source) -> str:
     return source.how
 
 
-def check_count(source: Source, folder: Path, what: str, found: int, right: int) -> None:
+def check_counts(source: Source, folder: Path, loaded: Any) -> None:
     """Refuse a set that has not as many pictures or classes as it should."""
-    if found != right:
-        raise ReplearnError(
-            f"{folder} holds {found:,} {what}, and {source.title} has {right:,}: it is not whole, or has more. "
-            f"Write strict_counts=False to take it as it is. {source.how}"
-        )
+    names = {"classes": "num_classes", "training pictures": "num_train", "test pictures": "num_test"}
+    for what, name in names.items():
+        found, right = getattr(loaded, name), getattr(source, name)
+        if found != right:
+            raise ReplearnError(
+                f"{folder} holds {found:,} {what}, and {source.title} has {right:,}: it is not whole, or has "
+                f"more. Write strict_counts=False to take it as it is. {source.how}"
+            )

@@ -7,7 +7,7 @@ void; the split of SegNet. Trained on train and tested on test.
 import torch
 
 from ..scenes import UNKNOWN, VOID, Defects, SegmentationSet, list_pairs
-from ..source import Root, Source, check_count, locate
+from ..source import Root, Source, check_counts, locate
 
 CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian"),
@@ -32,7 +32,7 @@ def load(root: Root = None, strict_counts: bool = True, defects: Defects | None 
     numbers[: len(CLASSES)] = torch.arange(len(CLASSES), dtype=torch.int16)
     numbers[len(CLASSES)] = numbers[VOID] = VOID
     train, test = (list_pairs(folder / part, folder / f"{part}annot") for part in ("train", "test"))
+    found = SegmentationSet(name=SOURCE.name, class_names=CLASSES, numbers=numbers, train=train, test=test)
     if strict_counts and (defects is None or defects.policy == "refuse"):
-        check_count(SOURCE, folder, "training pictures", len(train), SOURCE.num_train)
-        check_count(SOURCE, folder, "test pictures", len(test), SOURCE.num_test)
-    return SegmentationSet(name=SOURCE.name, class_names=CLASSES, numbers=numbers, train=train, test=test)
+        check_counts(SOURCE, folder, found)
+    return found

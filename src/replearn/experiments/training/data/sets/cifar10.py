@@ -1,17 +1,9 @@
 """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour images of 32x32 in 10 classes. The python version."""
 
 from functools import partial
-from typing import Any
 
 from ..source import Source
 from ..torchvision_sets import load_images
-
-
-def dataset() -> Any:
-    from torchvision.datasets import CIFAR10
-
-    return CIFAR10
-
 
 SOURCE = Source(
     name="cifar10",
@@ -23,7 +15,7 @@ SOURCE = Source(
     folders=("cifar-10-batches-py",),
     signs=("*_batch*",),
     how="unpack https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz into the root.",
-    torchvision=dataset,
+    torchvision="CIFAR10",
     splits=(True, False),
 )
 load = partial(load_images, SOURCE)

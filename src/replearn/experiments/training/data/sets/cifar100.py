@@ -2,17 +2,9 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..torchvision_sets import load_images
 from .cifar10 import SOURCE as CIFAR10
-
-
-def dataset() -> Any:
-    from torchvision.datasets import CIFAR100
-
-    return CIFAR100
-
 
 SOURCE = replace(
     CIFAR10,
@@ -22,6 +14,6 @@ SOURCE = replace(
     folders=("cifar-100-python",),
     signs=("train", "test"),
     how="unpack https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz into the root.",
-    torchvision=dataset,
+    torchvision="CIFAR100",
 )
 load = partial(load_images, SOURCE)

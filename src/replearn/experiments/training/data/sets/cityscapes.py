@@ -11,7 +11,7 @@ import torch
 
 from .....errors import ReplearnError
 from ..scenes import UNKNOWN, VOID, Defects, Pair, SegmentationSet
-from ..source import Root, Source, check_count, locate
+from ..source import Root, Source, check_counts, locate
 
 LABELS = {  # the official label id to the class, in the order of the official train ids
     7: "road",
@@ -54,11 +54,13 @@ SOURCE = Source(
 
 def load(root: Root = None, strict_counts: bool = True, defects: Defects | None = None) -> SegmentationSet:
     folder = locate(SOURCE, root)
-    train, test, names = pairs(folder, "train"), pairs(folder, "val"), tuple(LABELS.values())
+    train, test, numbers = pairs(folder, "train"), pairs(folder, "val"), official_numbers()
+    found = SegmentationSet(
+        name=SOURCE.name, class_names=tuple(LABELS.values()), numbers=numbers, train=train, test=test
+    )
     if strict_counts and (defects is None or defects.policy == "refuse"):
-        check_count(SOURCE, folder, "training pictures", len(train), SOURCE.num_train)
-        check_count(SOURCE, folder, "test pictures", len(test), SOURCE.num_test)
-    return SegmentationSet(name=SOURCE.name, class_names=names, numbers=official_numbers(), train=train, test=test)
+        check_counts(SOURCE, folder, found)
+    return found
 
 
 def official_numbers() -> torch.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from .....errors import ReplearnError
 from ..folders import StreamedSet, class_folders, list_pictures
 from ..scenes import IMAGENET_MEAN, IMAGENET_STD
-from ..source import Root, Source, check_count, locate
+from ..source import Root, Source, check_counts, locate
 
 SOURCE = Source(
     name="imagenet",
@@ -34,9 +34,7 @@ def load(root: Root = None, strict_counts: bool = True) -> StreamedSet:
     except OSError as error:
         raise ReplearnError(f"Can't read ImageNet in {folder}: {error}. {SOURCE.how}") from error
     if strict_counts:
-        check_count(SOURCE, folder, "classes", stream.num_classes, SOURCE.num_classes)
-        check_count(SOURCE, folder, "training pictures", stream.num_train, SOURCE.num_train)
-        check_count(SOURCE, folder, "validation pictures", stream.num_test, SOURCE.num_test)
+        check_counts(SOURCE, folder, stream)
     return stream
 
 

@@ -4,17 +4,9 @@ The 100,000 images without labels (unlabeled_X.bin) are neither used nor asked f
 """
 
 from functools import partial
-from typing import Any
 
 from ..source import Source
 from ..torchvision_sets import load_images
-
-
-def dataset() -> Any:
-    from torchvision.datasets import STL10
-
-    return type("LabelledSTL10", (STL10,), {"train_list": STL10.train_list[:2]})
-
 
 SOURCE = Source(
     name="stl10",
@@ -26,6 +18,6 @@ SOURCE = Source(
     folders=("stl10_binary",),
     signs=("train_X.bin", "test_X.bin"),
     how="unpack http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz into the root.",
-    torchvision=dataset,
+    torchvision="STL10",
 )
 load = partial(load_images, SOURCE)

@@ -4,20 +4,11 @@ The extra training images (extra_32x32.mat) are not used.
 """
 
 from functools import partial
-from typing import Any
 
 from ..source import Source
 from ..torchvision_sets import load_images
 
 HOME = "http://ufldl.stanford.edu/housenumbers"
-
-
-def dataset() -> Any:
-    import scipy.io  # noqa: F401, what torchvision reads MATLAB files with
-    from torchvision.datasets import SVHN
-
-    return SVHN
-
 
 SOURCE = Source(
     name="svhn",
@@ -29,6 +20,6 @@ SOURCE = Source(
     folders=("svhn", "SVHN", ""),
     signs=("train_32x32.mat", "test_32x32.mat"),
     how=f"put {HOME}/train_32x32.mat and test_32x32.mat into the folder svhn below the root.",
-    torchvision=dataset,
+    torchvision="SVHN",
 )
 load = partial(load_images, SOURCE)
