@@ -124,7 +124,7 @@ def compare(expected: list[Tensor], found: list[Tensor], what: str, allowed: flo
         limit = max(TOLERANCE.get(one.dtype, 1e-5), _looser.get()) if allowed is None else allowed
         if not difference <= limit and not difference <= far:
             refused, far = (
-                f"output {index} by {difference:.2e} of its largest value, where {limit:.0e}",
+                f"output {index} by {difference:.2e} of its largest value, where {limit:.0e} is rounding",
                 difference,
             )
         worst = max(worst, difference)
