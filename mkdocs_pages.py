@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
-
+import replearn
 from replearn.experiments.report.collecting import collect
 from replearn.experiments.report.page import page
-from replearn.experiments.report.parts import view_of
+from replearn.experiments.report.parts import View, view_of
+from replearn.experiments.report.parts.summary import cost_of
 from replearn.experiments.report.sections import sections_of
-from replearn.experiments.report.site import api_page, operators_page, results_page
+from replearn.experiments.training.comparison_table import ratio, signed, spread
+from replearn.operators import available
+from replearn.operators._base.options import Options
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
     results = Path(config["config_file_path"]).parent / "benchmarks" / "results"
     collection = collect(results)
     sections = sections_of(collection)
@@ -27,3 +35,116 @@ def on_files(files: Files, config: Any) -> Files:
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def operators_page() -> str:
+    """A card for each operator: its formula, cost and failures from its file's docstring, and its options."""
+    head = (
+        "# Operators\n\nWritten by the operators' own docstrings. `norm` divides each output row by its length; "
+    )
+    head += (
+        "`prev` and `next` are the kept neighbours; C is the width, H the number of heads, d the token's width.\n"
+    )
+    return "\n".join([head, *(operator_card(options) for options in own_operators().values())])
+
+
+def results_page(view: View) -> str:
+    """Every comparison in a line, and every benchmark in a sentence, with links to the whole report."""
+    lines = [
+        "# Results",
+        "",
+        "Made from the committed result files. [The whole report](report.html) has every table,",
+    ]
+    lines += [
+        "figure and run, and the command for each. Time, memory and deployed parameters are ratios to E2E.",
+        "",
+    ]
+    lines += [
+        "| comparison | against E2E | E2E | RepL | time | memory | deployed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for section in view.sections:
+        full, row = section.row("e2e"), section.row("repl")
+        if full is not None and row is not None:
+            time, memory, _ = cost_of(section, row, view.measured)
+            against = f"{row.against_e2e.verdict}, {signed(row.against_e2e.mean)}" if row.against_e2e else ""
+            scores = [spread(each.score, each.std) for each in (full, row)]
+            shares = [ratio(value) for value in (time, memory, section.deployed.get(row.label))]
+            name = f"[{section.title}](report.html#{section.key}), {section.metric.name}"
+            cells = [name, against, *scores, *shares]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Benchmarks", ""]
+    lines += [f"- [{one.title}](report.html#{one.key}): {one.found.sentence}." for one in view.measured]
+    return "\n".join([*lines, ""])
+
+
+def own_operators() -> dict[str, type[Options]]:
+    """The operators of the package; what a user's code has registered has no card here."""
+    package = import_module("replearn.operators").__name__
+    found = available().items()
+    return {name: options for name, options in found if options.__module__.startswith(f"{package}.")}
+
+
+def operator_card(options: type[Options]) -> str:
+    """One card as Markdown. The formula is the indented part of the docstring, as it stands there."""
+    doc = inspect.getdoc(import_module(options.__module__)) or ""
+    title, _, rest = doc.partition("\n")
+    formula = "\n".join(line[4:] for line in rest.splitlines() if line.startswith("    "))
+    prose = "\n".join(line for line in rest.splitlines() if not line.startswith("    ")).strip()
+    prose = re.sub(r"^(Cost|Fails|Learnable):", r"\n**\1:**", prose, flags=re.MULTILINE)
+    kinds = ", ".join(options.kinds)
+    default = f", the default for `{options.default_for}`" if options.default_for else ""
+    lines = [
+        f"## {options.__name__}",
+        "",
+        title,
+        "",
+        "```text",
+        formula,
+        "```",
+        "",
+        prose,
+        "",
+        f"**For blocks of kind:** {kinds}{default}. **Name in plans and on the command line:** `{options.name}`.",
+        "",
+    ]
+    fields = dataclasses.fields(options)
+    if fields:
+        lines += ["| option | default |", "|---|---|"]
+        lines += [f"| `{field.name}` | `{field.default!r}` |" for field in fields]
+    return "\n".join([*lines, ""])
+
+
+def api_page() -> str:
+    """Every public name with its signature and docstring."""
+    lines = ["# API", "", "Every public name, by its own docstring. The [tour](tour.md) shows them at work.", ""]
+    for name in replearn.__all__:
+        thing = getattr(replearn, name)
+        if inspect.ismodule(thing):
+            lines += [f"## replearn.{name}", "", inspect.getdoc(thing) or "", ""]
+            continue
+        lines += [f"## replearn.{name}", "", *_signature(name, thing), *_doc(thing), ""]
+    return "\n".join(lines)
+
+
+def _signature(name: str, thing: Any) -> list[str]:
+    if not callable(thing) or (inspect.isclass(thing) and issubclass(thing, Exception)):
+        return []
+    try:
+        shown = str(inspect.signature(thing))
+    except (TypeError, ValueError):
+        return []
+    return ["```text", f"{name}{shown}", "```", ""]
+
+
+def _doc(thing: Any) -> list[str]:
+    """A docstring as Markdown: what follows `>>>` is fenced."""
+    lines: list[str] = []
+    fenced = False
+    for line in (inspect.getdoc(thing) or "").splitlines():
+        code = line.startswith((">>>", "...")) or (fenced and bool(line.strip()))
+        if code != fenced:
+            lines.append("```pycon" if code else "```")
+            fenced = code
+        lines.append(line)
+    return [*lines, "```"] if fenced else lines

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import replearn
-from replearn.experiments.report.site import api_page, operator_card, operators_page
+from mkdocs_pages import api_page, operator_card, operators_page
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))

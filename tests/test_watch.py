@@ -180,7 +180,7 @@ def test_a_missing_folder_and_a_taken_port_are_told(server: Server, folder: Path
 
 def test_an_empty_folder_is_waited_for(tmp_path: Path) -> None:
     with make_server(tmp_path) as made:
-        assert b"There is nothing here yet" in made.live.current()[0]
+        assert b"There is nothing here yet" in made.current()[0]
 
 
 def test_watch_tells_its_address_and_ends_with_ctrl_c(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

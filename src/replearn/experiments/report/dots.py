@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,6 +24,10 @@ class Dot:
     high: float | None = None
     hollow: bool = False
     faint: bool = False  # one of several that another dot is the mean of
+
+    @classmethod
+    def of(cls, ratio: Mapping[str, float], role: str, tip: str) -> Dot:
+        return cls(value=ratio["median"], low=ratio["low"], high=ratio["high"], role=role, tip=tip)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,39 +28,13 @@ SLOW_CLIENT = 10.0  # seconds that a client may take to send its request or to r
 LONGEST = 60.0  # seconds that a connection may last in all: one byte at a time is slow, too
 AT_ONCE = 32  # connections; more are turned away
 FRESH = 1.0  # seconds for which the folder is not looked at again
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-)
-
-
-@dataclass
-class LivePage:
-    """The page of a folder, and its fingerprint; made again only if a file changed."""
-
-    reader: Reader
-    every: int
-    _lock: Lock = field(default_factory=Lock)
-    _held: tuple[bytes, str] | None = None
-    _seen: Collection | None = None
-    _looked: float = float("-inf")
-
-    def current(self) -> tuple[bytes, str]:
-        with self._lock:
-            if self._held is None or time.monotonic() - self._looked > FRESH:
-                self._look()
-            assert self._held is not None
-            return self._held
-
-    def _look(self) -> None:
-        try:
-            collection = self.reader.read()
-        except ReplearnError:  # the folder was taken away: the page says that there is nothing
-            collection = Collection(root=self.reader.root)
-        if self._held is None or collection != self._seen:
-            text = page(collection, sections_of(collection), live=self.every).encode()
-            self._held = text, f'"{hashlib.sha256(text).hexdigest()[:32]}"'
-            self._seen = collection
-        self._looked = time.monotonic()
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -73,57 +46,60 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def _answer(self, body: bool) -> None:
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
         if host not in (HOST, "localhost"):  # a foreign name that resolves to us: another site's script asks
             return self.send_error(HTTPStatus.FORBIDDEN, "This page is for 127.0.0.1 alone")
-        path = unquote(urlsplit(self.path).path)
-        if path not in ("/", "/index.html"):
+        if unquote(urlsplit(self.path).path) not in ("/", "/index.html"):
             return self.send_error(HTTPStatus.NOT_FOUND, "There is one page, at /")
-        text, mark = self.server.live.current()
+        text, mark = self.server.current()
         same = self.headers.get("If-None-Match") == mark
         self.send_response(HTTPStatus.NOT_MODIFIED if same else HTTPStatus.OK)
-        for name, value in (
-            ("ETag", mark),
-            ("Cache-Control", "no-cache"),
-            ("Content-Security-Policy", POLICY),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Referrer-Policy", "no-referrer"),
-        ):
+        whole = {} if same else {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(text))}
+        for name, value in {"ETag": mark, **HEADERS, **whole}.items():
             self.send_header(name, value)
-        if not same:
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        if body and not same:
+        if self.command == "GET" and not same:
             self.wfile.write(text)
         return None
+
+    do_HEAD = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
         """Stay quiet: the terminal belongs to whoever started the server."""
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each connection, and a limit on their number."""
+    """A thread for each connection, of a limited number; the page is made again only if a file changed."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, live: LivePage, port: int) -> None:
-        self.live = live
-        self._seats = Semaphore(AT_ONCE)
+    def __init__(self, root: Path, port: int, every: int) -> None:
+        self.reader, self.every = Reader(root), every
+        self._lock, self._seats, self._looked = Lock(), Semaphore(AT_ONCE), float("-inf")
+        self._seen: Collection | None = None
+        self._held = b"", ""
         super().__init__((HOST, port), Handler)
 
+    def current(self) -> tuple[bytes, str]:
+        """The page and its fingerprint."""
+        with self._lock:
+            if time.monotonic() - self._looked > FRESH:
+                try:
+                    found = self.reader.read()
+                except ReplearnError:  # the folder was taken away: the page says that there is nothing
+                    found = Collection(root=self.reader.root)
+                if found != self._seen:
+                    text = page(found, sections_of(found), live=self.every).encode()
+                    self._held, self._seen = (text, f'"{hashlib.sha256(text).hexdigest()[:32]}"'), found
+                self._looked = time.monotonic()
+            return self._held
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._seats.acquire(blocking=False):
+        if self._seats.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         limit = Timer(LONGEST, hang_up, (request,))
@@ -154,7 +130,7 @@ def make_server(folder: str | Path, port: int = 0, every: int = 5) -> Server:
     if not root.is_dir():
         raise ReplearnError(f"There is no folder {root}; write the one that the runs are trained into.")
     try:
-        return Server(LivePage(Reader(root), every), port)
+        return Server(root, port, every)
     except (OSError, OverflowError) as error:
         raise ReplearnError(
             f"Can't listen on port {port} of {HOST}: {error}. Choose another with --port."

@@ -7,8 +7,8 @@ A kind is a file with two functions: `claims(data)`, whether a file's data is of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +17,57 @@ from typing import Any
 
 from ...training.recipe import slug
 from ..collecting import Other
-from ..measured import Measured, command_of, made_on
+from ..scene import Drawing
 
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
+MOST = 200  # files
+Row = Mapping[str, Any]
+Column = str | Callable[[Any], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    folded: bool = False  # for those who want every number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What we measured for one row of one of the paper's tables."""
+
+    table: str
+    row: int
+    reached: str = ""
+    run: tuple[str, str, str] = ("", "", "")  # recipe, data and label of the run whose costs these are
+    time: float | None = None  # ratio to E2E
+    memory: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a kind of file makes of one file's data."""
+
+    title: str
+    sentence: str  # what it comes to, in one line
+    about: str = ""  # how to read the tables
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Drawing, ...] = ()
+    beside: tuple[Beside, ...] = ()
+    command: str = ""  # where the file itself does not say how it was made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One file, shown: where it lies, what was found, on what, and by which command."""
+
+    key: str
+    title: str  # unique in a report
+    path: Path
+    found: Found
+    made_on: str
+    command: str
 
 
 @cache
@@ -27,14 +75,16 @@ def available() -> tuple[Any, ...]:
     return tuple(import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__))
 
 
-def measured_in(others: Sequence[Other], most: int = 200) -> tuple[list[Measured], list[tuple[Path, str]]]:
+def measured_in(others: Sequence[Other]) -> tuple[list[Measured], list[tuple[Path, str]]]:
     """The files of a known kind, shown, and the paths of all others with the reason."""
     known: list[Measured] = []
     rest: list[tuple[Path, str]] = []
     for other in others:
         data = other.data if isinstance(other.data, dict) else {}
-        kind = next((kind for kind in available() if claims(kind, data)), None)
-        if kind is None or len(known) >= most:
+        rows = data.get("rows")
+        odd = isinstance(rows, list) and not all(isinstance(row, dict) for row in rows)
+        kind = None if odd else next((kind for kind in available() if kind.claims(data)), None)
+        if kind is None or len(known) >= MOST:
             rest.append((other.path, "measurements of a kind that a report does not show"))
             continue
         key = f"measured-{slug(other.path.with_suffix('').as_posix()) or 'file'}"
@@ -52,8 +102,45 @@ def measured_in(others: Sequence[Other], most: int = 200) -> tuple[list[Measured
     ], rest
 
 
-def claims(kind: Any, data: dict[str, Any]) -> bool:
-    rows = data.get("rows")
-    if isinstance(rows, list) and not all(isinstance(row, dict) for row in rows):
-        return False
-    return bool(kind.claims(data))
+def table_of(rows: Sequence[Row], columns: Mapping[str, Column], title: str = "", folded: bool = False) -> Table:
+    """A row a line; columns with nothing to say are left out."""
+    cells = {head: tuple(cell(row, column) for row in rows) for head, column in columns.items()}
+    kept = {head: texts for head, texts in cells.items() if any(texts)}
+    return Table(heads=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), title=title, folded=folded)
+
+
+def cell(row: Row, column: Column) -> str:
+    """A function of a row, or a field by its path and format (`time.median:.3f`), empty where it is missing."""
+    if callable(column):
+        return column(row)
+    path, _, form = column.partition(":")
+    value: Any = row
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return "" if value is None else format(value, form)
+
+
+def span(values: Sequence[float], form: str = ".2f") -> str:
+    return f"{min(values):{form}} to {max(values):{form}}" if values else "nothing"
+
+
+def made_on(data: Mapping[str, Any]) -> str:
+    """Hardware and versions, as every benchmark of ours writes them."""
+    hardware, versions = data.get("hardware") or {}, data.get("versions") or {}
+    if not hardware and isinstance(data.get("about"), Mapping):
+        return f"{data['about'].get('device', '?')}, torch {data['about'].get('torch', '?')}"
+    threads = hardware.get("threads") or hardware.get("cores")
+    machine = str(hardware.get("gpu") or f"{hardware.get('device', '?')}, {threads} threads")
+    return ", ".join([machine, *(f"{name} {number}" for name, number in versions.items())])
+
+
+def command_of(data: Mapping[str, Any]) -> str:
+    """The command that made a file: as it was written down, or the script with its arguments."""
+    if data.get("command") or not data.get("script"):
+        return str(data.get("command") or "")
+    words = ["python", data["script"]]
+    for name, value in (data.get("arguments") or {}).items():
+        if value is not None and value is not False:
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return " ".join([*words, "--out FILE"])

@@ -12,8 +12,8 @@ from ...training.compare import paper_ratio
 from ...training.paper import SCORES, paper_row, paper_tables
 from ...training.recipe import PaperRow, paper_row_from_dict
 from ..dots import Case, Dot, dot_figure
-from ..measured import Beside, Column, Found, Row, table_of
 from ..scene import series_roles
+from . import Beside, Column, Found, Row, table_of
 
 COLUMNS: dict[str, Column] = {
     "run": "name",
@@ -84,7 +84,7 @@ def derived(row: Row, rows: list[Row], papers: Mapping[str, PaperRow]) -> dict[s
 def case(row: Row, role: str) -> Case:
     time, printed = row["time"], row["paper_time"]
     tip = f"{row['name']}\ntime {time['median']:.3f} of E2E"
-    dots = [Dot(value=time["median"], low=time["low"], high=time["high"], role=role, tip=tip)]
+    dots = [Dot.of(time, role, tip)]
     if printed:
         tip = f"{row['label']} in the paper\ntime {printed:.3f} of E2E"
         dots.append(Dot(value=printed, role=role, hollow=True, tip=tip))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..dots import Case, Dot, dot_figure, grouped
-from ..measured import Found, Row, cell, span, table_of
+from . import Found, Row, cell, span, table_of
 
 
 def claims(data: Mapping[str, Any]) -> bool:
@@ -41,12 +41,12 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     changed = [row for row in rows if "before" in row]
     before, healed = (span([row[field] for row in changed]) for field in ("before", "healed"))
     better = "lower" if metric == "perplexity" else "higher"
-    about = f"{metric}, {better} is better, on the test set: right after the replacement, and after a short "
-    about += "training of the whole network." + (f" Note: {data['note']}." if data.get("note") else "")
+    note = f" Note: {data['note']}." if data.get("note") else ""
     return Found(
         title=f"Healing after replacement: {model}",
         sentence=f"{metric} {trained:.2f} trained; {len(changed)} rows: {before} at once, {healed} healed",
-        about=about,
+        about=f"{metric}, {better} is better, on the test set: right after the replacement, and after a short "
+        f"training of the whole network.{note}",
         tables=(table,),
         figures=(figure,),
     )

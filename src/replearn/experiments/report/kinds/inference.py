@@ -9,7 +9,7 @@ from ...bench.inference import FORMAT
 from ...bench.inference_paper import BASELINE, DYNAMIC
 from ...training.paper import paper_tables
 from ..dots import Case, Dot, dot_figure
-from ..measured import Beside, Found, Row, cell, span, table_of
+from . import Beside, Found, Row, cell, span, table_of
 
 E2E, PLAIN, MIXED = "E2E", "RepL deployed", "RepL dynamic"
 GAIN = f"{PLAIN} against {E2E}"
@@ -60,9 +60,8 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     words = [*setting["models"], *(f"--{flag} {','.join(map(str, given))}" for flag, given in lists.items())]
     words += [f"--{name} {setting[name]}" for name in ("size", "first", "rounds")]
     faster = sum(gain > 1 for gain in gains)
-    stopped = (
-        "" if data.get("finished", True) else " The run was stopped before its end: these are its first rows."
-    )
+    unfinished = " The run was stopped before its end: these are its first rows."
+    stopped = "" if data.get("finished", True) else unfinished
     return Found(
         title="Inference latency",
         sentence=f"deployed is {span(gains)} times as fast as E2E, faster in {faster} of {len(gains)} cases",
@@ -79,7 +78,7 @@ def case(row: Row) -> Case:
     found, name = row["speedup"][GAIN], f"{row['backend']}, batch {row['batch']}"
     tip = f"{row['model']}, {name}\n{found['median']:.3f} times as fast as E2E\n"
     tip += f"{cell(row, SIDES[BASELINE][1])} ms before, {cell(row, DEPLOYED)} ms deployed"
-    dots = [Dot(value=found["median"], low=found["low"], high=found["high"], role="repl", tip=tip)]
+    dots = [Dot.of(found, "repl", tip)]
     if paper := row["paper"].get(BASELINE):
         tip = f"{row['model']}, {name}, in the paper\n{paper['speedup']:.3f} times as fast"
         dots.append(Dot(value=paper["speedup"], role="paper", hollow=True, tip=tip))

@@ -8,7 +8,7 @@ from typing import Any
 from ...bench.inference_paper import INT8
 from ...training.paper import paper_tables
 from ..dots import Case, Dot, dot_figure
-from ..measured import Beside, Found, Row, cell, span, table_of
+from . import Beside, Found, Row, cell, span, table_of
 
 BEFORE, AFTER = "images_per_second.float32:,.1f", "images_per_second.int8:,.1f"
 
@@ -58,9 +58,7 @@ def case(row: Row) -> Case:
     gain, name = row["int8_speedup"], f"{row['model']}, {row['method']}"
     tip = f"{name}\nINT8 {gain['median']:.3f} times as fast as float32"
     role = "e2e" if row["method"] == "E2E" else "repl"
-    return Case(
-        label=name, dots=(Dot(value=gain["median"], low=gain["low"], high=gain["high"], role=role, tip=tip),)
-    )
+    return Case(label=name, dots=(Dot.of(gain, role, tip),))
 
 
 def beside(rows: list[Row]) -> Iterator[Beside]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..dots import Case, Dot, dot_figure, grouped
-from ..measured import Column, Found, Row, span, table_of
+from . import Column, Found, Row, span, table_of
 
 
 def claims(data: Mapping[str, Any]) -> bool:
@@ -16,25 +16,24 @@ def claims(data: Mapping[str, Any]) -> bool:
 def show(data: Mapping[str, Any], key: str) -> Found:
     metric, unit = data.get("metric", "accuracy"), data.get("samples", "images")
     percent = metric == "accuracy"
-    trained, asked = data[f"trained_{metric}"], data["arguments"]["images"]
+    trained, asked, count = data[f"trained_{metric}"], data["arguments"]["images"], f"calibration_{unit}"
     images = int(asked[0] if isinstance(asked, list) else asked)
     columns: dict[str, Column] = {
         "placement": placement,
         "operator": "operator",
-        unit: f"calibration_{unit}:,",
+        unit: f"{count}:,",
         "accuracy, %" if percent else metric: f"{metric}:.2f",
         "deployed": f"deployed_{metric}:.2f",
         "unexplained": lambda row: ", ".join(f"{share:.2f}" for share in row["unexplained"]),
         "parameters": "parameters:,",
         "fitted in s": "seconds:.2f",
     }
-    chosen = [row for row in data["rows"] if row[f"calibration_{unit}"] == images]
+    chosen = [row for row in data["rows"] if row[count] == images]
     tables = [table_of(chosen, {**columns, unit: lambda _: ""}, f"With {images:,} calibration {unit}")]
-    others = [row for row in data["rows"] if row[f"calibration_{unit}"] != images]
-    if others:
-        several = [row for row in data["rows"] if any(alike(row, other) for other in others)]
-        counts = [row[f"calibration_{unit}"] for row in others]
-        tables.append(table_of(several, columns, f"With {span(counts, ',')} calibration {unit}"))
+    if others := [row for row in data["rows"] if row[count] != images]:
+        several = [row for row in data["rows"] if form(row) in map(form, others)]
+        counts = span([row[count] for row in others], ",")
+        tables.append(table_of(several, columns, f"With {counts} calibration {unit}"))
 
     def case(row: Row) -> Case:
         role = "removal" if row["operator"] == "removal" else "repl"
@@ -65,8 +64,8 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     )
 
 
-def alike(row: Row, other: Row) -> bool:
-    return all(row[field] == other[field] for field in ("interval", "first", "operator"))
+def form(row: Row) -> tuple[Any, ...]:
+    return row["interval"], row["first"], row["operator"]
 
 
 def placement(row: Row) -> str:

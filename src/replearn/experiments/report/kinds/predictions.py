@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..dots import Case, Dot, dot_figure, grouped
-from ..measured import Found, Row, table_of
+from . import Found, Row, table_of
 
 MEMORY, STEPS = "replearn-memory-promise-1", "replearn-promise-steps-1"
 ROLES = {"E2E": "e2e", "e2e": "e2e", "removal": "removal", "RepL": "repl", "repl": "repl"}
@@ -18,29 +18,21 @@ def claims(data: Mapping[str, Any]) -> bool:
 
 def show(data: Mapping[str, Any], key: str) -> Found:
     """Both files as rows of one form; the first of what was predicted is drawn."""
+    rows, said = data["rows"], ("predicted", "measured")
     if data["format"] == MEMORY:
         unit, names = "GB", ["peak memory"]
         rows = [
-            {
-                **row,
-                "setting": row["precision"],
-                "peak memory": {side: row[side]["peak_bytes"] / 1e9 for side in ("predicted", "measured")},
-            }
-            for row in data["rows"]
+            {**row, "setting": row["precision"], names[0]: {side: row[side]["peak_bytes"] / 1e9 for side in said}}
+            for row in rows
             if row["measured"]
         ]
     else:
         unit, names = "ratio to E2E", ["time", "memory"]
-        rows = [
-            {**row, "setting": row["backend"], "method": row["candidate"]}
-            for row in data["rows"]
-            if row["candidate"] != "E2E"
-        ]
+        rows = [{**row, "setting": row["backend"], "method": row["candidate"]} for row in rows]
+        rows = [row for row in rows if row["method"] != "E2E"]
     if not rows:
         raise ValueError("nothing was measured: there was no GPU")
-    sides = {
-        f"{name}, {unit}: {side}": f"{name}.{side}:.3f" for name in names for side in ("predicted", "measured")
-    }
+    sides = {f"{name}, {unit}: {side}": f"{name}.{side}:.3f" for name in names for side in said}
     table = table_of(rows, {"model": "model", "setting": "setting", "method": "method", **sides})
     first = names[0]
 
@@ -48,9 +40,9 @@ def show(data: Mapping[str, Any], key: str) -> Found:
         return f"{row['model']}, {row['setting']}"
 
     def case(row: Row) -> Case:
-        said, real = row[first]["predicted"], row[first]["measured"]
-        tip = f"{group(row)}, {row['method']}\n{first}: predicted {said:.3f}, measured {real:.3f}"
-        dot = Dot(value=said / real, role=ROLES.get(row["method"], "series0"), tip=tip)
+        before, real = (row[first][side] for side in said)
+        tip = f"{group(row)}, {row['method']}\n{first}: predicted {before:.3f}, measured {real:.3f}"
+        dot = Dot(value=before / real, role=ROLES.get(row["method"], "series0"), tip=tip)
         return Case(label=row["method"], dots=(dot,))
 
     figure = dot_figure(

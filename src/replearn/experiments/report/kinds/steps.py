@@ -8,8 +8,7 @@ from typing import Any
 
 from ...bench.record import FORMAT
 from ..dots import Case, Dot, dot_figure, grouped
-from ..measured import Column, Found, Row, span, table_of
-from . import epochs as whole_epochs
+from . import Column, Found, Row, span, table_of
 
 SHOWN = {"removal": "removal", "RepL": "repl", "RepL, recomputed": "series0"}
 HIDDEN = ("E2E", "RepL, weights given", "RepL, weights frozen")  # what a reader compares with, and what only we do
@@ -41,19 +40,13 @@ def show(data: Mapping[str, Any], key: str) -> Found:
         rule=(1.0, "E2E"),
     )
     times = [entry["by"]["RepL"]["time"]["median"] for entry in entries if "RepL" in entry["by"]]
-    sentence = f"RepL takes {span(times)} of E2E's time over {len(times)} cases"
-    about = (
-        "Time and memory are ratios to E2E in the same run, medians over rounds. Yield: what RepL saved of what "
-    )
-    about += "arithmetic allows. 'Weights given' and 'frozen' time the same network without synthesis."
-    rest = whole_epochs.show(data, key) if data.get("epochs") else None  # a file may hold both
     return Found(
         title="Time and memory of a training step: " + ", ".join(dict.fromkeys(e["backend"] for e in entries)),
-        sentence=sentence,
-        about=about,
-        tables=(*tables, *(rest.tables if rest else ())),
-        figures=(figure, *(rest.figures if rest else ())),
-        beside=rest.beside if rest else (),
+        sentence=f"RepL takes {span(times)} of E2E's time over {len(times)} cases",
+        about="Time and memory are ratios to E2E in the same run, medians over rounds. Yield: what RepL saved of "
+        "what arithmetic allows. 'Weights given' and 'frozen' time the same network without synthesis.",
+        tables=tables,
+        figures=(figure,),
     )
 
 
@@ -77,7 +70,6 @@ def case(entry: Row, roles: Mapping[str, str]) -> Case:
             time = row["time"]
             tip = f"{label}, {entry['backend']}\n{entry['title']}\ntime {time['median']:.3f} "
             tip += f"({time['low']:.3f} to {time['high']:.3f}) of E2E"
-            if row["memory_ratio"] is not None:
-                tip += f"\nmemory {row['memory_ratio']:.3f} of E2E"
-            dots.append(Dot(value=time["median"], low=time["low"], high=time["high"], role=role, tip=tip))
+            tip += "" if row["memory_ratio"] is None else f"\nmemory {row['memory_ratio']:.3f} of E2E"
+            dots.append(Dot.of(time, role, tip))
     return Case(label=entry["backend"], dots=tuple(dots))

@@ -12,9 +12,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from ..collecting import Collection
-from ..kinds import measured_in
+from ..kinds import Measured, measured_in
 from ..markup import Content, Raw, tag
-from ..measured import Measured
 from ..scene import Drawing
 from ..sections import Section
 from ..svg import inline_svg

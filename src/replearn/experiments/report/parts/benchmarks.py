@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..kinds import Table
 from ..markup import Raw, command, fold, join, table, tag
-from ..measured import Table
 from . import Entry, View, figures, folded
 
 ORDER = 40

@@ -10,8 +10,8 @@ from ...training.compare import Row
 from ...training.comparison_table import ratio, spread
 from ...training.paper import SCORES, PaperTable, pair, paper_row, paper_tables
 from ...training.recipe import PaperRow
+from ..kinds import Beside, Measured
 from ..markup import Content, Raw, fold, join, table, tag, text_of
-from ..measured import Beside, Measured
 from ..sections import Section
 from . import Entry, View, card
 from .comparisons import difference

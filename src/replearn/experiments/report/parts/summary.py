@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from ...training.compare import Row
 from ...training.comparison_table import ratio, spread
+from ..kinds import Measured
 from ..markup import Content, Raw, columns, join, tag
-from ..measured import Measured
 from ..sections import Section
 from . import Entry, View, card
 from .comparisons import difference
