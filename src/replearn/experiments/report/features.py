@@ -75,9 +75,9 @@ def bounded(run: Trained, count: int, read: Callable[[int], Labelled]) -> Labell
 def penultimate(model: nn.Module, images: Tensor, batch: int = 256) -> Tensor:
     """What the classifier is given: the input of the model's last linear layer, a row an image."""
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    name, caught = type(model).__name__, list[Tensor]()
     if not linears:
-        raise ReplearnError(f"{type(model).__name__} has no linear layer, so it has no features before one.")
-    caught: list[Tensor] = []
+        raise ReplearnError(f"{name} has no linear layer, so it has no features before one.")
     handle = linears[-1].register_forward_pre_hook(lambda _, args: caught.append(args[0].flatten(1).float()))
     try:
         for part in images.split(batch):
@@ -85,12 +85,10 @@ def penultimate(model: nn.Module, images: Tensor, batch: int = 256) -> Tensor:
     finally:
         handle.remove()
     if not caught:
-        raise ReplearnError(
-            f"{type(model).__name__} does not run its last linear layer; its features are not known."
-        )
+        raise ReplearnError(f"{name} does not run its last linear layer; its features are not known.")
     found = torch.cat(caught)
     if not torch.isfinite(found).all():
-        raise ReplearnError(f"The features of {type(model).__name__} are not finite: this run has diverged.")
+        raise ReplearnError(f"The features of {name} are not finite: this run has diverged.")
     return found
 
 
@@ -113,16 +111,10 @@ def features_figure(scores: Sequence[FeatureScores], name: str = "features") -> 
         across, down = left + inner / 2, TOP + inner / 2
         corners = [(left, TOP), (left + inner, TOP), (left + inner, TOP + inner), (left, TOP + inner), (left, TOP)]
         marks.append(Line(points=tuple(corners), role="grid"))
+        middle = (min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2
         for x, y, label in sorted(zip(xs, ys, score.classes, strict=True), key=lambda dot: dot[2] in roles):
-            marks.append(
-                Disc(
-                    x=across + scale * (x - (min(xs) + max(xs)) / 2),
-                    y=down + scale * (y - (min(ys) + max(ys)) / 2),
-                    radius=2.6,
-                    role=roles.get(label, "kept"),
-                    opacity=0.75,
-                )
-            )
+            place = across + scale * (x - middle[0]), down + scale * (y - middle[1])
+            marks.append(Disc(*place, 2.6, roles.get(label, "kept"), opacity=0.75))
     entries = [(role, f"class {label}", "dot") for label, role in roles.items()]
     entries += [("kept", f"{len(shown) - len(roles)} other classes", "dot")] if len(shown) > len(roles) else []
     made, height = legend(entries, EDGE, TOP + inner + 8, WIDTH * len(scores))

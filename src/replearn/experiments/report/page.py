@@ -61,32 +61,25 @@ def _header(collection: Collection, sections: Sequence[Section], title: str, liv
     if collection.unread:
         facts.append(tag("a", f"{counted(len(collection.unread), 'file')} not read", href="#unread"))
     hint = "Filter by recipe, data, method"
-    tools = (
-        tag("input", type="search", id="filter", placeholder=hint, aria_label=hint),
-        tag("button", "light / dark", type="button", id="theme"),
-    )
-    watching = [tag("p", f"live, every {live} s", class_="quiet", id="live", role="status")] if live else []
+    search = tag("input", type="search", id="filter", placeholder=hint, aria_label=hint)
+    theme = tag("button", "light / dark", type="button", id="theme")
     return tag(
         "header",
         tag("h1", title),
         tag("ul", *(tag("li", fact) for fact in facts), class_="facts"),
-        *watching,
-        tag("div", *tools, class_="tools"),
+        tag("p", f"live, every {live} s", class_="quiet", id="live", role="status") if live else "",
+        tag("div", search, theme, class_="tools"),
         tag("p", "No match.", id="nothing", role="status", hidden=True),
     )
 
 
 def _contents(entries: Sequence[Entry]) -> Raw:
     """Links to every entry; the filter hides those that it hides on the page."""
+    if len(entries) < 2:
+        return join()
     links = [
-        tag(
-            "li",
-            tag("a", entry.title, href=f"#{entry.key}"),
-            **({"data_words": entry.words} if entry.words else {}),
-        )
+        tag("li", tag("a", entry.title, href=f"#{entry.key}"), data_words=entry.words or False)
         for entry in entries
     ]
-    if len(links) < 2:
-        return join()
     summary = tag("summary", tag("h2", "Contents"))
     return tag("details", summary, tag("ul", *links), class_="card contents", id="contents")

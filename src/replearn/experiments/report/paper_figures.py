@@ -70,10 +70,10 @@ def paper_figures(
 def check_alike(runs: Sequence[Trained], folders: Sequence[str | Path]) -> None:
     kinds = [{"model": run.recipe.model, "data set": run.result.data} for run in runs]
     for kind, folder in zip(kinds, folders, strict=True):
-        for what, other in kind.items():
-            if other != kinds[0][what]:
+        for what, expected in kinds[0].items():
+            if kind[what] != expected:
                 raise ReplearnError(
-                    f"{folder} can't stand beside {folders[0]}: its {what} is {other}, not {kinds[0][what]}. "
+                    f"{folder} can't stand beside {folders[0]}: its {what} is {kind[what]}, not {expected}. "
                     "Compare runs of one recipe."
                 )
 
@@ -97,8 +97,7 @@ def outputs_at(model: nn.Module, layers: Sequence[str], images: Tensor) -> dict[
             if name not in modules:
                 known = ", ".join(list(dict(model.named_children()))[:12])
                 raise ReplearnError(f"The model has no layer {name!r}; its parts are {known}.")
-            keep = partial(_keep, caught, name)
-            hooks.callback(modules[name].register_forward_hook(keep).remove)
+            hooks.callback(modules[name].register_forward_hook(partial(_keep, caught, name)).remove)
         model(images)
     if missing := [name for name in layers if name not in caught]:
         raise ReplearnError(f"The layer {missing[0]!r} did not run, so it has no feature map.")

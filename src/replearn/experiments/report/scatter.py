@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..training.compare import Row
@@ -41,50 +41,24 @@ def cost_figure(
     if full is None or len(rows) < 2 or not full.flops or not full.parameters:
         return None
     timed = all(row is full or row.time_ratio is not None for row in rows)
+    what, area = ("time of an epoch", "memory") if timed else ("FLOPs of a forward pass", "number of parameters")
     points: list[Point] = []
     for row, role in zip(rows, series_roles([row.method for row in rows]), strict=True):
-        x, size = row.flops / full.flops, row.parameters / full.parameters
-        if timed:
-            x, size = row.time_ratio or 1.0, row.memory_ratio or 1.0
-        for paper in (False, True):
-            score, std, where = row.score, row.std, ""
-            if paper:
-                if not timed or row.paper is None or not row.paper_time_ratio:
-                    continue
-                score, std, where = row.paper.score, row.paper.std, " in the paper"
-                x, size = row.paper_time_ratio, row.paper_memory_ratio or 1.0
-            costs = f"time {x:.3f}, memory {size:.3f}" if timed else f"FLOPs {x:.3f}, parameters {size:.3f}"
-            tip = f"{row.label}{where}\n{metric.name} {spread(score, std)} {metric.unit}\n{costs} of E2E"
-            points.append(Point(row.label, role, x, score, std, size, tip, paper))
-    what, area = ("time of an epoch", "memory") if timed else ("FLOPs of a forward pass", "number of parameters")
-    about = f"{metric.title} against the {what}, a ratio to E2E; the area of a bubble is the {area}."
-    if any(point.paper for point in points):
-        about += " Dashed rings are the paper's numbers, on its own hardware."
-    title = f"{metric.name.capitalize()} against cost"
-    x_title = f"{what}, ratio to E2E"
-    titled = Drawing(name=name, title=title, about=about, width=0, height=0, marks=())
-    return scatter(points, _lines(points, variants), titled, x_title, metric.title)
-
-
-def _lines(points: Sequence[Point], variants: Mapping[str, Mapping[str, Any]]) -> list[list[Point]]:
-    """Our rows that differ in K alone, in its order."""
-    families: dict[str, list[Point]] = defaultdict(list)
-    for point in points:
-        variant = variants.get(point.label, {})
-        if not point.paper and isinstance(variant.get("interval"), int) and variant.get("method") != "e2e":
-            families[str({**variant, "label": "", "interval": ""})].append(point)
-    return [sorted(family, key=lambda point: variants[point.label]["interval"]) for family in families.values()]
-
-
-def scatter(
-    points: Sequence[Point], lines: Sequence[Sequence[Point]], titled: Drawing, x_title: str, y_title: str
-) -> Drawing:
-    """Points with their spread; a legend names them, as does a hint on each."""
+        found = [(row.score, row.std, row.time_ratio or 1.0, row.memory_ratio or 1.0, "")]
+        if not timed:
+            found = [(row.score, row.std, row.flops / full.flops, row.parameters / full.parameters, "")]
+        elif (paper := row.paper) is not None and row.paper_time_ratio:
+            costs = (row.paper_time_ratio, row.paper_memory_ratio or 1.0)
+            found.append((paper.score, paper.std, *costs, " in the paper"))
+        for score, std, x, size, where in found:
+            told = f"time {x:.3f}, memory {size:.3f}" if timed else f"FLOPs {x:.3f}, parameters {size:.3f}"
+            tip = f"{row.label}{where}\n{metric.name} {spread(score, std)} {metric.unit}\n{told} of E2E"
+            points.append(Point(row.label, role, x, score, std, size, tip, bool(where)))
     x0, x1 = padded([point.x for point in points], 0.2, 0.03)
     y0, y1 = padded([point.y + sign * (point.std or 0) for point in points for sign in (-1, 1)], 0.14)
     frame = Frame(x0=x0, x1=x1, y0=y0, y1=y1)
-    marks = [*x_axis(frame, x_title), *y_axis(frame, y_title)]
-    for line in lines:
+    marks = [*x_axis(frame, f"{what}, ratio to E2E"), *y_axis(frame, metric.title)]
+    for line in _lines(points, variants):
         places = tuple((frame.x(point.x), frame.y(point.y)) for point in line)
         marks.append(Line(points=places, role=line[0].role, width=1.6))
     largest = max(point.size for point in points)
@@ -96,4 +70,18 @@ def scatter(
         radius, faint = LARGEST * math.sqrt(point.size / largest), 1.0 if point.paper else 0.55
         marks.append(Disc(x, y, radius, point.role, opacity=faint, hollow=point.paper, tip=point.tip))
     made, end = legend([(point.role, point.label, "dot") for point in points if not point.paper], 8, HEIGHT)
-    return replace(titled, width=WIDTH, height=end, marks=(*marks, *made))
+    about = f"{metric.title} against the {what}, a ratio to E2E; the area of a bubble is the {area}."
+    if any(point.paper for point in points):
+        about += " Dashed rings are the paper's numbers, on its own hardware."
+    title = f"{metric.name.capitalize()} against cost"
+    return Drawing(name=name, title=title, about=about, width=WIDTH, height=end, marks=(*marks, *made))
+
+
+def _lines(points: Sequence[Point], variants: Mapping[str, Mapping[str, Any]]) -> list[list[Point]]:
+    """Our rows that differ in K alone, in its order."""
+    families: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        variant = variants.get(point.label, {})
+        if not point.paper and isinstance(variant.get("interval"), int) and variant.get("method") != "e2e":
+            families[str({**variant, "label": "", "interval": ""})].append(point)
+    return [sorted(family, key=lambda point: variants[point.label]["interval"]) for family in families.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Literal, TypeAlias
 
 Points = tuple[tuple[float, float], ...]
@@ -35,7 +36,6 @@ class Box:
     width: float
     height: float
     role: str
-    hollow: bool = False
     opacity: float = 1.0
     tip: str = ""
     focus: bool = False  # whether the keyboard stops here
@@ -47,7 +47,6 @@ class Text:
     y: float
     text: str
     role: str = "ink"
-    size: float = 13.0  # drawings are shown at their size or larger, so this is 13 px or more
     anchor: Literal["start", "middle", "end"] = "start"
     bold: bool = False
     upright: bool = False  # turned by 90 degrees, for the vertical axis
@@ -94,12 +93,8 @@ PALETTE: dict[str, tuple[str, str]] = {
 def series_roles(methods: list[str]) -> list[str]:
     """A role for each row of a comparison: the baselines keep theirs everywhere, the others take turns."""
     roles: list[str] = []
-    turn = 0
+    turns = cycle(range(8))
     for method in methods:
-        fixed = method if method in ("e2e", "removal", "repl") else None
-        if fixed and fixed not in roles:
-            roles.append(fixed)
-        else:
-            roles.append(f"series{turn % 8}")
-            turn += 1
+        fixed = method in ("e2e", "removal", "repl") and method not in roles
+        roles.append(method if fixed else f"series{next(turns)}")
     return roles

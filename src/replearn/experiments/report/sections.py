@@ -65,28 +65,27 @@ def sections_of(collection: Collection) -> list[Section]:
     groups: dict[tuple[Path, str, str], list[RunFile]] = defaultdict(list)
     for run in collection.runs:
         groups[run.group, str(run.result.recipe.get("name", "?")), run.result.data].append(run)
-    keys: set[str] = set()
+    keys: Counter[str] = Counter()
     found = [_section(collection.root, *group, runs, keys) for group, runs in groups.items()]
     often = Counter(section.title for section in found)
-    return [
-        replace(section, title=f"{section.title} ({section.folder.as_posix()})")
-        if often[section.title] > 1
-        else section
-        for section in found
-    ]
+    folders = [f" ({section.folder.as_posix()})" if often[section.title] > 1 else "" for section in found]
+    return [replace(section, title=section.title + end) for section, end in zip(found, folders, strict=True)]
 
 
-def _section(root: Path, folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: set[str]) -> Section:
-    key = unique(slug(f"{name}-{data}") or "runs", keys)
+def _section(
+    root: Path, folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: Counter[str]
+) -> Section:
+    key = slug(f"{name}-{data}") or "runs"
+    keys[key] += 1
+    key += f"-{keys[key]}" if keys[key] > 1 else ""
     results = [run.result for run in runs]
     metric = results[0].metric
     comparison, problem = None, ""
     try:
         (comparison,) = compare(results)
-    except ReplearnError as error:
-        problem = str(error)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        problem = f"These runs can't be compared: {type(error).__name__}: {error}."
+    except (ReplearnError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        own = isinstance(error, ReplearnError)
+        problem = str(error) if own else f"These runs can't be compared: {type(error).__name__}: {error}."
     try:
         examples = example_sheet(root, runs)
     except (ReplearnError, ImportError) as error:  # a report shows what it can
@@ -100,11 +99,10 @@ def _section(root: Path, folder: Path, name: str, data: str, runs: Sequence[RunF
         figures.append(cost_figure(comparison.rows, variants, metric, f"{key}-cost"))
     figures.append(curves_figure(results, metric, f"{key}-curves"))
     deployed = {str(result.variant["label"]): deployed_share(result) for result in results}
-    epochs = results[0].recipe["epochs"]
-    length = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    about = results[0].recipe
     return Section(
         key=key,
-        title=f"{name} on {data}: {results[0].recipe['model']}, {length}",
+        title=f"{name} on {data}: {about['model']}, {about['epochs']} epoch{'' if about['epochs'] == 1 else 's'}",
         recipe=name,
         data=data,
         folder=folder,
@@ -133,11 +131,3 @@ def _strips(results: Sequence[Result], key: str) -> list[Drawing]:
         for number, (result, labels) in enumerate(list(plans.values())[:MOST_STRIPS], start=1)
     ]
     return [drawing for drawing in drawn if drawing is not None]
-
-
-def unique(key: str, keys: set[str]) -> str:
-    found, number = key, 2
-    while found in keys:
-        found, number = f"{key}-{number}", number + 1
-    keys.add(found)
-    return found

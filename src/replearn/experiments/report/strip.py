@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -39,13 +38,6 @@ class NoDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@dataclass(frozen=True)
-class Block:
-    name: str
-    position: int  # 1-based in its stack
-    parameters: int
-
-
 def on_meta(recipe_text: str, data: str, parameters: int) -> nn.Module:
     """The recipe's model without weights; a language model has as many words as `parameters` say."""
     recipe = recipe_from_dict(json.loads(recipe_text))
@@ -63,19 +55,15 @@ def size(model: nn.Module) -> int:
 
 
 @lru_cache(maxsize=64)
-def blocks_of(recipe_text: str, data: str) -> Mapping[str, tuple[Block, ...]]:
-    """Every block of a model by stack; none where the model can't be built here."""
-    try:
+def blocks_of(recipe_text: str, data: str) -> Mapping[str, Mapping[str, int]]:
+    """The parameters of every block of a model by stack and name; none where the model can't be built here."""
+    with suppress(*BROKEN):
         built = on_meta(recipe_text, data, 0)
-    except BROKEN:
-        return {}
-    return {
-        stack.name: tuple(
-            Block(name, position, size(built.get_submodule(name)))
-            for position, name in enumerate(stack.blocks, start=1)
-        )
-        for stack in find_stacks(built)
-    }
+        return {
+            stack.name: {name: size(built.get_submodule(name)) for name in stack.blocks}
+            for stack in find_stacks(built)
+        }
+    return {}
 
 
 @lru_cache(maxsize=256)
@@ -104,17 +92,18 @@ def strip_figure(result: Result, label: str, name: str) -> Drawing | None:
         targets = {target["name"]: target for target in plan["targets"]}
         skipped = {entry["name"]: entry for entry in plan["skipped"]}
         stacks = blocks_of(json.dumps(result.recipe, sort_keys=True), result.data)
-        if not targets.keys() <= {block.name for blocks in stacks.values() for block in blocks}:
+        if not targets.keys() <= {name for blocks in stacks.values() for name in blocks}:
             return None  # the model can't be built here, or its blocks have other names
-        longest = max(len(blocks) for blocks in stacks.values())
-        side = min(24.0, (WIDTH - NAME_WIDTH - 6) / longest - GAP)
+        side = min(24.0, (WIDTH - NAME_WIDTH - 6) / max(map(len, stacks.values())) - GAP)
         marks: list[Mark] = []
         for row, (stack, blocks) in enumerate(stacks.items()):
             y = 6 + ROW * row
             marks.append(Text(x=2, y=y + 15, text=shortened(stack, 11), role="muted"))
-            for index, block in enumerate(blocks):
+            for index, (block, parameters) in enumerate(blocks.items()):
+                role, lines = told(parameters, targets.get(block), skipped.get(block))
+                tip = "\n".join([f"{block} (position {index + 1})", *lines])
                 x = NAME_WIDTH + index * (side + GAP)
-                marks.append(_box(block, targets.get(block.name), skipped.get(block.name), x, y, side))
+                marks.append(Box(x, y, side, 20, role, tip=tip, focus=role != "kept"))
         kinds = Counter(_operator(target) for target in targets.values())
         gone = ("removal", "removed") if "removal" in kinds else ("repl", "replaced")
         entries = [("kept", "kept"), gone, *([("skipped", "skipped")] if skipped else [])]
@@ -128,30 +117,26 @@ def strip_figure(result: Result, label: str, name: str) -> Drawing | None:
     return Drawing(name=name, title=title, about=about, width=WIDTH, height=height, marks=(*marks, *made))
 
 
-def _box(block: Block, target: Any, skipped: Any, x: float, y: float, side: float) -> Box:
-    lines = [f"{block.name} (position {block.position})"]
-    if target is not None:
-        sides: dict[str, list[str]] = {}
-        for read in target["reads"]:
-            sides.setdefault(read["side"], []).append(read["role"])
-        removed = target["operator"]["name"] == "removal"
-        lines.append("removed" if removed else f"replaced by {_operator(target)}")
-        lines += [f"reads {', '.join(roles)} from {target[which]}" for which, roles in sides.items()]
-        lines.append(f"{target['parameters_before']:,} parameters before, {target['parameters_after']:,} after")
-        lines += list(target.get("notes", ()))[:3]
-        role = "removal" if removed else "repl"
-    elif skipped is not None:
-        lines.append(f"kept, though its turn came: {skipped['reason']}")
-        role = "skipped"
-    else:
-        lines.append(f"kept, {block.parameters:,} parameters")
-        role = "kept"
-    return Box(x=x, y=y, width=side, height=20, role=role, tip="\n".join(lines), focus=role != "kept")
+def told(parameters: int, target: Any, skipped: Any) -> tuple[str, list[str]]:
+    """The role of a block, and what its hint says."""
+    if target is None and skipped is None:
+        return "kept", [f"kept, {parameters:,} parameters"]
+    if target is None:
+        return "skipped", [f"kept, though its turn came: {skipped['reason']}"]
+    sides: dict[str, list[str]] = {}
+    for read in target["reads"]:
+        sides.setdefault(read["side"], []).append(read["role"])
+    removed = target["operator"]["name"] == "removal"
+    return "removal" if removed else "repl", [
+        "removed" if removed else f"replaced by {_operator(target)}",
+        *(f"reads {', '.join(roles)} from {target[which]}" for which, roles in sides.items()),
+        f"{target['parameters_before']:,} parameters before, {target['parameters_after']:,} after",
+        *list(target.get("notes", ()))[:3],
+    ]
 
 
 def _operator(target: Mapping[str, Any]) -> str:
     options = target["operator"]
-    extra = [
-        str(options[key]) for key in ("sources", "correction") if options.get(key) not in (None, "both", "none")
-    ]
+    given = (options.get(key) for key in ("sources", "correction"))
+    extra = [str(value) for value in given if value not in (None, "both", "none")]
     return str(options["name"]).replace("_", " ") + (f" ({', '.join(extra)})" if extra else "")

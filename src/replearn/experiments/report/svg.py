@@ -7,6 +7,7 @@ from html import escape
 from .scene import PALETTE, Disc, Drawing, Line, Mark, Text
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif"
+SIZE = 13  # of texts: drawings are shown at their size or larger, so this is 13 px or more
 
 
 def inline_svg(drawing: Drawing) -> str:
@@ -37,9 +38,8 @@ def _rules(role: str, tint: str) -> str:
 
 
 def _svg(drawing: Drawing, head: str, tips: bool) -> str:
-    size = f'viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}"'
-    if not tips:
-        size += f' width="{_n(drawing.width)}" height="{_n(drawing.height)}"'
+    width, height = _n(drawing.width), _n(drawing.height)
+    size = f'viewBox="0 0 {width} {height}"' + ("" if tips else f' width="{width}" height="{height}"')
     label = escape(f"{drawing.title}. {drawing.about}", quote=True)
     body = "".join(_mark(mark, tips) for mark in drawing.marks)
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="group" aria-label="{label}">{head}{body}</svg>'
@@ -56,31 +56,25 @@ def _mark(mark: Mark, tips: bool) -> str:
         turn = f' transform="rotate(-90 {_n(mark.x)} {_n(mark.y)})"' if mark.upright else ""
         weight = ' font-weight="600"' if mark.bold else ""
         return (
-            f'<text class="f-{mark.role}" x="{_n(mark.x)}" y="{_n(mark.y)}" font-size="{_n(mark.size)}" '
+            f'<text class="f-{mark.role}" x="{_n(mark.x)}" y="{_n(mark.y)}" font-size="{SIZE}" '
             f'text-anchor="{mark.anchor}"{weight}{turn}>{escape(mark.text)}</text>'
         )
+    faint = f' opacity="{_n(mark.opacity)}"' if mark.opacity != 1 else ""
     if isinstance(mark, Disc):
-        paint = _paint(mark.role, mark.hollow, mark.opacity)
-        dash = ' stroke-dasharray="3 3"' if mark.hollow else ""
+        tag, focus, hollow = "circle", True, mark.hollow
         place = f'cx="{_n(mark.x)}" cy="{_n(mark.y)}" r="{_n(mark.radius)}"'
-        return _hinted(f"<circle {paint} {place}{dash}", mark.tip, bool(mark.tip), tips, "circle")
-    paint = _paint(mark.role, mark.hollow, mark.opacity)
-    place = f'x="{_n(mark.x)}" y="{_n(mark.y)}" width="{_n(mark.width)}" height="{_n(mark.height)}" rx="2"'
-    return _hinted(f"<rect {paint} {place}", mark.tip, mark.focus, tips, "rect")
-
-
-def _paint(role: str, hollow: bool, opacity: float) -> str:
-    faint = f' opacity="{_n(opacity)}"' if opacity != 1 else ""
-    return f'class="{"s" if hollow else "f"}-{role}"{faint}' + (' stroke-width="1.5"' if hollow else "")
-
-
-def _hinted(start: str, tip: str, focus: bool, tips: bool, tag: str) -> str:
-    if not tip:
+    else:
+        tag, focus, hollow = "rect", mark.focus, False
+        place = f'x="{_n(mark.x)}" y="{_n(mark.y)}" width="{_n(mark.width)}" height="{_n(mark.height)}" rx="2"'
+    edge, dash = (' stroke-width="1.5"', ' stroke-dasharray="3 3"') if hollow else ("", "")
+    start = f'<{tag} class="{"s" if hollow else "f"}-{mark.role}"{faint}{edge} {place}{dash}'
+    if not mark.tip:
         return f"{start}/>"
+    tip = escape(mark.tip, quote=tips)
     if not tips:
-        return f"{start}><title>{escape(tip)}</title></{tag}>"
-    stop = ' tabindex="0" role="img" aria-label="' + escape(tip, quote=True) + '"' if focus else ""
-    return f'{start} data-tip="{escape(tip, quote=True)}"{stop}/>'
+        return f"{start}><title>{tip}</title></{tag}>"
+    stop = f' tabindex="0" role="img" aria-label="{tip}"' if focus else ""
+    return f'{start} data-tip="{tip}"{stop}/>'
 
 
 def _n(value: float) -> str:

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from ... import recipes
@@ -30,8 +31,8 @@ def entries(view: View) -> Iterator[Entry]:
         labels = dict.fromkeys(str(run.result.variant["label"]) for run in section.runs)
         words = " ".join([*labels, section.folder.as_posix()])
         chip = f"{len(section.running)} in progress" if section.running else ""
-        inside = _inside(section)
-        yield folded(section.key, section.title, words, sentence(section), *inside, chip=chip, opened=view.opened)
+        about = (section.key, section.title, words, sentence(section))
+        yield folded(*about, *_inside(section), chip=chip, opened=view.opened)
 
 
 def sentence(section: Section) -> str:
@@ -68,8 +69,12 @@ def _inside(section: Section) -> Iterator[Raw]:
         cells["method"] = labels_of(comparison.rows)
         yield join(tag("h3", "Costs"), columns(cells, f"costs of {section.title}"))
         yield from (tag("p", note, class_="note") for note in comparison.notes[:20])
+    groups: dict[str, list[RunFile]] = defaultdict(list)
+    for run in section.runs:
+        groups[str(run.result.variant["label"])].append(run)
+    again = [join(tag("dt", label), tag("dd", command(command_of(runs)))) for label, runs in groups.items()]
     made = f"Trained on {section.made_with}. Files: {section.folder.as_posix()}"
-    yield fold("How to make each row again", reproduce_list(section), tag("p", made, class_="quiet"))
+    yield fold("How to make each row again", tag("dl", *again), tag("p", made, class_="quiet"))
     yield fold(f"Every run ({len(section.runs)})", runs_table(section), open_=comparison is None)
 
 
@@ -98,23 +103,12 @@ def difference(value: Difference | None) -> Raw | str:
     """The verdict in words and colour, the mean difference, and its 95 % interval."""
     if value is None:
         return ""
-    interval = f"[{signed(value.low or 0)}, {signed(value.high or 0)}]"
-    if value.low is None or value.high is None:
-        interval = "1 seed" if len(value.seeds) == 1 else "no spread"
+    interval = "1 seed" if len(value.seeds) == 1 else "no spread"
+    if value.low is not None and value.high is not None:
+        interval = f"[{signed(value.low)}, {signed(value.high)}]"
     verdict = tag("span", value.verdict, class_=f"verdict {value.verdict}")
-    return tag(
-        "span", verdict, f" {signed(value.mean)} ", tag("span", interval, class_="interval"), class_="difference"
-    )
-
-
-def reproduce_list(section: Section) -> Raw:
-    """One command a row, to copy."""
-    groups: dict[str, list[RunFile]] = defaultdict(list)
-    for run in section.runs:
-        groups[str(run.result.variant["label"])].append(run)
-    return tag(
-        "dl", *(join(tag("dt", label), tag("dd", command(command_of(runs)))) for label, runs in groups.items())
-    )
+    shown = tag("span", interval, class_="interval")
+    return tag("span", verdict, f" {signed(value.mean)} ", shown, class_="difference")
 
 
 def runs_table(section: Section) -> Raw:
@@ -180,10 +174,5 @@ def seeds_text(seeds: Sequence[int]) -> str:
     >>> seeds_text([0, 1, 2, 7])
     '0-2,7'
     """
-    parts: list[list[int]] = []
-    for seed in seeds:
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1].append(seed)
-        else:
-            parts.append([seed])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+    runs = [[seed for _, seed in run] for _, run in groupby(enumerate(seeds), lambda pair: pair[1] - pair[0])]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

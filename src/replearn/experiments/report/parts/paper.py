@@ -30,6 +30,26 @@ class Ours:
     beside: Beside | None = None
     measured: Measured | None = None
 
+    def cells(self) -> dict[str, Content]:
+        """What we reached; time and memory from the comparison, or from a benchmark where that has none."""
+        row, beside, places = self.row, self.beside, list[Raw]()
+        time, memory = (row.time_ratio, row.memory_ratio) if row else (None, None)
+        reached = spread(row.score, row.std) if row else ""
+        if beside is not None:
+            time = beside.time if time is None else time
+            memory = beside.memory if memory is None else memory
+            reached = beside.reached or reached
+        if self.section is not None and self.section.comparison is not None:
+            changed = any(note.startswith("not the recipe") for note in self.section.comparison.notes)
+            name = self.section.recipe + (" (other settings)" if changed else "")
+            places.append(tag("a", name, href=f"#{self.section.key}"))
+        if self.measured is not None:
+            places.append(tag("a", self.measured.path.name, href=f"#{self.measured.key}"))
+        where = join(*(tag("span", place, " ") for place in places))
+        shown = tag("b", reached) if reached else "costs alone"
+        against = difference(row.against_e2e) if row else ""
+        return dict(zip(HEADS, (shown, against, ratio(time), ratio(memory), where), strict=True))
+
 
 def entries(view: View) -> Iterator[Entry]:
     found = [(printed, ours_of(printed, view.sections, view.measured)) for printed in paper_tables().values()]
@@ -43,18 +63,16 @@ def ours_of(
     printed: PaperTable, sections: Sequence[Section], measured: Sequence[Measured] = ()
 ) -> Mapping[int, Ours]:
     """By the number of the printed row: our row that names this one as the paper's, and benchmarks."""
-    rows: dict[tuple[Any, ...], tuple[Row, Section]] = {}
+    rows: dict[tuple[Any, ...], Ours] = {}
     for section in sections:
         for row in section.comparison.rows if section.comparison else ():
             if row.paper is not None:
-                rows.setdefault(_identity(row.paper, row.method == "e2e"), (row, section))
+                rows.setdefault(_identity(row.paper, row.method == "e2e"), Ours(row, section))
     found: dict[int, Ours] = {}
     for index, entry in enumerate(printed.rows):
-        if not any(key in entry for key in SCORES):
-            continue
-        identity = _identity(paper_row(entry, "", printed.label), entry["method"] == "E2E")
-        if match := rows.get(identity):
-            found[index] = Ours(*match)
+        if any(key in entry for key in SCORES):
+            identity = _identity(paper_row(entry, "", printed.label), entry["method"] == "E2E")
+            found |= {index: rows[identity]} if identity in rows else {}
     for one in measured:
         for beside in one.found.beside:
             held = found.get(beside.row, Ours())
@@ -70,7 +88,7 @@ def _identity(row: PaperRow, e2e: bool) -> tuple[Any, ...]:
 
 def _fold(printed: PaperTable, ours: Mapping[int, Ours]) -> Raw:
     about = [key for key in ("data", "backbone", "method") if any(key in row for row in printed.rows)]
-    cells = {index: _cells(entry) for index, entry in ours.items()}
+    cells = {index: entry.cells() for index, entry in ours.items()}
     shown = [head for head in HEADS if any(text_of(row[head]) for row in cells.values())]
     score = next((key for key in SCORES if key in printed.columns), None)
     order: list[str] = []  # ours directly behind the number that it is to be held against
@@ -79,37 +97,14 @@ def _fold(printed: PaperTable, ours: Mapping[int, Ours]) -> Raw:
     order += [head for head in shown if head not in order]
     body: list[list[Content]] = []
     for index, row in enumerate(printed.rows):
-        line: list[Content] = [str(row.get(key, "")) for key in about]
         held = cells.get(index, {"ours": "not yet measured"})
-        line += [printed_value(row.get(key)) if key in printed.columns else held.get(key, "") for key in order]
-        body.append(line)
+        values = [printed_value(row.get(key)) if key in printed.columns else held.get(key, "") for key in order]
+        body.append([*(str(row.get(key, "")) for key in about), *values])
     count = f"{len(ours)} of {len(printed.rows)} rows measured"
     summary = join(tag("b", printed.label), f" {printed.caption} ", tag("span", count, class_="quiet"))
     notes = [tag("p", printed.notes, class_="quiet")] if printed.notes else []
     heads = [*about, *(printed.columns.get(key, key) for key in order)]
     return fold(summary, table(heads, body, printed.caption), *notes)
-
-
-def _cells(ours: Ours) -> dict[str, Content]:
-    """What we reached; time and memory from the comparison, or from a benchmark where that has none."""
-    row, beside = ours.row, ours.beside
-    time, memory = (row.time_ratio, row.memory_ratio) if row else (None, None)
-    if beside is not None:
-        time = beside.time if time is None else time
-        memory = beside.memory if memory is None else memory
-    reached: Content = tag("b", spread(row.score, row.std)) if row else "costs alone"
-    if beside is not None and beside.reached:
-        reached = tag("b", beside.reached)
-    places: list[Content] = []
-    if ours.section is not None and ours.section.comparison is not None:
-        changed = any(note.startswith("not the recipe") for note in ours.section.comparison.notes)
-        name = ours.section.recipe + (" (other settings)" if changed else "")
-        places.append(tag("a", name, href=f"#{ours.section.key}"))
-    if ours.measured is not None:
-        places.append(tag("a", ours.measured.path.name, href=f"#{ours.measured.key}"))
-    where = join(*(tag("span", place, " ") for place in places))
-    against = difference(row.against_e2e) if row else ""
-    return dict(zip(HEADS, (reached, against, ratio(time), ratio(memory), where), strict=True))
 
 
 def printed_value(value: Any) -> str:

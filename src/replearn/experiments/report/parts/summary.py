@@ -13,6 +13,10 @@ from . import Entry, View, card
 from .comparisons import difference
 
 ORDER = 10
+LEGEND = """\
+RepL is the recipe's first row of that method. Scores are those of the last epoch, mean ± standard deviation over
+seeds; differences are taken seed by seed, with the 95 % interval of their mean. Undecided: the interval contains
+0. Deployed: parameters once operators are plain layers, over E2E's."""
 Cost = tuple[float | None, float | None, str]  # time and memory over E2E's, and where they were measured
 
 
@@ -23,13 +27,23 @@ def entries(view: View) -> Iterator[Entry]:
         return
     costs = [cost_of(section, row, view.measured) for section, row in found]
     cards = [_card(section, row, cost) for (section, row), cost in zip(found, costs, strict=True)]
-    legend = "RepL is the recipe's first row of that method. Scores are those of the last epoch, mean ± standard "
-    legend += "deviation over seeds; differences are taken seed by seed, with the 95 % interval of their mean. "
-    legend += (
-        "Undecided: the interval contains 0. Deployed: parameters once operators are plain layers, over E2E's."
-    )
-    parts = (tag("div", *cards, class_="cards"), _table(found, costs), tag("p", legend, class_="quiet"))
-    yield card("summary", "Summary", *parts)
+    cells: dict[str, list[Content]] = {
+        "comparison": [join(tag("a", section.title, href=f"#{section.key}")) for section, _ in found],
+        "against E2E": [difference(row.against_e2e) for _, row in found],
+        "against removal": [difference(row.against_removal) for _, row in found],
+        "RepL": [tag("b", spread(row.score, row.std)) for _, row in found],
+        "removal": [_score(section.row("removal")) for section, _ in found],
+        "E2E": [_score(section.row("e2e")) for section, _ in found],
+        "time": [ratio(time) for time, _, _ in costs],
+        "memory": [ratio(memory) for _, memory, _ in costs],
+        "deployed": [ratio(section.deployed.get(row.label)) for section, row in found],
+    }
+    table = columns(cells, "every comparison: RepL against E2E and removal")
+    yield card("summary", "Summary", tag("div", *cards, class_="cards"), table, tag("p", LEGEND, class_="quiet"))
+
+
+def _score(row: Row | None) -> str:
+    return spread(row.score, row.std) if row else ""
 
 
 def cost_of(section: Section, row: Row, measured: Sequence[Measured]) -> Cost:
@@ -47,38 +61,13 @@ def _card(section: Section, row: Row, cost: Cost) -> Raw:
     against, (time, memory, key) = row.against_e2e, cost
     verdict = against.verdict if against else "no E2E"
     full = section.row("e2e")
-    reached: Content = f"{spread(full.score, full.std)} → {spread(row.score, row.std)}" if full else ""
-    facts: list[tuple[str, Content]] = [
-        (section.metric.title.removeprefix("test "), reached or spread(row.score, row.std)),
-        ("time", _share(time)),
-        ("memory", _share(memory)),
-        ("deployed size", _share(section.deployed.get(row.label))),
-    ]
-    values = tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts))
+    reached = f"{_score(full)} → {_score(row)}" if full else _score(row)
+    facts = {section.metric.title.removeprefix("test "): reached}
+    shares = {"time": time, "memory": memory, "deployed size": section.deployed.get(row.label)}
+    for name, value in shares.items():
+        facts[name] = "not measured" if value is None else f"{value:.2f} of E2E"
+    values = tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()))
     head = tag("h3", tag("a", section.title, href=f"#{section.key}"))
     chip = tag("p", tag("span", verdict, class_=f"verdict {verdict}"), f" {row.label} against E2E")
     source = [tag("p", "Costs by ", tag("a", "a benchmark", href=f"#{key}"), class_="quiet")] if key else []
     return tag("article", head, chip, values, *source, class_="card small", data_words=section.title.lower())
-
-
-def _share(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.2f} of E2E"
-
-
-def _table(found: Sequence[tuple[Section, Row]], costs: Sequence[Cost]) -> Raw:
-    def score(section: Section, method: str) -> str:
-        row = section.row(method)
-        return spread(row.score, row.std) if row else ""
-
-    cells: dict[str, list[Content]] = {
-        "comparison": [join(tag("a", section.title, href=f"#{section.key}")) for section, _ in found],
-        "against E2E": [difference(row.against_e2e) for _, row in found],
-        "against removal": [difference(row.against_removal) for _, row in found],
-        "RepL": [tag("b", spread(row.score, row.std)) for _, row in found],
-        "removal": [score(section, "removal") for section, _ in found],
-        "E2E": [score(section, "e2e") for section, _ in found],
-        "time": [ratio(time) for time, _, _ in costs],
-        "memory": [ratio(memory) for _, memory, _ in costs],
-        "deployed": [ratio(section.deployed.get(row.label)) for section, row in found],
-    }
-    return columns(cells, "every comparison: RepL against E2E and removal")
