@@ -15,12 +15,12 @@ import re
 import statistics
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from replearn.experiments import recipes
-from replearn.experiments.bench.tables import readme_table
+from replearn.experiments.bench.cases import E2E, REMOVAL, REPL
 from replearn.experiments.report.parts import claims
 from replearn.experiments.training.compare import Comparison, compare
 from replearn.experiments.training.comparison_table import spread
@@ -49,7 +49,42 @@ def steps() -> str:
     for file in STEPS:
         for entry in read(file)["training"]:
             found[entry["case"]["model"], entry["backend"]] = entry
-    return readme_table({"training": list(found.values())})
+    return steps_table(found.values())
+
+
+def steps_table(entries: Iterable[Any]) -> str:
+    """A line a backbone and backend."""
+
+    def share(ratio: float | None) -> str:
+        return "" if ratio is None else f"{ratio:.3f}"
+
+    lines = [
+        "| backbone, placement | backend | removal: time | RepL: time | yield | synthesis | frozen "
+        "| removal: memory | RepL: memory |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in entries:
+        rows = {row["label"]: row for row in entry["rows"]}
+        if not {E2E, REMOVAL, REPL} <= rows.keys():
+            continue
+        gone, ours = rows[REMOVAL], rows[REPL]
+        case = entry["case"]
+        name = f"{case['model']}, first={case['first'] or case['interval']}"
+        cells = [
+            name + (f", {case['operator']['name']}" if case["operator"] else ""),
+            entry["backend"],
+            f"{gone['time']['median']:.3f}",
+            f"{ours['time']['median']:.3f}",
+            "" if entry["yield_"] is None else f"{entry['yield_']:.2f}",
+            *(
+                "" if (cost := entry.get(key)) is None else f"{cost['median']:.3f}"
+                for key in ("synthesis", "frozen")
+            ),
+            share(gone["memory_ratio"]),
+            share(ours["memory_ratio"]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def captured() -> str:

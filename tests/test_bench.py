@@ -32,9 +32,9 @@ from replearn.experiments.bench.cases import (
 from replearn.experiments.bench.promised import machine_for, promised
 from replearn.experiments.bench.record import new_record
 from replearn.experiments.bench.steps import TrainingStep, losses, precision_of
-from replearn.experiments.bench.tables import readme_table, training_table
+from replearn.experiments.bench.tables import training_table
 from replearn.experiments.bench.timing import Timing, interleave, ratio
-from replearn.experiments.bench.training import Measured, compare_steps, joined
+from replearn.experiments.bench.training import compare_steps
 from replearn.operators import NoWeights, Removal
 
 CPU = torch.device("cpu")
@@ -113,11 +113,6 @@ def test_builds_are_made_in_another_order_each_and_their_rounds_count_together()
     assert all(len(row.timing.milliseconds) == 4 for row in found.rows)
     with pytest.raises(ReplearnError, match="builds=0"):
         compare_steps(TINY, "tf32", CPU, sides=sides, builds=0)
-
-
-def test_several_builds_need_the_most_memory_of_any() -> None:
-    parts = [Measured(timing=Timing(milliseconds=(float(n),)), memory=n, parameters=5) for n in (3, 1, 2)]
-    assert joined(parts) == Measured(timing=Timing(milliseconds=(3.0, 1.0, 2.0)), memory=3, parameters=5)
 
 
 def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> None:
@@ -199,8 +194,6 @@ def test_the_record_says_how_it_was_measured_and_makes_the_readmes_table(compari
     assert data["command"] == "replearn bench steps"
     assert data["hardware"]["device"] == "cpu"
     assert len(data["training"][0]["rows"][0]["timing"]["milliseconds"]) == 2
-    line = readme_table(data).splitlines()[2]
-    assert line.startswith("| cifar_resnet:20:4, first=2 | tf32 | ")
     assert "eta 0.500" in training_table(comparison)
 
 

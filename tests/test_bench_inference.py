@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from replearn.cli.app import app
 from replearn.experiments.bench import inference
-from replearn.experiments.bench.inference import Setting, difference_of, measure
+from replearn.experiments.bench.inference import Setting, difference_of, line_of, measure
 from replearn.experiments.bench.inference_paper import BASELINE, DYNAMIC, printed
 from replearn.experiments.bench.inference_sides import (
     BACKENDS,
@@ -28,7 +28,6 @@ from replearn.experiments.bench.inference_sides import (
     runner,
 )
 from replearn.experiments.bench.inference_sides import DYNAMIC as MOVING
-from replearn.experiments.bench.inference_table import line_of
 from replearn.experiments.bench.timing import Timing
 from replearn.experiments.report.collecting import Other
 from replearn.experiments.report.kinds import measured_in

@@ -49,10 +49,9 @@ def inference(
     """
     import torch
 
-    from ..experiments.bench.inference import MODELS, Setting, measure
+    from ..experiments.bench.inference import HEADER, HEADING, MODELS, Setting, line_of, measure
     from ..experiments.bench.inference_int8 import int8_rows
     from ..experiments.bench.inference_sides import DEFAULT
-    from ..experiments.bench.inference_table import HEADER, HEADING, line_of
     from ..experiments.training.fit import device_named
     from ..experiments.training.results import hardware_of, versions_of, write_atomically
 

@@ -95,8 +95,7 @@ def candidates(
     case: Case, *, extra: Sequence[Options] = (), methods: Sequence[str] = (), recompute: bool = True
 ) -> list[Candidate]:
     """E2E, removal, RepL, RepL with weights given, frozen and recomputed, further operators and methods."""
-    operator = case.operator
-    build = partial(replaced, case, operator)
+    build: Callable[..., nn.Module] = partial(replaced, case, case.operator)
     sides = [
         Candidate(label=E2E, build=case.build),
         Candidate(label=REMOVAL, build=partial(replaced, case, Removal())),
@@ -107,17 +106,13 @@ def candidates(
     if recompute:
         sides.append(Candidate(label=RECOMPUTED, build=partial(build, recompute=True)))
     for options in extra:
-        again = partial(replaced, case, options)
-        sides.append(Candidate(label=f"{REPL}, {options.label()}", build=again))
+        sides.append(Candidate(label=f"{REPL}, {options.label()}", build=partial(replaced, case, options)))
     for name in methods:
         variant = Variant(label=name, method=name, interval=case.interval, first=case.first)
         method = method_for(Setting(variant, seed=0, epochs=1))
-        sides.append(Candidate(label=name, build=partial(prepared, case, method), method=method))
+        build = partial(lambda method: method.prepare(case.build()), method)
+        sides.append(Candidate(label=name, build=build, method=method))
     return sides
-
-
-def prepared(case: Case, method: Method) -> nn.Module:
-    return method.prepare(case.build())
 
 
 def replaced(case: Case, operator: Options | None, recompute: bool = False) -> nn.Module:

@@ -45,9 +45,6 @@ def compare_epochs(
     shared: dict[Any, Any] = {}
     alone = Processes(rank=0, world=1, parallel="ddp")
 
-    def run_of(spec: RunSpec) -> Run:
-        return Run(spec, opened(spec), device, alone)
-
     def opened(spec: RunSpec) -> Task:
         return task_named(spec.recipe.task).open(spec, device, alone, shared)
 
@@ -55,9 +52,8 @@ def compare_epochs(
         opened(specs[0])  # the data set, which no run is charged for
         wanted = {spec.variant.label: [spec] for spec in specs}
         if together > 1:
-            first = specs[0]
-            seeds = [replace(first, seed=first.seed + number) for number in range(together)]
-            wanted[f"{first.variant.label}, {together} seeds together"] = seeds
+            seeds = [replace(specs[0], seed=specs[0].seed + number) for number in range(together)]
+            wanted[f"{specs[0].variant.label}, {together} seeds together"] = seeds
         groups: dict[str, list[Run]] = {}
         streams: dict[str, list[Any]] = {}
         memory: dict[str, int | None] = {}
@@ -66,31 +62,26 @@ def compare_epochs(
             take_workspaces(device)
         for label, group in wanted.items():
             before = torch.cuda.memory_allocated(device) if on_gpu else 0
-            groups[label] = [run_of(spec) for spec in group]
+            groups[label] = [Run(spec, opened(spec), device, alone) for spec in group]
             streams[label] = streams_for(len(group), device)
             _epoch(groups[label], streams[label])  # compiles and captures
             memory[label] = groups[label][0].peak_memory - before if on_gpu and len(group) == 1 else None
         bodies = {label: partial(_epoch, groups[label], streams[label]) for label in groups}
         timings = interleave(bodies, device, rounds=rounds, warmup=0)
-    base = next(iter(timings.values()))
-    rows = []
-    for label, timing in timings.items():
-        runs = groups[label]
-        images = runs[0].steps_per_epoch * runs[0].spec.recipe.batch_size
-        speed = 1000 * images / timing.median
-        rows.append(
-            EpochRow(
-                label=label,
-                runs=len(runs),
-                timing=timing,
-                time=ratio(timing, base),
-                images_per_second=speed,
-                images_per_second_in_all=speed * len(runs),
-                memory=memory[label],
-                notes=tuple(runs[0].notes),
-            )
+    images = {label: runs[0].steps_per_epoch * runs[0].spec.recipe.batch_size for label, runs in groups.items()}
+    return tuple(
+        EpochRow(
+            label=label,
+            runs=len(groups[label]),
+            timing=timing,
+            time=ratio(timing, timings[specs[0].variant.label]),
+            images_per_second=1000 * images[label] / timing.median,
+            images_per_second_in_all=len(groups[label]) * 1000 * images[label] / timing.median,
+            memory=memory[label],
+            notes=tuple(groups[label][0].notes),
         )
-    return tuple(rows)
+        for label, timing in timings.items()
+    )
 
 
 def _epoch(runs: Sequence[Run], streams: Sequence[Any]) -> None:

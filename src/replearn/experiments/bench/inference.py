@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,25 +16,23 @@ from ...fast.graphs.replay import Replayed
 from ...fast.verify import compare, exact, tensors_in
 from ..training.results import hardware_of, versions_of
 from ..training.step import many_graphs
-from .inference_paper import printed
-from .inference_sides import (
-    BACKENDS,
-    DEFAULT,
-    DEPLOYED,
-    DYNAMIC,
-    E2E,
-    OPERATORS,
-    Sides,
-    has,
-    make_sides,
-    runner,
-)
+from . import inference_paper as paper
+from .inference_sides import BACKENDS, DEFAULT, DEPLOYED, DYNAMIC, E2E, OPERATORS, Sides, has, make_sides, runner
 from .timing import Timing, interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
 MODELS = ("resnet34", "resnet101", "vit_small_16")
-BATCHES = (1, 32, 64)
 LEAD = 1  # runs before each that is timed: a model that is served has run just before
+HEADING = (
+    "E2E and RepL deployed: flat graphs, BatchNorms folded, under amp weights cast once; RepL deployed: its "
+    "operators' sums merged into weights. dynamic and op. only: as trained, and as timm's reparameterize_model. "
+    "graph: replayed as a CUDA graph, all sides, with the copies of inputs and outputs. fuse: convolutions fused "
+    "with sums and ReLUs by cuDNN. Times are medians in milliseconds a batch."
+)
+HEADER = (
+    f"{'model':18} {'batch':>5} {'backend':27} {'E2E':>8}  {'dynamic':>8}  {'op. only':>8}  {'deployed':>8}   "
+    "deployed is faster than ... by"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Setting:
     """What to measure; `compiled` names the (model, batch) pairs to compile, which takes most of the time."""
 
     models: tuple[str, ...] = MODELS
-    batches: tuple[int, ...] = BATCHES
+    batches: tuple[int, ...] = (1, 32, 64)
     backends: tuple[str, ...] = DEFAULT
     compiled: tuple[tuple[str, int], ...] = (("resnet34", 64), ("vit_small_16", 64))
     size: int = 224
@@ -52,11 +50,10 @@ class Setting:
     def cells(self, device: torch.device) -> Iterator[tuple[str, int, str]]:
         for model in self.models:
             for backend in self.backends:
+                needs_gpu = has(backend, "graph") or has(backend, "fuse")
                 for batch in self.batches:
                     skipped = has(backend, "compile") and (model, batch) not in self.compiled
-                    if not skipped and (
-                        device.type == "cuda" or not (has(backend, "graph") or has(backend, "fuse"))
-                    ):
+                    if not skipped and (device.type == "cuda" or not needs_gpu):
                         yield model, batch, backend
 
 
@@ -70,10 +67,10 @@ def measure(
 
     What is kept says "finished": false until the last cell: a run that is stopped loses nothing.
     """
-    check(setting)
-    begin = time.perf_counter()
-    found = record_of(setting, device)
-    sides: dict[str, Sides] = {}
+    if unknown := [backend for backend in setting.backends if backend not in BACKENDS]:
+        raise ReplearnError(f"There is no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}.")
+    if not setting.models or not setting.batches or min(setting.batches) < 1:
+        raise ReplearnError("Give at least one model and one batch size of 1 or more.")
     cells = list(setting.cells(device))
     if not cells:
         compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)
@@ -81,22 +78,7 @@ def measure(
             f"None of {', '.join(setting.backends)} is measured here: graph and fuse need a CUDA GPU, and "
             f"this is {device.type}; compile takes minutes, and is for {compiled} unless you say --compile-all."
         )
-    for model, batch, backend in cells:
-        if model not in sides:
-            sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
-        with many_graphs() if has(backend, "compile") else nullcontext():
-            found["rows"].append(row_of(sides[model], model, batch, backend, setting, device))
-        found["seconds"] = round(time.perf_counter() - begin, 1)
-        told(found["rows"][-1])
-        keep(found)
-    found["finished"] = True
-    keep(found)
-    return found
-
-
-def record_of(setting: Setting, device: torch.device) -> dict[str, Any]:
-    """The record before anything is measured."""
-    return {
+    found: dict[str, Any] = {
         "format": FORMAT,
         "finished": False,
         "setting": asdict(setting),
@@ -111,15 +93,27 @@ def record_of(setting: Setting, device: torch.device) -> dict[str, Any]:
         "hardware": hardware_of(device) | {"threads": torch.get_num_threads()},
         "versions": versions_of(),
     }
+    begin = time.perf_counter()
+    sides: dict[str, Sides] = {}
+    for model, batch, backend in cells:
+        if model not in sides:
+            sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
+        with many_graphs() if has(backend, "compile") else nullcontext():
+            found["rows"].append(row_of(sides[model], model, batch, backend, setting, device))
+        found["seconds"] = round(time.perf_counter() - begin, 1)
+        told(found["rows"][-1])
+        keep(found)
+    found["finished"] = True
+    keep(found)
+    return found
 
 
 def row_of(
     sides: Sides, model: str, batch: int, backend: str, setting: Setting, device: torch.device
 ) -> dict[str, Any]:
     """One cell: all sides in turns, their ratios, and the paper's values for the same setting."""
-    kinds = (
-        (E2E, DEPLOYED) if has(backend, "compile") or has(backend, "fuse") else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
-    )
+    two = has(backend, "compile") or has(backend, "fuse")
+    kinds = (E2E, DEPLOYED) if two else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
     images = torch.randn(batch, 3, setting.size, setting.size, device=device)
     if has(backend, "channels_last"):
         images = images.contiguous(memory_format=torch.channels_last)
@@ -142,7 +136,7 @@ def row_of(
             if fast in found and slow in found
         },
         "output_difference": difference,
-        "paper": printed(model, batch, backend),
+        "paper": paper.printed(model, batch, backend),
     }
 
 
@@ -163,9 +157,14 @@ def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, bac
     return found
 
 
-def check(setting: Setting) -> None:
-    unknown: Sequence[str] = [backend for backend in setting.backends if backend not in BACKENDS]
-    if unknown:
-        raise ReplearnError(f"There is no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}.")
-    if not setting.models or not setting.batches or min(setting.batches) < 1:
-        raise ReplearnError("Give at least one model and one batch size of 1 or more.")
+def line_of(row: dict[str, Any]) -> str:
+    """One cell in a line: milliseconds, and the ratios with the paper's in brackets."""
+    times, told = row["milliseconds"], []
+    kinds = (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    shown = "  ".join(f"{times[kind]['median']:8.3f}" if kind in times else " " * 8 for kind in kinds)
+    for label, slow, table in (("dynamic", DYNAMIC, paper.DYNAMIC), ("E2E", E2E, paper.BASELINE)):
+        if gain := row["speedup"].get(f"{DEPLOYED} against {slow}"):
+            theirs = row["paper"].get(table)
+            printed = f" [paper {theirs['speedup']:.3f}]" if theirs else ""
+            told.append(f"{label} {gain['median']:.3f}{printed}")
+    return f"{row['model']:18} {row['batch']:5} {row['backend']:27} {shown}   {', '.join(told)}"

@@ -21,11 +21,7 @@ from ..training.architectures import architecture
 
 E2E, DYNAMIC, OPERATORS, DEPLOYED = "E2E", "RepL dynamic", "RepL deployed, operators only", "RepL deployed"
 # what the paper times, and the same as CUDA graphs (graph alone is fp32)
-PAPER, OTHERS = (
-    ("fp32", "amp", "channels_last", "channels_last+compile"),
-    ("graph", "channels_last+graph", "amp+graph"),
-)
-DEFAULT = (*PAPER, *OTHERS)
+DEFAULT = ("fp32", "amp", "channels_last", "channels_last+compile", "graph", "channels_last+graph", "amp+graph")
 # on request: compiling takes minutes
 COMPILED = ("channels_last+compile+graph", "amp+compile", "amp+compile+graph")
 FUSED = ("channels_last+fuse", "channels_last+fuse+graph", "amp+fuse", "amp+fuse+graph")
@@ -42,10 +38,7 @@ class Sides:
     num_blocks: int
 
     def built(self, backend: str, kinds: tuple[str, ...], images: Tensor) -> dict[str, nn.Module]:
-        """The sides as this backend runs them on such images; the backend is the same for all of them.
-
-        E2E and deployed RepL are each in the fastest form that there is for them.
-        """
+        """The sides as this backend runs them; E2E and deployed RepL each in the fastest form that they have."""
         last, dtype = has(backend, "channels_last"), self.dtype_of(backend)
         form: dict[str, Any] = {"channels_last": last, "dtype": dtype, "compile": has(backend, "compile")}
         form |= {"graph": has(backend, "graph") and images.is_cuda, "fuse": has(backend, "fuse")}
@@ -55,9 +48,10 @@ class Sides:
             raise ReplearnError(
                 f"{backend} is for flat graphs: leave backends with fuse out for a model that can't be traced."
             )
+        layout = torch.channels_last if last else torch.preserve_format
         makers: dict[str, Callable[[], nn.Module]] = {
             E2E: lambda: streamline(self.end_to_end, **form),
-            DYNAMIC: lambda: in_layout(copy.deepcopy(self.replaced), last),
+            DYNAMIC: lambda: copy.deepcopy(self.replaced).to(memory_format=layout),  # type: ignore[call-overload]
             OPERATORS: lambda: deploy(self.replaced, fold="operators", channels_last=last),
             DEPLOYED: lambda: deploy(self.replaced, **form, merge=True),
         }
@@ -71,14 +65,8 @@ class Sides:
 
     def dtype_of(self, backend: str) -> torch.dtype | None:
         """What autocast computes in on this backend."""
-        if not has(backend, "amp"):
-            return None
-        device = next(self.end_to_end.parameters()).device
-        return torch.float16 if device.type == "cuda" else torch.bfloat16
-
-
-def in_layout(model: nn.Module, channels_last: bool) -> nn.Module:
-    return model.to(memory_format=torch.channels_last) if channels_last else model  # type: ignore[call-overload]
+        half = torch.float16 if next(self.end_to_end.parameters()).is_cuda else torch.bfloat16
+        return half if has(backend, "amp") else None
 
 
 def on(model: nn.Module, backend: str, dtype: torch.dtype | None) -> nn.Module:
@@ -99,22 +87,15 @@ def has(backend: str, part: str) -> bool:
 def make_sides(name: str, size: int, device: torch.device, first: int) -> Sides:
     """The model with random weights: speed does not depend on them."""
     torch.manual_seed(0)
-    small = size < 64
-    base = architecture(name, num_classes=10 if small else 1000, size=size)
+    base = architecture(name, num_classes=10 if size < 64 else 1000, size=size)
     chosen = plan(base, first=first)
     other = replace_(copy.deepcopy(base), chosen)
     images = torch.randn(4, 3, size, size)
-    settle_(base, images)
-    settle_(other, images)
-    return Sides(base.to(device).eval(), other.to(device).eval(), len(chosen.targets), chosen.num_blocks)
-
-
-@torch.no_grad()
-def settle_(model: nn.Module, images: Tensor) -> None:
-    """One pass in train mode, so that running statistics are not those of a fresh layer."""
-    model.train()
-    model(images)
-    model.eval()
+    for model in (base, other):
+        with torch.no_grad():  # once in train mode, so that running statistics are not those of a fresh layer
+            model.train()(images)
+        model.to(device).eval()
+    return Sides(base, other, len(chosen.targets), chosen.num_blocks)
 
 
 def runner(model: Any, images: Tensor, mode: Any = torch.inference_mode) -> Callable[[], object]:

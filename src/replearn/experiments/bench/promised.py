@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ...costs import Machine, ModelCost, named_machine, predict, probe
+from ...costs import Machine, named_machine, predict, probe
 from ...costs.machines import DATA_SHEETS
 from ...fast.kernels.reduced_bottleneck import free_launches
-from ..training.recipe import Optimizer
 from .cases import FROZEN, LEAVES, Candidate, Case
 from .steps import Backend
 
@@ -41,27 +40,22 @@ def promised(
     shape = (case.batch_size, 3, case.size, case.size)
     example = torch.empty(shape, device="meta", memory_format=layout)
     precision = "tf32" if backend == "tf32" else "bfloat16"
-    states = states_of(case.optimizer)
-    costs: dict[str, ModelCost] = {}
+    optimizer = case.optimizer
+    states = "sgd_momentum" if optimizer.name == "sgd" and optimizer.momentum else optimizer.name
+    found: dict[str, Promised] = {}
     for side in sides:
-        if side.label not in NOT_PROMISED and side.method is None:
-            model = side.build().to("meta")
-            with free_launches() if backend in ("captured", "compiled") else nullcontext():
-                costs[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)
-    return {
-        label: Promised(
+        if side.label in NOT_PROMISED or side.method is not None:
+            continue
+        model = side.build().to("meta")
+        with free_launches() if backend in ("captured", "compiled") else nullcontext():
+            cost = predict(model, example, optimizer=states, precision=precision, machine=machine)
+        found[side.label] = Promised(
             milliseconds=1000 * cost.total.seconds if machine is not None else None,
             memory=cost.peak_bytes,
             activations=cost.total.activation_bytes,
             training_flops=cost.total.training_flops,
         )
-        for label, cost in costs.items()
-    }
-
-
-def states_of(optimizer: Optimizer) -> str:
-    """The cost model's name for an optimizer."""
-    return "sgd_momentum" if optimizer.name == "sgd" and optimizer.momentum else optimizer.name
+    return found
 
 
 def machine_for(device: torch.device, gpu: str | None = None, probed: bool = False) -> Machine | None:

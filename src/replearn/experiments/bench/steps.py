@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...costs.precision import float32_products
@@ -35,13 +35,7 @@ class TrainingStep:
     """
 
     def __init__(
-        self,
-        case: Case,
-        candidate: Candidate,
-        backend: Backend,
-        device: torch.device,
-        *,
-        accelerated: bool = True,
+        self, case: Case, candidate: Candidate, backend: Backend, device: torch.device, *, accelerated: bool = True
     ) -> None:
         self.on_gpu = device.type == "cuda"
         if self.on_gpu:
@@ -114,10 +108,3 @@ def losses(step: TrainingStep, count: int) -> Tensor:
         step()
         found.append(step.loss.clone())
     return torch.stack(found)
-
-
-def flops_of(model: nn.Module, example: Tensor) -> int:
-    """FLOPs of a forward pass on the meta device."""
-    from ..training.run import count_flops
-
-    return count_flops(model.to("meta"), example.to("meta"))

@@ -1,13 +1,12 @@
-"""The printed view of a benchmark, and the README's table."""
+"""The printed view of a benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ...costs.data import flops, size
 from ...planning.table import text_table
-from .cases import E2E, REMOVAL, REPL
+from .cases import E2E
 from .epochs import EpochRow
 from .record import Comparison
 
@@ -28,8 +27,8 @@ def training_table(comparison: Comparison) -> str:
             row.label,
             f"{row.timing.median:.2f}",
             str(row.time),
-            "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
-            "" if row.memory_ratio is None else f"{row.memory_ratio:.3f}",
+            gibibytes(row.memory),
+            share(row.memory_ratio),
             f"{row.parameters:,}",
         )
         for row in comparison.rows
@@ -77,7 +76,7 @@ def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:
             str(row.time),
             f"{row.images_per_second:,.0f}",
             f"{row.images_per_second_in_all:,.0f}",
-            "" if row.memory is None else f"{row.memory / 2**30:.2f} GiB",
+            gibibytes(row.memory),
         )
         for row in rows
     ]
@@ -85,36 +84,9 @@ def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:
     return "\n".join([title, "", *text_table(head, cells, right=(1, 3, 4, 5)), "", *notes])
 
 
-def readme_table(data: Mapping[str, Any]) -> str:
-    """The README's table from a record's JSON: a line a backbone and backend."""
-    lines = [
-        "| backbone, placement | backend | removal: time | RepL: time | yield | synthesis | frozen "
-        "| removal: memory | RepL: memory |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for entry in data["training"]:
-        rows = {row["label"]: row for row in entry["rows"]}
-        if not {E2E, REMOVAL, REPL} <= rows.keys():
-            continue
-        gone, ours = rows[REMOVAL], rows[REPL]
-        case = entry["case"]
-        name = f"{case['model']}, first={case['first'] or case['interval']}"
-        cells = [
-            name + (f", {case['operator']['name']}" if case["operator"] else ""),
-            entry["backend"],
-            f"{gone['time']['median']:.3f}",
-            f"{ours['time']['median']:.3f}",
-            "" if entry["yield_"] is None else f"{entry['yield_']:.2f}",
-            *(
-                "" if (cost := entry.get(key)) is None else f"{cost['median']:.3f}"
-                for key in ("synthesis", "frozen")
-            ),
-            share(gone["memory_ratio"]),
-            share(ours["memory_ratio"]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def share(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.3f}"
+
+
+def gibibytes(memory: int | None) -> str:
+    return "" if memory is None else f"{memory / 2**30:.2f} GiB"

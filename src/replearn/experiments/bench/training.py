@@ -7,30 +7,21 @@ memory, stays the same from round to round. So a careful measurement builds ever
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ...costs import Machine
 from ...errors import ReplearnError
 from ...planning.serialization import encode
+from ..training.run import count_flops
 from .cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, Candidate, Case, candidates
 from .promised import Promised, promised
 from .record import Comparison, Row
-from .steps import Backend, TrainingStep, flops_of, precision_of
+from .steps import Backend, TrainingStep, precision_of
 from .timing import Timing, interleave, ratio
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One candidate's steps: how long each took, and the most memory one needed."""
-
-    timing: Timing
-    memory: int | None
-    parameters: int
 
 
 def compare_steps(
@@ -68,36 +59,49 @@ def compare_steps(
             notes.append(f"{side.label} takes another path each step, so it ran as it is written")
     if backend == "captured" and device.type != "cuda":
         notes.append("there is nothing to capture on a CPU: the step ran as it is written")
+    times: dict[str, list[float]] = {side.label: [] for side in chosen}
+    memory: dict[str, int | None] = dict.fromkeys(times)
+    parameters: dict[str, int] = {}
     with precision_of(backend):
-        parts = []
         for turn in range(builds):  # in another order each time, so that each comes to lie elsewhere
             if builds > 1:
                 say(f"{case.title}, {backend}: build {turn + 1} of {builds}")
             start = turn % len(chosen)
-            order = chosen[start:] + chosen[:start]
-            parts.append(build_and_time(case, order, backend, device, rounds=rounds, inner=inner, say=say))
-    found = {side.label: joined([part[side.label] for part in parts]) for side in chosen}
-    timings = {label: each.timing for label, each in found.items()}
+            steps: dict[str, TrainingStep] = {}
+            for side in chosen[start:] + chosen[:start]:
+                say(f"{case.title}, {backend}: building {side.label}")
+                steps[side.label] = TrainingStep(case, side, backend, device)
+            say(f"{case.title}, {backend}: timing")
+            for label, timing in interleave(steps, device, rounds=rounds, inner=inner).items():
+                times[label] += timing.milliseconds
+                parameters[label] = steps[label].parameters
+                if (most := steps[label].memory) is not None:
+                    memory[label] = max(most, memory[label] or 0)
+            del steps
+            if device.type == "cuda":
+                gc.collect()  # modules are full of cycles, and what comes next wants the memory
+                torch.cuda.empty_cache()
+    timings = {label: Timing(milliseconds=tuple(found)) for label, found in times.items()}
     example = torch.empty(1, 3, case.size, case.size, device="meta")
-    flops = {side.label: flops_of(side.build(), example) for side in chosen}
+    flops = {side.label: count_flops(side.build().to("meta"), example) for side in chosen}
     promises: dict[str, Promised] = {}
     try:
         promises = promised(case, chosen, backend, machine)
     except ReplearnError as error:  # what was measured is worth keeping without it
         notes.append(f"its costs can't be predicted: {error}")
-    base = found[E2E].memory
+    base = memory[E2E]
     rows = tuple(
         Row(
             label=label,
-            timing=each.timing,
-            time=ratio(each.timing, timings[E2E]),
-            memory=each.memory,
-            memory_ratio=None if base is None else (each.memory or 0) / base,
-            parameters=each.parameters,
+            timing=timing,
+            time=ratio(timing, timings[E2E]),
+            memory=memory[label],
+            memory_ratio=None if base is None else (memory[label] or 0) / base,
+            parameters=parameters[label],
             flops=flops[label],
             promised=promises.get(label),
         )
-        for label, each in found.items()
+        for label, timing in timings.items()
     )
     removed = flops[E2E] - flops[REMOVAL]
     eta = (flops[REPL] - flops[REMOVAL]) / removed
@@ -114,42 +118,4 @@ def compare_steps(
         frozen=ratio(timings[REPL], timings[FROZEN]) if FROZEN in timings else None,
         notes=tuple(notes),
         machine=machine,
-    )
-
-
-def build_and_time(
-    case: Case,
-    sides: Sequence[Candidate],
-    backend: Backend,
-    device: torch.device,
-    *,
-    rounds: int,
-    inner: int,
-    say: Say,
-) -> Mapping[str, Measured]:
-    """Every candidate's steps, built in this order and timed in turns, by label; nothing of them stays."""
-    steps: dict[str, TrainingStep] = {}
-    for side in sides:
-        say(f"{case.title}, {backend}: building {side.label}")
-        steps[side.label] = TrainingStep(case, side, backend, device)
-    say(f"{case.title}, {backend}: timing")
-    timings = interleave(steps, device, rounds=rounds, inner=inner)
-    found = {
-        label: Measured(timing=timings[label], memory=step.memory, parameters=step.parameters)
-        for label, step in steps.items()
-    }
-    del steps
-    if device.type == "cuda":
-        gc.collect()  # modules are full of cycles, and what comes next wants the memory
-        torch.cuda.empty_cache()
-    return found
-
-
-def joined(parts: Sequence[Measured]) -> Measured:
-    """What several builds of one candidate measured, round after round."""
-    memory = [part.memory for part in parts if part.memory is not None]
-    return Measured(
-        timing=Timing(milliseconds=tuple(each for part in parts for each in part.timing.milliseconds)),
-        memory=max(memory) if memory else None,
-        parameters=parts[0].parameters,
     )
