@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
-from types import ModuleType
+from runpy import run_path
 
 from ...errors import ReplearnError
 from ...planning.serialization import parse
@@ -49,8 +48,8 @@ def about(name: str) -> str:
     """What the file's docstring says of this recipe, with its claim, then what it says of all its recipes."""
     if name.endswith(".json"):
         return f"The recipe in {name}."
-    module, found = _found(name)
-    shared, sections = _sections(module)
+    doc, found = _found(name)
+    shared, sections = _sections(doc)
     own, shared = (re.sub(STATED, "", text, flags=re.MULTILINE) for text in (sections.get(found.name, ""), shared))
     headline, _, rest = own.strip().partition("\n")
     stated = "\n".join(f"{word}: {text}" for word, text in claim(name).items())
@@ -63,43 +62,31 @@ def claim(name: str) -> Mapping[str, str]:
     >>> claim("t1_resnet32")["Command"].split()[:2]
     ['replearn', 'compare']
     """
-    module, found = _found(name)
-    shared, sections = _sections(module)
-    stated = {**_claims(shared), **_claims(sections.get(found.name, ""))}
+    doc, found = _found(name)
+    shared, sections = _sections(doc)
+    lines = re.findall(STATED, f"{shared}\n{sections.get(found.name, '')}", flags=re.MULTILINE)
+    stated = {word: " ".join(rest.split()) for word, rest in lines}  # the recipe's own lines come last, and count
     return {word: stated.get(word, UNMEASURED).replace("NAME", found.name) for word in CLAIM}
 
 
-def _claims(text: str) -> dict[str, str]:
-    lines = re.findall(STATED, text, flags=re.MULTILINE)
-    return {word: " ".join(rest.split()) for word, rest in lines}
-
-
-def _sections(module: ModuleType) -> tuple[str, dict[str, str]]:
+def _sections(doc: str) -> tuple[str, dict[str, str]]:
     """A docstring as what stands before its first `## NAME: headline`, and what stands under each."""
-    shared, *parts = re.split(r"^## ", (module.__doc__ or "").strip(), flags=re.MULTILINE)
+    shared, *parts = re.split(r"^## ", doc.strip(), flags=re.MULTILINE)
     return shared.strip(), {part.partition(":")[0]: part.strip() for part in parts}
 
 
 @cache
-def _shipped() -> dict[str, tuple[ModuleType, Recipe]]:
-    """Every recipe by name, with its file."""
+def _shipped() -> dict[str, tuple[str, Recipe]]:
+    """Every recipe by name, with the docstring of its file."""
     names = [module.name for module in iter_modules(__path__) if not module.name.startswith("_")]
     modules = [import_module(f"{__name__}.{name}") for name in names]
-    return {
-        found.name: (module, found)
-        for module in modules
-        for found in vars(module).values()
-        if isinstance(found, Recipe)
-    }
+    recipes = [(module.__doc__ or "", held) for module in modules for held in vars(module).values()]
+    return {found.name: (doc, found) for doc, found in recipes if isinstance(found, Recipe)}
 
 
-def _found(name: str) -> tuple[ModuleType, Recipe]:
+def _found(name: str) -> tuple[str, Recipe]:
     if name.endswith(".py"):
-        module = _module_of_file(Path(name))
-        found = getattr(module, "RECIPE", None)
-        if not isinstance(found, Recipe):
-            raise ReplearnError(f"{name} has no RECIPE = Recipe(...), which is what a recipe's file holds.")
-        return module, found
+        return _own(Path(name))
     if name not in _shipped():
         near = get_close_matches(name, available(), n=3)
         hint = f"Did you mean {', '.join(near)}?" if near else f"There are {', '.join(available())}."
@@ -107,15 +94,13 @@ def _found(name: str) -> tuple[ModuleType, Recipe]:
     return _shipped()[name]
 
 
-def _module_of_file(path: Path) -> ModuleType:
+def _own(path: Path) -> tuple[str, Recipe]:
     if not path.is_file():
         raise ReplearnError(f"There is no file {path}.")
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ReplearnError(f"{path} can't be read as Python.")
-    module = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        held = run_path(str(path))
     except Exception as error:
         raise ReplearnError(f"{path} can't be read as a recipe: {type(error).__name__}: {error}.") from error
-    return module
+    if not isinstance(held.get("RECIPE"), Recipe):
+        raise ReplearnError(f"{path} has no RECIPE = Recipe(...), which is what a recipe's file holds.")
+    return held["__doc__"] or "", held["RECIPE"]

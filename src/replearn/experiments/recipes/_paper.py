@@ -1,8 +1,4 @@
-"""What the paper's recipes share: data sets, optimizers, rows to train, and how the paper calls them.
-
-Not given by the paper, and ours: momentum 0.9 with Nesterov, every weight decay, the cosine schedule and
-the warm-up, without which a learning rate of 0.8 does not train at all.
-"""
+"""What the paper's recipes share: data sets, optimizers, rows to train, and how the paper calls them."""
 
 from collections.abc import Mapping
 
@@ -32,14 +28,12 @@ SKIP_ATTENTION = Variant(label="Skip-Attention", method="skip_attention")
 
 
 def removal(label: str = "removal", *, interval: int = 4, first: int | None = None) -> Variant:
-    """The targets gone, and nothing in their place."""
     return Variant(label=label, method="removal", interval=interval, first=first)
 
 
 def repl(
     label: str = "RepL", *, interval: int = 4, first: int | None = None, operator: Options | None = None
 ) -> Variant:
-    """The targets replaced; by the paper's operator for the kind of block unless another is given."""
     return Variant(label=label, method="repl", interval=interval, first=first, operator=operator)
 
 
@@ -47,8 +41,7 @@ def repl(
 BOTH_PLACEMENTS = (removal(), repl(), removal("removal first=2", first=2), repl("RepL first=2", first=2))
 
 
-# The paper's methods under our labels. It does not say which placement it measured, so its numbers stand
-# beside both.
+# The paper does not say which placement it measured, so its numbers stand beside both.
 def either(label: str) -> tuple[str, str]:
     return label, f"{label} first=2"
 
@@ -57,21 +50,15 @@ def same(*labels: str) -> dict[str, str]:
     return {label: label for label in labels}
 
 
-REPL = either("RepL")
 E2E_REPL = same("E2E", "RepL")
-EITHER: Labels = {"E2E": "E2E", "RepL": REPL}
+EITHER: Labels = {"E2E": "E2E", "RepL": either("RepL")}
 WITH_SKIP: Labels = {**EITHER, "Skip-Attention": "Skip-Attention"}
 EITHER_REMOVAL: Labels = {"- 25% layers": either("removal")}
-SOURCES = {
-    "E2E": "E2E",
-    "succeeding layer": "RepL next",
-    "preceding layer": "RepL previous",
-    "both layers": "RepL both",
-}
+SOURCES = {"E2E": "E2E", "succeeding layer": "RepL next", "preceding layer": "RepL previous"}
+SOURCES |= {"both layers": "RepL both"}
 COMBINED = same("E2E", "RepL", "Stochastic Depth", "RepL+Stochastic Depth", "Checkpointing", "RepL+Checkpointing")
 
-# Detection and segmentation: first=2 gives the paper's savings, and the reduced bottleneck stands beside the
-# printed operator, which costs as much as the block that it replaces.
+# Detection and segmentation: first=2 gives the paper's savings.
 REDUCED = ReducedBottleneck()
 SCENES = (E2E, removal(first=2), repl(first=2), repl("RepL reduced", first=2, operator=REDUCED))
 # Labelled as the rows of t2 that their classifiers are trained by: `{method}` in `pretrained` is the label's slug.

@@ -4,21 +4,17 @@ Command: replearn compare NAME --seeds 0,1,2,3,4
 Seeds: five, 0 to 4
 Hardware: one GPU
 
-ResNets are trained as in t1; so are ViTs, with first=2: 3 of 12 blocks. The rows without stop-gradient train the
-neighbours through the operator as well; the paper prints none.
+Trained as in t1, ViTs with first=2: 3 of 12 blocks. The rows without stop-gradient, which the paper does not
+print, train the neighbours through the operator as well.
 
 ## t6_resnet110: ResNet-110 with one neighbour as source, or both; the paper's row without either is E2E
-
 ## t6_vit_tiny8: ViT-Tiny/8 with one neighbour as source, or both; the paper's row without either is E2E
-
 ## tab_repl_ablation: ViT-Tiny/8: which weights of the neighbours count
 The paper's "RepL" is `RepL attention+MLP`, the form that reads both kinds of weights; "only Attention" is the
 projection, "no weights" a learnable map of its own.
 
 ## tab_repl_param_ablation: ViT-Tiny/8: one coefficient for both neighbours, or two
-
 ## tab_adaptive_repl_resnet32: ResNet-32: targets chosen anew each epoch, or fixed
-
 ## tab_adaptive_repl_vit_tiny8: ViT-Tiny/8: targets chosen anew each epoch, or fixed
 """
 
@@ -36,17 +32,19 @@ from ._paper import E2E, SOURCES, beside_e2e, printed, removal, repl, same
 
 SIDES: tuple[Sources, ...] = ("next", "previous", "both")
 
+
+def sources(operator: type[Basic] | type[Projection], first: int | None = None) -> tuple[Variant, ...]:
+    sides = [repl(f"RepL {side}", first=first, operator=operator(sources=side)) for side in SIDES]
+    through = repl("RepL no stop-gradient", first=first, operator=operator(stop_gradient=False))
+    return (E2E, removal(first=first), *sides, through)
+
+
 RESNET110 = replace(
     t1.RESNET110,
     name="t6_resnet110",
     table="t6",
     data=("cifar10",),
-    variants=(
-        E2E,
-        removal(),
-        *(repl(f"RepL {side}", operator=Basic(sources=side)) for side in SIDES),
-        repl("RepL no stop-gradient", operator=Basic(stop_gradient=False)),
-    ),
+    variants=sources(Basic),
     paper=printed("t6", "ResNet-110", SOURCES),
 )
 VIT_TINY8 = replace(
@@ -54,12 +52,7 @@ VIT_TINY8 = replace(
     name="t6_vit_tiny8",
     table="t6",
     data=("cifar10",),
-    variants=(
-        E2E,
-        removal(first=2),
-        *(repl(f"RepL {side}", first=2, operator=Projection(sources=side)) for side in SIDES),
-        repl("RepL no stop-gradient", first=2, operator=Projection(stop_gradient=False)),
-    ),
+    variants=sources(Projection, first=2),
     paper=printed("t6", "ViT-Tiny/8", SOURCES),
 )
 WEIGHTS = replace(

@@ -8,7 +8,6 @@ The paper's numbers come from a single run each. It gives no drop rate: 0.1 for 
 from 0, is ours.
 
 ## tab_repl_sd_ckpt_resnet32: ResNet-32 on CIFAR-10, trained as t1_resnet32
-
 ## tab_repl_sd_ckpt_resnet101: ResNet-101 on ImageNet, trained as t2_resnet101, with first=2: 9 of 33 blocks
 The paper's memory for RepL (18.01) is not the one in table t2 (18.05).
 """

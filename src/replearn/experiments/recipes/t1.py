@@ -19,7 +19,6 @@ Time: 7.5 minutes, 6.7 with --together 4; an epoch of E2E 0.217 s, RepL 0.200 s
 Backed by: benchmarks/results/t1_resnet32_cifar10_100_epochs.jsonl
 
 ## t1_resnet110: ResNet-110, 12 of 54 blocks replaced
-
 ## t1_vit_tiny8: ViT-Tiny/8
 The printed equation replaces 2 of 12 blocks, first=2 replaces 3 and gives the paper's savings. The operator is
 the projection, the paper's basic form for a ViT."""
@@ -60,8 +59,5 @@ VIT_TINY8 = replace(
     variants=(shared.E2E, shared.SKIP_ATTENTION, *shared.BOTH_PLACEMENTS),
     batch_size=512,
     optimizer=shared.SMALL_ADAMW,
-    paper=(
-        *printed("t1", "ViT-Tiny/8", shared.WITH_SKIP),
-        *printed("t3", "ViT-Tiny/8", shared.EITHER_REMOVAL),
-    ),
+    paper=printed("t1", "ViT-Tiny/8", shared.WITH_SKIP) + printed("t3", "ViT-Tiny/8", shared.EITHER_REMOVAL),
 )

@@ -7,7 +7,6 @@ Hardware: one GPU
 Removal at each interval is the floor, which the paper does not print.
 
 ## t5_resnet110: ResNet-110, trained as t1_resnet110; 24, 12 and 6 of 54 blocks are replaced
-
 ## t5_vit_tiny8: ViT-Tiny/8, trained as t1_vit_tiny8
 The printed equation replaces 5, 2 and 1 of 12 blocks; first=2 replaces 5, 3 and 2, which is what the paper's
 memory (0.60, 0.74 and 0.85 of E2E) says."""
@@ -43,8 +42,6 @@ VIT_TINY8 = replace(
     data=("cifar10",),
     variants=(E2E, *rows(2, 4, 6), *rows(4, 6, first=2)),
     paper=beside_e2e(
-        "t5",
-        "ViT-Tiny/8",
-        {"k=2": "RepL K=2", "k=4": either("RepL K=4"), "k=6": either("RepL K=6")},
+        "t5", "ViT-Tiny/8", {"k=2": "RepL K=2", "k=4": either("RepL K=4"), "k=6": either("RepL K=6")}
     ),
 )
