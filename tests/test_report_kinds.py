@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from replearn.experiments.report.chart import Case, Dot, dot_figure
 from replearn.experiments.report.collecting import Other, Reader, collect
-from replearn.experiments.report.dots import Case, Dot, dot_figure
 from replearn.experiments.report.kinds import command_of, made_on, measured_in
 from replearn.experiments.report.page import page
 from replearn.experiments.report.parts import view_of

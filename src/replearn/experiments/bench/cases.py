@@ -76,15 +76,12 @@ Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every fo
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One side of a comparison: how its model is made, and what surrounds its forward pass.
-
-    A `method` of the trainer changes what `build` makes, and may change it again before each step.
-    """
+    """One side of a comparison: how its model is made, and what surrounds its forward pass."""
 
     label: str
     build: Callable[[], nn.Module]
     around: Callable[[nn.Module], Surroundings] = lambda model: nullcontext
-    method: Method | None = None
+    method: Method | None = None  # changes what `build` makes, and may change it again before each step
 
     @property
     def capturable(self) -> bool:
@@ -127,10 +124,9 @@ def replaced(case: Case, operator: Options | None, recompute: bool = False) -> n
 
 
 class Given:
-    """The operators' weights, made once and for all when first asked for, instead of anew for every step.
+    """The operators' weights, made once instead of for every step: RepL against them is what synthesis costs.
 
-    As constants nothing learns from them; as leaves they have a gradient, so that RepL against them is what
-    synthesis alone costs.
+    As constants nothing learns from them; as leaves they have a gradient.
     """
 
     def __init__(self, model: nn.Module, *, learn: bool) -> None:

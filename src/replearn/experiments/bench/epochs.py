@@ -35,10 +35,9 @@ class EpochRow:
 def compare_epochs(
     specs: Sequence[RunSpec], device: torch.device, *, rounds: int = 5, together: int = 0
 ) -> tuple[EpochRow, ...]:
-    """Time an epoch of every run in turns, without evaluation.
+    """Time an epoch of every run in turns, without evaluation and not the first, which compiles and captures.
 
-    `together` adds that many seeds of the first run at once. The first epoch of each run, in which steps are
-    compiled and captured, is not counted.
+    `together` adds that many seeds of the first run at once.
     """
     if not specs:
         raise ReplearnError("There is nothing to time: give at least one run.")

@@ -59,9 +59,8 @@ class Sides:
 
     def traceable(self, images: Tensor) -> bool:
         """Can both be flattened? If not, neither is."""
-        return not any(
-            isinstance(graph_of(side, images), str) for side in (self.end_to_end, deploy(self.replaced))
-        )
+        sides = (self.end_to_end, deploy(self.replaced))
+        return not any(isinstance(graph_of(side, images), str) for side in sides)
 
     def dtype_of(self, backend: str) -> torch.dtype | None:
         """What autocast computes in on this backend."""

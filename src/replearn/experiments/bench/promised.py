@@ -27,7 +27,6 @@ class Promised:
     training_flops: int
 
     def over(self, base: Promised, what: str) -> float | None:
-        """One of the numbers as a ratio to another candidate's."""
         mine, theirs = getattr(self, what), getattr(base, what)
         return mine / theirs if mine is not None and theirs else None
 
@@ -59,10 +58,7 @@ def promised(
 
 
 def machine_for(device: torch.device, gpu: str | None = None, probed: bool = False) -> Machine | None:
-    """The machine to predict times for: the named GPU, this one after a probe, or this one by its own name.
-
-    None for a machine that is in no table and was not probed: then memory and FLOPs are predicted, and no time.
-    """
+    """The named GPU, this machine after a probe, or this one by its name; None where no times are known of it."""
     if gpu is not None:
         return named_machine(gpu)
     if probed:

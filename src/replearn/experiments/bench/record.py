@@ -20,8 +20,6 @@ FORMAT = "replearn-bench-1"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One candidate: its time, its memory, and both over E2E's."""
-
     label: str
     timing: Timing
     time: Ratio  # over E2E, round by round
@@ -56,8 +54,6 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A benchmark's file."""
-
     command: str
     rounds: int
     inner: int

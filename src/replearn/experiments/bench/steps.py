@@ -56,13 +56,8 @@ class TrainingStep:
         self.images = torch.randn(shape, device=device).contiguous(memory_format=format)
         self.labels = torch.randint(case.num_classes, (case.batch_size,), device=device)
         self.loss = torch.zeros((), device=device)
-        self.body = step_body(
-            self.model,
-            self.optimizer,
-            lambda: [self._loss],
-            autocast_for(device, low=self.channels_last),
-            accelerated=accelerated,
-        )
+        autocast = autocast_for(device, low=self.channels_last)
+        self.body = step_body(self.model, self.optimizer, lambda: [self._loss], autocast, accelerated=accelerated)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self._captured: CapturedStep | None = None
         for _ in range(WARM_UP):
@@ -102,7 +97,6 @@ def precision_of(backend: Backend) -> Iterator[None]:
 
 
 def losses(step: TrainingStep, count: int) -> Tensor:
-    """The losses of the next steps."""
     found = []
     for _ in range(count):
         step()

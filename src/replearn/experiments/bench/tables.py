@@ -22,17 +22,10 @@ said: what the cost model predicts from shapes alone; E2E's line has units, the 
 def training_table(comparison: Comparison) -> str:
     """One case on one backend as text."""
     head = ("candidate", "ms a step", "time", "memory", "of E2E", "parameters")
-    rows = [
-        (
-            row.label,
-            f"{row.timing.median:.2f}",
-            str(row.time),
-            gibibytes(row.memory),
-            share(row.memory_ratio),
-            f"{row.parameters:,}",
-        )
-        for row in comparison.rows
-    ]
+    rows = []
+    for row in comparison.rows:
+        memory = (gibibytes(row.memory), share(row.memory_ratio))
+        rows.append((row.label, f"{row.timing.median:.2f}", str(row.time), *memory, f"{row.parameters:,}"))
     lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=(1, 3, 4, 5))]
     facts = [f"eta {comparison.eta:.3f}"]
     if comparison.yield_ is not None:
@@ -69,17 +62,11 @@ def promise_lines(comparison: Comparison) -> list[str]:
 def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:
     """Whole epochs as text."""
     head = ("run", "s an epoch", "time", "samples/s each", "in all", "memory")
-    cells = [
-        (
-            row.label,
-            f"{row.timing.median / 1000:.3f}",
-            str(row.time),
-            f"{row.images_per_second:,.0f}",
-            f"{row.images_per_second_in_all:,.0f}",
-            gibibytes(row.memory),
-        )
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        speeds = (f"{row.images_per_second:,.0f}", f"{row.images_per_second_in_all:,.0f}")
+        time = (f"{row.timing.median / 1000:.3f}", str(row.time))
+        cells.append((row.label, *time, *speeds, gibibytes(row.memory)))
     notes = sorted({f"note: {row.label}: {note}" for row in rows for note in row.notes})
     return "\n".join([title, "", *text_table(head, cells, right=(1, 3, 4, 5)), "", *notes])
 

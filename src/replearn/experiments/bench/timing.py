@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from timeit import timeit
 
 import torch
 
@@ -22,9 +22,7 @@ Body = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Milliseconds of one run of a body, a number a round."""
-
-    milliseconds: tuple[float, ...]
+    milliseconds: tuple[float, ...]  # of one run of a body, a number a round
 
     @property
     def median(self) -> float:
@@ -92,10 +90,7 @@ def interleave(
 def elapsed(body: Body, device: torch.device, inner: int) -> float:
     """Milliseconds that `inner` runs take together, from an idle device to an idle device."""
     if device.type != "cuda":
-        begin = time.perf_counter()
-        for _ in range(inner):
-            body()
-        return 1000 * (time.perf_counter() - begin)
+        return 1000 * timeit(body, number=inner)
     # an idle device first: a candidate must not live on the queue that the one before it filled
     torch.cuda.synchronize(device)
     begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -116,8 +111,7 @@ def ratio(timing: Timing, base: Timing) -> Ratio:
     return Ratio(median=statistics.median(ratios), low=low, high=high)
 
 
-def quartiles(values: tuple[float, ...] | list[float]) -> tuple[float, float]:
-    if len(values) < 2:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    pair = values if len(values) > 1 else 2 * list(values)
+    low, _, high = statistics.quantiles(pair, n=4, method="inclusive")
     return low, high

@@ -38,8 +38,7 @@ def compare_steps(
 ) -> Comparison:
     """Time the training steps of all candidates of a case on one backend, and compare them with E2E.
 
-    All are built `builds` times, and timed for so many `rounds` each time; what is told is of all rounds together.
-    Beside what is measured stands what the cost model promises; times only for a `machine`.
+    All are built `builds` times and timed for `rounds` each time. Times are predicted only for a `machine`.
     """
     chosen = list(candidates(case) if sides is None else sides)
     if chosen[0].label != E2E:

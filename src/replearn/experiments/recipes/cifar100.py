@@ -33,14 +33,12 @@ from ._paper import COSINE, E2E, SKIP_ATTENTION, removal, repl
 def corrected(
     operator: type[Basic] | type[Projection], end: str = "", interval: int = 4, first: int | None = None
 ) -> tuple[Variant, ...]:
-    """Removal and RepL, without a correction, with a low-rank and with a full one."""
     plain = repl(f"RepL{end}", interval=interval, first=first)
-    low_rank, full = operator(correction="low-rank"), operator(correction="full")
     return (
         removal(f"removal{end}", interval=interval, first=first),
         plain,
-        replace(plain, label=f"RepL{end} low-rank", operator=low_rank),
-        replace(plain, label=f"RepL{end} full", operator=full),
+        replace(plain, label=f"RepL{end} low-rank", operator=operator(correction="low-rank")),
+        replace(plain, label=f"RepL{end} full", operator=operator(correction="full")),
     )
 
 

@@ -30,8 +30,7 @@ Hardware: one H200
 Time: 6 minutes; an epoch of E2E 0.34 s, RepL 0.27 s
 Backed by: benchmarks/results/transfer_cifar10.jsonl
 
-FILE is the model.safetensors of transfer_cifar10_pretrain. The optimizer is that of tab_finetune_vit, the images
-are 32 pixels wide, for 20 epochs.
+FILE is the model.safetensors of transfer_cifar10_pretrain.
 """
 
 from dataclasses import replace

@@ -21,8 +21,6 @@ MOST_FIGURES = 400  # files beside the page; the page itself has all of them
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was written, and what it shows."""
-
     page: Path
     figures: tuple[Path, ...]
     collection: Collection
@@ -60,7 +58,6 @@ def build_report(
 
 
 def write_figures(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
-    """Each drawing as NAME.svg."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawing.name}.svg" for drawing in drawings]
     for drawing, path in zip(drawings, paths, strict=True):

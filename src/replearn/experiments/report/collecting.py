@@ -45,16 +45,12 @@ class Other:
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """A file that is no use to the report, and why."""
-
     path: Path
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collection:
-    """All that was found below one folder, in order of the paths."""
-
     root: Path
     runs: tuple[RunFile, ...] = ()
     begun: tuple[Path, ...] = ()  # folders of runs that have no result yet
@@ -123,7 +119,6 @@ def files_below(root: Path) -> Iterator[Path]:
 
 
 def leads_out(path: Path, root: Path) -> bool:
-    """True if a link on the way takes the path out of the folder."""
     return not path.resolve().is_relative_to(root.resolve())
 
 

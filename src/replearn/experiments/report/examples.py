@@ -26,10 +26,8 @@ def example_sheet(root: Path, runs: Sequence[RunFile]) -> bytes | None:
     from PIL import Image, ImageDraw
 
     first = next(iter(columns.values()))
-    found = [column_of(root, folder, "found") for folder in columns.values()]
-    rows = [column_of(root, first, "truth"), *found]
-    titles = ["truth", *columns]
-    count = min(len(column) for column in rows)
+    rows = [column_of(root, first, "truth"), *(column_of(root, folder, "found") for folder in columns.values())]
+    count = min(map(len, rows))
     heights = [max(column[place].height for column in rows) for place in range(count)]
     legend = opened(root, first / LEGEND) if (first / LEGEND).is_file() else None
     if legend is not None:
@@ -38,7 +36,7 @@ def example_sheet(root: Path, runs: Sequence[RunFile]) -> bytes | None:
     size = (len(rows) * (WIDTH + GAP) + GAP, TITLE + sum(heights) + GAP * (count + 1) + below)
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
-    for number, (title, column) in enumerate(zip(titles, rows, strict=True)):
+    for number, (title, column) in enumerate(zip(["truth", *columns], rows, strict=True)):
         left, top = GAP + number * (WIDTH + GAP), TITLE
         pen.text((left, 4), title, fill="black")
         for place in range(count):
@@ -90,5 +88,4 @@ def opened(root: Path, path: Path) -> Any:
 
 
 def as_address(png: bytes) -> str:
-    """A picture as an address that a page needs no file for."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"

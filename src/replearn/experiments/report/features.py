@@ -21,18 +21,14 @@ CLASS_ROLES = (*(f"series{number}" for number in range(8)), "repl", "e2e")
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureScores:
-    """How well the classes lie apart in the features of the layer before the classifier.
-
-    `silhouette` is the mean over test images, from -1 to 1; `knn_accuracy` is the share of test images,
-    in percent, whose nearest training images vote for their class.
-    """
+    """How well the classes lie apart in the features of the layer before the classifier."""
 
     label: str
     seed: int
     test_images: int
     train_images: int
-    silhouette: float
-    knn_accuracy: float
+    silhouette: float  # the mean over test images, from -1 to 1
+    knn_accuracy: float  # of the vote of the nearest training images, in percent
     points: tuple[tuple[float, float], ...]
     classes: tuple[int, ...]
 
@@ -93,10 +89,7 @@ def penultimate(model: nn.Module, images: Tensor, batch: int = 256) -> Tensor:
 
 
 def features_figure(scores: Sequence[FeatureScores], name: str = "features") -> Drawing:
-    """The runs side by side, a dot a test image, a colour a class; the numbers stand above, the classes below.
-
-    Of many classes the first ten have a colour.
-    """
+    """The runs side by side, a dot a test image; a colour for each of the first ten classes."""
     marks: list[Mark] = []
     shown = sorted({label for score in scores for label in score.classes})
     roles = dict(zip(shown, CLASS_ROLES, strict=False))

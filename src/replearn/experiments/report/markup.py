@@ -73,7 +73,6 @@ def counted(count: int, thing: str) -> str:
 
 
 def fold(summary: Content, *inside: Content, open_: bool = False) -> Raw:
-    """Something that opens on a click."""
     return tag("details", tag("summary", summary), *inside, open=open_)
 
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from ..training.compare import Comparison, Row
 from ..training.comparison_table import heading, signed, spread
 from ..training.results import write_atomically
-from .chart import WIDTH
-from .dots import Case, Dot, dot_figure
+from .chart import WIDTH, Case, Dot, dot_figure
 from .scene import Drawing, series_roles
 from .svg import standalone_svg
 
 
 def draw(comparison: Comparison, path: str | Path) -> Path:
-    """Write the picture as SVG."""
     path = Path(path)
     write_atomically(path, standalone_svg(overview_figure(comparison, "comparison", wide=True)))
     return path
@@ -31,12 +29,11 @@ def overview_figure(comparison: Comparison, name: str, *, wide: bool = False) ->
             for seed, score in zip(row.seeds, row.scores, strict=True)
             if math.isfinite(score) and len(row.scores) > 1
         ]
-        label = in_words(row, wide)
         if math.isfinite(row.score):
             std = row.std or 0.0
             tip = f"{row.label}\n{spread(row.score, row.std)} {metric.unit}"
             dots.append(Dot(value=row.score, low=row.score - std, high=row.score + std, role=role, tip=tip))
-        cases.append(Case(label=label, dots=tuple(dots)))
+        cases.append(Case(label=in_words(row, wide), dots=tuple(dots)))
     full = next((row.score for row in comparison.rows if row.method == "e2e" and math.isfinite(row.score)), None)
     return dot_figure(
         [*([Case(label=heading(comparison))] if wide else []), *cases],

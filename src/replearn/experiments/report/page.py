@@ -10,9 +10,8 @@ from ..training.results import now
 from .collecting import Collection
 from .markup import Content, Raw, counted, join, tag
 from .parts import Entry, entries_of, view_of
-from .scene import PALETTE
 from .sections import Section
-from .svg import style_rules, variables
+from .svg import style_rules
 
 
 def page(collection: Collection, sections: Sequence[Section], *, title: str = "", live: int = 0) -> str:
@@ -33,21 +32,10 @@ def page(collection: Collection, sections: Sequence[Section], *, title: str = ""
         Raw('<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'),
         Raw('<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'),
         tag("title", title),
-        Raw(f"<style>{style()}</style>"),
+        Raw(f"<style>{style_rules()}{asset('page.css')}</style>"),
     )
     html = tag("html", tag("head", head), tag("body", body, data_live=str(live)), lang="en")
     return f"<!doctype html>\n{html.text}"
-
-
-def style() -> str:
-    """The style sheet: the palette as variables, by the viewer's preference or by the button on the page."""
-    dark = variables(1)
-    return (
-        f":root{{{variables(0)}}}@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
-        f":root[data-theme=dark]{{{dark}}}{style_rules()}"
-        + "".join(f".b-{role}{{background:var(--{role})}}" for role in PALETTE)
-        + asset("page.css")
-    )
 
 
 def asset(name: str) -> str:

@@ -169,7 +169,6 @@ def feature_maps(
 
 
 def picture(x: Tensor) -> Tensor:
-    """Normalised images as pictures: each stretched to 0..1, channels last, one channel as grey."""
     low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
     stretched = ((x - low) / (high - low).clamp_min(1e-6)).permute(0, 2, 3, 1)
     return stretched[..., 0] if stretched.shape[-1] == 1 else stretched[..., :3]

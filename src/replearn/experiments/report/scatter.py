@@ -32,14 +32,11 @@ class Point:
 def cost_figure(
     rows: Sequence[Row], variants: Mapping[str, Mapping[str, Any]], metric: Metric, name: str
 ) -> Drawing | None:
-    """The score against time, area by memory; against FLOPs, area by parameters, where devices were shared.
-
-    None with fewer than two rows that have a finite score, or with no E2E to divide by.
-    """
+    """The score against time, area by memory; against FLOPs, area by parameters, where devices were shared."""
     rows = [row for row in rows if math.isfinite(row.score)]
     full = next((row for row in rows if row.method == "e2e"), None)
     if full is None or len(rows) < 2 or not full.flops or not full.parameters:
-        return None
+        return None  # nothing to compare, or to divide by
     timed = all(row is full or row.time_ratio is not None for row in rows)
     what, area = ("time of an epoch", "memory") if timed else ("FLOPs of a forward pass", "number of parameters")
     points: list[Point] = []

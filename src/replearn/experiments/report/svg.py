@@ -24,13 +24,14 @@ def standalone_svg(drawing: Drawing) -> str:
 
 
 def style_rules() -> str:
-    """The classes that inline drawings use, on the page's colour variables."""
-    return "".join(_rules(role, f"var(--{role})") for role in PALETTE)
-
-
-def variables(shade: int) -> str:
-    """The palette as CSS variables: 0 is light, 1 is dark."""
-    return "".join(f"--{role}:{tints[shade]};" for role, tints in PALETTE.items())
+    """The palette as CSS variables, light or dark, and the classes that inline drawings use on them."""
+    light, dark = ("".join(f"--{role}:{tints[shade]};" for role, tints in PALETTE.items()) for shade in (0, 1))
+    return (
+        f":root{{{light}}}@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+        f":root[data-theme=dark]{{{dark}}}"
+        + "".join(_rules(role, f"var(--{role})") for role in PALETTE)
+        + "".join(f".b-{role}{{background:var(--{role})}}" for role in PALETTE)
+    )
 
 
 def _rules(role: str, tint: str) -> str:

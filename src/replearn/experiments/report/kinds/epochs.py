@@ -11,7 +11,7 @@ from ...bench.record import FORMAT
 from ...training.compare import paper_ratio
 from ...training.paper import SCORES, paper_row, paper_tables
 from ...training.recipe import PaperRow, paper_row_from_dict
-from ..dots import Case, Dot, dot_figure
+from ..chart import Case, Dot, dot_figure
 from ..scene import series_roles
 from . import Beside, Column, Found, Row, table_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..dots import Case, Dot, dot_figure, grouped
+from ..chart import Case, Dot, dot_figure, grouped
 from . import Found, Row, cell, span, table_of
 
 

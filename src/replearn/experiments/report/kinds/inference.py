@@ -8,7 +8,7 @@ from typing import Any
 from ...bench.inference import FORMAT
 from ...bench.inference_paper import BASELINE, DYNAMIC
 from ...training.paper import paper_tables
-from ..dots import Case, Dot, dot_figure
+from ..chart import Case, Dot, dot_figure
 from . import Beside, Found, Row, cell, span, table_of
 
 E2E, PLAIN, MIXED = "E2E", "RepL deployed", "RepL dynamic"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...bench.inference_paper import INT8
 from ...training.paper import paper_tables
-from ..dots import Case, Dot, dot_figure
+from ..chart import Case, Dot, dot_figure
 from . import Beside, Found, Row, cell, span, table_of
 
 BEFORE, AFTER = "images_per_second.float32:,.1f", "images_per_second.int8:,.1f"

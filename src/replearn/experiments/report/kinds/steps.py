@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from ...bench.record import FORMAT
-from ..dots import Case, Dot, dot_figure, grouped
+from ..chart import Case, Dot, dot_figure, grouped
 from . import Column, Found, Row, span, table_of
 
 SHOWN = {"removal": "removal", "RepL": "repl", "RepL, recomputed": "series0"}

@@ -23,8 +23,6 @@ MOST_OPEN = 3  # with more comparisons and benchmarks all are closed, and laid o
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """All that a page can show."""
-
     collection: Collection
     sections: Sequence[Section]
     measured: Sequence[Measured]
@@ -57,7 +55,6 @@ def entries_of(view: View) -> Iterator[Entry]:
 
 
 def card(key: str, title: str, *inside: Content) -> Entry:
-    """A card that is always there."""
     html = tag("section", tag("h2", title), *inside, class_="card", id=key)
     return Entry(key=key, title=title, html=html)
 

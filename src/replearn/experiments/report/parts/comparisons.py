@@ -112,25 +112,16 @@ def difference(value: Difference | None) -> Raw | str:
 
 
 def runs_table(section: Section) -> Raw:
-    """Every run: its seed, state, last value, its notes and its file."""
     rows = []
     for run in section.runs[:MOST_RUNS]:
         result = run.result
         done, epochs = len(result.epochs), int(result.recipe["epochs"])
         last = section.metric.at(result.last.measures) if result.epochs else None
         bar = tag("progress", value=str(min(done, epochs)), max=str(max(epochs, 1)), aria_label="epochs done")
-        rows.append(
-            (
-                str(result.variant["label"]),
-                str(result.seed),
-                "finished" if result.finished else join(bar, f" {done} of {epochs} epochs"),
-                "" if last is None else f"{last:.2f}",
-                f"{result.epoch_seconds:.2f}",
-                result.started,
-                run.path.as_posix(),
-                "; ".join(result.notes),
-            )
-        )
+        state = "finished" if result.finished else join(bar, f" {done} of {epochs} epochs")
+        numbers = ("" if last is None else f"{last:.2f}", f"{result.epoch_seconds:.2f}")
+        where = (result.started, run.path.as_posix(), "; ".join(result.notes))
+        rows.append((str(result.variant["label"]), str(result.seed), state, *numbers, *where))
     heads = ("method", "seed", "state", section.metric.name, "s/epoch", "started", "file", "notes")
     rest = len(section.runs) - MOST_RUNS
     more = [tag("p", f"and {counted(rest, 'more run')}, in the same tables and figures.")] if rest > 0 else []
@@ -138,10 +129,7 @@ def runs_table(section: Section) -> Raw:
 
 
 def command_of(runs: Sequence[RunFile]) -> str:
-    """The command for the runs of one row; of a recipe that is not shipped, by the `recipe.json` beside them.
-
-    What the command line can't say (a variant that the shipped recipe does not have) also goes by that file.
-    """
+    """The command for the runs of one row; for what no shipped recipe has, by the `recipe.json` beside them."""
     result = runs[0].result
     name = str(result.recipe.get("name", "?"))
     label = str(result.variant["label"])
