@@ -89,7 +89,6 @@ def default_layers(run: Trained) -> tuple[str, ...]:
 
 @torch.no_grad()
 def outputs_at(model: nn.Module, layers: Sequence[str], images: Tensor) -> dict[str, Tensor]:
-    """The outputs of named modules for these images; ReplearnError names a module that is not there."""
     caught: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
     with ExitStack() as hooks:

@@ -36,14 +36,16 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     tables, cases, sentences = [], [], []
     beside: list[Beside] = []
     for entry in data["epochs"]:
-        papers = papers_of(entry)
+        recipe = entry["recipe"]
+        printed = [paper_row_from_dict(row) for row in recipe.get("paper", ()) if row["data"] == entry["data"]]
+        papers = {row.label: replace(row, table=row.table or recipe["table"]) for row in printed}
         rows = [derived(row, entry["rows"], papers) for row in entry["rows"]]
         tables.append(table_of(rows, COLUMNS, entry["title"]))
         roles = series_roles([row["label"].lower().partition(" ")[0] for row in rows])
         cases += [Case(label=entry["title"]), *map(case, rows, roles)]
         for row in rows:
             if row["runs"] == 1 and row["label"] in papers:
-                run = (entry["recipe"]["name"], entry["data"], row["label"])
+                run = (recipe["name"], entry["data"], row["label"])
                 beside += beside_of(papers[row["label"]], row, run)
             if row["runs"] == 1 and row["label"].startswith("RepL"):
                 sentences.append(f"{row['label']} {row['time']['median']:.2f} of E2E's time")
@@ -89,12 +91,6 @@ def case(row: Row, role: str) -> Case:
         tip = f"{row['label']} in the paper\ntime {printed:.3f} of E2E"
         dots.append(Dot(value=printed, role=role, hollow=True, tip=tip))
     return Case(label=row["name"], dots=tuple(dots))
-
-
-def papers_of(entry: Row) -> dict[str, PaperRow]:
-    recipe = entry["recipe"]
-    rows = [paper_row_from_dict(row) for row in recipe.get("paper", ()) if row["data"] == entry["data"]]
-    return {row.label: replace(row, table=row.table or recipe["table"]) for row in rows}
 
 
 def beside_of(paper: PaperRow, row: Row, run: tuple[str, str, str]) -> Iterator[Beside]:

@@ -26,9 +26,8 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     short: dict[str, Column] = {"case": "title", "backend": "backend"}
     for what, path in (("time", "time.median"), ("memory", "memory_ratio")):
         short |= {f"{label}: {what}": f"by.{label}.{path}:.3f" for label in shown if label != "RepL, recomputed"}
-    pairs = [
-        {**row, "case": entry["title"], "backend": entry["backend"]} for entry in entries for row in entry["rows"]
-    ]
+    named = [({"case": entry["title"], "backend": entry["backend"]}, entry["rows"]) for entry in entries]
+    pairs = [{**row, **names} for names, rows in named for row in rows]
     tables = (table_of(entries, {**short, "yield": "yield_:.2f"}), table_of(pairs, WHOLE, "Every candidate", True))
     figure = dot_figure(
         grouped(entries, lambda entry: str(entry["title"]), lambda entry: case(entry, roles)),

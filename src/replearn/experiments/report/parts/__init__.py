@@ -73,10 +73,9 @@ def folded(
 
 
 def figures(drawings: Sequence[Drawing], class_: str = "figures") -> Raw:
-    return tag("div", *map(figure, drawings), class_=class_)
-
-
-def figure(drawing: Drawing) -> Raw:
-    about = f" {drawing.about[:1].upper()}{drawing.about[1:]}"
-    caption = tag("figcaption", tag("b", f"{drawing.title}."), about)
-    return tag("figure", Raw(inline_svg(drawing)), caption, id=drawing.name)
+    shown = []
+    for drawing in drawings:
+        about = f" {drawing.about[:1].upper()}{drawing.about[1:]}"
+        caption = tag("figcaption", tag("b", f"{drawing.title}."), about)
+        shown.append(tag("figure", Raw(inline_svg(drawing)), caption, id=drawing.name))
+    return tag("div", *shown, class_=class_)
