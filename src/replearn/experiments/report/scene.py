@@ -47,6 +47,7 @@ class Text:
     y: float
     text: str
     role: str = "ink"
+    size: float = 13.0  # drawings are shown at their size or larger, so this is 13 px or more
     anchor: Literal["start", "middle", "end"] = "start"
     bold: bool = False
     upright: bool = False  # turned by 90 degrees, for the vertical axis

@@ -7,7 +7,6 @@ from html import escape
 from .scene import PALETTE, Disc, Drawing, Line, Mark, Text
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif"
-SIZE = 13  # of texts: drawings are shown at their size or larger, so this is 13 px or more
 
 
 def inline_svg(drawing: Drawing) -> str:
@@ -57,7 +56,7 @@ def _mark(mark: Mark, tips: bool) -> str:
         turn = f' transform="rotate(-90 {_n(mark.x)} {_n(mark.y)})"' if mark.upright else ""
         weight = ' font-weight="600"' if mark.bold else ""
         return (
-            f'<text class="f-{mark.role}" x="{_n(mark.x)}" y="{_n(mark.y)}" font-size="{SIZE}" '
+            f'<text class="f-{mark.role}" x="{_n(mark.x)}" y="{_n(mark.y)}" font-size="{_n(mark.size)}" '
             f'text-anchor="{mark.anchor}"{weight}{turn}>{escape(mark.text)}</text>'
         )
     faint = f' opacity="{_n(mark.opacity)}"' if mark.opacity != 1 else ""
