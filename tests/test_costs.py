@@ -234,15 +234,6 @@ def test_a_promise_keeps_the_plans_own_count_and_prints():
     assert data["after"]["total"]["trainable"] == plan.parameters_after
 
 
-def test_predict_takes_a_replaced_model_as_it_is():
-    model = resnet(5)
-    plan = replearn.plan(model, interval=2, first=2)
-    promised = replearn.costs.estimate(model, images(), plan).after
-    replearn.replace_(model, plan)
-    found = replearn.costs.predict(model, images())
-    assert (found.total, found.peak_bytes) == (promised.total, promised.peak_bytes)
-
-
 def test_removal_is_the_floor():
     model, machine = resnet(4), replearn.costs.named_machine("H200")
     (target,) = replearn.plan(model, first=2).targets

@@ -228,23 +228,6 @@ def test_every_option_of_every_operator_is_walked(name):
             assert field.name in ("rank", "start", "recompute"), f"{name}.{field.name} is not held to the oracle"
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATORS if walked_fields(name)])
-def test_combinations_without_any_weight_to_compute_with_are_refused(name):
-    subject = one_subject(name)
-    illegal = [choice for choice in combinations(name) if not is_legal(name, choice)]
-    assert illegal
-    for choice in illegal:
-        with pytest.raises(replearn.ReplearnError, match="sources"):
-            replearn.plan(subject.model(), targets=[subject.target], operator=options_of(name, choice))
-
-
-@pytest.mark.parametrize("name", ["bottleneck", "reduced_bottleneck", "whole_block"])
-def test_a_weight_that_does_not_fit_is_not_read_from_that_side_alone(name):
-    subject = next(subject for subject in SUBJECTS if subject.name == "bottleneck after a transition")
-    with pytest.raises(replearn.ReplearnError, match="conv1"):
-        Pair(subject, name, {"sources": "previous"})
-
-
 def test_the_oracle_shares_nothing_with_the_package():
     with open(oracle.__file__) as source:
         imports = [line for line in source if line.startswith(("import ", "from "))]
