@@ -62,10 +62,9 @@ class Given:
     coefficients: str = "separate"
     attention: str = "projection"
     training: bool = False
-    bias_gain: Tensor | float = (
-        1.0  # fixed factors, which a fit to a trained block may set: of the head-wise bias,
-    )
-    mlp_gain: Tensor | float = 1.0  # and of the MLP's last matrix and its bias
+    # fixed factors, which a fit to a trained block may set: of the head-wise bias, of the MLP's last layer
+    bias_gain: Tensor | float = 1.0
+    mlp_gain: Tensor | float = 1.0
     names: tuple[str, ...] = ()  # whole block: every parameter of the removed block, in order
     roles: Callable[[Tensors], Tensors] = dict  # whole block: parameters by role
 
@@ -94,10 +93,7 @@ class Given:
         if f"{role}.left" in self.learned:
             delta = product(self.learned[f"{role}.left"], self.learned[f"{role}.right"])
             terms = [*terms, delta.reshape(self.shapes[like or role])]
-        total = None
-        for term in terms:
-            total = term if total is None else total + term
-        return total
+        return sum(terms[1:], terms[0]) if terms else None
 
 
 # --- layers -------------------------------------------------------------------------------------------
@@ -105,21 +101,13 @@ class Given:
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """sum_k left_ck right_kj, for a low-rank D."""
-    rows = []
-    for c in range(left.shape[0]):
-        row = torch.zeros_like(right[0])
-        for k in range(left.shape[1]):
-            row = row + left[c, k] * right[k]
-        rows.append(row)
-    return torch.stack(rows)
+    ranks = range(left.shape[1])
+    return torch.stack([sum(left[c, k] * right[k] for k in ranks) for c in range(left.shape[0])])
 
 
 def unit_rows(weight: Tensor) -> Tensor:
     """eq:conv_norm, eq:linear_norm: each output row by its own length."""
-    rows = []
-    for c in range(weight.shape[0]):
-        rows.append(weight[c] / torch.sqrt((weight[c] * weight[c]).sum() + EPS))
-    return torch.stack(rows)
+    return torch.stack([row / torch.sqrt((row * row).sum() + EPS) for row in weight])
 
 
 def convolve(x: Tensor, kernel: Tensor, dilation: int = 1, groups: int = 1) -> Tensor:
@@ -129,10 +117,8 @@ def convolve(x: Tensor, kernel: Tensor, dilation: int = 1, groups: int = 1) -> T
     edge = dilation * (q // 2)
     padded = torch.zeros(num, channels, height + 2 * edge, width + 2 * edge, dtype=x.dtype)
     padded[:, :, edge : edge + height, edge : edge + width] = x
-    shifted = []
-    for u in range(q):
-        for v in range(q):
-            shifted.append(padded[:, :, u * dilation :, v * dilation :][:, :, :height, :width])
+    offsets = [(u * dilation, v * dilation) for u in range(q) for v in range(q)]
+    shifted = [padded[:, :, u : u + height, v : v + width] for u, v in offsets]
     seen = torch.stack(shifted, dim=2)  # (image, input channel, u and v, i, j)
     maps = []
     for c in range(outputs):
@@ -161,11 +147,8 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: Statistics, tra
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """X W^T + b, one output at a time."""
-    columns = []
-    for i in range(weight.shape[0]):
-        column = (x * weight[i]).sum(-1)
-        columns.append(column if bias is None else column + bias[i])
-    return torch.stack(columns, dim=-1)
+    columns = torch.stack([(x * row).sum(-1) for row in weight], dim=-1)
+    return columns if bias is None else columns + bias
 
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor | None, block: Block) -> Tensor:
@@ -218,19 +201,13 @@ def close(x: Tensor, y: Tensor, given: Given) -> Tensor:
 
 def basic(x: Tensor, given: Given) -> Tensor:
     """eq:basic_forward."""
-    return basic_with(x, mixed_rows(given, "kernel", "conv2", "conv1"), given)
-
-
-def basic_with(x: Tensor, kernel: Tensor, given: Given) -> Tensor:
+    kernel = mixed_rows(given, "kernel", "conv2", "conv1")
     return close(x, convolve(x, kernel, given.block.dilation, given.block.groups), given)
 
 
 def bottleneck(x: Tensor, given: Given) -> Tensor:
     """eq:bottleneck_forward."""
-    return bottleneck_with(x, mixed_rows(given, "middle", "conv2", "conv2"), given)
-
-
-def bottleneck_with(x: Tensor, middle: Tensor, given: Given) -> Tensor:
+    middle = mixed_rows(given, "middle", "conv2", "conv2")
     z1 = relu(convolve(x, borrowed(given, "reduce", "conv1", prefer="previous")))
     z2 = relu(convolve(z1, middle, given.block.dilation, given.block.groups))
     return close(x, convolve(z2, borrowed(given, "expand", "conv3", prefer="next")), given)
@@ -269,10 +246,7 @@ def head_wise_weight(given: Given) -> Tensor:
     terms = []
     for side, weight in given.read("proj", "proj").items():
         unit, size = unit_rows(weight), weight.shape[1] // given.block.heads
-        columns = []
-        for h in range(given.block.heads):
-            for j in range(h * size, (h + 1) * size):
-                columns.append(given.coefficient(side)[h] * unit[:, j])
+        columns = [given.coefficient(side)[j // size] * unit[:, j] for j in range(weight.shape[1])]
         terms.append(torch.stack(columns, dim=1))
     return given.corrected("proj", terms)
 
@@ -290,9 +264,8 @@ def mlp(x: Tensor, given: Given) -> Tensor:
     def fused(tokens: Tensor, role: str) -> Tensor:
         found = [unit_rows(weight) for weight in given.read(role, role).values()]
         gain = given.mlp_gain if role == "down" else 1.0
-        return linear(
-            tokens, given.corrected(role, [gain * sum(found) / len(found)]), mean_bias(given, role, gain)
-        )
+        weight = given.corrected(role, [gain * sum(found) / len(found)])
+        return linear(tokens, weight, mean_bias(given, role, gain))
 
     normed = borrowed_norm(x, given, "norm2")
     if "gate" in given.shapes:
@@ -314,10 +287,7 @@ def no_weights(x: Tensor, given: Given) -> Tensor:
     """x + s_c x + t_c; channels come second in images and last in tokens."""
     axis = 1 if given.block.kind in ("basic", "bottleneck") else x.dim() - 1
     scale, shift = given.learned["scale"].flatten(), given.learned["shift"].flatten()
-    parts = []
-    for c in range(x.shape[axis]):
-        part = x.select(axis, c)
-        parts.append(part + scale[c] * part + shift[c])
+    parts = [part + scale[c] * part + shift[c] for c, part in enumerate(x.unbind(axis))]
     return torch.stack(parts, dim=axis)
 
 
@@ -331,13 +301,7 @@ def whole_block(x: Tensor, given: Given) -> Tensor:
     for p, name in enumerate(given.names):
         terms = [given.coefficient(side)[p] * tensor for side, tensor in given.read(name, name).items()]
         theta[name] = given.corrected(name, terms)
-    own = {
-        "basic": basic_block,
-        "bottleneck": bottleneck_block,
-        "transformer": transformer_block,
-        "any": odd_block,
-    }
-    return own[given.block.kind](x, given.roles(theta), given)
+    return BLOCKS[given.block.kind](x, given.roles(theta), given)
 
 
 def basic_block(x: Tensor, parts: Tensors, given: Given) -> Tensor:
@@ -400,6 +364,8 @@ def odd_block(x: Tensor, parts: Tensors, given: Given) -> Tensor:
     return x + parts["size"] * torch.tanh(linear(x, parts["inner.weight"], parts["inner.bias"]))
 
 
+BLOCKS = {"basic": basic_block, "bottleneck": bottleneck_block, "transformer": transformer_block, "any": odd_block}
+
 # --- starting values ----------------------------------------------------------------------------------
 
 
@@ -411,12 +377,8 @@ def row_lengths(weight: Tensor) -> Tensor:
 def head_scales(weight: Tensor, heads: int) -> Tensor:
     """Per head, the s that minimises |s norm(W)_{:,C_h} - W_{:,C_h}|^2."""
     unit, size = unit_rows(weight), weight.shape[1] // heads
-    scales = []
-    for h in range(heads):
-        columns = slice(h * size, (h + 1) * size)
-        above = (unit[:, columns] * weight[:, columns]).sum()
-        scales.append(above / (unit[:, columns] ** 2).sum())
-    return torch.stack(scales)
+    heads_of = [(unit[:, h * size :][:, :size], weight[:, h * size :][:, :size]) for h in range(heads)]
+    return torch.stack([(u * w).sum() / (u * u).sum() for u, w in heads_of])
 
 
 def starting(scales: Tensors, start: str | float, coefficients: str) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -207,24 +207,16 @@ def gpt2() -> nn.Module:
 
 def llama(double_norms: bool = True) -> nn.Module:
     """LlamaRMSNorm works in float32 whatever it is given, so 1e-10 needs torch's RMSNorm in its place."""
-    config = LlamaConfig(
-        vocab_size=11, hidden_size=DIM, intermediate_size=HIDDEN, num_hidden_layers=3, num_attention_heads=HEADS
-    )
-    model = LlamaModel(config)
+    small = {key: value for key, value in SMALL.items() if "drop" not in key}
+    model = LlamaModel(LlamaConfig(vocab_size=11, **small))
     for name, module in list(model.named_modules()):
         if double_norms and isinstance(module, LlamaRMSNorm):
             model.set_submodule(name, nn.RMSNorm(DIM, eps=module.variance_epsilon))
     return model
 
 
-SMALL: dict[str, Any] = {
-    "hidden_size": DIM,
-    "intermediate_size": HIDDEN,
-    "num_hidden_layers": 3,
-    "num_attention_heads": HEADS,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+SMALL: dict[str, Any] = {"hidden_size": DIM, "intermediate_size": HIDDEN, "num_hidden_layers": 3}
+SMALL |= {"num_attention_heads": HEADS, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def bert() -> nn.Module:
@@ -250,225 +242,99 @@ class Odd(nn.Module):
         return x + self.size * torch.tanh(self.inner(x))
 
 
-IMAGES, TOKENS = (2, 8, 5, 4), (2, 3, DIM)
-FOUR = (2, 4, 5, 4)
-GELU = Block("transformer", heads=HEADS, activation="gelu")
+FOUR, EIGHT, TOKENS = (2, 4, 5, 4), (2, 8, 5, 4), (2, 3, DIM)
+BASIC, BOTTLENECK, GROUPED = Block("basic"), Block("bottleneck"), Block("bottleneck", groups=2)
+TRANSFORMER = Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-6)
+RMS = replace(TRANSFORMER, activation="silu", norm="rms")
 ENCODER = layers(norm1="norm1", norm2="norm2", proj="self_attn.out_proj", up="linear1", down="linear2")
 ENCODER |= thirds("self_attn.in_proj_weight", "self_attn.in_proj_bias")
+TIMM = layers(norm1="norm1", norm2="norm2", proj="attn.proj", up="mlp.fc1", down="mlp.fc2")
+TIMM |= thirds("attn.qkv.weight", "attn.qkv.bias")
+TORCHVISION = layers(norm1="ln_1", norm2="ln_2", proj="self_attention.out_proj", up="mlp.0", down="mlp.3")
+TORCHVISION |= thirds("self_attention.in_proj_weight", "self_attention.in_proj_bias")
+GPT2 = layers(norm1="ln_1", norm2="ln_2") | thirds("attn.c_attn.weight", "attn.c_attn.bias", transposed=True)
+GPT2 |= transposed(layers(proj="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"))
+LLAMA = layers(norm1="input_layernorm", norm2="post_attention_layernorm", proj="self_attn.o_proj")
+LLAMA |= layers(**{role: f"self_attn.{role}_proj" for role in "qkv"})
+LLAMA |= layers(**{role: f"mlp.{role}_proj" for role in ("gate", "up", "down")})
+BERT = layers(norm1="attention.output.LayerNorm", norm2="output.LayerNorm", proj="attention.output.dense")
+BERT |= layers(q="attention.self.query", k="attention.self.key", v="attention.self.value")
+BERT |= layers(up="intermediate.dense", down="output.dense")
+HF_VIT = layers(norm1="layernorm_before", norm2="layernorm_after", up="mlp.fc1", down="mlp.fc2")
+HF_VIT |= layers(q="attention.q_proj", k="attention.k_proj", v="attention.v_proj", proj="attention.o_proj")
+ODD: dict[str, Role] = {name: name for name in ("inner.weight", "inner.bias", "size")}
 NO_ROTATION = (torch.ones(1, 3, DIM // HEADS).double(), torch.zeros(1, 3, DIM // HEADS).double())
-LLAMA = layers(
-    norm1="input_layernorm",
-    norm2="post_attention_layernorm",
-    q="self_attn.q_proj",
-    k="self_attn.k_proj",
-    v="self_attn.v_proj",
-    proj="self_attn.o_proj",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-)
 
-STOCK_LLAMA = Subject(
-    name="llama with its own norms",
-    build=lambda: llama(double_norms=False),
-    target="layers.1",
-    block=Block("transformer", heads=HEADS, activation="silu", norm="rms", norm_eps=1e-6, causal=True),
-    roles=LLAMA,
-    input=TOKENS,
-)
 
+def cifar() -> nn.Module:
+    return replearn.models.CifarResNet(32, width=4)
+
+
+def vision_basic() -> nn.Module:
+    return basic_blocks(torchvision.models.resnet.BasicBlock)
+
+
+def timm_basic() -> nn.Module:
+    return basic_blocks(timm.models.resnet.BasicBlock)
+
+
+def odd() -> nn.Module:
+    return nn.Sequential(Odd(), Odd(), Odd())
+
+
+def of_blocks(name: str, build: Callable[[], nn.Module], block: Block, *thorough: str) -> Subject:
+    """Three residual blocks of which the second is replaced."""
+    return Subject(name, build, "1", block, CONVS, FOUR if block is BASIC else EIGHT, thorough=thorough)
+
+
+def of_encoder(name: str, changes: dict[str, Any], **settings: Any) -> Subject:
+    block = replace(TRANSFORMER, norm_eps=1e-5, **changes)
+    return Subject(f"nn.TransformerEncoder{name}", lambda: encoder(**settings), "layers.1", block, ENCODER, TOKENS)
+
+
+LAYER = "encoder.layers.encoder_layer"
+LLAMA_BLOCK = replace(RMS, causal=True)
+STOCK_LLAMA = Subject("llama with its own norms", lambda: llama(False), "layers.1", LLAMA_BLOCK, LLAMA, TOKENS)
 SUBJECTS = [
+    Subject("cifar", cifar, "layer1.2", BASIC, CONVS, FOUR, thorough=("basic", "whole_block")),
+    Subject("cifar after a transition", cifar, "layer2.1", BASIC, CONVS, EIGHT),
+    of_blocks("torchvision basic", vision_basic, BASIC),
+    of_blocks("timm basic", timm_basic, BASIC),
+    of_blocks("torchvision bottleneck", bottlenecks, BOTTLENECK),
+    of_blocks("grouped bottleneck", lambda: bottlenecks(groups=2), GROUPED, "bottleneck", "reduced_bottleneck"),
+    of_blocks("dilated bottleneck", lambda: bottlenecks(dilation=2), Block("bottleneck", dilation=2)),
+    of_blocks("bottleneck after a transition", lambda: bottlenecks(transition=True), BOTTLENECK),
+    of_blocks("timm grouped bottleneck", timm_bottlenecks, GROUPED),
     Subject(
-        name="cifar",
-        build=lambda: replearn.models.CifarResNet(32, width=4),
-        target="layer1.2",
-        block=Block("basic"),
-        roles=CONVS,
-        input=FOUR,
-        thorough=("basic", "whole_block"),
-    ),
-    Subject(
-        name="cifar after a transition",
-        build=lambda: replearn.models.CifarResNet(32, width=4),
-        target="layer2.1",
-        block=Block("basic"),
-        roles=CONVS,
-        input=IMAGES,
-    ),
-    Subject(
-        name="torchvision basic",
-        build=lambda: basic_blocks(torchvision.models.resnet.BasicBlock),
-        target="1",
-        block=Block("basic"),
-        roles=CONVS,
-        input=FOUR,
-    ),
-    Subject(
-        name="timm basic",
-        build=lambda: basic_blocks(timm.models.resnet.BasicBlock),
-        target="1",
-        block=Block("basic"),
-        roles=CONVS,
-        input=FOUR,
-    ),
-    Subject(
-        name="torchvision bottleneck",
-        build=bottlenecks,
-        target="1",
-        block=Block("bottleneck"),
-        roles=CONVS,
-        input=IMAGES,
-    ),
-    Subject(
-        name="grouped bottleneck",
-        build=lambda: bottlenecks(groups=2),
-        target="1",
-        block=Block("bottleneck", groups=2),
-        roles=CONVS,
-        input=IMAGES,
-        thorough=("bottleneck", "reduced_bottleneck"),
-    ),
-    Subject(
-        name="dilated bottleneck",
-        build=lambda: bottlenecks(dilation=2),
-        target="1",
-        block=Block("bottleneck", dilation=2),
-        roles=CONVS,
-        input=IMAGES,
-    ),
-    Subject(
-        name="bottleneck after a transition",
-        build=lambda: bottlenecks(transition=True),
-        target="1",
-        block=Block("bottleneck"),
-        roles=CONVS,
-        input=IMAGES,
-    ),
-    Subject(
-        name="timm grouped bottleneck",
-        build=timm_bottlenecks,
-        target="1",
-        block=Block("bottleneck", groups=2),
-        roles=CONVS,
-        input=IMAGES,
-    ),
-    Subject(
-        name="timm ViT",
-        build=timm_vit,
-        target="blocks.1",
-        block=Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-6),
-        roles=layers(norm1="norm1", norm2="norm2", proj="attn.proj", up="mlp.fc1", down="mlp.fc2")
-        | thirds("attn.qkv.weight", "attn.qkv.bias"),
-        input=TOKENS,
+        *("timm ViT", timm_vit, "blocks.1", TRANSFORMER, TIMM, TOKENS),
         thorough=("projection", "head_wise", "mlp", "attention_mlp"),
     ),
     Subject(
-        name="timm with a packed SwiGLU",
-        build=timm_swiglu,
-        target="1",
-        block=Block(
-            "transformer", heads=HEADS, activation="silu", norm="rms", norm_eps=torch.finfo(torch.float64).eps
-        ),
-        roles=layers(norm1="norm1", norm2="norm2", proj="attn.proj", down="mlp.fc2")
-        | thirds("attn.qkv.weight", "attn.qkv.bias")
-        | halves("mlp.fc1"),
-        input=TOKENS,
+        *("timm with a packed SwiGLU", timm_swiglu, "1", replace(RMS, norm_eps=torch.finfo(torch.float64).eps)),
+        *({role: where for role, where in TIMM.items() if "up" not in role} | halves("mlp.fc1"), TOKENS),
     ),
+    of_encoder(", norms first", {}, norm_first=True, activation=nn.functional.gelu),
+    of_encoder(", norms last", {"activation": "relu", "post_norm": True}, activation="relu"),
+    of_encoder(" without biases", {"activation": "relu"}, norm_first=True, bias=False),
+    Subject("torchvision ViT", torchvision_vit, f"{LAYER}_1", TRANSFORMER, TORCHVISION, TOKENS),
     Subject(
-        name="nn.TransformerEncoder, norms first",
-        build=lambda: encoder(norm_first=True, activation=nn.functional.gelu),
-        target="layers.1",
-        block=GELU,
-        roles=ENCODER,
-        input=TOKENS,
-    ),
-    Subject(
-        name="nn.TransformerEncoder, norms last",
-        build=lambda: encoder(activation="relu"),
-        target="layers.1",
-        block=Block("transformer", heads=HEADS, activation="relu", post_norm=True),
-        roles=ENCODER,
-        input=TOKENS,
-    ),
-    Subject(
-        name="nn.TransformerEncoder without biases",
-        build=lambda: encoder(norm_first=True, bias=False),
-        target="layers.1",
-        block=Block("transformer", heads=HEADS, activation="relu"),
-        roles=ENCODER,
-        input=TOKENS,
-    ),
-    Subject(
-        name="torchvision ViT",
-        build=torchvision_vit,
-        target="encoder.layers.encoder_layer_1",
-        block=Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-6),
-        roles=layers(norm1="ln_1", norm2="ln_2", proj="self_attention.out_proj", up="mlp.0", down="mlp.3")
-        | thirds("self_attention.in_proj_weight", "self_attention.in_proj_bias"),
-        input=TOKENS,
-    ),
-    Subject(
-        name="GPT-2",
-        build=gpt2,
-        target="h.1",
-        block=Block("transformer", heads=HEADS, activation="gelu_tanh", causal=True),
-        roles=layers(norm1="ln_1", norm2="ln_2")
-        | transposed(layers(proj="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj"))
-        | thirds("attn.c_attn.weight", "attn.c_attn.bias", transposed=True),
-        input=TOKENS,
+        *("GPT-2", gpt2, "h.1", replace(TRANSFORMER, activation="gelu_tanh", norm_eps=1e-5, causal=True)),
+        *(GPT2, TOKENS),
         thorough=("projection", "head_wise", "mlp"),
     ),
     Subject(
-        name="Llama",
-        build=llama,
-        target="layers.1",
-        block=STOCK_LLAMA.block,
-        roles=LLAMA,
-        input=TOKENS,
-        call={"position_embeddings": NO_ROTATION},
+        *("Llama", llama, "layers.1", LLAMA_BLOCK, LLAMA, TOKENS, {"position_embeddings": NO_ROTATION}),
         thorough=("projection", "mlp"),
     ),
+    Subject("BERT", bert, "encoder.layer.1", replace(TRANSFORMER, norm_eps=1e-12, post_norm=True), BERT, TOKENS),
+    Subject("Hugging Face ViT", hf_vit, "layers.1", replace(TRANSFORMER, norm_eps=1e-12), HF_VIT, TOKENS),
     Subject(
-        name="BERT",
-        build=bert,
-        target="encoder.layer.1",
-        block=Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-12, post_norm=True),
-        roles=layers(
-            norm1="attention.output.LayerNorm",
-            norm2="output.LayerNorm",
-            q="attention.self.query",
-            k="attention.self.key",
-            v="attention.self.value",
-            proj="attention.output.dense",
-            up="intermediate.dense",
-            down="output.dense",
-        ),
-        input=TOKENS,
-    ),
-    Subject(
-        name="Hugging Face ViT",
-        build=hf_vit,
-        target="layers.1",
-        block=Block("transformer", heads=HEADS, activation="gelu", norm_eps=1e-12),
-        roles=layers(
-            norm1="layernorm_before",
-            norm2="layernorm_after",
-            q="attention.q_proj",
-            k="attention.k_proj",
-            v="attention.v_proj",
-            proj="attention.o_proj",
-            up="mlp.fc1",
-            down="mlp.fc2",
-        ),
-        input=TOKENS,
-    ),
-    Subject(
-        name="a block nobody knows",
-        build=lambda: nn.Sequential(Odd(), Odd(), Odd()),
-        target="1",
-        block=Block("any"),
-        roles={"inner.weight": "inner.weight", "inner.bias": "inner.bias", "size": "size"},
-        input=TOKENS,
+        "a block nobody knows",
+        lambda: nn.Sequential(Odd(), Odd(), Odd()),
+        "1",
+        Block("any"),
+        ODD,
+        TOKENS,
         thorough=("whole_block",),
     ),
 ]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from counting import count
 from torch import Tensor, nn
-from zoo import ZOO, outputs, shake_
+from zoo import ZOO, apart, outputs, shake_
 
 import replearn
 from replearn import operators
@@ -23,10 +23,6 @@ TAKING = (
     *("timm_vit", "timm_vit_scaled", "timm_vit_swiglu_packed", "timm_vit_swiglu_norm", "timm_deit", "timm_beit"),
     *("timm_cait", "timm_eva", "timm_relpos", "timm_xcit", "torchvision_vit", "declared_tuple"),
 )
-
-
-def apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
 
 
 @pytest.fixture(params=[True, False], ids=["few", "many"])
@@ -84,9 +80,8 @@ def test_under_autocast_the_stream_stays_in_float32(name: str) -> None:
     far = [max(map(apart, precise, outputs(form, batch))) for form in (rough, taken)]
     assert far[1] < 2 * far[0] + 4e-3  # no more than what rounding in bfloat16 moves a sum by
     note_values_(taken.model, batch, torch.bfloat16)
-    sums = [
-        node for node in taken.model.graph.nodes if "add" in str(node.target) and node.meta["value"].dim() == 3
-    ]
+    nodes = taken.model.graph.nodes
+    sums = [node for node in nodes if "add" in str(node.target) and node.meta["value"].dim() == 3]
     streams = [node.meta["value"].dtype for node in sums if node.op != "call_method"]
     assert set(streams) == {torch.float32}
     assert apart(outputs(taken, batch[:1])[0], outputs(taken, batch)[0][:1]) < 2e-2

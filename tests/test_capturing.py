@@ -18,12 +18,7 @@ from replearn import ReplearnError
 from replearn.experiments.training.step import CapturedStep
 from replearn.fast.graphs import capture as capturing
 from replearn.fast.graphs import replay as replaying
-from replearn.fast.graphs.capture import (
-    capture,
-    collector_off,
-    on_capture_stream,
-    take_workspaces,
-)
+from replearn.fast.graphs.capture import capture, collector_off, on_capture_stream, take_workspaces
 from replearn.fast.graphs.replay import CapturedGraph, Replayed, Weights
 
 GPU = torch.device("cuda", 1)
@@ -117,6 +112,18 @@ def a_graph() -> Callable[[], None]:
     return capture("Net", lambda: torch.zeros(2), GPU, "pool")[0]
 
 
+def failing(cuda: list[str], error: BaseException, broken: bool = True) -> Callable[[], Tensor]:
+    """Code that runs in the warm-up, and fails once the recording has begun."""
+
+    def body() -> Tensor:
+        if len(cuda) > 1:
+            Graph.broken = broken
+            raise error
+        return torch.zeros(2)
+
+    return body
+
+
 def test_a_recording_is_warmed_up_and_ordered(cuda: list[str]) -> None:
     runs: list[int] = []
     launch, made = capture("Net", lambda: runs.append(len(cuda)) or torch.zeros(2), GPU, "pool")
@@ -169,18 +176,10 @@ def test_nobody_launches_a_graph_while_another_warms_up_in_its_memory(cuda: list
 
 
 def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str]) -> None:
-    def body() -> Tensor:
-        if len(cuda) > 1:
-            Graph.broken = True
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        return torch.zeros(2)
-
+    told = "operation not permitted when stream is capturing"
     with pytest.raises(ReplearnError) as caught:
-        capture("Net", body, GPU, "pool")
-    assert (
-        "Net can't be captured as a CUDA graph: RuntimeError: operation not permitted when stream is capturing. A"
-        in (str(caught.value))
-    )
+        capture("Net", failing(cuda, RuntimeError(f"{told}\nmore")), GPU, "pool")
+    assert f"Net can't be captured as a CUDA graph: RuntimeError: {told}. A" in str(caught.value)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert cuda[2:5] == ["end", "give up pool on 1", "release pool on 1"]
     assert cuda[5:] == ["begin None thread_local collector False", "end", "0 waits for 100"]  # one that ends well
@@ -189,13 +188,8 @@ def test_the_code_is_blamed_and_not_the_recording_that_it_broke(cuda: list[str])
 
 
 def test_a_recording_that_ended_before_its_error_gives_its_memory_back(cuda: list[str]) -> None:
-    def body() -> Tensor:
-        if len(cuda) > 1:
-            raise KeyError("only while recording")
-        return torch.zeros(2)
-
     with pytest.raises(ReplearnError, match="KeyError: 'only while recording'"):
-        capture("Net", body, GPU, "ended")
+        capture("Net", failing(cuda, KeyError("only while recording"), broken=False), GPU, "ended")
     assert cuda[2:4] == ["end", "reset"]
 
 
@@ -217,23 +211,18 @@ def test_a_recording_that_fails_holds_nothing_of_what_it_made(cuda: list[str]) -
         assert not any(made() for made in held)
 
 
-def test_errors_of_the_model_itself_and_of_memory_come_through(cuda: list[str]) -> None:
+def test_other_errors_come_through(cuda: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
         capture("Net", lambda: 1 // 0, GPU, "pool")
     assert cuda == ["100 waits for 0", "0 waits for 100"]  # what it began may still be at work
-
-    def body() -> Tensor:
-        if len(cuda) > 3:
-            raise torch.OutOfMemoryError("out of memory")
-        return torch.zeros(2)
-
-    with pytest.raises(torch.OutOfMemoryError):
-        capture("Net", body, GPU, "pool")
+    for error in (torch.OutOfMemoryError("out of memory"), KeyboardInterrupt()):
+        cuda.clear()
+        with pytest.raises(type(error)):
+            capture("Net", failing(cuda, error), GPU, "pool")
+        assert "release pool on 1" in cuda
 
 
-def test_cublas_takes_its_memory_for_both_streams_and_both_passes(
-    cuda: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cublas_takes_its_memory_for_both_streams(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     backward = Tensor.backward
 
@@ -267,9 +256,7 @@ def test_a_replayed_model_in_another_one_is_recorded_with_it_and_nobody_waits_fo
     assert inner.num_graphs == 0
 
 
-def test_a_call_on_another_stream_waits_for_the_one_before_it(
-    cuda: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_on_another_stream_waits_for_the_last(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def record(model: nn.Module, *_: Any) -> CapturedGraph:
         return CapturedGraph(GPU, [torch.zeros(4, 3)], None, lambda: cuda.append("replay"), Weights(model), [])
 
@@ -283,9 +270,7 @@ def test_a_call_on_another_stream_waits_for_the_one_before_it(
     assert cuda == ["replay", "8 waits for 7", "replay", "replay", "7 waits for 8", "replay"]
 
 
-def test_memory_of_a_failed_recording_or_of_graphs_that_are_gone_is_not_used_again(
-    cuda: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_failed_recordings_is_not_used_again(cuda: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pools: list[int] = []
 
     def record(model: nn.Module, args: Any, kwargs: Any, device: torch.device, pool: int) -> CapturedGraph:
@@ -387,15 +372,3 @@ def test_after_cublas_took_its_memory_training_takes_no_more_of_it() -> None:
             (weight @ weight).sum().backward()
         weight.grad = None
         assert torch.cuda.memory_allocated() - before < 2**20  # 32 MiB for each thread and stream on an H200
-
-
-def test_an_interruption_comes_through(cuda: list[str]) -> None:
-    def body() -> Tensor:
-        if len(cuda) > 1:
-            Graph.broken = True
-            raise KeyboardInterrupt
-        return torch.zeros(2)
-
-    with pytest.raises(KeyboardInterrupt):
-        capture("Net", body, GPU, "pool")
-    assert "release pool on 1" in cuda

@@ -54,19 +54,10 @@ def test_generation_is_the_same_with_and_without_a_cache_and_after_deploy(name: 
         assert torch.equal(generate(plain, use_cache=False, **settings), expected)
 
 
-@pytest.mark.parametrize("operator", ["projection", "whole_block"])
-def test_generation_is_the_same_with_a_static_cache(operator: str) -> None:
-    model = talkative("hf_llama", operator)
+def test_generation_is_the_same_with_a_static_cache() -> None:
+    model = talkative("hf_llama", "whole_block")
     expected = generate(model, use_cache=False)
     assert torch.equal(generate(model, cache_implementation="static"), expected)
-
-
-def test_the_replaced_model_generates_what_its_blocks_say_and_not_what_the_original_did() -> None:
-    original = ZOO["hf_llama"].fresh()
-    shake_(original, 0.3)
-    before = generate(original)
-    replearn.replace_(original, replearn.plan(original, first=2))
-    assert not torch.equal(generate(original), before)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -138,9 +129,7 @@ FORMS = [operators.Projection(), operators.AttentionMLP(), operators.WholeBlock(
 @pytest.mark.parametrize("asked_before", [False, True])
 @pytest.mark.parametrize("operator", FORMS, ids=lambda options: options.name)
 @pytest.mark.parametrize("name", ["hf_llama", "hf_bert"])
-def test_hidden_states_have_an_entry_for_every_block(
-    name: str, operator: operators.Options, asked_before: bool
-) -> None:
+def test_hidden_states_have_an_entry_for_every_block(name: str, operator: Any, asked_before: bool) -> None:
     batch, model = ZOO[name].batch(), ZOO[name].fresh()
     if asked_before:  # the library's hooks hang on the blocks now, and are no reason to keep them
         call(model, {**batch, "output_hidden_states": True})
@@ -158,15 +147,6 @@ def test_hidden_states_have_an_entry_for_every_block(
         assert torch.equal(made.hidden_states[2], seen[1])
     untouched: Any = call(ZOO[name].fresh(), {**batch, "output_hidden_states": True})
     assert len(untouched.hidden_states) == 1 + 4  # a model of the class that has all its blocks
-
-
-def test_hidden_states_of_a_fitted_model_have_an_entry_for_every_block() -> None:
-    batch, model = ZOO["hf_llama"].batch(), ZOO["hf_llama"].fresh()
-    call(model, {**batch, "output_hidden_states": True})
-    replearn.calibrate_(model, replearn.plan(model, first=2), [batch, batch])
-    for asked in (model, replearn.deploy(model)):
-        made: Any = call(asked, {**batch, "output_hidden_states": True})
-        assert len(made.hidden_states) == 1 + 4
 
 
 def first_of(made: Any) -> Tensor:
@@ -216,13 +196,6 @@ def test_other_families_come_back_from_their_folder(name: str, tmp_path: Path) -
     assert torch.equal(call(again, batch).logits, expected)
     torch.testing.assert_close(call(replearn.deploy(again), batch).logits, expected)
     assert not any(isinstance(value, Tensor) for module in again.modules() for value in vars(module).values())
-
-
-@pytest.mark.parametrize("name", ["Swin", "T5", "Falcon", "Bloom"])
-def test_removal_is_refused_where_a_block_s_code_returns_a_tuple(name: str) -> None:
-    model, _ = other(name)
-    with pytest.raises(ReplearnError, match=r"\.forward says that it returns \(.*,.*\), and Removal would return"):
-        replearn.plan(model, first=2, operator=operators.Removal())
 
 
 def test_an_operator_keeps_the_labels_that_the_model_reads_off_its_layers() -> None:
@@ -303,9 +276,7 @@ def test_a_config_shared_with_another_model_stays_as_it_was() -> None:
 def test_a_folder_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
     model: Any = ZOO["hf_llama"].fresh()
     model.save_pretrained(tmp_path / "plain")
-    with pytest.raises(
-        ReplearnError, match=r"no replaced model: its config\.json has no replearn_plan.*LlamaForCausalLM"
-    ):
+    with pytest.raises(ReplearnError, match=r"its config\.json has no replearn_plan.*LlamaForCausalLM"):
         replearn.from_pretrained(type(model), tmp_path / "plain")
     with pytest.raises(ReplearnError, match="takes a Hugging Face model class, as AutoModelForCausalLM"):
         replearn.from_pretrained(model.__class__.__name__, tmp_path / "plain")
@@ -315,10 +286,7 @@ def test_a_folder_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -
     for change, told in (
         ({"num_hidden_layers": 6, "layer_types": None}, "has 6 blocks, and the plan was made for 4"),
         ({"num_hidden_layers": 2, "layer_types": None}, "The plan does not fit"),
-        (
-            {"vocab_size": 99},
-            r"of another configuration: \S+ has the shape \(\d+, \d+\) there and \(99, \d+\) here",
-        ),
+        ({"vocab_size": 99}, r"another configuration: \S+ has the shape \(\d+, \d+\) there and \(99, \d+\) here"),
     ):
         (tmp_path / "replaced/config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ReplearnError, match=told):

@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from zoo import ZOO, Entry, builds, outputs, shake_
+from zoo import ZOO, Entry, apart, builds, everything, outputs, shake_
 
 import replearn
 from replearn import ReplearnError, operators
@@ -78,33 +78,10 @@ def largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:
     """Relative to the largest value, over all outputs."""
     assert len(found) == len(expected) > 0
     assert all(tensor.isfinite().all() for tensor in expected)
-    return max(
-        float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, expected, strict=True)
-    )
+    return max(map(apart, expected, found))
 
 
 # Law 1: plan leaves the model bit-identical, and works on the meta device
-
-
-def everything(model: nn.Module) -> dict[str, Any]:
-    """All that a plan could have touched, in a form that compares bit for bit."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    return {
-        "state": {name: (id(t), t._version, bits(t)) for name, t in model.state_dict(keep_vars=True).items()},
-        "gradients": {name: (p.requires_grad, p.grad) for name, p in model.named_parameters()},
-        "modules": {name: (id(module), module.training, sorted(vars(module))) for name, module in modules.items()},
-        "hooks": {
-            (name, hooks): list(vars(module)[hooks])
-            for name, module in modules.items()
-            for hooks in vars(module)
-            if "hooks" in hooks
-        },
-        "random": bits(torch.get_rng_state()),
-    }
-
-
-def bits(tensor: Tensor) -> bytes:
-    return tensor.detach().numpy().tobytes()
 
 
 @cache
@@ -123,24 +100,16 @@ EVERY_BUILD = [pytest.param(entry, options, id=f"{entry.name}-{options.name}") f
 
 
 @pytest.mark.parametrize(("entry", "options"), EVERY_BUILD)
-def test_law_1_a_plan_leaves_no_trace(entry: Entry, options: type[Options]) -> None:
+def test_law_1_a_plan_leaves_no_trace_and_is_the_same_on_meta(entry: Entry, options: type[Options]) -> None:
     model = fresh(entry.name).train()
     next(model.children()).eval()
     model.register_forward_hook(lambda *_: None)
     before = everything(model)
-    replearn.plan(model, first=2, operator=options())
-    assert everything(model) == before
-
-
-@pytest.mark.parametrize(("entry", "options"), EVERY_BUILD)
-def test_law_1_a_plan_knows_the_parameters_of_the_deployed_model(entry: Entry, options: type[Options]) -> None:
-    model = entry.build()
     plan = replearn.plan(model, first=2, operator=options())
-    assert sum(p.numel() for p in model.parameters()) == plan.deployed_before
-    replearn.replace_(model, plan)
-    for target in plan.targets:
-        fused = model.get_submodule(target.name).eval().fuse()
-        assert sum(p.numel() for p in fused.parameters()) == target.parameters_deployed
+    assert everything(model) == before
+    meta = on_meta(entry.name)
+    assert replearn.plan(meta, first=2, operator=options()) == plan
+    assert all(tensor.is_meta for tensor in tensors_of(meta))
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -149,15 +118,6 @@ def test_law_1_a_plan_by_similarity_leaves_no_trace_either(name: str) -> None:
     before = everything(model)
     replearn.plan(model, budget="blocks=1", score="similarity", data=[ZOO[name].batch()])
     assert everything(model) == before
-
-
-@pytest.mark.parametrize(("entry", "options"), EVERY_BUILD)
-def test_law_1_a_plan_on_the_meta_device_is_the_same_plan(entry: Entry, options: type[Options]) -> None:
-    meta = on_meta(entry.name)
-    assert replearn.plan(meta, first=2, operator=options()) == replearn.plan(
-        fresh(entry.name), first=2, operator=options()
-    )
-    assert all(tensor.is_meta for tensor in tensors_of(meta))
 
 
 # Law 2: the number of trainable parameters is the plan's, exactly
@@ -171,7 +131,9 @@ def test_law_2_the_plan_counts_trainable_parameters_exactly(built: Built) -> Non
     assert trainable(built.model) == built.plan.parameters_after
     assert trainable(built.entry.build()) == built.plan.parameters_before
     for target in built.plan.targets:
-        assert trainable(built.model.get_submodule(target.name)) == target.parameters_after
+        operator = built.model.get_submodule(target.name)
+        assert trainable(operator) == target.parameters_after
+        assert sum(p.numel() for p in operator.fuse().parameters()) == target.parameters_deployed
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -303,22 +265,6 @@ def test_a_module_shared_by_the_blocks_stays_shared_by_those_that_are_kept() -> 
     replearn.deploy(model.eval(), example=ZOO["sequential"].batch())
 
 
-def test_a_block_that_stands_in_two_places_is_kept() -> None:
-    model = ZOO["sequential"].fresh()
-    model[3] = model[1]
-    with pytest.raises(replearn.ReplearnError, match="the same module is also registered as 3"):
-        replearn.plan(model, targets=["1"])
-    assert [target.name for target in replearn.plan(model, first=3).targets] == ["2"]
-
-
-def test_a_block_with_hooks_of_its_own_is_kept() -> None:
-    model = ZOO["timm_vit"].fresh()
-    model.blocks[1].register_forward_hook(lambda *_: None)
-    assert [target.name for target in replearn.plan(model, first=3).targets] == ["blocks.2"]
-    with pytest.raises(replearn.ReplearnError, match=r"blocks\.1 .*has hooks"):
-        replearn.plan(model, targets=["blocks.1"])
-
-
 # Law 7: deploy gives plain modules with the same outputs, and touches nothing
 
 
@@ -375,9 +321,7 @@ def test_law_7_timm_fuses_what_deploy_does(entry: Entry, options: type[Options],
     reader.load()
     assert "replearn" not in reader.packages  # so torch.load reads it where replearn is not installed
     for door in (replearn.deploy, lambda model: replearn.save(model, tmp_path / "fused.safetensors")):
-        with pytest.raises(
-            ReplearnError, match="are plain modules already, as timm's reparameterize_model leaves"
-        ):
+        with pytest.raises(ReplearnError, match="are plain modules already, as timm's reparameterize_model"):
             door(fused)
 
 
@@ -499,12 +443,10 @@ def test_a_whole_block_with_shared_layers_tied_weights_and_kept_methods(correcti
     shake_(model, 0.1)
     plain = replearn.deploy(model, example=x)
     expected = outputs(plain, x)
-    for operator_parameter in model[1].parameters():
-        with torch.no_grad():
-            operator_parameter.add_(1)
+    for parameter in model[1].parameters():
+        parameter.data += 1
         assert not torch.equal(outputs(model, x)[0], expected[0])  # each of them counts
-        with torch.no_grad():
-            operator_parameter.sub_(1)
+        parameter.data -= 1
 
 
 def test_a_whole_block_whose_neighbour_lacks_a_layer_takes_it_from_the_other() -> None:

@@ -9,18 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from zoo import ZOO, outputs
+from zoo import ZOO, apart, outputs
 
 import replearn
-from replearn import ReplearnError, operators
+from replearn import operators
 from replearn.deployment.merge import merge_, merged, objection
 from replearn.fast.inference import Autocast, cast_once_
 from replearn.operators._base.plain import parts_of_residual, residual
-
-
-def apart(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
-
 
 LAYERS: dict[str, Any] = {
     "3x3": lambda: nn.Conv2d(6, 6, 3, padding=1),
@@ -121,14 +116,6 @@ def test_operators_without_a_sum_have_nothing_to_merge() -> None:
         model = ZOO["timm_vit"].replaced(options)
         assert replearn.deployment.find_merges(model) == ()
         assert replearn.deploy(model, merge=True).state_dict().keys() == replearn.deploy(model).state_dict().keys()
-
-
-def test_bad_input_is_told() -> None:
-    model = ZOO["cifar_resnet"].replaced()
-    with pytest.raises(ReplearnError, match="merge='yes': write True to merge each operator's sum"):
-        replearn.deploy(model, merge="yes")  # type: ignore[arg-type]
-    with pytest.raises(ReplearnError, match=r"was not replaced: call replearn\.replace_"):
-        replearn.deployment.find_merges(nn.Linear(2, 2))
 
 
 def test_under_autocast_a_transformer_keeps_its_stream_in_float32() -> None:

@@ -24,9 +24,6 @@ import replearn
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "replearn"
 
-# What is built on the core, and what the core must never import.
-ABOVE_THE_CORE = {"training", "recipes", "bench", "exporting", "quantizing", "analysis", "cli", "report"}
-
 # ---- what importing it costs --------------------------------------------------------------------
 
 USE_IT = """
@@ -65,13 +62,9 @@ def optional_imports() -> list[str]:
 @pytest.fixture(scope="module")
 def bare_use(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What happened in a fresh interpreter in which no optional library can be imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", USE_IT.format(optional=optional_imports())],
-        cwd=tmp_path_factory.mktemp("bare"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-c", USE_IT.format(optional=optional_imports())]
+    folder = tmp_path_factory.mktemp("bare")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -83,28 +76,15 @@ def outsiders(modules: list[str]) -> set[str]:
     return top - set(sys.stdlib_module_names) - {"replearn", "torch", "safetensors"}
 
 
-def test_importing_it_imports_nothing_but_torch_and_safetensors(bare_use: dict[str, Any]) -> None:
+def test_torch_and_safetensors_are_enough_and_the_rest_is_not_loaded(bare_use: dict[str, Any]) -> None:
     assert "replearn" in bare_use["imported"]
     assert outsiders(bare_use["imported"]) == set()
-
-
-def test_the_core_works_without_any_extra(bare_use: dict[str, Any]) -> None:
-    assert bare_use["equal"] is True
-
-
-def test_planning_does_not_load_the_compiler_or_fsdp(bare_use: dict[str, Any]) -> None:
-    """Each takes seconds to import, and a plan should be there at once."""
-    slow = {"torch._dynamo", "torch._inductor", "torch.distributed.fsdp"}
+    assert bare_use["equal"] is True  # it works without any extra
+    slow = {"torch._dynamo", "torch._inductor", "torch.distributed.fsdp"}  # seconds each; a plan needs none
     assert slow & set(bare_use["planned"]) == set()
 
 
 # ---- the public names ---------------------------------------------------------------------------
-
-
-def written_doc(thing: Any) -> str:
-    """The docstring; a dataclass without one has a made-up signature instead, which does not count."""
-    text = inspect.getdoc(thing) or ""
-    return "" if inspect.isclass(thing) and text.startswith(f"{thing.__name__}(") else text
 
 
 def public_things() -> Iterator[tuple[str, Any]]:
@@ -113,27 +93,19 @@ def public_things() -> Iterator[tuple[str, Any]]:
             yield f"{module.__name__}.{name}", getattr(module, name, None)
     for options in replearn.operators.available().values():
         yield f"replearn.operators.{options.__name__}", options
+    blocks = replearn.blocks
+    for kind in (replearn.Plan, replearn.planning.Target, blocks.Stack, blocks.Anatomy, blocks.Part):
+        for name, method in inspect.getmembers(kind, inspect.isroutine):
+            if not name.startswith("_"):
+                yield f"{kind.__name__}.{name}", method
 
 
 @pytest.mark.parametrize(("name", "thing"), [pytest.param(*found, id=found[0]) for found in public_things()])
 def test_every_public_name_exists_and_has_a_docstring(name: str, thing: Any) -> None:
     assert thing is not None, f"{name} is listed in __all__ and does not exist"
-    assert written_doc(thing), f"{name} has no docstring"
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        replearn.Plan,
-        replearn.blocks.Stack,
-        replearn.planning.Target,
-        replearn.blocks.Anatomy,
-        replearn.blocks.Part,
-    ],
-)
-def test_every_public_method_of_the_data_has_a_docstring(kind: type) -> None:
-    methods = [name for name, _ in inspect.getmembers(kind, inspect.isroutine) if not name.startswith("_")]
-    assert [name for name in methods if not inspect.getdoc(getattr(kind, name))] == []
+    text = inspect.getdoc(thing) or ""  # a dataclass without one has a made-up signature instead
+    assert text, f"{name} has no docstring"
+    assert not (inspect.isclass(thing) and text.startswith(f"{thing.__name__}(")), f"{name} has no docstring"
 
 
 def test_all_is_sorted_and_lists_no_name_twice() -> None:
@@ -150,15 +122,13 @@ def module_name(file: Path) -> str:
 FILES = {module_name(file): file for file in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imports_of(name: str, *, types_too: bool = True) -> set[str]:
-    """Every module that a file imports, at its top or inside a function; ours by their full name."""
+def imports_of(name: str) -> set[str]:
+    """Every module that a file imports at run time, at its top or inside a function; ours by their full name."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types_too:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
             found.update(resolved(name, node))
         for child in ast.iter_child_nodes(node):
@@ -178,40 +148,6 @@ def resolved(name: str, node: ast.ImportFrom) -> set[str]:
     return {f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base for alias in node.names}
 
 
-def core() -> set[str]:
-    """All that `import replearn` may come to load: what it imports, whatever that imports, and so on.
-
-    A folder that lists itself (families, operators) loads all of its files.
-    """
-    todo, seen = ["replearn"], set()
-    while todo:
-        name = todo.pop()
-        if name in seen or name not in FILES:
-            continue
-        seen.add(name)
-        todo += imports_of(name)
-        if "pkgutil" in imports_of(name):
-            todo += [other for other in FILES if other.startswith(f"{name}.")]
-    return seen
-
-
-def test_the_core_never_imports_what_is_built_on_it() -> None:
-    assert {"replearn.planning.planner", "replearn.operators.basic", "replearn.blocks.families.hf_llama"} <= core()
-    rooms = {name: name.split(".")[1] for name in core() if "." in name}
-    assert [name for name, room in rooms.items() if room in ABOVE_THE_CORE] == []
-
-
-KERNELS = ("replearn.fast.kernels._triton.", "replearn.fast.synthesis._triton")
-
-
-def test_the_core_imports_nothing_but_torch_safetensors_and_the_standard_library() -> None:
-    used = {(name, wanted) for name in core() for wanted in imports_of(name)}
-    found = {(name, wanted) for name, wanted in used if outsiders([wanted])}
-    kernels = {(name, wanted) for name, wanted in found if name.startswith(KERNELS)}
-    assert sorted(found - kernels) == []
-    assert {wanted.split(".")[0] for _, wanted in kernels} == {"triton"}  # comes with torch where there is a GPU
-
-
 def test_a_machine_without_triton_never_misses_it() -> None:
     code = (
         "import sys; sys.modules['triton'] = None; import replearn, torch\n"
@@ -227,11 +163,7 @@ def test_imports_point_one_way() -> None:
     Left out are imports for types, and a file's look at the folder it lies in, which is always loaded first.
     """
     graph = {
-        name: {
-            wanted
-            for wanted in imports_of(name, types_too=False)
-            if wanted in FILES and not name.startswith(f"{wanted}.")
-        }
+        name: {wanted for wanted in imports_of(name) if wanted in FILES and not name.startswith(f"{wanted}.")}
         for name in FILES
     }
     order = list(TopologicalSorter(graph).static_order())
@@ -281,18 +213,8 @@ def test_the_wheel_requires_torch_and_safetensors_alone(wheel: zipfile.ZipFile) 
     about = email.message_from_bytes(wheel.read(metadata))
     always = [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert {line.split(">=")[0] for line in always} == {"torch", "safetensors"}
-    assert set(about.get_all("Provides-Extra", [])) == {
-        "vision",
-        "scenes",
-        "hf",
-        "train",
-        "report",
-        "quant",
-        "export",
-        "wandb",
-        "mlflow",
-        "all",
-    }
+    extras = {"vision", "scenes", "hf", "train", "report", "quant", "export", "wandb", "mlflow", "all"}
+    assert set(about.get_all("Provides-Extra", [])) == extras
     assert about["License-Expression"] == "Apache-2.0"
     assert about["Version"] == replearn.__version__
 

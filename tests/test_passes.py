@@ -14,7 +14,6 @@ from interpreting import distance, small_vit
 from torch import Tensor, nn
 
 import replearn
-from replearn.errors import ReplearnError
 from replearn.fast import streamline
 from replearn.fast.inlining import flatten, note_values_
 from replearn.fast.kernels import conv_bias_add_relu as kernel
@@ -183,21 +182,6 @@ def test_what_others_read_is_not_fused(how: str, count: int) -> None:
     note_values_(flat, x.clone(), None)
     assert fusion.apply_(flat, Context(fuse=True)) == count
     torch.testing.assert_close(flat(x.clone()), model(x.clone()))
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ({"fuse": 1}, "fuse=1"),
-        ({"fuse": True}, "needs flatten=True"),
-        ({"fuse": True, "flatten": True, "compile": True}, "can't be had together"),
-        ({"fuse": True, "flatten": True}, "needs a model on a CUDA GPU"),
-        ({"graph": None}, "graph=None"),
-    ],
-)
-def test_where_it_can_not_work_it_says_so(how: dict[str, Any], says: str) -> None:
-    with pytest.raises(ReplearnError, match=says):
-        streamline(nn.Conv2d(3, 4, 3).eval(), torch.randn(2, 3, 8, 8), **how)
 
 
 @pytest.mark.cuda

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import pickle
-import time
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -61,23 +60,17 @@ ALL_OPTIONS = [
 
 
 @cache
-def models() -> dict[str, nn.Module]:
+def model_of(kind: str) -> nn.Module:
+    builds = {"basic": tiny.resnet, "transformer": lambda: tiny.Tokens(5)}
+    builds["bottleneck"] = lambda: nn.Sequential(*(tiny.Bottleneck(16) for _ in range(5)))
+    builds["any"] = lambda: nn.Sequential(*(tiny.Own(4) for _ in range(5)))
     with torch.device("meta"):
-        return {
-            "basic": tiny.resnet(),
-            "bottleneck": nn.Sequential(*(tiny.Bottleneck(16) for _ in range(5))),
-            "transformer": tiny.Tokens(5),
-            "any": nn.Sequential(*(tiny.Own(4) for _ in range(5))),
-        }
-
-
-def plan_with(options: Options) -> Plan:
-    return replearn.plan(models()[options.kinds[0]], 2, first=2, operator=options)
+        return builds[kind]()
 
 
 @pytest.mark.parametrize("options", ALL_OPTIONS, ids=repr)
 def test_a_plan_survives_json_exactly(options: Options) -> None:
-    plan = plan_with(options)
+    plan = replearn.plan(model_of(options.kinds[0]), 2, first=2, operator=options)
     text = plan.to_json()
     again = Plan.from_json(text)
     assert again == plan
@@ -86,11 +79,6 @@ def test_a_plan_survives_json_exactly(options: Options) -> None:
     assert str(again) == str(plan)
     assert [type(t.operator) for t in again.targets] == [type(options)] * len(plan.targets)
     assert repr(again) == repr(plan)  # 1 and 1.0 are equal, and still not the same
-
-
-def test_the_options_above_are_really_many() -> None:
-    assert len(ALL_OPTIONS) > 100
-    assert {type(options) for options in ALL_OPTIONS} == set(operators.available().values())
 
 
 # ---- frozen -------------------------------------------------------------------------------------
@@ -120,21 +108,6 @@ def test_plans_are_keys_and_copies_of_them_are_equal() -> None:
     copies = [copy.copy(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))]
     assert {plan: 1, **dict.fromkeys(copies, 2)} == {plan: 2}
     assert plan != dataclasses.replace(plan, num_blocks=10)
-
-
-def test_planning_twice_gives_the_same_plan() -> None:
-    model = tiny.resnet()
-    assert replearn.plan(model, 2, first=2).to_json() == replearn.plan(model, 2, first=2).to_json()
-
-
-def test_planning_a_deep_model_on_meta_takes_seconds() -> None:
-    with torch.device("meta"):
-        model = nn.Sequential(*(nn.TransformerEncoderLayer(8192, 64, 28672) for _ in range(80)))
-    start = time.perf_counter()
-    plan = replearn.plan(model, 4, first=2)
-    assert time.perf_counter() - start < 10
-    assert plan.parameters_before > 5e10
-    assert len(plan.targets) == 20
 
 
 # ---- reading what strangers wrote ---------------------------------------------------------------
@@ -195,22 +168,6 @@ def test_a_plan_with_one_value_exchanged_is_refused_or_whole(path: tuple[Any, ..
     refused_or_plan(json.dumps(mutated))
 
 
-@given(path=st.sampled_from(PATHS), action=st.sampled_from(["remove", "double", "rename"]))
-@settings(max_examples=120, deadline=None, derandomize=True)
-def test_a_plan_with_something_missing_or_added_is_refused_or_whole(path: tuple[Any, ...], action: str) -> None:
-    mutated = data()
-    parent: Any = mutated
-    for key in path[:-1]:
-        parent = parent[key]
-    if action == "remove":
-        del parent[path[-1]]
-    elif isinstance(parent, list):
-        parent.append(parent[path[-1]])
-    else:
-        parent["surprise"] = parent.pop(path[-1]) if action == "rename" else parent[path[-1]]
-    refused_or_plan(json.dumps(mutated))
-
-
 @given(cut=st.integers(0, 5000), flip=st.integers(0, 7), tail=st.binary(max_size=4))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_a_plan_with_bytes_cut_or_flipped_is_refused_or_whole(cut: int, flip: int, tail: bytes) -> None:
@@ -222,17 +179,8 @@ def test_a_plan_with_bytes_cut_or_flipped_is_refused_or_whole(cut: int, flip: in
         refused_or_plan(damaged)
 
 
-@pytest.mark.parametrize("depth", [50, 400, 700, 900, 960, 985, 3000])
-@pytest.mark.parametrize(
-    "path",
-    [
-        ("replearn_plan",),
-        ("targets",),
-        ("notes",),
-        ("targets", 0, "operator", "name"),
-        ("targets", 0, "operator", "sources"),
-    ],
-)
+@pytest.mark.parametrize("depth", [50, 700, 900, 985, 3000])
+@pytest.mark.parametrize("path", [("replearn_plan",), ("notes",), ("targets", 0, "operator", "sources")], ids=str)
 def test_deep_nesting_is_refused_at_any_depth(path: tuple[Any, ...], depth: int) -> None:
     mutated = data()
     set_at(mutated, path, "@")
@@ -313,20 +261,6 @@ def test_a_name_that_would_write_into_the_terminal_is_shown_escaped() -> None:
     shown = str(Plan.from_json(json.dumps(mutated)))
     assert r"layer\x1b[31m\n1" in shown
     assert "\x1b" not in shown
-
-
-def test_the_table_s_numbers_are_the_model_s() -> None:
-    model = tiny.resnet(26)
-    plan = replearn.plan(model, 2, first=2)
-    assert plan.parameters_before == sum(p.numel() for p in model.parameters())
-    replearn.replace_(model, plan)
-    assert plan.parameters_after == sum(p.numel() for p in model.parameters())
-    for target in plan.targets:
-        operator = model.get_submodule(target.name)
-        assert target.parameters_after == sum(p.numel() for p in operator.parameters())
-    assert plan.deployed_after == sum(
-        p.numel() for p in replearn.deploy(model.eval(), fold="operators").parameters()
-    )
 
 
 def test_an_operator_that_saves_nothing_once_deployed_is_said_with_one_that_does() -> None:

@@ -28,16 +28,9 @@ class Encoder(nn.Module):
     """A pre-norm transformer block that keeps to its input's dtype, as those of ViTs do."""
 
     replearn_anatomy = replearn.anatomy(
-        "mine",
-        "transformer",
-        num_heads=2,
-        proj="attention.out_proj",
-        norm1="norm1",
-        norm2="norm2",
-        up="up",
-        activation="act",
-        down="down",
-    )
+        *("mine", "transformer"), num_heads=2, proj="attention.out_proj",
+        norm1="norm1", norm2="norm2", up="up", activation="act", down="down",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,9 +135,7 @@ def test_a_cast_model_runs_in_its_dtype_and_deploys_in_it(kind: str, options: Op
 
 @pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to("cpu", torch.bfloat16)])
 @pytest.mark.parametrize("options", [operators.Basic(), operators.NoWeights()], ids=lambda options: options.name)
-def test_coefficients_and_their_gradients_survive_a_detour_through_low_precision(
-    options: Options, cast: Any
-) -> None:
+def test_coefficients_and_gradients_survive_a_detour_through_low_precision(options: Options, cast: Any) -> None:
     model, _, x = subject("basic", options)
     model(x).sum().backward()
     before = {name: (p.detach().clone(), p.grad.clone()) for name, p in coefficients(model).items()}
@@ -161,9 +152,7 @@ def test_coefficients_and_their_gradients_survive_a_detour_through_low_precision
 
 @pytest.mark.parametrize(("kind", "options"), EVERY)
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
-def test_autocast_gives_the_dtype_of_the_block_that_was_removed(
-    kind: str, options: Options, given: torch.dtype
-) -> None:
+def test_autocast_gives_the_dtype_of_the_removed_block(kind: str, options: Options, given: torch.dtype) -> None:
     model, removed, x = subject(kind, options)
     with autocast():
         x = model[0](x.to(given))  # what a block gets is what the one before it gave
@@ -185,20 +174,6 @@ def test_synthesis_is_in_float32_and_cast_after(kind: str, options: Options, way
     assert bool(expected) == bool(options.sides)
     for role, weight in expected.items():
         assert products.includes(weight), f"{role} is not the float32 synthesis, rounded once"
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [p for p in EVERY if getattr(p.values[1], "correction", None) == "low-rank"]
-)
-def test_low_rank_factors_are_not_multiplied_in_bfloat16(kind: str, options: Options) -> None:
-    model, _, x = subject(kind, options)
-    factors = [p for name, p in model.named_parameters() if name.endswith((".left", ".right"))]
-    with autocast(), Products() as products:
-        model[1](x)
-    assert factors
-    for factor in factors:
-        assert products.includes(factor.detach())
-        assert not products.includes(factor.detach().bfloat16())
 
 
 @pytest.mark.parametrize(("kind", "options"), EVERY)
@@ -263,17 +238,6 @@ def test_channels_last_stays_channels_last_and_equal(kind: str, options: Options
         assert made.is_contiguous(memory_format=torch.channels_last)
         assert not made.is_contiguous()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("kind", "options"), [p for p in CONVOLUTIONS if p.values[1].sides])
-def test_a_synthesized_kernel_has_the_strides_of_its_sources(kind: str, options: Options) -> None:
-    model, _, _ = subject(kind, options)
-    for layout in (torch.channels_last, torch.contiguous_format):
-        model = model.to(memory_format=layout)
-        kernels = synthesized(model[1])
-        assert kernels
-        for role, kernel in kernels.items():
-            assert kernel.is_contiguous(memory_format=layout), role
 
 
 def test_shared_coefficients_are_kept_too() -> None:

@@ -6,6 +6,7 @@ family to all of them, add an entry here.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,24 +21,10 @@ from replearn.deployment.deploy import tensors_in
 from replearn.operators._base.options import Options
 
 NO_MLP = ("mlp", "attention_mlp")  # operators that need the MLP's own matrices
-VARIANTS = (
-    "hf_deit",
-    "hf_qwen3",
-    "hf_roberta",
-    "timm_beit",
-    "timm_cait",
-    "timm_convit",
-    "timm_deit",
-    "timm_eva_post_norm",
-    "timm_relpos",
-    "timm_resnet_d",
-    "timm_resnext",
-    "timm_sam",
-    "timm_vit_post_norm",
-    "timm_vit_scaled",
-    "timm_xcit",
-    "torchvision_dilated",
-    "torchvision_wide",
+VARIANTS = (  # of families that an entry without a variant looks at closely
+    *("hf_deit", "hf_qwen3", "hf_roberta", "timm_beit", "timm_cait", "timm_convit", "timm_deit"),
+    *("timm_eva_post_norm", "timm_relpos", "timm_resnet_d", "timm_resnext", "timm_sam", "timm_vit_post_norm"),
+    *("timm_vit_scaled", "timm_xcit", "torchvision_dilated", "torchvision_wide"),
 )
 FEW = ("attention_mlp", "basic", "bottleneck", "projection", "whole_block")
 
@@ -53,11 +40,6 @@ class Entry:
     batch: Callable[[], Any] = field(repr=False)
     stacks: tuple[int, ...]  # the number of blocks of each stack
     without: tuple[str, ...] = ()  # operators that suit the kind of block, but not these blocks
-
-    @property
-    def variant(self) -> bool:
-        """Is there a closer look at this family elsewhere, so that a few operators are enough here?"""
-        return self.name in VARIANTS
 
     def suits(self, options: type[Options]) -> bool:
         return self.kind in options.kinds and options.name not in self.without
@@ -106,6 +88,33 @@ def shake_(model: nn.Module, size: float) -> None:
 def outputs(model: nn.Module, batch: Any) -> list[Tensor]:
     """Everything with values that a model returns for a batch."""
     return [tensor for tensor in tensors_in(call(model, batch)) if tensor.is_floating_point()]
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
+
+
+def everything(model: nn.Module, versions: bool = True) -> dict[str, Any]:
+    """All that a plan or a refused load could have touched, in a form that compares bit for bit."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    return {
+        "state": {name: (id(t), versions and t._version, bits(t)) for name, t in tensors.items()},
+        "gradients": {name: (p.requires_grad, p.grad) for name, p in model.named_parameters()},
+        "modules": {name: (id(module), module.training, sorted(vars(module))) for name, module in modules.items()},
+        "hooks": {
+            (name, hooks): list(vars(module)[hooks])
+            for name, module in modules.items()
+            for hooks in vars(module)
+            if "hooks" in hooks
+        },
+        "random": bits(torch.get_rng_state()),
+    }
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().resolve_conj().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 class Staged(nn.Module):
@@ -157,45 +166,29 @@ def torchvision_vit() -> nn.Module:
 def timm_resnet(block: str, **settings: Any) -> nn.Module:
     from timm.models import resnet
 
-    return resnet.ResNet(
-        getattr(resnet, block),
-        layers=(4, 3, 1, 1),
-        channels=(4, 8, 8, 8),
-        num_classes=4,
-        stem_width=4,
-        **settings,
-    )
+    settings = {"layers": (4, 3, 1, 1), "channels": (4, 8, 8, 8), "stem_width": 4, **settings}
+    return resnet.ResNet(getattr(resnet, block), num_classes=4, **settings)
 
 
 def timm_vit(block: str = "Block", **settings: Any) -> nn.Module:
     from timm.models import vision_transformer
 
-    settings = {"block_fn": getattr(vision_transformer, block), "mlp_ratio": 2, **settings}
-    return vision_transformer.VisionTransformer(
-        8, 4, num_classes=4, embed_dim=16, depth=4, num_heads=2, **settings
-    )
+    settings = {"block_fn": getattr(vision_transformer, block), "mlp_ratio": 2, "num_classes": 4, **settings}
+    return vision_transformer.VisionTransformer(8, 4, embed_dim=16, depth=4, num_heads=2, **settings)
 
 
 def timm_model(module: str, name: str, **settings: Any) -> nn.Module:
-    import importlib
-
     settings = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 4, "num_heads": 2, **settings}
-    return getattr(importlib.import_module(f"timm.models.{module}"), name)(num_classes=4, **settings)
+    return timm_generic(module, name, **settings)
 
 
-def swiglu() -> dict[str, Any]:
-    from timm.layers import SwiGLU, SwiGLUPacked
+def timm_swiglu(mlp: str, **settings: Any) -> nn.Module:
+    import timm.layers
 
-    return {"packed": SwiGLUPacked, "split": SwiGLU}
-
-
-def timm_eva_post_norm() -> nn.Module:
-    return timm_model("eva", "Eva", use_post_norm=True, qkv_fused=False)
+    return timm_vit(mlp_layer=getattr(timm.layers, mlp), **settings)
 
 
 def timm_generic(module: str, name: str, **settings: Any) -> nn.Module:
-    import importlib
-
     return getattr(importlib.import_module(f"timm.models.{module}"), name)(num_classes=4, **settings)
 
 
@@ -205,6 +198,7 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "i
 VISION = {**SMALL, "image_size": 8, "patch_size": 4, "num_labels": 4}
 TEXT = {**SMALL, "vocab_size": 32, "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 1}
 DECODER = {**TEXT, "pad_token_id": 1, "num_key_value_heads": 1, "tie_word_embeddings": False}
+WINDOW = {**DECODER, "sliding_window": 4, "tie_word_embeddings": True}
 
 
 def hugging_face(model: str, config: str, **settings: Any) -> nn.Module:
@@ -215,9 +209,8 @@ def hugging_face(model: str, config: str, **settings: Any) -> nn.Module:
 
 def gpt2() -> nn.Module:
     settings = {"n_embd": 16, "n_layer": 4, "n_head": 2, "n_inner": 24, "vocab_size": 32, "n_positions": 32}
-    return hugging_face(
-        "GPT2LMHeadModel", "GPT2Config", **settings, bos_token_id=0, eos_token_id=1, pad_token_id=1
-    )
+    ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    return hugging_face("GPT2LMHeadModel", "GPT2Config", **settings, **ends)
 
 
 # torch, and a user's own
@@ -283,29 +276,21 @@ class Declared(Scaled):
     """The same with its anatomy written down."""
 
     replearn_anatomy = replearn.anatomy(
-        "mine",
-        "transformer",
-        num_heads=2,
-        input="hidden",
-        returns="tuple",
-        proj="attention",
-        norm1="norm",
-        norm2="norm",
-        up="up",
-        activation="act",
-        down="down",
-    )
+        *("mine", "transformer"), num_heads=2, input="hidden", returns="tuple",
+        proj="attention", norm1="norm", norm2="norm", up="up", activation="act", down="down",
+    )  # fmt: skip
+
+
+def cifar() -> nn.Module:
+    return replearn.models.CifarResNet(20, num_classes=4, width=8)
+
+
+def residuals() -> nn.Module:
+    return nn.Sequential(*(Residual() for _ in range(4)))
 
 
 def entries() -> Iterator[Entry]:
-    yield Entry(
-        "cifar_resnet",
-        "cifar_resnet",
-        "basic",
-        lambda: replearn.models.CifarResNet(20, num_classes=4, width=8),
-        images,
-        (3, 3, 3),
-    )
+    yield Entry("cifar_resnet", "cifar_resnet", "basic", cifar, images, (3, 3, 3))
     for name, make, kind, stacks in (
         ("torchvision_basic", torchvision_basic, "basic", (3, 4)),
         ("torchvision_bottleneck", torchvision_bottleneck, "bottleneck", (4,)),
@@ -322,9 +307,7 @@ def entries() -> Iterator[Entry]:
     yield Entry("decoder", "torch_transformer", "transformer", Translator, sequence, (4,))
     yield Entry("declared_tuple", "mine", "transformer", lambda: Listed(Declared), sequence, (4,))
     yield Entry("generic_tuple", "generic", "any", lambda: Listed(Scaled), sequence, (4,), without=("removal",))
-    yield Entry(
-        "sequential", "generic", "any", lambda: nn.Sequential(*(Residual() for _ in range(4))), sequence, (4,)
-    )
+    yield Entry("sequential", "generic", "any", residuals, sequence, (4,))
 
 
 def timm_entries() -> Iterator[Entry]:
@@ -337,63 +320,36 @@ def timm_entries() -> Iterator[Entry]:
         kind = "basic" if block == "BasicBlock" else "bottleneck"
         make = lambda b=block, s=settings: timm_resnet(b, **s)  # noqa: E731
         yield Entry(name, "timm_resnet", kind, make, lambda: images(16), (4, 3))
+    scaled: dict[str, Any] = {"init_values": 0.5, "qk_norm": True, "class_token": False, "global_pool": "avg"}
+    sam = {"window_size": 2, "neck_chans": 8}
     for name, make, without in (
         ("timm_vit", timm_vit, ()),
-        (
-            "timm_vit_scaled",
-            lambda: timm_vit(init_values=0.5, qk_norm=True, class_token=False, global_pool="avg"),
-            (),
-        ),
-        ("timm_vit_swiglu_packed", lambda: timm_vit(mlp_layer=swiglu()["packed"]), ()),
-        ("timm_vit_swiglu_norm", lambda: timm_vit(mlp_layer=swiglu()["split"], scale_mlp_norm=True), NO_MLP),
+        ("timm_vit_scaled", lambda: timm_vit(**scaled), ()),
+        ("timm_vit_swiglu_packed", lambda: timm_swiglu("SwiGLUPacked"), ()),
+        ("timm_vit_swiglu_norm", lambda: timm_swiglu("SwiGLU", scale_mlp_norm=True), NO_MLP),
         ("timm_vit_post_norm", lambda: timm_vit("ResPostBlock"), ()),
         ("timm_vit_parallel", lambda: timm_vit("ParallelScalingBlock"), NO_MLP),
         ("timm_deit", lambda: timm_model("deit", "VisionTransformerDistilled"), ()),
         ("timm_beit", lambda: timm_model("beit", "Beit", init_values=0.1), ()),
         ("timm_cait", lambda: timm_model("cait", "Cait", init_values=0.5), ()),
         ("timm_eva", lambda: timm_model("eva", "Eva", swiglu_mlp=True, use_rot_pos_emb=True), ()),
-        ("timm_eva_post_norm", timm_eva_post_norm, ()),
+        ("timm_eva_post_norm", lambda: timm_model("eva", "Eva", use_post_norm=True, qkv_fused=False), ()),
         ("timm_relpos", lambda: timm_model("vision_transformer_relpos", "VisionTransformerRelPos"), ()),
         ("timm_xcit", lambda: timm_model("xcit", "Xcit", img_size=16, patch_size=8), ()),
-        (
-            "timm_sam",
-            lambda: timm_model("vision_transformer_sam", "VisionTransformerSAM", window_size=2, neck_chans=8),
-            (),
-        ),
+        ("timm_sam", lambda: timm_model("vision_transformer_sam", "VisionTransformerSAM", **sam), ()),
         ("timm_convit", lambda: timm_model("convit", "ConVit"), ()),
     ):
         size = 16 if name == "timm_xcit" else 8
         yield Entry(name, "timm_vit", "transformer", make, lambda s=size: images(s), (4,), without)
     for block in ("ParallelThingsBlock", "DiffParallelScalingBlock"):
         yield Entry(f"timm_{block}", "timm_vit", "any", lambda b=block: timm_vit(b), images, (4,))
+    convnext = {"depths": (4, 1, 3, 1), "dims": (8, 8, 8, 8)}
+    swin = {"img_size": 8, "patch_size": 2, "embed_dim": 8, "depths": (4, 2), "num_heads": (2, 2)}
+    mixer = {"img_size": 8, "patch_size": 4, "num_blocks": 4, "embed_dim": 16}
     for name, make, size, stacks in (
-        (
-            "convnext",
-            lambda: timm_generic("convnext", "ConvNeXt", depths=(4, 1, 3, 1), dims=(8, 8, 8, 8)),
-            32,
-            (4, 3),
-        ),
-        (
-            "swin",
-            lambda: timm_generic(
-                "swin_transformer",
-                "SwinTransformer",
-                img_size=8,
-                patch_size=2,
-                embed_dim=8,
-                depths=(4, 2),
-                num_heads=(2, 2),
-                window_size=2,
-            ),
-            8,
-            (4,),
-        ),
-        (
-            "mixer",
-            lambda: timm_generic("mlp_mixer", "MlpMixer", img_size=8, patch_size=4, num_blocks=4, embed_dim=16),
-            8,
-            (4,),
-        ),
+        ("convnext", lambda: timm_generic("convnext", "ConvNeXt", **convnext), 32, (4, 3)),
+        ("swin", lambda: timm_generic("swin_transformer", "SwinTransformer", window_size=2, **swin), 8, (4,)),
+        ("mixer", lambda: timm_generic("mlp_mixer", "MlpMixer", **mixer), 8, (4,)),
     ):
         yield Entry(name, "generic", "any", make, lambda s=size: images(s), stacks)
 
@@ -410,14 +366,7 @@ def hugging_face_entries() -> Iterator[Entry]:
         ("hf_llama", "hf_llama", "LlamaForCausalLM", "LlamaConfig", DECODER, tokens),
         ("hf_qwen2", "hf_llama", "Qwen2ForCausalLM", "Qwen2Config", DECODER, tokens),
         ("hf_qwen3", "hf_llama", "Qwen3ForCausalLM", "Qwen3Config", {**DECODER, "head_dim": 8}, tokens),
-        (
-            "hf_mistral",
-            "hf_llama",
-            "MistralForCausalLM",
-            "MistralConfig",
-            {**DECODER, "head_dim": 8, "sliding_window": 4, "tie_word_embeddings": True},
-            tokens,
-        ),
+        ("hf_mistral", "hf_llama", "MistralForCausalLM", "MistralConfig", {**WINDOW, "head_dim": 8}, tokens),
     ):
         make = lambda m=model, c=config, s=settings: hugging_face(m, c, **s)  # noqa: E731
         yield Entry(name, family, "transformer", make, batch, (4,))
@@ -432,7 +381,7 @@ def builds() -> Iterator[tuple[Entry, type[Options]]]:
     seen: set[tuple[str, str]] = set()
     for entry in ZOO.values():
         for options in operators.available().values():
-            if entry.suits(options) and (options.name in FEW or not entry.variant):
+            if entry.suits(options) and (options.name in FEW or entry.name not in VARIANTS):
                 proves = {("", entry.name), (options.name, entry.family)}
                 if not proves <= seen:
                     yield entry, options
