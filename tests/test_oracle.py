@@ -226,10 +226,7 @@ def test_every_option_of_every_operator_is_walked(name):
             allowed = (True, False) if hints[field.name] is bool else get_args(hints[field.name])
             assert set(allowed) == set(WALKED[field.name]), f"{name}.{field.name} has choices that are not tested"
         else:
-            # recompute is held against not recomputing, to the bit, in test_recompute.py
-            assert field.name in ("rank", "start", "recompute"), (
-                f"{name}.{field.name} is not tested against the oracle"
-            )
+            assert field.name in ("rank", "start"), f"{name}.{field.name} is not tested against the oracle"
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if walked_fields(name)])

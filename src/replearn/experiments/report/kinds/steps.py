@@ -11,7 +11,7 @@ from ..dots import Case, Dot, dot_figure, grouped
 from ..measured import Column, Found, Row, span, table_of
 from . import epochs as whole_epochs
 
-SHOWN = {"removal": "removal", "RepL": "repl", "RepL, recomputed": "series0"}
+SHOWN = {"removal": "removal", "RepL": "repl"}
 HIDDEN = ("E2E", "RepL, weights given", "RepL, weights frozen")  # what a reader compares with, and what only we do
 
 
@@ -26,7 +26,7 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     roles = {label: SHOWN.get(label, f"series{number % 8}") for number, label in enumerate(shown)}
     short: dict[str, Column] = {"case": "title", "backend": "backend"}
     for what, path in (("time", "time.median"), ("memory", "memory_ratio")):
-        short |= {f"{label}: {what}": f"by.{label}.{path}:.3f" for label in shown if label != "RepL, recomputed"}
+        short |= {f"{label}: {what}": f"by.{label}.{path}:.3f" for label in shown}
     pairs = [
         {**row, "case": entry["title"], "backend": entry["backend"]} for entry in entries for row in entry["rows"]
     ]
