@@ -513,7 +513,7 @@ CASES: dict[str, list[tuple[Provoke, tuple[str, ...]]]] = {
             ("layer1.1 has no coefficient for its next source",),
         ),
         (
-            lambda f: BorrowedNorm(Source.of(tiny.Own(4), replearn.blocks.Part("gain"), True), CPU),
+            lambda f: BorrowedNorm(Source(tiny.Own(4), replearn.blocks.Part("gain"), True), CPU),
             ("Expected a normalisation layer at gain",),
         ),
         (

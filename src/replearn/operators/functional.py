@@ -67,8 +67,7 @@ def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
         return {}
     device = next(iter(wanted.values())).tensors[0].device
     if (fast := faster("synthesize", device)) is not None and (made := fast(wanted, dtype)) is not None:
-        found: Made = made
-        return found
+        return made
     with full_precision(device):
         return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
 

@@ -88,8 +88,7 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         return made
 
     def compute(self, x: Tensor) -> Tensor:
-        result: Tensor = self.forward(x)
-        return result
+        return self.forward(x)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         # a Hugging Face block would checkpoint inside, and recompute without its parameters
