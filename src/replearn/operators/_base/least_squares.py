@@ -32,11 +32,6 @@ class Moments:
         self._split = features.shape[1]
         self.count += len(features)
 
-    def merge(self, other: Moments) -> None:
-        if other._gram is not None:
-            self._gram = other._gram if self._gram is None else self._gram + other._gram
-            self._split, self.count = other._split, self.count + other.count
-
     @property
     def gram(self) -> Tensor:
         if self._gram is None:

@@ -284,9 +284,10 @@ class ReadingOperator(Operator):
         start = torch.zeros_like(shift) if base is None else base.double()
         self._correction(f"{role}_bias").set(Solution(shift, 0.0), start)
 
-    def read_one(self, role: str) -> Tensor:
-        """A weight that is read from one side and used as it is."""
-        return self.corrected(role, list(self.weights(role).values()))
+    def borrowed(self, role: str, like: Tensor) -> Tensor:
+        """A weight that is read from one side, uncorrected, as a matrix in float64; zeros where none is read."""
+        weights = list(self.weights(role).values())
+        return weights[0].flatten(1).double() if weights else torch.zeros_like(like)
 
     def reset_parameters(self) -> None:
         for role in self.corrections:
