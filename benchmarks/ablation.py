@@ -78,7 +78,7 @@ def step(model: str, backend: Any, side: str, name: str, device: torch.device) -
     case = next((each for each in cases.SUITE if each.model == model), TINY8)
     if device.type == "cpu":
         case = cases.SMALL_SUITE[0 if "resnet" in model else 1]
-    chosen = next(each for each in cases.candidates(case, recompute=False) if each.label == side)
+    chosen = next(each for each in cases.candidates(case) if each.label == side)
     with without(name), steps.precision_of(backend):
         made = steps.TrainingStep(case, chosen, backend, device)
 

@@ -48,7 +48,7 @@ def step(model: str, backend: str, side: str, small: bool) -> Any:
     case = next(each for each in cases.SUITE if each.model == model)
     if small:
         case = cases.SMALL_SUITE[0]
-    chosen = next(each for each in cases.candidates(case, recompute=False) if each.label == side)
+    chosen = next(each for each in cases.candidates(case) if each.label == side)
     given = {"cast": False} if "cast" in inspect.signature(steps.TrainingStep.__init__).parameters else {}
     device = torch.device("cpu" if small else "cuda")
     with steps.precision_of(backend):

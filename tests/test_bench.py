@@ -23,7 +23,6 @@ from replearn.experiments.bench.cases import (
     E2E,
     FROZEN,
     LEAVES,
-    RECOMPUTED,
     REMOVAL,
     REPL,
     Case,
@@ -85,7 +84,7 @@ def comparison() -> Any:
 
 def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: Any) -> None:
     labels = [row.label for row in comparison.rows]
-    assert labels == [E2E, REMOVAL, REPL, LEAVES, FROZEN, RECOMPUTED, "RepL, no_weights"]
+    assert labels == [E2E, REMOVAL, REPL, LEAVES, FROZEN, "RepL, no_weights"]
     e2e, removal, repl = (comparison.row(label) for label in labels[:3])
     assert comparison.eta == pytest.approx(0.5)  # one convolution of two
     assert removal.flops < repl.flops < e2e.flops
@@ -98,7 +97,7 @@ def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: 
 
 
 def test_builds_are_made_in_another_order_each_and_their_rounds_count_together() -> None:
-    sides, said = candidates(TINY, recompute=False)[:3], []
+    sides, said = candidates(TINY)[:3], []
     found = compare_steps(TINY, "tf32", CPU, sides=sides, rounds=2, inner=1, builds=2, say=said.append)
     built = [words.split("building ")[1] for words in said if "building " in words]
     assert built == [E2E, REMOVAL, REPL, REMOVAL, REPL, E2E]
@@ -125,7 +124,6 @@ def test_what_was_predicted_stands_beside_what_was_measured(comparison: Any) -> 
         assert own.over(said[E2E], "milliseconds") == pytest.approx(promise.ratio("seconds"))
         assert own.milliseconds == pytest.approx(1000 * promise.after.total.seconds)
         assert own.over(said[E2E], "memory") == pytest.approx(promise.ratio("peak_bytes"))
-    assert said[RECOMPUTED].activations < said[REPL].activations
     text = training_table(comparison)
     assert "predicted beside measured (T4: data sheet" in text
     line = next(line for line in text.splitlines()[12:] if line.startswith("removal "))
@@ -159,7 +157,7 @@ def test_a_prediction_that_fails_does_not_cost_the_measurement(monkeypatch: pyte
         raise ReplearnError("no shapes")
 
     monkeypatch.setattr("replearn.experiments.bench.training.promised", fail)
-    found = compare_steps(TINY, "tf32", CPU, sides=candidates(TINY, recompute=False)[:3], rounds=1, inner=1)
+    found = compare_steps(TINY, "tf32", CPU, sides=candidates(TINY)[:3], rounds=1, inner=1)
     assert found.notes == ("its costs can't be predicted: no shapes",)
     assert found.row(REPL).promised is None
 
@@ -233,7 +231,7 @@ def test_the_readmes_tables_are_the_files() -> None:
 
 
 def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> None:
-    words = "steps vit:16:4:2:4 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16 --no-recompute --json"
+    words = "steps vit:16:4:2:4 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16 --json"
     named = "--method checkpointing --method skip_attention --method stochastic_depth"
     done = run(*words.split(), *named.split())
     assert done.exit_code == 0, done.output

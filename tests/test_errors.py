@@ -376,7 +376,7 @@ CASES: list[tuple[Provoke, str]] = [
      "Expected a normalisation layer at norm"),
     # the inside of an operator
     (lambda f: one_sided().coefficient("next"), "layer1.1 has no coefficient for its next source"),
-    (lambda f: BorrowedNorm(Source.of(tiny.Own(4), replearn.blocks.Part("gain"), True), one.device),
+    (lambda f: BorrowedNorm(Source(tiny.Own(4), replearn.blocks.Part("gain"), True), one.device),
      "Expected a normalisation layer at gain"),
     (lambda f: having(replaced(), "layer1.0.conv2.weight", None).layer1[1](torch.ones(1, 4, 8, 8)),
      "A source has no parameter conv2.weight any more"),

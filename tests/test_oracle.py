@@ -224,8 +224,7 @@ def test_every_option_of_every_operator_is_walked(name):
             allowed = (True, False) if hints[field.name] is bool else get_args(hints[field.name])
             assert set(allowed) == set(WALKED[field.name]), f"{name}.{field.name} has choices that are not tested"
         else:
-            # recompute is held against not recomputing, to the bit, in test_recompute.py
-            assert field.name in ("rank", "start", "recompute"), f"{name}.{field.name} is not held to the oracle"
+            assert field.name in ("rank", "start"), f"{name}.{field.name} is not held to the oracle"
 
 
 def test_the_oracle_shares_nothing_with_the_package():

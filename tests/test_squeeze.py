@@ -112,15 +112,13 @@ def test_a_relu_lets_through_what_torch_says(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(relu_grad_and_sum(grad, y, norm, other), of_both, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("correction", "recompute", "recorded"), [("none", False, False), ("none", True, True), ("full", True, False)]
-)
+@pytest.mark.parametrize(("correction", "recorded"), [("none", False), ("none", True), ("full", False)])
 def test_operators_that_squeeze_train_as_those_that_do_not(
-    correction: Any, recompute: bool, recorded: bool, monkeypatch: pytest.MonkeyPatch
+    correction: Any, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(capturing._thread, "capturing", recorded)
-    operator = operators.ReducedBottleneck(correction=correction, recompute=recompute)
+    operator = operators.ReducedBottleneck(correction=correction)
     model = architecture("cifar_bottleneck:29:8", num_classes=10, size=8).double()
     replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
     twin = copy.deepcopy(model)

@@ -48,7 +48,7 @@ def _weight(model: nn.Module, name: str, role: str, target: Target) -> Tensor:
     if isinstance(resolve(block, part.path), Tensor):
         found: Tensor = resolve(block, part.path)
         return found.double()
-    return Source.of(block, part, stop_gradient=True).weight().double()
+    return Source(block, part, stop_gradient=True).weight().double()
 
 
 def _distance(role: str, span: str, own: Tensor, sides: Sequence[Tensor], heads: int) -> Distance:

@@ -43,4 +43,4 @@ def twin_of(root: nn.Module, *, own_containers: bool = False) -> nn.Module:
         for register in ("_parameters", "_buffers", "_modules"):
             state[register] = {name: turned(value) for name, value in list(vars(module)[register].items())}
         vars(twins[id(module)]).update(state)
-    return twins[id(root)]  # type: ignore[no-any-return]
+    return twins[id(root)]

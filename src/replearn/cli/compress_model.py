@@ -98,7 +98,7 @@ def published(name: str) -> nn.Module:
         if kind == "torchvision":
             from torchvision.models import get_model
 
-            return get_model(rest, weights="DEFAULT")  # type: ignore[no-any-return]
+            return get_model(rest, weights="DEFAULT")
     except (OSError, RuntimeError, KeyError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(

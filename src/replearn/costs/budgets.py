@@ -59,7 +59,7 @@ class Budget:
 
     def measure(self, cost: Cost) -> float:
         """The quantity's number in a cost."""
-        return float(getattr(cost, QUANTITIES[self.quantity][0]))
+        return getattr(cost, QUANTITIES[self.quantity][0])
 
     def limit(self, before: Cost) -> float:
         """The most that is allowed, for a model that costs this much now."""

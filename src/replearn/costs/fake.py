@@ -185,14 +185,12 @@ def attend(
         if attn_mask is not None:
             attn_mask = _as_bias(attn_mask, query, key)
         wants_grad = query.requires_grad or key.requires_grad or value.requires_grad
-        made: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        return torch.ops.aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, wants_grad, dropout_p, is_causal, scale=scale
         )[0]
-        return made
-    plain: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+    return torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale
     )[0]
-    return plain
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale: float | None) -> Tensor:
@@ -201,8 +199,9 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale:
     if width % 8:
         scale = scale or width**-0.5
         q, k, v = (pad(t, (0, 8 - width % 8)) for t in (q, k, v))
-    made: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, scale=scale)[0]
-    return made[..., :width]
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, scale=scale)[0][
+        ..., :width
+    ]
 
 
 def _as_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ def _remembered(file: Path) -> Machine | None:
         data = parse(file.read_text(encoding="utf-8"), "it")
         if not isinstance(data, dict) or data.pop("replearn_machine", None) != FORMAT:
             return None
-        machine: Machine = decode(Machine, data, "machine")
+        machine = decode(Machine, data, "machine")
     except (OSError, ValueError):  # absent, unreadable or damaged: all are mended by measuring
         return None
     return machine if min(machine.half_flops, machine.float32_flops, machine.bandwidth) > 0 else None

@@ -7,7 +7,6 @@ A faster version takes the same arguments and returns None where it does not app
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from importlib import import_module
 from typing import Any, TypeVar
@@ -68,8 +67,7 @@ def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
         return {}
     device = next(iter(wanted.values())).tensors[0].device
     if (fast := faster("synthesize", device)) is not None and (made := fast(wanted, dtype)) is not None:
-        found: Made = made
-        return found
+        return made
     with full_precision(device):
         return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
 
@@ -104,10 +102,3 @@ def reduced_bottleneck(
     """activation(x + norm(expand * activation(reduce * x)))."""
     (reduce, reducing), (expand, expanding) = reduction, expansion
     return norm_add_act(expand(activation(reduce(x, reducing)), expanding), norm, activation, x)
-
-
-def recompute_context(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
-    """What a second run of an operator enters, in another thread, so that it computes as the first one did."""
-    fast = faster("recompute_context", device)
-    context: Callable[[], AbstractContextManager[None]] = nullcontext if fast is None else fast()
-    return context

@@ -47,10 +47,7 @@ class HeadWise(MixingOptions):
                 "HeadWise reads a neighbour's LayerNorm, so sources can't be 'none'. "
                 "Use Projection(sources='none', correction='full') for a map that reads nothing."
             )
-        return (
-            Need("proj"),
-            Need("norm1", mix=False),
-        )
+        return Need("proj"), Need("norm1", mix=False)
 
 
 class HeadWiseOperator(MixingOperator, options=HeadWise):
@@ -103,8 +100,7 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         return self.zero()
 
     def regressors(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm1(x)
-        return normed.reshape(-1, x.shape[-1])
+        return self.norm1(x).reshape(-1, x.shape[-1])
 
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
@@ -142,6 +138,5 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
 
     def plain(self) -> nn.Module:
         made = self.made()
-        return residual(
-            nn.Sequential(self.norm1.plain(), plain_linear(made["weight"], made.get("bias"), self._dtype))
-        )
+        linear = plain_linear(made["weight"], made.get("bias"), self._dtype)
+        return residual(nn.Sequential(self.norm1.plain(), linear))

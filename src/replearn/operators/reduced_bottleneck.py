@@ -79,15 +79,13 @@ class ReducedBottleneckOperator(ReadingOperator, options=ReducedBottleneck):
     @torch.no_grad()
     def _fit_reduce(self, moments: Moments, held: Moments) -> None:
         """Fit the borrowed reduction, which has no bias and no norm, to what the block's own gives."""
-        weights = list(self.weights("reduce").values())
-        base = weights[0].flatten(1).double() if weights else torch.zeros_like(moments.mixed())
-        self.fit_correction("reduce", base, moments, held, shifted=False)
+        self.fit_correction("reduce", self.borrowed("reduce", moments.mixed()), moments, held, shifted=False)
 
     @torch.no_grad()
     def _fit_directions(self, moments: Moments, held: Moments) -> None:
         """Reduced-rank regression of the branch: relu(d x) and relu(-d x) together carry d x through the relu."""
         correction = self._correction("reduce")
-        base = self.read_one("reduce").flatten(1).double() - correction.weight().flatten(1).double()
+        base = self.borrowed("reduce", correction.weight().flatten(1).double())
         half = max(1, len(base) // 2)
         nothing = torch.zeros(len(moments.targets), base.shape[1], dtype=base.dtype, device=base.device)
         found = fit_full(moments, held, nothing, rank=min(half, *nothing.shape)).right
@@ -120,8 +118,7 @@ def fit_expansion(operator: ReadingOperator, norm: nn.Module, moments: Moments, 
     The borrowed kernel's rows get the scale that suits best, which the BatchNorm applies; a correction comes
     on top.
     """
-    weights = list(operator.weights("expand").values())
-    base = weights[0].flatten(1).double() if weights else torch.zeros_like(moments.cross())
+    base = operator.borrowed("expand", moments.cross())
     scale = fit_rows(moments, [base])[0]
     if "expand" not in operator.corrections:
         fit_norm(norm, base, moments, scale=scale)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
+from ._base.checkpointing import checkpointed
 from ._base.correction import correction_of
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
-from ._base.recompute import recomputed
 from ._base.shell import Turn, parameter_names, shell_of
 from ._base.site import Site
 from ._base.synthesis import full_precision
@@ -88,14 +88,12 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         return made
 
     def compute(self, x: Tensor) -> Tensor:
-        result: Tensor = self.forward(x)
-        return result
+        return self.forward(x)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         # a Hugging Face block would checkpoint inside, and recompute without its parameters
-        asked = self._recompute or getattr(self.run.block, "gradient_checkpointing", False)
-        if asked and self.training and torch.is_grad_enabled():
-            return recomputed(self._call, self, *args, draws=True, **kwargs)
+        if getattr(self.run.block, "gradient_checkpointing", False) and self.training:
+            return checkpointed(self._call, (self,), *args, **kwargs)
         return self._call(*args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:

@@ -116,7 +116,7 @@ class Plan:
                 "Read it with the version that wrote it."
             )
         try:
-            read: Plan = decode(cls, data, "plan")
+            return decode(cls, data, "plan")
         except RecursionError:
             raise ReplearnError("This is a damaged plan: it is nested too deeply. Make it again.") from None
         except ReplearnError as error:
@@ -125,4 +125,3 @@ class Plan:
                 f"This is a damaged plan: {reason if len(reason) < 400 else reason[:400] + '...'}. "
                 "Make it again with replearn.plan."
             ) from error
-        return read

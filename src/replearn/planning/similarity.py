@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
+from torch.utils.hooks import RemovableHandle
 
 from ..blocks.running import call, unchanged
 from ..errors import ReplearnError
@@ -29,7 +30,8 @@ def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) ->
     found: dict[str, list[float]] = {name: [] for name in blocks}
     with ExitStack() as traces:
         for name, argument in blocks.items():
-            traces.enter_context(_scored(model.get_submodule(name), argument, found[name]))
+            for handle in _score(model.get_submodule(name), argument, found[name]):
+                traces.callback(handle.remove)
         traces.enter_context(unchanged(model))
         traces.enter_context(torch.no_grad())
         try:
@@ -53,9 +55,8 @@ def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) ->
     return scores
 
 
-@contextmanager
-def _scored(block: nn.Module, argument: str, scores: list[float]) -> Iterator[None]:
-    """Note the score of every call of the block, for a while."""
+def _score(block: nn.Module, argument: str, scores: list[float]) -> Iterator[RemovableHandle]:
+    """Hang hooks on the block that note the score of every call."""
     pending: list[Tensor] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -65,15 +66,8 @@ def _scored(block: nn.Module, argument: str, scores: list[float]) -> Iterator[No
     def after(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         scores.append(_cosine(pending.pop(), made[0] if isinstance(made, (tuple, list)) else made))
 
-    handles = [
-        block.register_forward_pre_hook(before, with_kwargs=True),
-        block.register_forward_hook(after, with_kwargs=True),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    yield block.register_forward_pre_hook(before, with_kwargs=True)
+    yield block.register_forward_hook(after, with_kwargs=True)
 
 
 def _cosine(given: Tensor, made: Any) -> float:

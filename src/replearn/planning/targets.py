@@ -17,7 +17,7 @@ from ..errors import ReplearnError
 from ..operators._base.operator import Operator
 from ..operators._base.options import Need, Options, ReadingOptions
 from ..operators._base.shell import parameter_names
-from ..operators._base.site import Site
+from ..operators._base.site import Site, part_of, stored_shape
 from .data import Read, Side, Target
 
 RECORDER = "transformers.utils.output_capturing"  # hooks of Hugging Face that record hidden states
@@ -51,7 +51,10 @@ def build_target(model: nn.Module, stack: Stack, position: int, options: Options
         refuse_computed_weights({name: block, **{n: model.get_submodule(n) for n in (previous, following)}})
     reads: list[Read] = []
     notes: list[str] = []
-    for need in expand(options.needs(anatomy), block):
+    needs = options.needs(anatomy)
+    if any(need.role == "*" for need in needs):  # every parameter of the block
+        needs = tuple(Need(path, by_path=True) for path in parameter_names(block))
+    for need in needs:
         found, note = settle(need, anatomy, block, neighbours, options)
         reads += found
         notes += note
@@ -79,18 +82,7 @@ def build_operator(model: nn.Module, target: Target, device: torch.device) -> Op
     block, previous, following = (
         model.get_submodule(name) for name in (target.name, target.previous, target.next)
     )
-    made: Operator = target.operator.module(Site(target, block, previous, following, device, model))
-    return made
-
-
-def expand(needs: tuple[Need, ...], block: nn.Module) -> Iterable[Need]:
-    """The need `*` stands for every parameter of the block."""
-    for need in needs:
-        if need.role != "*":
-            yield need
-            continue
-        for name in parameter_names(block):
-            yield Need(name, by_path=True)
+    return target.operator.module(Site(target, block, previous, following, device, model))
 
 
 def settle(
@@ -101,12 +93,16 @@ def settle(
     options: Options,
 ) -> tuple[list[Read], list[str]]:
     """Decide where a weight is read: where it fits, else from the other source."""
-    shape = shape_of(block, part_of(anatomy, need, need.part()))
+
+    def part_in(theirs: Anatomy, role: str) -> Part:
+        return Part(role) if need.by_path else part_of(theirs, role, "the operator reads")
+
+    shape = shape_of(block, part_in(anatomy, need.part()))
     fits: dict[Side, Part] = {}
     misfits: dict[Side, str] = {}
     for side in options.sides:
         neighbour, theirs = neighbours[side]
-        part = part_of(theirs, need, need.part(side))
+        part = part_in(theirs, need.part(side))
         found = shape_of(neighbour, part)
         if found is not None and found == shape:
             fits[side] = part
@@ -128,14 +124,6 @@ def settle(
     return [Read(need.role, side, fits[side])], notes
 
 
-def part_of(anatomy: Anatomy, need: Need, role: str) -> Part:
-    if need.by_path:
-        return Part(role)
-    if role not in anatomy.parts:
-        raise ReplearnError(f"this {anatomy.family} block has no {role}, which the operator reads")
-    return anatomy.parts[role]
-
-
 def shape_of(block: nn.Module, part: Part) -> tuple[int, ...] | None:
     """The shape of a part's weight as (out, in, ...); for a norm, of all its parameters."""
     try:
@@ -145,11 +133,7 @@ def shape_of(block: nn.Module, part: Part) -> tuple[int, ...] | None:
     if isinstance(found, nn.Module):
         weight = getattr(found, "weight", None)
         found = weight if weight is not None else torch.empty(0)
-    if found is None:  # a bias that was switched off
-        return None
-    shape = tuple(found.shape)
-    shape = shape[::-1] if part.transposed else shape
-    return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
+    return None if found is None else stored_shape(found, part)  # None: a bias that was switched off
 
 
 def has_hooks(block: nn.Module) -> bool:

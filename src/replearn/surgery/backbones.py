@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -92,22 +92,33 @@ def load_backbone_(
         if moved is not None:
             exchange_(model, moved, start=True)
         own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
-        report = compared(model, own, tensors, prefix, named)
-        report = replace(report, plan=moved, at=where)
-        if strict and (report.kept or any("there," in why for _, why in report.unused)):
+        wrong, unused = compared(own, tensors, prefix)
+        found_here = {prefix + name: tensors[name] for name in tensors if name not in unused}
+        kept = sorted(own.keys() - found_here.keys())
+        if strict and (wrong or kept):
+            misfits = [f"{name} is {unused[name]}" for name in wrong]
+            misfits += [f"{name} is missing" for name in kept if not name.endswith(tuple(unused))]
+            more = f", and {len(misfits) - 3} more" if len(misfits) > 3 else ""
             raise ReplearnError(
-                f"{named} does not fill {where or 'the model'} of this {type(model).__name__}. {mismatch(report)} "
-                "Use a classifier of the same backbone, or write strict=False to take what fits. The model is "
-                "unchanged."
+                f"{named} does not fill {where or 'the model'} of this {type(model).__name__}. "
+                f"{', '.join(misfits[:3])}{more}. Use a classifier of the same backbone, or write strict=False to "
+                "take what fits. The model is unchanged."
             )
-        found_here = {name: tensors[name.removeprefix(prefix)] for name in report.loaded}
         try:
             check_weights(model, {name: own[name] for name in found_here}, found_here)
         except ReplearnError as error:
             raise ReplearnError(f"{named} can't be loaded: {error} The model is unchanged.") from error
         for name, tensor in found_here.items():
             own[name].copy_(tensor)
-    return report
+    return LoadedBackbone(
+        source=named,
+        at=where,
+        plan=moved,
+        loaded=tuple(sorted(found_here)),
+        kept=tuple(kept),
+        unused=tuple(unused.items()),
+        outside=len(model.state_dict()) - len(own),
+    )
 
 
 def read_weights(path: str | os.PathLike[str]) -> tuple[Plan | None, dict[str, Tensor]]:
@@ -155,36 +166,18 @@ def moved_plan(model: nn.Module, found: Plan, prefix: str, named: str) -> Plan:
 
 
 def compared(
-    model: nn.Module, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str, named: str
-) -> LoadedBackbone:
-    """Which tensors go where, before any is copied."""
-    loaded, unused = [], []
+    own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str
+) -> tuple[list[str], dict[str, str]]:
+    """The file's tensors of another shape, and all that go nowhere, with the reason."""
+    wrong, unused = [], {}
     for name, tensor in sorted(tensors.items()):
         here = own.get(prefix + name)
         if here is None:
-            unused.append((name, "the backbone has no such tensor"))
+            unused[name] = "the backbone has no such tensor"
         elif here.shape != tensor.shape:
-            unused.append((name, f"{shape_of(tensor)} there, {shape_of(here)} here"))
-        else:
-            loaded.append(prefix + name)
-    return LoadedBackbone(
-        source=named,
-        at="",
-        plan=None,
-        loaded=tuple(loaded),
-        kept=tuple(sorted(own.keys() - set(loaded))),
-        unused=tuple(unused),
-        outside=len(model.state_dict()) - len(own),
-    )
-
-
-def mismatch(report: LoadedBackbone) -> str:
-    """The first few tensors that don't fit."""
-    wrong = [f"{name} is {why}" for name, why in report.unused if "there," in why]
-    missing = [f"{name} is missing" for name in report.kept if not any(name.endswith(n) for n, _ in report.unused)]
-    shown = [*wrong, *missing]
-    more = f", and {len(shown) - 3} more" if len(shown) > 3 else ""
-    return f"{', '.join(shown[:3])}{more}."
+            unused[name] = f"{shape_of(tensor)} there, {shape_of(here)} here"
+            wrong.append(name)
+    return wrong, unused
 
 
 def shape_of(tensor: Tensor) -> str:

@@ -43,18 +43,17 @@ def record_replacement(model: nn.Module, block: nn.Module, replacement: nn.Modul
         recorders = getattr(type(part), "_can_record_outputs", None)  # the class's: one for all its models
         if isinstance(recorders, dict) and "hidden_states" in recorders:
             found = recorders["hidden_states"]
-            made = [widened(spec, block, block_type, library) for spec in listed(found)]
+            specs = found if isinstance(found, list) else [found]
+            made = [widened(spec, block, block_type, library) for spec in specs]
             recorders["hidden_states"] = made if isinstance(found, list) else made[0]
-
-
-def listed(specs: Any) -> list[Any]:
-    return specs if isinstance(specs, list) else [specs]
 
 
 def widened(spec: Any, block: nn.Module, block_type: str, library: Any) -> Any:
     """A recorder of the block's class that also takes its replacements; any other as it is."""
     recorder = spec if isinstance(spec, library.OutputRecorder) else None
-    classes = listed_classes(recorder.target_class if recorder else spec)
+    named = recorder.target_class if recorder else spec
+    # none where it goes by a module's name, which a replacement has too
+    classes = tuple(kind for kind in (named if isinstance(named, tuple) else (named,)) if isinstance(kind, type))
     if not any(isinstance(block, kind) for kind in classes if not isinstance(kind, ReplacementOf)):
         return spec
     if any(isinstance(kind, ReplacementOf) and kind.block_type == block_type for kind in classes):
@@ -62,12 +61,6 @@ def widened(spec: Any, block: nn.Module, block_type: str, library: Any) -> Any:
     wider = (*classes, ReplacementOf("Replacement", (), {"block_type": block_type}))
     recorder = recorder or library.OutputRecorder(target_class=spec)
     return dataclasses.replace(recorder, target_class=wider)
-
-
-def listed_classes(kind: Any) -> tuple[type, ...]:
-    """The classes of a recorder; none where it goes by a module's name, which a replacement has too."""
-    found = kind if isinstance(kind, tuple) else (kind,)
-    return tuple(each for each in found if isinstance(each, type))
 
 
 def forget_recording(model: nn.Module) -> None:

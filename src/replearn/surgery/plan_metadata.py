@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -18,10 +19,7 @@ def attach_plan_(model: nn.Module, plan: Plan) -> None:
     """Give the model its plan, and its config a copy that is written with it."""
     # text, because timm's reparameterize_model leaves it on a plain model, whose pickle must not need this package
     setattr(model, PLAN, plan.to_json())
-    if (config := written_config(model)) is not None:
-        own = copy.deepcopy(config)  # a config may be shared with models that nothing was done to
-        setattr(own, CONFIG, json.loads(plan.to_json()))
-        exchange_config_(model, config, own)
+    _with_config(model, lambda config: setattr(config, CONFIG, json.loads(plan.to_json())))
 
 
 def attached_plan(model: nn.Module) -> Plan | None:
@@ -34,11 +32,8 @@ def detach_plan_(model: nn.Module) -> None:
     """Take the plan off again."""
     if hasattr(model, PLAN):
         delattr(model, PLAN)
-    config = written_config(model)
-    if config is not None and hasattr(config, CONFIG):
-        own = copy.deepcopy(config)
-        delattr(own, CONFIG)
-        exchange_config_(model, config, own)
+    if hasattr(written_config(model), CONFIG):
+        _with_config(model, lambda config: delattr(config, CONFIG))
 
 
 def written_config(model: nn.Module) -> Any:
@@ -47,8 +42,12 @@ def written_config(model: nn.Module) -> Any:
     return config if hasattr(model, "save_pretrained") and hasattr(config, "to_json_string") else None
 
 
-def exchange_config_(model: nn.Module, old: Any, new: Any) -> None:
-    """Every part of the model that held the old config holds the new one: settings stay settings of the whole."""
+def _with_config(model: nn.Module, change: Callable[[Any], None]) -> None:
+    """Change a copy of the config, and let every part of the model that held the config hold the copy."""
+    if (old := written_config(model)) is None:
+        return
+    new = copy.deepcopy(old)  # a config may be shared with models that nothing was done to
+    change(new)
     for module in model.modules():
         for name, value in vars(module).items():
             if value is old:

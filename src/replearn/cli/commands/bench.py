@@ -49,7 +49,6 @@ def steps(
         list[str] | None,
         typer.Option(help="Methods to measure beside them: checkpointing, skip_attention, stochastic_depth."),
     ] = None,
-    recompute: Annotated[bool, typer.Option(help="Also measure RepL recomputed in the backward pass.")] = True,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch.")] = None,
     size: flags.Size = None,
     gpu: flags.Gpu = None,
@@ -63,7 +62,7 @@ def steps(
     out: flags.Record = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Time training steps: E2E, removal, RepL, RepL with its weights given or frozen, RepL recomputed.
+    """Time training steps: E2E, removal, RepL, RepL with its weights given or frozen.
 
     Predicted time, memory and FLOPs stand beside what is measured.
 
@@ -101,7 +100,7 @@ def steps(
     record = new_record(command(), where, rounds, inner, builds=builds)
     for case in cases:
         for name in backends:
-            sides = candidates(case, extra=extra, methods=method or (), recompute=recompute)
+            sides = candidates(case, extra=extra, methods=method or ())
             chosen: Backend = name  # type: ignore[assignment]
             often = {"rounds": rounds, "inner": inner, "builds": builds}
             found = compare_steps(case, chosen, where, sides=sides, **often, machine=machine, say=say)

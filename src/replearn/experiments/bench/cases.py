@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from ...errors import ReplearnError
 from ...fast.synthesis.ahead import made_for, readers_in
 from ...operators import ReducedBottleneck, Removal
 from ...operators._base.mixture import HandOut, Made
-from ...operators._base.options import Options, ReadingOptions
+from ...operators._base.options import Options
 from ...planning.planner import plan
 from ...surgery.replace import replace_
 from ..training.architectures import architecture
@@ -22,7 +21,7 @@ from ..training.methods import Method, Setting, method_for
 from ..training.recipe import Optimizer, Variant
 
 E2E, REMOVAL, REPL = "E2E", "removal", "RepL"
-LEAVES, FROZEN, RECOMPUTED = "RepL, weights given", "RepL, weights frozen", "RepL, recomputed"
+LEAVES, FROZEN = "RepL, weights given", "RepL, weights frozen"
 SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
 ADAMW = Optimizer(name="adamw", lr=1e-3, weight_decay=0.05)
 
@@ -88,10 +87,8 @@ class Candidate:
         return self.method is None or self.method.capturable
 
 
-def candidates(
-    case: Case, *, extra: Sequence[Options] = (), methods: Sequence[str] = (), recompute: bool = True
-) -> list[Candidate]:
-    """E2E, removal, RepL, RepL with weights given, frozen and recomputed, further operators and methods."""
+def candidates(case: Case, *, extra: Sequence[Options] = (), methods: Sequence[str] = ()) -> list[Candidate]:
+    """E2E, removal, RepL, RepL with weights given and frozen, further operators and methods."""
     build: Callable[..., nn.Module] = partial(replaced, case, case.operator)
     sides = [
         Candidate(label=E2E, build=case.build),
@@ -100,8 +97,6 @@ def candidates(
         Candidate(label=LEAVES, build=build, around=partial(Given, learn=True)),
         Candidate(label=FROZEN, build=build, around=partial(Given, learn=False)),
     ]
-    if recompute:
-        sides.append(Candidate(label=RECOMPUTED, build=partial(build, recompute=True)))
     for options in extra:
         sides.append(Candidate(label=f"{REPL}, {options.label()}", build=partial(replaced, case, options)))
     for name in methods:
@@ -112,15 +107,9 @@ def candidates(
     return sides
 
 
-def replaced(case: Case, operator: Options | None, recompute: bool = False) -> nn.Module:
+def replaced(case: Case, operator: Options | None) -> nn.Module:
     model = case.build()
-    chosen = plan(model, case.interval, case.first, operator=operator)
-    if recompute:
-        operator = chosen.targets[0].operator
-        if not isinstance(operator, ReadingOptions):
-            raise ReplearnError(f"{operator.label()} has nothing to recompute.")
-        chosen = plan(model, case.interval, case.first, operator=replace(operator, recompute=True))
-    return replace_(model, chosen)
+    return replace_(model, plan(model, case.interval, case.first, operator=operator))
 
 
 class Given:

@@ -15,7 +15,7 @@ from ...costs import Machine
 from ...errors import ReplearnError
 from ...planning.serialization import encode
 from ..training.run import count_flops
-from .cases import E2E, FROZEN, LEAVES, RECOMPUTED, REMOVAL, REPL, Candidate, Case, candidates
+from .cases import E2E, FROZEN, LEAVES, REMOVAL, REPL, Candidate, Case, candidates
 from .promised import Promised, promised
 from .record import Comparison, Row
 from .steps import Backend, TrainingStep, precision_of
@@ -47,7 +47,7 @@ def compare_steps(
         raise ReplearnError(f"builds={builds}: there is nothing to time unless everything is built once or more.")
     notes: list[str] = []
     if backend == "compiled":  # a compiled graph makes its own weights
-        chosen = [side for side in chosen if side.label not in (LEAVES, FROZEN, RECOMPUTED)]
+        chosen = [side for side in chosen if side.label not in (LEAVES, FROZEN)]
     for side in [side for side in chosen if side.method is not None]:
         try:
             side.build()

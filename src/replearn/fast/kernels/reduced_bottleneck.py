@@ -13,8 +13,8 @@ g z^T, all that backward needs is narrow:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -49,18 +49,12 @@ reference = inspect.unwrap(functional.reduced_bottleneck)
 
 @contextmanager
 def free_launches() -> Iterator[None]:
-    """Compute as in a captured step, where launches are free; for cost predictions and recomputation."""
+    """Compute as in a captured step, where launches are free; for cost predictions."""
     token = _free.set(True)
     try:
         yield
     finally:
         _free.reset(token)
-
-
-@functional.register("recompute_context")
-def recompute_context() -> Callable[[], AbstractContextManager[None]]:
-    """Recomputation runs in another thread, and must choose the same kernels as the first run."""
-    return free_launches if is_capturing_here() else nullcontext
 
 
 @functional.register("reduced_bottleneck")
@@ -211,7 +205,7 @@ def update_running_stats(norm: Any, mean: Tensor, variance: Tensor, count: int) 
     """Update a BatchNorm's running statistics as its forward does."""
     if norm.running_mean is None or not norm.track_running_stats:
         return
-    if norm.num_batches_tracked is not None:  # None while an operator is recomputed, with a momentum of zero
+    if norm.num_batches_tracked is not None:  # None while a block is recomputed, with a momentum of zero
         norm.num_batches_tracked.add_(1)
     momentum = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
     norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import ReplearnError
 from ...operators._base.mixture import HandOut, Made, Mixture, compute_dtype
 from ...operators._base.operator import Operator, ReadingOperator
-from ...operators._base.sharded import is_sharded
+from ...operators._base.synthesis import is_sharded
 from ...operators.functional import synthesize
 from ..kernels._dispatch import in_transform, launches
 from .batch import Batch

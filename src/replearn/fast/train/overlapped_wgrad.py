@@ -207,7 +207,7 @@ def conv2d_overlapped(
     if torch.is_autocast_enabled(device):
         input = input.to(torch.get_autocast_dtype(device))
     with torch.autocast(device, enabled=False):
-        return _Convolution.apply(input, weight, uses, (*pairs, False, [0, 0], groups))  # type: ignore[no-any-return, no-untyped-call]
+        return _Convolution.apply(input, weight, uses, (*pairs, False, [0, 0], groups))  # type: ignore[no-untyped-call]
 
 
 def can_overlap(input: Tensor, weight: Tensor) -> bool:

@@ -52,10 +52,8 @@ class Convolution(nn.Module):
         kernel = as_computed(kernel, x)
         shell: Any = self.shell
         if type(shell).forward is nn.Conv2d.forward:  # the plain case without the cost of functional_call
-            made: Tensor = shell._conv_forward(x, kernel, None)
-        else:
-            made = self._turn.call(shell, {"weight": kernel}, (x,))
-        return made
+            return shell._conv_forward(x, kernel, None)
+        return self._turn.call(shell, {"weight": kernel}, (x,))
 
     @property
     def ordinary(self) -> bool:
@@ -141,8 +139,7 @@ class BorrowedNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         paths = {name: name.split(".") for name in self._names}
         read = {n: self._source.read(*p).to(self._source.dtype_with(x, *p)) for n, p in paths.items()}
-        result: Tensor = self._turn.call(self.shell, read, (x,))
-        return result
+        return self._turn.call(self.shell, read, (x,))
 
     def num_deployed(self) -> int:
         return sum(self._source.read(*name.split(".")).numel() for name in self._names)

@@ -32,11 +32,6 @@ class Moments:
         self._split = features.shape[1]
         self.count += len(features)
 
-    def merge(self, other: Moments) -> None:
-        if other._gram is not None:
-            self._gram = other._gram if self._gram is None else self._gram + other._gram
-            self._split, self.count = other._split, self.count + other.count
-
     @property
     def gram(self) -> Tensor:
         if self._gram is None:
@@ -140,17 +135,14 @@ def damped_solve(system: Tensor, right: Tensor) -> Tensor:
     scale = system.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
     eye = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
     damped = system + 1e-9 * scale[:, None, None] * eye
-    solution: Tensor = torch.linalg.lstsq(damped, right[..., None]).solution
-    return solution[..., 0]
+    return torch.linalg.lstsq(damped, right[..., None]).solution[..., 0]
 
 
 def leading(matrix: Tensor, rank: int) -> Tensor:
     """The left singular vectors of the largest singular values; by subspace iteration where that is cheaper."""
     if min(matrix.shape) > max(256, 4 * rank):
-        made: Tensor = torch.svd_lowrank(matrix, q=rank + 16, niter=6)[0][:, :rank]
-        return made
-    exact: Tensor = torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
-    return exact
+        return torch.svd_lowrank(matrix, q=rank + 16, niter=6)[0][:, :rank]
+    return torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
 
 
 def fit_full(

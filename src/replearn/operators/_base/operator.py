@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
-from ..functional import load_faster, recompute_context, synthesize
+from ..functional import load_faster, synthesize
 from .correction import Correction, LowRankCorrection, correction_of
 from .layers import BorrowedNorm, foldable
 from .least_squares import Moments, Solution, Step, fit_full
-from .mixture import Along, HandOut, Made, Mixture, Mixtures, compute_dtype, handed_out
-from .recompute import recomputed
+from .mixture import Along, Made, Mixture, Mixtures, compute_dtype, handed_out
 from .site import Site
 from .synthesis import Source, row_norms, wide
 
@@ -49,7 +47,6 @@ class Operator(nn.Module, ABC):
         self._dtype = site.dtype  # of the model here, which the deployed form has too
         self._input = site.target.anatomy.input
         self._as_tuple = site.target.anatomy.returns == "tuple"
-        self._recompute = getattr(site.options, "recompute", False)
         # Hugging Face models read such labels off their layers (attention_type, layer_idx)
         own = {"a", "b", *dir(self)}
         self._labels = {name: value for name, value in labels_of(site.block).items() if name not in own}
@@ -103,23 +100,8 @@ class Operator(nn.Module, ABC):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs[self._input]
-        recompute = self._recompute and self.training and torch.is_grad_enabled()
-        y = self._recomputed(x) if recompute else self.compute(x)
+        y = self.compute(x)
         return (y,) if self._as_tuple else y
-
-    def _recomputed(self, x: Tensor) -> Tensor:
-        """The same, keeping nothing between x and the result; the weights are made once, outside."""
-        readers = [part for part in self.stages() if isinstance(part, ReadingOperator)]
-        compiling = torch.compiler.is_compiling()
-        made = {} if compiling else {id(reader): reader.synthesized(x) for reader in readers}
-        again = nullcontext if compiling else recompute_context(x.device)
-
-        def run(x: Tensor) -> Tensor:
-            with nullcontext() if compiling else HandOut(made), again():
-                return self.compute(x)
-
-        y: Tensor = recomputed(run, self, x)
-        return y
 
     def fuse(self) -> nn.Module:
         """The deployed form, callable as the block was; timm's `reparameterize_model` calls this."""
@@ -302,9 +284,10 @@ class ReadingOperator(Operator):
         start = torch.zeros_like(shift) if base is None else base.double()
         self._correction(f"{role}_bias").set(Solution(shift, 0.0), start)
 
-    def read_one(self, role: str) -> Tensor:
-        """A weight that is read from one side and used as it is."""
-        return self.corrected(role, list(self.weights(role).values()))
+    def borrowed(self, role: str, like: Tensor) -> Tensor:
+        """A weight that is read from one side, uncorrected, as a matrix in float64; zeros where none is read."""
+        weights = list(self.weights(role).values())
+        return weights[0].flatten(1).double() if weights else torch.zeros_like(like)
 
     def reset_parameters(self) -> None:
         for role in self.corrections:

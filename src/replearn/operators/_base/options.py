@@ -89,22 +89,18 @@ class ReadingOptions(Options):
       with `none` the weight is the correction alone.
     - `stop_gradient`: whether sources are read as constants (the paper) or trained through.
     - `correction`: a learned D added to every weight: `none` (the paper), `low-rank`, `full`.
-    - `recompute`: whether training keeps the operator's input alone and runs it again in the backward pass:
-      less memory for more time, the same numbers.
     """
 
     sources: Sources = "both"
     stop_gradient: bool = True
     correction: Correction = "none"
     rank: int = 8
-    recompute: bool = False
 
     def __post_init__(self) -> None:
         self._one_of("sources", Sources)
         self._one_of("correction", Correction)
-        for field in ("stop_gradient", "recompute"):
-            if not isinstance(getattr(self, field), bool):
-                raise ReplearnError(f"{field} is True or False, not {getattr(self, field)!r}.")
+        if not isinstance(self.stop_gradient, bool):
+            raise ReplearnError(f"stop_gradient is True or False, not {self.stop_gradient!r}.")
         if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
             raise ReplearnError(f"rank is a whole number of at least 1, not {self.rank!r}.")
         if self.sources == "none" and self.correction == "none":
@@ -161,6 +157,8 @@ def options_from_dict(data: Mapping[str, Any]) -> Options:
     from .. import available  # the whole folder: a plan is often read before any operator was used
 
     fields = dict(data)
+    if fields.get("recompute") is False:  # in older files: an option that is gone, and that was off
+        del fields["recompute"]
     name = fields.pop("name", None)
     known = available()
     if not isinstance(name, str) or name not in known:

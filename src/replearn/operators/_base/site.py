@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ...blocks.anatomy import Part, resolve
+from ...blocks.anatomy import Anatomy, Part, resolve
 from ...errors import ReplearnError
 from .options import Options, ReadingOptions
 from .synthesis import Source
@@ -62,20 +62,26 @@ class Site:
         shared = next(i for i, (one, other) in enumerate(zip(own, names, strict=False)) if one != other)
         owner = self.model.get_submodule(".".join(names[:shared]))
         block = self.previous if side == "previous" else self.next
-        return Source.of(block, part, held, owner, tuple(names[shared:]))
+        return Source(block, part, held, owner, tuple(names[shared:]))
 
     def shape(self, role: str) -> tuple[int, ...]:
         """The shape, as (out, in, ...), of the removed block's weight in this role."""
-        part = self._where(role)
-        shape = tuple(self.part(role).weight.shape)
-        shape = shape[::-1] if part.transposed else shape
-        return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
+        return stored_shape(self.part(role).weight, self._where(role))
 
     def _where(self, role: str) -> Part:
-        anatomy = self.target.anatomy
-        if role not in anatomy.parts:
-            raise ReplearnError(f"this {anatomy.family} block has no {role}, which {self.options.name} follows")
-        return anatomy.parts[role]
+        return part_of(self.target.anatomy, role, f"{self.options.name} follows")
+
+
+def part_of(anatomy: Anatomy, role: str, reader: str) -> Part:
+    if role not in anatomy.parts:
+        raise ReplearnError(f"this {anatomy.family} block has no {role}, which {reader}")
+    return anatomy.parts[role]
+
+
+def stored_shape(tensor: Tensor, part: Part) -> tuple[int, ...]:
+    """The shape of a part's weight as (out, in, ...)."""
+    shape = tuple(tensor.shape)[:: -1 if part.transposed else 1]
+    return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
 
 
 def one_source(site: Site, role: str) -> Source:

@@ -6,7 +6,7 @@ W_r       = a * norm(W_prev) + b * norm(W_next) + D          (eq:general_synthes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ...blocks.anatomy import Part, resolve
 from ...errors import ReplearnError
-from .sharded import gathered, is_sharded, stored
 
 EPS = 1e-12
 
@@ -31,29 +30,17 @@ class Source:
     """
 
     block: nn.Module
-    path: tuple[str, ...]
-    transposed: bool
-    rows: tuple[int, int] | None
+    part: Part
     stop_gradient: bool
     owner: nn.Module | None = None  # a module around both the operator and the neighbour, and the way from there
     way: tuple[str, ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        block: nn.Module,
-        part: Part,
-        stop_gradient: bool,
-        owner: nn.Module | None = None,
-        way: tuple[str, ...] = (),
-    ) -> Source:
-        return cls(block, tuple(part.path.split(".")), part.transposed, part.rows, stop_gradient, owner, way)
+    @property
+    def path(self) -> tuple[str, ...]:
+        return tuple(self.part.path.split("."))
 
     def look_up(self) -> nn.Module | Tensor:
-        found: nn.Module | Tensor = self.neighbour()
-        for name in self.path:
-            found = getattr(found, name)
-        return found
+        return resolve(self.neighbour(), self.part.path)
 
     def neighbour(self) -> nn.Module:
         """The block that stands where the neighbour stood."""
@@ -63,20 +50,20 @@ class Source:
         if found is self.block or not self.way or any(part is self.block for part in found.modules()):
             return self.block
         try:
-            resolve(found, ".".join(self.path))
+            resolve(found, self.part.path)
         except AttributeError:
             raise ReplearnError(
-                f"{'.'.join(self.way)} is a {type(found).__name__} now, without the {'.'.join(self.path)} that an "
+                f"{'.'.join(self.way)} is a {type(found).__name__} now, without the {self.part.path} that an "
                 "operator reads. Put a block of the old class there, or plan again on a fresh model."
             ) from None
-        return found  # type: ignore[no-any-return]
+        return found
 
     def weight(self) -> Tensor:
         """The weight as (out, in, ...), in the dtype that it is stored in."""
         found = self.look_up()
         # a path leads to a layer, or to a parameter itself
         tensor = self.read() if isinstance(found, Tensor) else self.read("weight")
-        return self._cut(tensor.t() if self.transposed else tensor)
+        return self._cut(tensor.t() if self.part.transposed else tensor)
 
     def bias(self) -> Tensor | None:
         found = self.look_up()
@@ -128,7 +115,7 @@ class Source:
         return found
 
     def _cut(self, tensor: Tensor) -> Tensor:
-        return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
+        return tensor if self.part.rows is None else tensor[slice(*self.part.rows)]
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -171,3 +158,55 @@ def as_computed(weight: Tensor, x: Tensor) -> Tensor:
 
 def autocasting(x: Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+# Neighbours that FSDP2 or tensor parallelism spreads over processes: shards are read, and gathered.
+
+
+def stored(modules: Sequence[nn.Module], name: str) -> Tensor | None:
+    """The parameter of the last of these nested modules, as the optimizer knows it.
+
+    While a block is in use, FSDP2 puts whole tensors where its shards were, and frees their memory after. An
+    operator can meet them (in gradient accumulation without resharding, say) and must not hold them: at its
+    own backward pass they may be gone, and a gradient that comes after the block's own would be lost.
+    """
+    tensor: Tensor | None = getattr(modules[-1], name, None)
+    if torch.compiler.is_compiling():  # a graph has no guards on FSDP2's state: it takes what is there
+        return tensor
+    for module in modules:
+        if hasattr(type(module), "_get_fsdp_state"):  # on the class: a module is slow to say no
+            for shard, gathered_ones in _shards(module):
+                if any(tensor is other for other in gathered_ones):
+                    return shard
+    return tensor
+
+
+def _shards(module: Any) -> Iterator[tuple[Tensor, tuple[Tensor | None, ...]]]:
+    """Every shard of an FSDP2 module with the tensors that FSDP2 puts in its place at times."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has one group, 2.13 a list
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        for parameter in () if group is None else group.fsdp_params:
+            names = ("_unsharded_param", "_sharded_post_forward_param")
+            yield parameter.sharded_param, tuple(getattr(parameter, name, None) for name in names)
+
+
+def is_sharded(tensor: Tensor | None) -> bool:
+    return hasattr(tensor, "device_mesh")
+
+
+def gathered(tensor: Tensor, stop_gradient: bool) -> Tensor:
+    """The whole of a parameter as an ordinary tensor.
+
+    The gradient goes back as the mean over the processes, which is how FSDP2 reduces its own.
+    """
+    if stop_gradient:
+        tensor = tensor.detach()
+    if not is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+    return whole.to_local(grad_placements=[Partial("avg")] * tensor.device_mesh.ndim)

@@ -10,7 +10,7 @@ from ...bench.record import FORMAT
 from ..chart import Case, Dot, dot_figure, grouped
 from . import Column, Found, Row, span, table_of
 
-SHOWN = {"removal": "removal", "RepL": "repl", "RepL, recomputed": "series0"}
+SHOWN = {"removal": "removal", "RepL": "repl"}
 HIDDEN = ("E2E", "RepL, weights given", "RepL, weights frozen")  # what a reader compares with, and what only we do
 
 
@@ -25,7 +25,7 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     roles = {label: SHOWN.get(label, f"series{number % 8}") for number, label in enumerate(shown)}
     short: dict[str, Column] = {"case": "title", "backend": "backend"}
     for what, path in (("time", "time.median"), ("memory", "memory_ratio")):
-        short |= {f"{label}: {what}": f"by.{label}.{path}:.3f" for label in shown if label != "RepL, recomputed"}
+        short |= {f"{label}: {what}": f"by.{label}.{path}:.3f" for label in shown}
     named = [({"case": entry["title"], "backend": entry["backend"]}, entry["rows"]) for entry in entries]
     pairs = [{**row, **names} for names, rows in named for row in rows]
     tables = (table_of(entries, {**short, "yield": "yield_:.2f"}), table_of(pairs, WHOLE, "Every candidate", True))
