@@ -89,7 +89,10 @@ def loaded(name: str) -> Any:
 
 
 def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..., Any]:
-    """`call`, with Python's `interval=1: ...` in an error as the flag's `--interval 1: ...`."""
+    """`call`, with errors that name the flag: Python's `interval=1: ...` becomes `--interval 1: ...`.
+
+    An error that quotes the value of one flag alone, as in "no operator 'base'", begins with that flag.
+    """
 
     @wraps(call)
     def called(*args: Any, **values: Any) -> Any:
@@ -97,10 +100,18 @@ def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..
             return call(*args, **values)
         except ReplearnError as error:
             text = str(error)
+            quoted: set[str] = set()
             for param in params:
-                flag = max(param.opts, key=len) if param.param_type_name == "option" else param.name.upper()
-                if (value := values.get(param.name)) is not None:
-                    text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
+                option = param.param_type_name == "option"
+                flag = max(param.opts, key=len) if option else param.name.upper()
+                if (value := values.get(param.name)) is None:
+                    continue
+                text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
+                if option and value != param.default:
+                    given = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+                    quoted |= {f"{flag} {item}" for item in given if f"'{item}'" in text}
+            if len(quoted) == 1 and (begin := quoted.pop()).split()[0] not in text:
+                text = f"{begin}: {text}"
             error.args = (text,)
             raise
 

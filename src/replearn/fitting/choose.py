@@ -195,6 +195,9 @@ def _unreachable(
     parts = []
     for budget, least, number in zip(budgets, reachable, numbers, strict=True):
         now = budget.measure(whole)
+        if budget.quantity == "blocks":
+            parts.append(f"{budget}, and at most {now - least:.0f} of {now:.0f} can go")
+            continue
         parts.append(
             f"{budget} asks for {budget.spell(budget.limit(whole))} of {budget.spell(now)}, and the least that "
             f"can be reached is {budget.spell(least)} ({least / now:.1%}, {number} of {legal} legal targets)"
