@@ -145,7 +145,12 @@ def main() -> None:
     given = parser.parse_args()
     device = torch.device("cpu" if given.small else "cuda")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    head: dict[str, Any] = {"command": " ".join(sys.argv), "commit": commit, "torch": torch.__version__}
+    head: dict[str, Any] = {
+        "format": "replearn-ablation-1",
+        "command": " ".join(sys.argv),
+        "commit": commit,
+        "torch": torch.__version__,
+    }
     head["device"] = "cpu" if given.small else torch.cuda.get_device_name()
     rows: list[dict[str, Any]] = []
 
