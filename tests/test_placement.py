@@ -288,7 +288,7 @@ def test_a_budget_is_met_once_deployed_as_it_says(budget: str) -> None:
         ({"budget": "latency<=80%", "example": torch.ones(1)}, "budget='latency<=80%' needs to know the machine"),
         ({"budget": "blocks=0"}, "budget='blocks=0': write a number of blocks from 1 on"),
         ({"budget": "blocks<=3"}, "budget='blocks<=3' can't be read"),
-        ({"budget": "blocks=9"}, "the least that can be reached is"),
+        ({"budget": "blocks=9"}, "can go. Ask for less"),
         ({"score": "similarity", "data": torch.ones(1)}, "give budget= too"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,14 +54,21 @@ def replace_(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def warn_of_optimizers(model: nn.Module, plan: Plan) -> None:
-    """Look for optimizers among all live objects, which takes a tenth of a second at most."""
-    gone = {id(p): target.name for target in plan.targets for p in model.get_submodule(target.name).parameters()}
-    for found in gc.get_objects():
+    """Look for optimizers among all live objects, if anything but its block holds a parameter that goes."""
+    alone: dict[str, nn.Parameter | None] = {"weight": nn.Parameter(torch.empty(0))}
+    least = sys.getrefcount(alone["weight"])
+    gone: dict[int, str] = {}
+    for target in plan.targets:
+        for module in model.get_submodule(target.name).modules():
+            held = module._parameters
+            gone |= {id(held[name]): target.name for name in held if sys.getrefcount(held[name]) > least}
+    gone.pop(id(None), None)
+    for found in gc.get_objects() if gone else ():
         if issubclass(type(found), torch.optim.Optimizer):  # not isinstance, which asks proxies for their class
-            held = {gone[id(p)] for group in found.param_groups for p in group["params"] if id(p) in gone}
-            if held:
+            names = {gone[id(p)] for group in found.param_groups for p in group["params"] if id(p) in gone}
+            if names:
                 warnings.warn(
-                    f"A {type(found).__name__} holds parameters of {', '.join(sorted(held)[:3])}, which replace_ "
+                    f"A {type(found).__name__} holds parameters of {', '.join(sorted(names)[:3])}, which replace_ "
                     "takes out: it would train them on, and not the operators. Make the optimizer after replace_.",
                     stacklevel=4,
                 )
