@@ -1,6 +1,7 @@
 """One process or many: what the engine needs to know of torchrun, and Ctrl-C in all of them at the same step."""
 
 import atexit
+import gc
 import os
 import signal
 import threading
@@ -95,6 +96,7 @@ def start_processes(device: torch.device, parallel: Parallel = "ddp") -> Process
 def leave() -> None:
     """Leave the process group: threads of its backend that outlive the interpreter end it with an abort."""
     if dist.is_initialized():
+        gc.collect()  # wrapped models in cycles hold the group
         dist.destroy_process_group()
 
 
