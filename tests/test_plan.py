@@ -273,3 +273,10 @@ def test_an_operator_that_saves_nothing_once_deployed_is_said_with_one_that_does
     assert "nothing once deployed; operator='reduced_bottleneck' does" in str(paper)
     assert reduced.deployed_after < 0.9 * reduced.deployed_before
     assert "nothing once deployed" not in str(reduced)
+
+
+def test_many_tensors_of_one_side_are_one_note() -> None:
+    timm = pytest.importorskip("timm")
+    shown = str(replearn.plan(timm.create_model("efficientnet_b0")))
+    assert shown.count("come from the next source alone") == 1
+    assert "comes from the next source alone" not in shown

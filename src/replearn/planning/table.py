@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from .data import Plan, Target
 
 
+FEW = 3  # notes of one sort that are shown one by one
+
+
 def plan_table(plan: Plan) -> str:
     """A plan as text: one line a target, then what was skipped, notes and totals."""
     rows = [
@@ -46,10 +49,16 @@ def _total(when: str, before: int, after: int, what: str) -> str:
 
 
 def notes_of(targets: Sequence[Target]) -> dict[str, str]:
-    """Every note once, with the targets that have it."""
+    """Every note once, with the targets that have it; many tensors of one side are one note."""
     found: dict[str, list[str]] = {}
     for target in targets:
-        for note in target.notes:
+        notes = list(target.notes)
+        for side, other in (("previous", "next"), ("next", "previous")):
+            alike = [note for note in notes if f" comes from the {side} source alone" in note]
+            if len(alike) > FEW:
+                joined = f"tensors that have other shapes in the {other} block come from the {side} source alone"
+                notes = [joined, *(note for note in notes if note not in alike)]
+        for note in notes:
             found.setdefault(note, []).append(target.name)
     return {
         note: ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
