@@ -89,3 +89,14 @@ LAYOUTS: dict[str, Callable[[Path, pytest.MonkeyPatch], Written]] = {
     "svhn": svhn,
     "stl10": stl10,
 }
+
+
+def write_imagenet(folder: Path, train: int, val: int) -> None:
+    """Two classes of so many pictures each."""
+    pillow = pytest.importorskip("PIL.Image")
+    for split, count in (("train", train), ("val", val)):
+        for number in range(2):
+            inside = folder / split / f"n0{number}"
+            inside.mkdir(parents=True)
+            for index in range(count):
+                pillow.new("RGB", (40, 36), (200 * number, 20 * index, 99)).save(inside / f"{index}.JPEG")

@@ -13,6 +13,7 @@ pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+from official_layouts import write_imagenet
 from texts import text_root  # noqa: F401
 from typer.testing import CliRunner
 
@@ -113,14 +114,8 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
 @pytest.fixture
 def streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs on a small ImageNet in the official layout, whose counts nobody asks for."""
-    pillow = pytest.importorskip("PIL.Image")
     pytest.importorskip("torchvision")
-    for split, count in (("train", 12), ("val", 3)):
-        for number in range(2):
-            folder = tmp_path / "data" / "imagenet" / split / f"n0{number}"
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pillow.new("RGB", (40, 36), (200 * number, 20 * index, 99)).save(folder / f"{index}.JPEG")
+    write_imagenet(tmp_path / "data" / "imagenet", train=12, val=3)
     plain = data.load
 
     def loose(name: str, root: Path | None) -> object:

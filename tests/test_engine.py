@@ -15,6 +15,8 @@ import torch
 
 pytest.importorskip("sklearn")
 
+from official_layouts import write_imagenet
+
 from replearn import ReplearnError
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.optimizers import make_optimizer, rate_at, set_rate
@@ -412,15 +414,9 @@ def test_a_run_is_not_charged_with_what_those_before_it_left(tmp_path: Path) -> 
 
 
 def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pillow = pytest.importorskip("PIL.Image")
     from replearn.experiments.training import data
 
-    for split, count in (("train", 8), ("val", 3)):
-        for number in range(2):
-            folder = tmp_path / "data" / "imagenet" / split / f"n0{number}"
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pillow.new("RGB", (40, 36), (200 * number, 20 * index, 99)).save(folder / f"{index}.JPEG")
+    write_imagenet(tmp_path / "data" / "imagenet", train=8, val=3)
     plain = data.load
 
     def loose(name: str, root: Path | None) -> object:
