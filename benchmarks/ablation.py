@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("ablation.json"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.06, help="length of a burst, about")
+    parser.add_argument("--only", default="", help="rows whose name begins so, as 'deployed vit'")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
     device = torch.device("cpu" if given.small else "cuda")
@@ -155,6 +156,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
 
     def note(what: str, build: Callable[[str], Any], names: tuple[str, ...]) -> None:
+        if not what.startswith(given.only):
+            return
         try:
             row = {"what": what, **compare(build, names, given.rounds, given.seconds)}
         except Exception as error:  # one case that can't run leaves the others
