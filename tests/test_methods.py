@@ -27,7 +27,8 @@ from replearn.experiments.training.methods.checkpointing import Recomputed
 from replearn.experiments.training.methods.skip_attention import skipped_blocks
 from replearn.experiments.training.methods.stochastic_depth import Dropped, Scaled, chances_of
 from replearn.experiments.training.methods.wrapping import Patch, patches
-from replearn.experiments.training.recipe import Variant
+from replearn.experiments.training.optimizers import make_optimizer
+from replearn.experiments.training.recipe import Optimizer, Variant
 from replearn.models.cifar_resnet import stage
 
 COMBINED = [
@@ -226,6 +227,21 @@ def test_blocks_that_change_the_shape_count_and_are_never_dropped() -> None:
     blocks = [block for layer in (model.layer1, model.layer2, model.layer3) for block in layer]
     assert [blocks.index(block) for block in found] == [0, 1, 2, 4, 5, 7, 8]
     assert list(found.values()) == pytest.approx([0.1 * (i + 1) for i in (0, 1, 2, 4, 5, 7, 8)])
+
+
+@pytest.mark.cuda
+def test_a_block_that_was_dropped_at_first_trains_on_with_fused_sgd() -> None:
+    device = torch.device("cuda")
+    layers = nn.ModuleList(nn.Linear(2, 2, device=device) for _ in range(2))
+    optimizer = make_optimizer(layers, Optimizer(name="sgd", lr=0.1, momentum=0.9), device)
+    before = layers[1].weight.detach().clone()
+    for used in (layers[:1], layers):
+        optimizer.zero_grad(set_to_none=True)
+        sum(layer(torch.ones(1, 2, device=device)).sum() for layer in used).backward()
+        optimizer.step()
+    gradient = layers[1].weight.grad
+    assert gradient is not None
+    torch.testing.assert_close(layers[1].weight.detach(), before - 0.1 * gradient)
 
 
 def test_a_residual_block_is_what_huang_et_al_wrote() -> None:

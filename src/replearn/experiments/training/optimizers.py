@@ -25,7 +25,11 @@ def make_optimizer(model: nn.Module, recipe: Optimizer, device: torch.device) ->
     rate: Any = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
     if recipe.name == "sgd":
         nesterov = recipe.nesterov and recipe.momentum > 0
-        return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov, fused=on_gpu)
+        made = torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov, fused=on_gpu)
+        if on_gpu and recipe.momentum > 0:  # the fused step fails where a parameter has its first gradient later
+            for parameter in (each for group in made.param_groups for each in group["params"]):
+                made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return made
     if recipe.name in ("adamw", "adam"):
         kind = torch.optim.AdamW if recipe.name == "adamw" else torch.optim.Adam
         return kind(groups, lr=rate, betas=recipe.betas, fused=on_gpu, capturable=on_gpu)
