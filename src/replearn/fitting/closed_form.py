@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ..blocks.running import unchanged
 from ..errors import ReplearnError
-from ..operators._base.least_squares import Moments, Step
+from ..operators._base.least_squares import Step
 from ..operators._base.operator import Operator
+from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
 from ..surgery.replace import device_of
@@ -130,7 +131,7 @@ class Imitation:
         self, stage: Operator, before: tuple[Operator, ...], step: Step | None
     ) -> tuple[Moments, Moments] | None:
         """Moments for fitting and held-out ones; None where there is nothing to fit or to aim at."""
-        fitted, held = Moments(), Moments()
+        fitted, held = (Moments(narrow=math.inf) for _ in range(2))
         inner = step is not None and step.aim != "branch"
         self.samples = 0
         for seen in self.observe(inner=inner):
@@ -149,7 +150,8 @@ class Imitation:
                 features = stage.regressors(piece) if step is None else step.features(piece)
                 if features is None:
                     return None
-                (held if seen.held_out else fitted).add(features, as_rows(aimed, self.target))
+                rows = (features.double()[None], as_rows(aimed, self.target).double()[None])
+                (held if seen.held_out else fitted).add(*rows)
         return fitted, held
 
     def errors(self) -> tuple[float, float]:

@@ -24,11 +24,12 @@ from torch.nn.functional import linear
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import BorrowedNorm, plain_linear
-from ._base.least_squares import Moments, fit_scalars
+from ._base.least_squares import fit_scalars
 from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
+from ._base.ridge import Moments
 from ._base.site import Site, one_source
 from ._base.synthesis import per_head, row_norms, unit_rows
 from .projection import require_square
@@ -118,7 +119,7 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         if "proj_bias" in self.corrections:
             self._correction("proj_bias").reset_parameters()
         self.gain.fill_(1)
-        nothing = torch.zeros_like(moments.targets)
+        nothing = torch.zeros_like(moments.mean_y[0])
         mean = self.mean_bias_mixture("proj")
         bias = nothing if mean is None else mean.plain().double()
         matrices = [*directions, torch.zeros_like(directions[0])]
@@ -128,7 +129,7 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         for side, values in zip(units, found.view(len(units), heads), strict=True):
             self.coefficient(side).copy_(values)
         base = sum(
-            (s * d.double() for s, d in zip(found, directions, strict=True)), torch.zeros_like(moments.cross())
+            (s * d.double() for s, d in zip(found, directions, strict=True)), torch.zeros_like(moments.mixed[0].T)
         )
         weight, ridge = self.fit_correction("proj", base, moments, held)
         if "proj" in self.corrections:  # the forward scales the correction with the rest of the weight
