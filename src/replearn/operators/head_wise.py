@@ -70,9 +70,6 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         self.norm1 = BorrowedNorm(one_source(site, "norm1"), site.device)
         self.make_gain(site)
 
-    def gains(self) -> list[Tensor]:
-        return [self.gain]
-
     def mixtures(self) -> Mixtures:
         """The weight with d^-1/2 in it, and the bias without."""
         weight = self.weighed("proj", "heads", normalise=True, scale=self._scale)
@@ -96,9 +93,6 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
             energy = unit.square().sum(dim=2)
             scales[side] = (energy * lengths).sum(dim=0) / energy.sum(dim=0).clamp_min(1e-30)
         self.start_coefficients(scales)
-
-    def silence(self) -> bool:
-        return self.zero()
 
     def regressors(self, x: Tensor) -> Tensor:
         return self.norm1(x).reshape(-1, x.shape[-1])

@@ -68,16 +68,10 @@ class MLPOperator(ReadingOperator, options=MLP):
             made[f"{role}_bias"] = self.mean_bias_mixture(role, gain)
         return made
 
-    def gains(self) -> list[Tensor]:
-        return [self.gain]
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.gain.fill_(1)
-
-    def silence(self) -> bool:
-        return self.zero()
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm2(x)

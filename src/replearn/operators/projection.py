@@ -66,9 +66,6 @@ class ProjectionOperator(MixingOperator, options=Projection):
         super().reset_parameters()
         self.start_coefficients({side: torch.ones_like(self.coefficient(side)) for side in self._sources["proj"]})
 
-    def silence(self) -> bool:
-        return self.zero()
-
     def regressors(self, x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1])
 

@@ -238,9 +238,14 @@ class ReadingOperator(Operator):
     def delta(self, role: str) -> Tensor | None:
         return self._correction(role).weight() if role in self.corrections else None
 
+    def gains(self) -> list[Tensor]:
+        return [gain] if (gain := getattr(self, "gain", None)) is not None else []
+
     @torch.no_grad()
-    def zero(self) -> bool:
-        """Set coefficients, gains and corrections to zero."""
+    def silence(self) -> bool:
+        """Zero the norm that ends the branch, or where there is none all coefficients, gains and corrections."""
+        if hasattr(self, "norm"):
+            return super().silence()
         for role in self.corrections:
             self._correction(role).reset_parameters()
         for factor in (*self.coefficients(), *self.gains()):
