@@ -96,9 +96,10 @@ def _split(seen: Seen) -> list[Seen]:
     edge = size - max(1, size // HELD_OUT)
     if edge < 1:
         raise ReplearnError("The calibration data is one batch with a single sample: give more.")
-    whole = (seen.x, seen.y, seen.args, seen.kwargs, seen.preactivation, seen.inner)
+    names = ("x", "y", "args", "kwargs", "preactivation", "inner")
+    whole = {name: getattr(seen, name) for name in names}
     return [
-        Seen(*cut(whole, size, begin, end), held_out=held_out)
+        Seen(**cut(whole, size, begin, end), held_out=held_out)
         for begin, end, held_out in ((0, edge, False), (edge, size, True))
     ]
 
