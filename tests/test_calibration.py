@@ -13,7 +13,9 @@ from torch import nn
 import replearn
 from replearn import ReplearnError, operators
 from replearn.fitting.observe import observe
-from replearn.operators._base.least_squares import Moments, fit_full, fit_rows, fit_scalars
+from replearn.operators._base.least_squares import fit_rows, fit_scalars
+from replearn.operators._base.operator import FINE_RIDGES
+from replearn.operators._base.ridge import Moments, Solution, solve
 from replearn.surgery.replace import plan_of
 
 
@@ -24,28 +26,33 @@ def rows(count: int, width: int, seed: int) -> torch.Tensor:
 def moments_of(features: torch.Tensor, targets: torch.Tensor, parts: int = 1) -> Moments:
     made = Moments()
     for f, t in zip(features.chunk(parts), targets.chunk(parts), strict=True):
-        made.add(f, t)
+        made.add(f[None], t[None])
     return made
+
+
+def fit_full(made: Moments, held: Moments, shape: tuple[int, int], rank: int | None = None) -> Solution:
+    base = torch.zeros(1, *shape, dtype=torch.float64)
+    return solve(made, held, base, rank=rank, ridges=FINE_RIDGES)
 
 
 def test_moments_do_not_depend_on_how_the_data_is_cut() -> None:
     f, t = rows(60, 5, 0), rows(60, 3, 1)
     whole, parts = moments_of(f, t), moments_of(f, t, parts=7)
-    torch.testing.assert_close(whole.gram, parts.gram)
-    torch.testing.assert_close(whole.covariance(), torch.cov(f.T, correction=0))
+    torch.testing.assert_close(whole.products(), parts.products())
+    torch.testing.assert_close(whole.products()[0][0], torch.cov(f.T, correction=0))
     weight, shift = rows(3, 5, 2), rows(1, 3, 3)[0]
     direct = (t - f @ weight.T - shift).square().sum() / 60
-    torch.testing.assert_close(whole.error(weight, shift), direct)
+    assert whole.error(weight[None], shift[None]) == pytest.approx(float(direct))
 
 
 def test_a_full_fit_is_least_squares() -> None:
     f, t = rows(200, 6, 0) + 1.0, rows(200, 4, 1)
     made = moments_of(f, t)
-    found = fit_full(made, made, base=torch.zeros(4, 6, dtype=torch.float64))
+    found = fit_full(made, made, (4, 6))
     ones = torch.cat([f, torch.ones(200, 1, dtype=torch.float64)], dim=1)
     expected = torch.linalg.lstsq(ones, t).solution
-    torch.testing.assert_close(found.weight, expected[:-1].T, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(made.shift_for(found.weight), expected[-1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.weight[0], expected[:-1].T, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.shift[0], expected[-1], rtol=1e-5, atol=1e-6)
 
 
 def test_the_ridge_is_the_one_that_does_best_on_held_out_rows() -> None:
@@ -53,26 +60,26 @@ def test_the_ridge_is_the_one_that_does_best_on_held_out_rows() -> None:
     f, held = rows(45, 40, 0), rows(500, 40, 1)
     noise = 3 * rows(545, 1, 2)
     made, rest = moments_of(f, f @ truth.T + noise[:45]), moments_of(held, held @ truth.T + noise[45:])
-    found = fit_full(made, rest, base=torch.zeros(1, 40, dtype=torch.float64))
+    found = fit_full(made, rest, (1, 40))
     assert found.ridge > 1e-3  # 45 noisy rows for 40 unknowns need a real one
-    overfitted = fit_full(made, made, base=torch.zeros(1, 40, dtype=torch.float64))
+    overfitted = fit_full(made, made, (1, 40))
     assert overfitted.ridge == 1e-8
-    error = [float(rest.error(s.weight, made.shift_for(s.weight))) for s in (found, overfitted)]
+    error = [rest.error(s.weight, s.shift) for s in (found, overfitted)]
     assert error[0] < 0.7 * error[1]
 
 
 def test_a_low_rank_fit_is_the_best_of_its_rank() -> None:
     f, t = rows(300, 6, 0), rows(300, 5, 1) + rows(300, 6, 0) @ rows(6, 5, 2)
     made = moments_of(f, t)
-    base = torch.zeros(5, 6, dtype=torch.float64)
-    found = fit_full(made, made, base, rank=2)
-    assert found.left is not None
-    assert torch.linalg.matrix_rank(found.weight) == 2
-    torch.testing.assert_close(found.left @ found.right, found.weight)
-    error = float(made.error(found.weight, made.shift_for(found.weight)))
+    found = fit_full(made, made, (5, 6), rank=2)
+    assert found.factors is not None
+    left, right = found.factors
+    assert torch.linalg.matrix_rank(found.weight[0]) == 2
+    torch.testing.assert_close(left @ right, found.weight)
+    error = made.error(found.weight, found.shift)
     for seed in range(200):  # gradient-free search around it finds nothing better
-        nudged = (found.left + 0.01 * rows(5, 2, seed)) @ (found.right + 0.01 * rows(2, 6, seed + 999))
-        assert float(made.error(nudged, made.shift_for(nudged))) >= error - 1e-9
+        nudged = (left + 0.01 * rows(5, 2, seed)) @ (right + 0.01 * rows(2, 6, seed + 999))
+        assert made.error(nudged, made.shift(nudged)) >= error - 1e-9
 
 
 def test_coefficients_are_least_squares_of_their_directions() -> None:

@@ -166,7 +166,7 @@ def test_every_legal_target_is_scored_and_the_model_stays():
     assert [score.name for score in full] == ["stages.0.1", "stages.0.2", "stages.0.3", "stages.1.1", "stages.1.2"]
     span = fitted_errors(model, legal_targets(model, None), data)
     for close, loose in zip(full, span, strict=True):
-        assert 0 < close.error < loose.error <= loose.removal_error
+        assert 0 < close.error * close.share < loose.error * loose.share <= loose.removal_error * loose.share
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -189,8 +189,7 @@ def test_a_score_is_what_calibration_reaches(options, count):
         own = copy.deepcopy(model)
         plan = replearn.plan(own, targets=[score.name], operator=options)
         (fit,) = replearn.calibrate_(own, plan, data, correction="none").fits
-        assert score.unexplained == pytest.approx(fit.error, rel=1e-7)
-        assert score.removal_error * fit.error == pytest.approx(score.error * fit.removal_error, rel=1e-7)
+        assert (score.error, score.removal_error) == pytest.approx((fit.error, fit.removal_error), rel=1e-7)
         seen = {}
         model.get_submodule(score.name).register_forward_hook(lambda m, a, y, seen=seen: seen.update(x=a[0], y=y))
         with torch.no_grad():
@@ -201,7 +200,7 @@ def test_a_score_is_what_calibration_reaches(options, count):
                 x, y = seen["x"].double(), seen["y"].double()
                 powers.append(((x - y).square().sum(), y.square().sum()))
         removal, power = (sum(part) for part in zip(*powers, strict=True))
-        assert score.removal_error == pytest.approx(float(removal / power), rel=1e-5)
+        assert score.removal_error * score.share == pytest.approx(float(removal / power), rel=1e-5)
 
 
 def test_an_iterator_cannot_be_gone_through_again():

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from replearn.compression import compress, least_squares, recognise
-from replearn.compression.least_squares import Moments, matrix, rows, solve
+from replearn.compression import compress, recognise
+from replearn.compression.rows import matrix, rows
 from replearn.models.transformer_lm import TransformerLM
+from replearn.operators._base.ridge import Moments, solve
 from tests.zoo import ZOO
 
 
@@ -131,20 +132,16 @@ def test_solving_finds_the_map_and_ridge_pulls_to_the_base() -> None:
 
 @pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("shifted", [True, False])
-def test_fewer_rows_than_columns_are_solved_from_rows_alike(
-    rank: int | None, shifted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fewer_rows_than_columns_are_solved_from_rows_alike(rank: int | None, shifted: bool) -> None:
     torch.manual_seed(0)
     x, y, base = torch.randn(2, 24, 40) + 1, torch.randn(2, 24, 6), torch.randn(2, 6, 40).double() / 9
     found = []
     for narrow in (512, 8):
-        monkeypatch.setattr(least_squares, "NARROW", narrow)
-        fitted, held = Moments(), Moments()
+        fitted, held = Moments(narrow=narrow), Moments(narrow=narrow)
         for part in (slice(0, 10), slice(10, 20)):
             fitted.add(x[:, part], y[:, part])
         held.add(x[:, 20:], y[:, 20:])
         assert (fitted.rows is not None) == (narrow == 8)
-        monkeypatch.setattr(least_squares, "NARROW", 512)
         found.append((solve(fitted, held, base, shifted=shifted, rank=rank, ridges=(1e-2,)), fitted))
     (one, sums), (two, kept) = found
     torch.testing.assert_close(one.weight, two.weight, rtol=1e-3, atol=1e-4)
@@ -155,7 +152,7 @@ def test_fewer_rows_than_columns_are_solved_from_rows_alike(
 
 def test_wide_layers_are_realigned_on_a_part_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compress(trained(), batches(), budget=["blocks.2"], form="removal")
-    monkeypatch.setattr("replearn.compression.least_squares.WORK", 2e5)
+    monkeypatch.setattr("replearn.compression.rows.WORK", 2e5)
     part = compress(trained(), batches(), budget=["blocks.2"], form="removal")
     assert not whole.notes
     assert "wide layers were realigned on a part of every sample's positions" in part.notes[0]

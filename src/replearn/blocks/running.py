@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 def call(model: nn.Module, batch: Any) -> Any:
@@ -16,6 +17,22 @@ def call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def size_of(inputs: Any) -> int:
+    """The number of samples: the length of the first tensor."""
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return len(leaf)
+    return 1
+
+
+def cut(inputs: Any, size: int, begin: int, end: int) -> Any:
+    """Some samples of a batch: rows of every tensor that has one for each sample."""
+    return tree_map(
+        lambda leaf: leaf[begin:end] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf,
+        inputs,
+    )
 
 
 def differentiable_attention() -> AbstractContextManager[Any]:

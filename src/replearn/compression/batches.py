@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..blocks.running import cut, size_of
 from ..errors import ReplearnError
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -129,22 +130,6 @@ def plain(item: Any, forward: Forward | None) -> Any:
     if hasattr(item, "keys") and hasattr(item, "__getitem__"):  # a Hugging Face BatchEncoding is no Mapping
         return plain({name: item[name] for name in item.keys()}, forward)  # noqa: SIM118
     return item
-
-
-def size_of(inputs: Any) -> int:
-    """The number of samples: the length of the first tensor."""
-    for leaf in tree_leaves(inputs):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            return len(leaf)
-    return 1
-
-
-def cut(inputs: Any, size: int, begin: int, end: int) -> Any:
-    """Some samples of a batch: rows of every tensor that has one for each sample."""
-    return tree_map(
-        lambda leaf: leaf[begin:end] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf,
-        inputs,
-    )
 
 
 def _split(found: list[tuple[Any, int]]) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ReplearnError
+from ..fitting.observe import first
 
 Key = tuple[str, int]  # an operation and which of its calls in the block: the same in every run of the block
 
@@ -86,10 +87,6 @@ class _ContiguousLinear(TorchFunctionMode):
             made = {id(value): value.contiguous() for value in args[:3]}
             args = (*(made[id(value)] for value in args[:3]), *args[3:])  # one tensor stays one
         return func(*args, **(kwargs or {}))
-
-
-def first(made: Any) -> Any:
-    return made[0] if isinstance(made, (tuple, list)) else made
 
 
 @dataclass(frozen=True, slots=True)

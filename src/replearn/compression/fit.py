@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
+from ..operators._base.ridge import Moments
 from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .batches import Data
 from .calls import Arguments, argument_of
 from .corrections import adopt_attributes_
 from .layers import LayerFit, aims_of, realign_block_, solve_layer_, teacher_values
-from .least_squares import Moments, rows
+from .rows import rows
 from .stand_ins import BlockFit, Form, Place, fit_block
 from .structure import Layer, understand
 from .walking import Visit, Walk, Way, find_way, visits

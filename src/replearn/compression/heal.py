@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..errors import ReplearnError
 from ..fast.graphs.capture import capture
 from ..fitting.closed_form import estimate_statistics_
+from ..fitting.observe import first
 from .batches import Augment, Batch, Data, augmented, copy_into, device_of, subset
-from .calls import first
 from .fit import head_of
 from .measure import agreement, answer
 from .pool import Pool

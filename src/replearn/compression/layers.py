@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..operators._base.ridge import Moments, Solution, solve
 from .calls import Tap, tapped
-from .least_squares import Moments, Solution, matrix, rows, set_matrix_, share_of_rows, solve
+from .rows import matrix, rows, set_matrix_, share_of_rows
 from .structure import Layer, Structure
 from .walking import Visit
 

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ..blocks.running import cut
 from ..errors import ReplearnError
-from .batches import Batch, Data, cut, device_of
+from .batches import Batch, Data, device_of
 from .calls import Arguments, slow_attention
 
 Metric = Callable[[nn.Module], float]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .batches import Batch, cut
+from ..blocks.running import cut
+from .batches import Batch
 
 PART = 64  # samples in a step
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
+from ..operators._base.ridge import Moments, Solution, solve
 from .calls import Tap
 from .corrections import (
     Channels,
@@ -24,7 +25,7 @@ from .corrections import (
     token_map,
 )
 from .layers import LayerFit, aims_of, in_old_norms, realign_block_, statistics, teacher_values, write_
-from .least_squares import Moments, Solution, rows, set_matrix_, share_of_rows, solve
+from .rows import rows, set_matrix_, share_of_rows
 from .structure import Structure, understand
 from .walking import Visit
 

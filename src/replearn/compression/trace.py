@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .calls import Arguments, Key, first, slow_attention
+from ..fitting.observe import first
+from .calls import Arguments, Key, slow_attention
 
 SAME = {
     *("t", "transpose", "view", "_unsafe_view", "reshape", "permute"),

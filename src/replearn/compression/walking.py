@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
+from ..fitting.observe import first, repeatable
 from .batches import Data, Stopped
-from .calls import Arguments, first
+from .calls import Arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +122,6 @@ def caught(block: nn.Module, *, stop: bool = True) -> Iterator[list[Arguments]]:
         yield calls
     finally:
         handle.remove()
-
-
-def repeatable(value: Any) -> Any:
-    """An argument as it can be given again: a cache of keys and values would grow with every call."""
-    return None if hasattr(value, "get_seq_length") else value
 
 
 class Walk:

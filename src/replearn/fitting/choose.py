@@ -160,7 +160,7 @@ def _damages(
     elif data is None:
         raise ReplearnError(f"score={score!r} needs data: a list of batches, as the model takes them.")
     elif score == "error":
-        found = {result.name: result.error for result in fitted_errors(model, legal, data)}
+        found = {fit.name: fit.error * fit.share for fit in fitted_errors(model, legal, data)}
     else:
         similar = block_similarity(model, {t.name: t.anatomy.input for t in legal}, _first(data))
         found = {name: 1 - similar[name] for name in names}

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ..blocks.running import unchanged
 from ..errors import ReplearnError
-from ..operators._base.least_squares import Moments, Step
+from ..operators._base.least_squares import Step
 from ..operators._base.operator import Operator
+from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
 from ..surgery.replace import device_of
@@ -49,7 +50,9 @@ class Fit:
     """How well one operator imitates its block on held-out rows.
 
     Errors are mean squares over the block's output, divided by the mean square of its residual branch: 0 is a
-    perfect imitation. Removal's own error is given too: 1, or less where an activation follows the sum.
+    perfect imitation. Removal's own error is given too: 1, or less where an activation follows the sum. Times
+    `share`, the branch's mean square over the output's, errors compare blocks with one another: to miss half of a
+    branch that hardly changes its input does little harm.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Fit:
     removal_error: float
     ridge: float
     note: str = ""
+    share: float = 1.0
 
 
 class Imitation:
@@ -67,53 +71,44 @@ class Imitation:
 
     def __init__(self, model: nn.Module, target: Target, data: Iterable[Any], forward: Forward | None) -> None:
         self.model, self.target, self.data, self.forward = model, target, data, forward
-        self.block = model.get_submodule(target.name)
         self.operator = build_operator(model, target, device_of(model, target)).eval()
-        self.ridge, self.samples = 0.0, 0
-        self.branch_share = 0.0  # the residual branch's power over the output's, on held-out rows
+        self.samples = 0
 
     def fit(self) -> Fit:
         operator = self.operator
         notes: list[str] = []
         operator.reset_parameters()
-        error, removal = self.errors()
+        error, removal, share = self.errors()
         start = best = copied(operator)
-        fitted = False
-        for attempt in self.attempts():
+        ridge, fitted = 0.0, False
+        for way in operator.ways():
             operator.load_state_dict(start)
-            ridge = attempt()
-            if ridge is None:
+            used = self.fit_stages(way)
+            if used is None:
                 continue
             fitted = True
-            found, _ = self.errors()
+            found = self.errors()[0]
             if found < error:
-                error, best, self.ridge = found, copied(operator), ridge
+                error, best, ridge = found, copied(operator), used
         operator.load_state_dict(best)
         if not fitted:
             notes.append("nothing of it can be fitted in closed form; it keeps its start")
         if not error <= removal:  # NaN counts as worse
             notes.append(self.fall_back())
             error = self.errors()[0]
-        return Fit(self.target.name, min(error, removal), removal, self.ridge, "; ".join(notes))
+        return Fit(self.target.name, min(error, removal), removal, ridge, "; ".join(notes), share)
 
-    def attempts(self) -> Iterator[Any]:
-        """Ways of fitting, each of which starts from the operator's starting values and gives its ridge."""
+    def fit_stages(self, way: tuple[Step, ...]) -> float | None:
+        """Fit inner maps, then one stage after another; the last ridge, or None where nothing can be fitted."""
         stages = self.operator.stages()
-        if len(stages) > 1:
-            yield lambda: self.fit_stages(stages, ())
-        else:
-            for way in self.operator.ways():
-                yield lambda way=way: self.fit_stages(stages, way)
-
-    def fit_stages(self, stages: tuple[Operator, ...], way: tuple[Step, ...]) -> float | None:
-        ridge = None
         for step in way:
             moments = self.moments(stages[0], (), step)
             if moments is None:
                 return None
             step.fit(*moments)
+        ridge = None
         for index, stage in enumerate(stages):
-            moments = self.moments(stage, stages[:index], None)
+            moments = self.moments(stage, stages[:index])
             if moments is not None:
                 ridge = stage.fit(*moments)
         return ridge
@@ -127,10 +122,10 @@ class Imitation:
         return "no fit was better than removal, so its branch starts at zero"
 
     def moments(
-        self, stage: Operator, before: tuple[Operator, ...], step: Step | None
+        self, stage: Operator, before: tuple[Operator, ...], step: Step | None = None
     ) -> tuple[Moments, Moments] | None:
         """Moments for fitting and held-out ones; None where there is nothing to fit or to aim at."""
-        fitted, held = Moments(), Moments()
+        fitted, held = (Moments(narrow=math.inf) for _ in range(2))
         inner = step is not None and step.aim != "branch"
         self.samples = 0
         for seen in self.observe(inner=inner):
@@ -138,10 +133,10 @@ class Imitation:
             x = seen.x
             for earlier in before:
                 x = earlier.compute(x)
-            if step is not None and step.aim in seen.inner:
+            if step is not None and inner:
+                if step.aim not in seen.inner:
+                    return None
                 aim = seen.inner[step.aim]
-            elif inner:
-                return None
             else:
                 whole = seen.preactivation if stage.ends_in_activation else None
                 aim = (seen.y if whole is None else whole) - x
@@ -149,11 +144,12 @@ class Imitation:
                 features = stage.regressors(piece) if step is None else step.features(piece)
                 if features is None:
                     return None
-                (held if seen.held_out else fitted).add(features, as_rows(aimed, self.target))
+                rows = (features.double()[None], as_rows(aimed, self.target).double()[None])
+                (held if seen.held_out else fitted).add(*rows)
         return fitted, held
 
-    def errors(self) -> tuple[float, float]:
-        """Mean squared output error of the operator and of removal on held-out data, over the branch's power."""
+    def errors(self) -> tuple[float, float, float]:
+        """Held-out errors of the operator and of removal over the branch's power, and the branch's share."""
         error = removal = power = output = 0.0
         for seen in self.observe(held_out=True):
             branch = (seen.y if seen.preactivation is None else seen.preactivation) - seen.x
@@ -162,8 +158,7 @@ class Imitation:
             error += float((seen.through(self.operator) - seen.y).double().square().sum())
             removal += float((seen.x - seen.y).double().square().sum())
         power = power or 1.0
-        self.branch_share = power / (output or 1.0)
-        return error / power if error == error else math.inf, removal / power
+        return error / power if error == error else math.inf, removal / power, power / (output or 1.0)
 
     def observe(self, held_out: bool | None = None, inner: bool = False) -> Iterator[Seen]:
         return observe(self.model, self.target, self.data, self.forward, held_out=held_out, inner=inner)
@@ -185,25 +180,10 @@ def chunks(x: Tensor, branch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip(x.split(size), branch.split(size), strict=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How far a fitted operator's output is from its block's on held-out rows, as a share of the output's power.
-
-    `unexplained` is the same error over the power of the residual branch: what `calibrate_` reports for a plan
-    of this target alone. Shares of the output compare blocks with one another: to miss half of a branch that
-    hardly changes its input does little harm.
-    """
-
-    name: str
-    error: float
-    removal_error: float
-    unexplained: float
-
-
 def fitted_errors(
     model: nn.Module, targets: Sequence[Target], data: Iterable[Any], forward: Forward | None = None
-) -> tuple[Score, ...]:
-    """Fit every target's operator by itself, in the intact model, as `calibrate_` does, and score it.
+) -> tuple[Fit, ...]:
+    """Fit every target's operator by itself, in the intact model, as `calibrate_` does.
 
     The model stays as it was. Raises ReplearnError for data that does not fit, and for NaN.
     """
@@ -217,9 +197,4 @@ def fitted_errors(
             "Scoring by error goes through the data once per target; give a list or a loader, not an iterator."
         )
     with unchanged(model), torch.no_grad():
-        return tuple(_score(Imitation(model, target, data, forward)) for target in targets)
-
-
-def _score(imitation: Imitation) -> Score:
-    fit, share = imitation.fit(), imitation.branch_share
-    return Score(fit.name, fit.error * share, fit.removal_error * share, fit.error)
+        return tuple(Imitation(model, target, data, forward).fit() for target in targets)

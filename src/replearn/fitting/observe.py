@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.anatomy import resolve
-from ..blocks.running import call
+from ..blocks.running import call, cut
 from ..errors import ReplearnError
 from ..planning.data import Target
 
@@ -36,32 +36,6 @@ class Seen:
         """What another module makes of the same call."""
         made: Tensor = first(module(*self.args, **self.kwargs))
         return made
-
-    def rows(self, part: slice, held_out: bool | None = None) -> Seen:
-        """Some samples of the batch, with whatever arguments have a row for each."""
-        size = len(self.x)
-
-        def cut(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value[part] if value.dim() and len(value) == size else value
-            if isinstance(value, (tuple, list)):
-                return type(value)(cut(item) for item in value)
-            return value
-
-        return Seen(
-            self.x[part],
-            self.y[part],
-            cut(self.args),
-            {name: cut(value) for name, value in self.kwargs.items()},
-            cut(self.preactivation),
-            {role: value[part] for role, value in self.inner.items()},
-            self.held_out if held_out is None else held_out,
-        )
-
-    def pieces(self, size: int) -> Iterator[Seen]:
-        """The batch in parts of at most so many samples."""
-        for begin in range(0, len(self.x), max(1, size)):
-            yield self.rows(slice(begin, begin + max(1, size)))
 
 
 def observe(
@@ -118,10 +92,16 @@ class Reached(Exception):
 
 
 def _split(seen: Seen) -> list[Seen]:
-    edge = len(seen.x) - max(1, len(seen.x) // HELD_OUT)
+    size = len(seen.x)
+    edge = size - max(1, size // HELD_OUT)
     if edge < 1:
         raise ReplearnError("The calibration data is one batch with a single sample: give more.")
-    return [seen.rows(slice(0, edge), held_out=False), seen.rows(slice(edge, None), held_out=True)]
+    names = ("x", "y", "args", "kwargs", "preactivation", "inner")
+    whole = {name: getattr(seen, name) for name in names}
+    return [
+        Seen(**cut(whole, size, begin, end), held_out=held_out)
+        for begin, end, held_out in ((0, edge, False), (edge, size, True))
+    ]
 
 
 def _checked(caught: dict[str, Any], target: Target, number: int, held_out: bool) -> Seen:

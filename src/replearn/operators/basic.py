@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy
 from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
-from ._base.least_squares import Moments, fit_rows
+from ._base.least_squares import fit_rows
 from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
+from ._base.ridge import Moments
 from ._base.site import Site
 from ._base.synthesis import unit_rows
 from .functional import norm_add_act
@@ -71,7 +72,7 @@ class BasicOperator(MixingOperator, options=Basic):
     def fit(self, moments: Moments, held: Moments) -> float:
         """Channel coefficients first, then the correction, then the BatchNorm that leaves both as they are."""
         units = {side: unit_rows(weight).flatten(1).double() for side, weight in self.weights("kernel").items()}
-        base = torch.zeros_like(moments.cross())
+        base = torch.zeros_like(moments.mixed[0].T)
         if units:
             directions = (
                 [torch.stack(list(units.values())).sum(0)] if self._shared(tuple(units)) else list(units.values())

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy
 from ._base.layers import Convolution, fresh_norm, own_activation
-from ._base.least_squares import Moments
 from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import as_module, residual
+from ._base.ridge import Moments
 from ._base.site import Site
 from .functional import norm_add_act
 from .reduced_bottleneck import fit_expansion

@@ -24,11 +24,12 @@ from torch.nn.functional import linear
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import BorrowedNorm, plain_linear
-from ._base.least_squares import Moments, fit_scalars
+from ._base.least_squares import fit_scalars
 from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
+from ._base.ridge import Moments
 from ._base.site import Site, one_source
 from ._base.synthesis import per_head, row_norms, unit_rows
 from .projection import require_square
@@ -69,9 +70,6 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         self.norm1 = BorrowedNorm(one_source(site, "norm1"), site.device)
         self.make_gain(site)
 
-    def gains(self) -> list[Tensor]:
-        return [self.gain]
-
     def mixtures(self) -> Mixtures:
         """The weight with d^-1/2 in it, and the bias without."""
         weight = self.weighed("proj", "heads", normalise=True, scale=self._scale)
@@ -96,9 +94,6 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
             scales[side] = (energy * lengths).sum(dim=0) / energy.sum(dim=0).clamp_min(1e-30)
         self.start_coefficients(scales)
 
-    def silence(self) -> bool:
-        return self.zero()
-
     def regressors(self, x: Tensor) -> Tensor:
         return self.norm1(x).reshape(-1, x.shape[-1])
 
@@ -118,7 +113,7 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         if "proj_bias" in self.corrections:
             self._correction("proj_bias").reset_parameters()
         self.gain.fill_(1)
-        nothing = torch.zeros_like(moments.targets)
+        nothing = torch.zeros_like(moments.mean_y[0])
         mean = self.mean_bias_mixture("proj")
         bias = nothing if mean is None else mean.plain().double()
         matrices = [*directions, torch.zeros_like(directions[0])]
@@ -128,7 +123,7 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         for side, values in zip(units, found.view(len(units), heads), strict=True):
             self.coefficient(side).copy_(values)
         base = sum(
-            (s * d.double() for s, d in zip(found, directions, strict=True)), torch.zeros_like(moments.cross())
+            (s * d.double() for s, d in zip(found, directions, strict=True)), torch.zeros_like(moments.mixed[0].T)
         )
         weight, ridge = self.fit_correction("proj", base, moments, held)
         if "proj" in self.corrections:  # the forward scales the correction with the rest of the weight

@@ -23,11 +23,12 @@ from torch.nn.functional import linear
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import BorrowedNorm, own_activation, plain_linear
-from ._base.least_squares import Moments, fit_scalars
+from ._base.least_squares import fit_scalars
 from ._base.mixture import Made, Mixture, Mixtures
 from ._base.operator import ReadingOperator
 from ._base.options import Need, ReadingOptions
 from ._base.plain import as_module, gated_mlp, residual
+from ._base.ridge import Moments
 from ._base.site import Site, one_source
 
 
@@ -67,16 +68,10 @@ class MLPOperator(ReadingOperator, options=MLP):
             made[f"{role}_bias"] = self.mean_bias_mixture(role, gain)
         return made
 
-    def gains(self) -> list[Tensor]:
-        return [self.gain]
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.gain.fill_(1)
-
-    def silence(self) -> bool:
-        return self.zero()
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm2(x)
@@ -102,7 +97,7 @@ class MLPOperator(ReadingOperator, options=MLP):
             if role in self.corrections:
                 self._correction(role).reset_parameters()
         self.gain.fill_(1)
-        nothing = torch.zeros_like(moments.targets)
+        nothing = torch.zeros_like(moments.mean_y[0])
         made = self.made()
         base = made["down"].double()
         bias = made["down_bias"].double() if "down_bias" in made else nothing

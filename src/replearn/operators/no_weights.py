@@ -18,10 +18,11 @@ from torch.nn.functional import linear
 
 from ..blocks.anatomy import Anatomy
 from ._base.layers import plain_linear
-from ._base.least_squares import Moments, fit_rows
+from ._base.least_squares import fit_rows
 from ._base.operator import Operator
 from ._base.options import Need, Options
 from ._base.plain import affine
+from ._base.ridge import Moments
 from ._base.site import Site
 
 
@@ -74,10 +75,10 @@ class NoWeightsOperator(Operator, options=NoWeights):
 
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
-        eye = torch.eye(len(moments.features), dtype=torch.float64, device=self.scale.device)
+        eye = torch.eye(len(moments.mean_x[0]), dtype=torch.float64, device=self.scale.device)
         scale = fit_rows(moments, [eye])[0]
         self.scale.copy_(scale.view(self.scale.shape))
-        self.shift.copy_((moments.targets - scale * moments.features).view(self.shift.shape))
+        self.shift.copy_((moments.mean_y[0] - scale * moments.mean_x[0]).view(self.shift.shape))
         return 0.0
 
     def plain(self) -> nn.Module:

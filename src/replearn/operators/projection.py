@@ -22,11 +22,12 @@ from torch.nn.functional import linear
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import plain_linear
-from ._base.least_squares import Moments, fit_scalars
+from ._base.least_squares import fit_scalars
 from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
+from ._base.ridge import Moments
 from ._base.site import Site
 
 
@@ -65,9 +66,6 @@ class ProjectionOperator(MixingOperator, options=Projection):
         super().reset_parameters()
         self.start_coefficients({side: torch.ones_like(self.coefficient(side)) for side in self._sources["proj"]})
 
-    def silence(self) -> bool:
-        return self.zero()
-
     def regressors(self, x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1])
 
@@ -75,8 +73,8 @@ class ProjectionOperator(MixingOperator, options=Projection):
     def fit(self, moments: Moments, held: Moments) -> float:
         """The two scalars first, then the correction of weight and bias."""
         weights, biases = self.weights("proj"), self.biases("proj")
-        nothing = torch.zeros_like(moments.targets)
-        base, base_bias = torch.zeros_like(moments.cross()), nothing
+        nothing = torch.zeros_like(moments.mean_y[0])
+        base, base_bias = torch.zeros_like(moments.mixed[0].T), nothing
         if weights:
             directions, shifts = list(weights.values()), [biases.get(side, nothing) for side in weights]
             if self._shared(tuple(weights)):

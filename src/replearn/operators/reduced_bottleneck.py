@@ -21,11 +21,12 @@ from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.correction import FullCorrection
 from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
-from ._base.least_squares import Moments, Solution, Step, fit_full, fit_rows
+from ._base.least_squares import Step, fit_rows
 from ._base.mixture import Mixtures
-from ._base.operator import ReadingOperator
+from ._base.operator import FINE_RIDGES, ReadingOperator
 from ._base.options import Need, ReadingOptions
 from ._base.plain import as_module, residual
+from ._base.ridge import Moments, solve
 from ._base.site import Site
 from .functional import reduced_bottleneck
 
@@ -79,7 +80,7 @@ class ReducedBottleneckOperator(ReadingOperator, options=ReducedBottleneck):
     @torch.no_grad()
     def _fit_reduce(self, moments: Moments, held: Moments) -> None:
         """Fit the borrowed reduction, which has no bias and no norm, to what the block's own gives."""
-        self.fit_correction("reduce", self.borrowed("reduce", moments.mixed()), moments, held, shifted=False)
+        self.fit_correction("reduce", self.borrowed("reduce", moments.mixed[0].T), moments, held, shifted=False)
 
     @torch.no_grad()
     def _fit_directions(self, moments: Moments, held: Moments) -> None:
@@ -87,14 +88,15 @@ class ReducedBottleneckOperator(ReadingOperator, options=ReducedBottleneck):
         correction = self._correction("reduce")
         base = self.borrowed("reduce", correction.weight().flatten(1).double())
         half = max(1, len(base) // 2)
-        nothing = torch.zeros(len(moments.targets), base.shape[1], dtype=base.dtype, device=base.device)
-        found = fit_full(moments, held, nothing, rank=min(half, *nothing.shape)).right
-        if found is None:
+        nothing = torch.zeros(len(moments.mean_y[0]), base.shape[1], dtype=base.dtype, device=base.device)
+        solution = solve(moments, held, nothing[None], rank=min(half, *nothing.shape), ridges=FINE_RIDGES)
+        if solution.factors is None:
             raise ReplearnError(f"{self.target.name}: no directions were found.")
+        found = solution.factors[1][0]
         rows = torch.zeros_like(base)
         rows[: len(found)] = found[: len(base)]
         rows[half : half + len(found)] = -found[: len(base) - half]
-        correction.set(Solution(rows, 0.0), base)
+        correction.set(rows - base)
 
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
@@ -118,7 +120,7 @@ def fit_expansion(operator: ReadingOperator, norm: nn.Module, moments: Moments, 
     The borrowed kernel's rows get the scale that suits best, which the BatchNorm applies; a correction comes
     on top.
     """
-    base = operator.borrowed("expand", moments.cross())
+    base = operator.borrowed("expand", moments.mixed[0].T)
     scale = fit_rows(moments, [base])[0]
     if "expand" not in operator.corrections:
         fit_norm(norm, base, moments, scale=scale)

@@ -14,7 +14,6 @@ from .options import Options, ReadingOptions
 from .synthesis import full_precision, wide
 
 if TYPE_CHECKING:
-    from .least_squares import Solution
     from .site import Site
 
 
@@ -30,8 +29,8 @@ class Correction(nn.Module, ABC):
         """Set D to zero, ready to be trained."""
 
     @abstractmethod
-    def set(self, solution: Solution, base: Tensor) -> None:
-        """Take D from a fitted weight: what it has beyond the base."""
+    def set(self, delta: Tensor, factors: tuple[Tensor, Tensor] | None = None) -> None:
+        """Take a fitted D, and its factors if it is of low rank."""
 
 
 class FullCorrection(Correction):
@@ -48,8 +47,8 @@ class FullCorrection(Correction):
         return self.delta
 
     @torch.no_grad()
-    def set(self, solution: Solution, base: Tensor) -> None:
-        self.delta.copy_((solution.weight - base.double()).view(self.delta.shape))
+    def set(self, delta: Tensor, factors: tuple[Tensor, Tensor] | None = None) -> None:
+        self.delta.copy_(delta.view(self.delta.shape))
 
 
 class LowRankCorrection(Correction):
@@ -67,11 +66,11 @@ class LowRankCorrection(Correction):
         nn.init.normal_(self.right, std=self.right.shape[1] ** -0.5)
 
     @torch.no_grad()
-    def set(self, solution: Solution, base: Tensor) -> None:
-        if solution.left is None or solution.right is None:
+    def set(self, delta: Tensor, factors: tuple[Tensor, Tensor] | None = None) -> None:
+        if factors is None:
             raise ReplearnError("A low-rank correction needs a low-rank fit.")
-        self.left.copy_(solution.left)
-        self.right.copy_(solution.right)
+        self.left.copy_(factors[0][0])
+        self.right.copy_(factors[1][0])
 
     def weight(self) -> Tensor:
         with full_precision(self.left.device):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from ...errors import ReplearnError
-from .least_squares import Moments
+from .ridge import Moments
 from .shell import Turn, shell_of, without_hooks
 from .synthesis import Source, as_computed
 
@@ -88,13 +88,12 @@ def fit_norm(norm: Any, weight: Tensor, moments: Moments, scale: Tensor | None =
     """Set a BatchNorm so that it scales the map's output as asked and shifts it to the targets' mean."""
     if not foldable(norm) or norm.weight is None:
         raise ReplearnError(f"A fit needs a BatchNorm with running statistics after the convolution, not {norm}.")
-    mean = weight @ moments.features
-    variance = ((weight @ moments.covariance()) * weight).sum(1).clamp_min(0)
+    mean, variance = (made[0] for made in moments.spread(weight[None]))
     gain = (variance + norm.eps).sqrt()
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(variance)
     norm.weight.copy_(gain if scale is None else gain * scale)
-    norm.bias.copy_(moments.targets)
+    norm.bias.copy_(moments.mean_y[0])
 
 
 def foldable(norm: nn.Module) -> bool:

@@ -14,14 +14,18 @@ from ...errors import ReplearnError
 from ..functional import load_faster, synthesize
 from .correction import Correction, LowRankCorrection, correction_of
 from .layers import BorrowedNorm, foldable
-from .least_squares import Moments, Solution, Step, fit_full
+from .least_squares import Step
 from .mixture import Along, Made, Mixture, Mixtures, compute_dtype, handed_out
+from .ridge import Moments, solve
 from .site import Site
 from .synthesis import Source, row_norms, wide
 
 if TYPE_CHECKING:
     from ...planning.data import Target
     from .options import MixingOptions, Options
+
+
+FINE_RIDGES = tuple(10.0**exponent for exponent in range(-8, 2))
 
 
 class Operator(nn.Module, ABC):
@@ -234,9 +238,14 @@ class ReadingOperator(Operator):
     def delta(self, role: str) -> Tensor | None:
         return self._correction(role).weight() if role in self.corrections else None
 
+    def gains(self) -> list[Tensor]:
+        return [gain] if (gain := getattr(self, "gain", None)) is not None else []
+
     @torch.no_grad()
-    def zero(self) -> bool:
-        """Set coefficients, gains and corrections to zero."""
+    def silence(self) -> bool:
+        """Zero the norm that ends the branch, or where there is none all coefficients, gains and corrections."""
+        if hasattr(self, "norm"):
+            return super().silence()
         for role in self.corrections:
             self._correction(role).reset_parameters()
         for factor in (*self.coefficients(), *self.gains()):
@@ -265,9 +274,9 @@ class ReadingOperator(Operator):
             return base.double(), 0.0
         correction = self._correction(role)
         rank = correction.left.shape[1] if isinstance(correction, LowRankCorrection) else None
-        solution = fit_full(moments, held, base, rank, shifted=shifted)
-        correction.set(solution, base)
-        return solution.weight, solution.ridge
+        solution = solve(moments, held, base[None].double(), shifted=shifted, rank=rank, ridges=FINE_RIDGES)
+        correction.set(solution.weight[0] - base.double(), solution.factors)
+        return solution.weight[0], solution.ridge
 
     @torch.no_grad()
     def scale_correction(self, role: str, factor: float | Tensor) -> None:
@@ -276,13 +285,10 @@ class ReadingOperator(Operator):
             factor
         )
 
-    def fit_shift(self, role: str, weight: Tensor, base: Tensor | None, moments: Moments) -> None:
+    def fit_shift(self, role: str, weight: Tensor, base: Tensor, moments: Moments) -> None:
         """Fit the bias correction of a linear map, on top of its synthesized bias."""
-        if f"{role}_bias" not in self.corrections:
-            return
-        shift = moments.shift_for(weight)
-        start = torch.zeros_like(shift) if base is None else base.double()
-        self._correction(f"{role}_bias").set(Solution(shift, 0.0), start)
+        if f"{role}_bias" in self.corrections:
+            self._correction(f"{role}_bias").set(moments.shift(weight)[0] - base.double())
 
     def borrowed(self, role: str, like: Tensor) -> Tensor:
         """A weight that is read from one side, uncorrected, as a matrix in float64; zeros where none is read."""

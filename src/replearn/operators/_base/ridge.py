@@ -1,4 +1,4 @@
-"""Least squares: the rows of a linear layer, their sums, and the ridge solution from either.
+"""Least squares: rows, their sums, and the ridge solution from either.
 
     Y = X W' + b, ridge towards given weights
 
@@ -9,34 +9,30 @@ precision and summed in float64. All tensors have a leading dimension of groups,
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from .structure import is_transposed
+from torch import Tensor
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-NARROW = 512  # columns up to which rows are never kept
+NARROW = 512  # columns up to which rows are not kept
 TINY = torch.finfo(torch.float64).tiny
 
 
 class Moments:
     """What is known of rows x (groups, n, K) and y (groups, n, R)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, narrow: float = NARROW) -> None:
         self.count = 0
         self.thinned = False  # these are a part of the rows
+        self._narrow = narrow
         self._sums: list[Tensor] = []
         self._rows: list[tuple[Tensor, Tensor]] = []
 
     def add(self, x: Tensor, y: Tensor) -> None:
         self.count += x.shape[1]
         self._rows.append((x, y))
-        if self._sums or x.shape[2] <= NARROW or self.count > x.shape[2]:
+        if self._sums or x.shape[2] <= self._narrow or self.count > x.shape[2]:
             self._fold()
 
     def _fold(self) -> None:
@@ -86,6 +82,13 @@ class Moments:
         """Mean products of x and y, (G, K, R)."""
         return self._sums[1] / self.count
 
+    def products(self, shifted: bool = True) -> tuple[Tensor, Tensor]:
+        """Mean products of x with itself and with y, about their means where a shift is free."""
+        if not shifted:
+            return self.second, self.mixed
+        means = self.mean_x[:, :, None]
+        return self.second - means * self.mean_x[:, None, :], self.mixed - means * self.mean_y[:, None, :]
+
     def shift(self, weight: Tensor) -> Tensor:
         """The best b for a given W (G, R, K)."""
         return self.mean_y - (weight @ self.mean_x[:, :, None])[..., 0]
@@ -96,8 +99,7 @@ class Moments:
             made = (self.rows[0] @ weight.mT.to(self.rows[0])).double()
             return made.mean(1), made.var(1, correction=0)
         mean = (weight @ self.mean_x[:, :, None])[..., 0]
-        covariance = self.second - self.mean_x[:, :, None] * self.mean_x[:, None, :]
-        return mean, ((weight @ covariance) * weight).sum(-1).clamp_min(0)
+        return mean, ((weight @ self.products()[0]) * weight).sum(-1).clamp_min(0)
 
     def error(self, weight: Tensor, shift: Tensor) -> float:
         """The mean squared error of X W' + b, summed over the outputs."""
@@ -141,7 +143,7 @@ def solve(
     system: FromSums | FromRows = (FromRows if fitted.rows else FromSums)(fitted, base, shifted)
     for ridge in ridges:
         delta, factors = system.solve(ridge), None
-        if rank is not None and rank < min(delta.shape[-2:]):
+        if rank is not None:
             # reduced-rank regression: keep the directions of the output that the fit explains most
             left = leading(system.explained(delta), rank)
             factors = (left, left.mT @ delta)
@@ -160,10 +162,7 @@ class FromSums:
     """The system of K equations."""
 
     def __init__(self, moments: Moments, base: Tensor, shifted: bool) -> None:
-        self.covariance, cross = moments.second, moments.mixed
-        if shifted:
-            self.covariance = self.covariance - moments.mean_x[:, :, None] * moments.mean_x[:, None, :]
-            cross = cross - moments.mean_x[:, :, None] * moments.mean_y[:, None, :]
+        self.covariance, cross = moments.products(shifted)
         self.rest = cross - self.covariance @ base.mT
         self.scale = self.covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(TINY)
 
@@ -217,100 +216,3 @@ def leading(matrix: Tensor, rank: int) -> Tensor:
         torch.manual_seed(0)
         left = torch.svd_lowrank(matrix, q=rank + 8, niter=4)[0]
     return left[..., :rank]
-
-
-CHUNK = 2**25  # numbers in a piece of patches
-WORK, WORK_CUDA = 1e11, 2e13  # FLOPs for the products of one layer's inputs
-PLACES = 256  # of an image are looked at; others tell little more
-
-
-def matrix(layer: nn.Module) -> Tensor:
-    """A layer's weight as (groups, R, K), in float64."""
-    weight = layer.get_parameter("weight").detach().double()
-    if is_transposed(layer):
-        weight = weight.mT
-    groups = layer.groups if isinstance(layer, (nn.Conv1d, nn.Conv2d)) else 1
-    return weight.reshape(groups, len(weight) // groups, -1)
-
-
-def set_matrix_(layer: nn.Module, weight: Tensor) -> None:
-    parameter = layer.get_parameter("weight")
-    flat = weight.reshape(-1, weight.shape[-1])
-    with torch.no_grad():
-        parameter.copy_(flat.mT if is_transposed(layer) else flat.reshape(parameter.shape))
-
-
-def share_of_rows(layer: nn.Module, aim: Tensor, inputs: Sequence[Tensor]) -> float:
-    """The part of all rows that keeps the products of a layer's inputs within the work for one layer."""
-    groups, outputs, columns = matrix(layer).shape
-    places = aim.numel() // (groups * outputs)
-    if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
-        places = min(places, PLACES * len(aim))
-    total = places / max(len(inputs[0]), 1) * sum(map(len, inputs))
-    work = WORK_CUDA if aim.is_cuda else WORK
-    return float(min(1.0, work / (2.0 * groups * columns**2 * max(total, 1.0))))
-
-
-def rows(layer: nn.Module, x: Tensor, aim: Tensor, share: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of x (groups, n, K) and aim (groups, n, R); the aim has the layout of the layer's output.
-
-    With a `share` below 1, a fixed random part of the positions of every sample.
-    """
-    if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
-        yield from _conv_rows(layer, x, aim, share)
-    else:
-        x, aim = x.reshape(-1, x.shape[-1]), aim.reshape(-1, aim.shape[-1])
-        if share < 1:
-            at = some_places(len(x), math.ceil(len(x) * share)).to(x.device)
-            x, aim = x[at], aim[at]
-        x, aim = x.float(), aim.float()
-        size = max(1, CHUNK // x.shape[-1])
-        yield from ((a[None], b[None]) for a, b in zip(x.split(size), aim.split(size), strict=True))
-
-
-def _conv_rows(
-    layer: nn.Conv1d | nn.Conv2d, x: Tensor, aim: Tensor, share: float
-) -> Iterator[tuple[Tensor, Tensor]]:
-    if isinstance(layer, nn.Conv1d):
-        x, aim = x[..., None], aim[..., None]
-    (kh, kw), (sh, sw), (dh, dw) = (pair(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    top, left = padding_of(layer, (kh, kw), (dh, dw))
-    groups, channels = layer.groups, x.shape[1]
-    x = F.pad(x.float(), (left, max(left, (kw - 1) * dw), top, max(top, (kh - 1) * dh)))
-    padded = x.shape[-1]
-    total = aim.shape[-2] * aim.shape[-1]
-    at = some_places(total, math.ceil(min(total, PLACES) * share)).to(x.device)
-    begin = (at // aim.shape[-1]) * sh * padded + (at % aim.shape[-1]) * sw
-    steps = [i * dh * padded + j * dw for i in range(kh) for j in range(kw)]
-    index = (begin[None] + torch.tensor(steps, device=x.device)[:, None]).reshape(-1)
-    size = max(1, CHUNK // (channels * len(index)))
-    for images, aims in zip(x.flatten(2).split(size), aim.float().flatten(2).split(size), strict=True):
-        patches = images[..., index].view(len(images), groups, channels // groups, len(steps), len(at))
-        patches = patches.permute(1, 0, 4, 2, 3).reshape(groups, len(images) * len(at), -1)
-        wanted = aims[..., at].view(len(aims), groups, -1, len(at)).permute(1, 0, 3, 2)
-        yield patches, wanted.reshape(groups, len(aims) * len(at), -1)
-
-
-def some_places(total: int, most: int) -> Tensor:
-    """All positions, or a fixed random choice of so many."""
-    if total <= most:
-        return torch.arange(total)
-    return torch.randperm(total, generator=torch.Generator().manual_seed(total))[:most].sort().values
-
-
-def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    return (value[0], value[1]) if len(value) == 2 else (value[0], 1)
-
-
-def padding_of(
-    layer: nn.Conv1d | nn.Conv2d, kernel: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[int, int]:
-    """How much is added above and on the left."""
-    if layer.padding == "same":
-        return (kernel[0] - 1) * dilation[0] // 2, (kernel[1] - 1) * dilation[1] // 2
-    if isinstance(layer.padding, str):
-        return 0, 0
-    top, left = pair(layer.padding)
-    return top, left if isinstance(layer, nn.Conv2d) else 0
