@@ -4,6 +4,7 @@ The root is the one that was given, else REPLEARN_DATA, else ./data.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ class Source:
 
     name: str
     title: str
+    load: Callable[..., Any]  # of the source, the root, strict_counts and what else the set takes
     num_train: int
     num_test: int
     how: str  # how to get it, a sentence
