@@ -14,6 +14,7 @@ from ....errors import ReplearnError
 from ..seeds import seed_at
 from .images import IGNORED
 from .scenes import open_picture
+from .source import Counted
 
 Key = tuple[int, int]  # an image's index, -1 for a filler, and the seed of its augmentation
 Sample = tuple[Tensor, int] | str  # a str is what is wrong: a worker's own exception arrives as a wall of text
@@ -75,7 +76,7 @@ def loader_of(pictures: Dataset[Any], batches: Any, workers: int, collate_fn: An
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StreamedSet:
+class StreamedSet(Counted):
     """A data set too large for memory: batches of uint8 images (B, C, size, size) and int64 labels.
 
     `batch_size` is that of all processes together; each gets its equal part. The same (seed, epoch) gives the same
@@ -93,17 +94,6 @@ class StreamedSet:
     size: int = 224
     rand_augment: bool = False
     workers: int = field(default_factory=default_workers)  # 0: read in this process
-
-    unit = "images"
-    classes = "classes"
-
-    @property
-    def num_train(self) -> int:
-        return len(self.train)
-
-    @property
-    def num_test(self) -> int:
-        return len(self.test)
 
     def train_batches(
         self, epoch: int, seed: int, rank: int = 0, world_size: int = 1, batch_size: int = 256, first: int = 0

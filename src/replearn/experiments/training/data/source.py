@@ -34,6 +34,23 @@ class Source:
     splits: tuple[object, object] = ("train", "test")  # what that class calls its two parts
 
 
+class Counted:
+    """A data set whose parts `train` and `test` have a length; `unit` is what is counted."""
+
+    train: Any
+    test: Any
+    unit = "images"
+    classes = "classes"  # what the classes are
+
+    @property
+    def num_train(self) -> int:
+        return len(self.train)
+
+    @property
+    def num_test(self) -> int:
+        return len(self.test)
+
+
 def root_of(root: Root) -> tuple[Path, str]:
     """The folder of all data, and in words why it is this one."""
     if root is not None:
