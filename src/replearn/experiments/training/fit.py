@@ -192,7 +192,7 @@ def device_named(name: str) -> torch.device:
         if not torch.cuda.is_available():
             raise ReplearnError("There is no GPU here that torch can use; write device='cpu'.")
         count = torch.cuda.device_count()
-        index = device.index if device.index is not None else local_rank() % count
+        index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0")) % count
         if index >= count:
             raise ReplearnError(f"There is no device {name!r}: this machine has {count} GPU(s), counted from 0.")
         device = torch.device("cuda", index)
@@ -200,10 +200,6 @@ def device_named(name: str) -> torch.device:
     elif device.type != "cpu":
         raise ReplearnError(f"Training runs on cpu or cuda, not on {name!r}.")
     return device
-
-
-def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def synchronize(device: torch.device) -> None:
