@@ -14,19 +14,12 @@ from replearn.experiments import recipes
 from replearn.experiments.report.parts.claims import tables
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
-from replearn.experiments.training.intervals import corrected, paired_difference, t_quantile
+from replearn.experiments.training.intervals import corrected, paired_difference
 from replearn.experiments.training.packed import pack, thinned, unpack
 from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.results import SHARED, result_from_json
 
 # ---- statistics --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 101])
-def test_the_t_quantile_is_scipys(level, freedom):
-    stats = pytest.importorskip("scipy.stats")
-    assert t_quantile(level, freedom) == pytest.approx(stats.t.ppf((1 + level) / 2, freedom), rel=1e-9)
 
 
 def test_the_interval_covers_the_true_difference_in_95_of_100_cases():

@@ -11,7 +11,6 @@ import threading
 from functools import partial
 from hashlib import md5
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -136,8 +135,8 @@ def test_data_that_is_not_there_says_where_it_was_looked_for_and_how_to_get_it(t
 
 
 @pytest.mark.parametrize("name", data.available())
-def test_every_file_of_the_folder_is_a_data_set(name):
-    source = import_module(f"replearn.experiments.training.data.sets.{name}").SOURCE
+def test_every_data_set_says_what_it_is_and_where(name):
+    source = data.source_named(name)
     assert source.name == name
     assert source.how.endswith(".")
     assert source.bundled_with or (source.folders and source.signs)

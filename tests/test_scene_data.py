@@ -17,7 +17,7 @@ from replearn import ReplearnError
 from replearn.experiments import recipes
 from replearn.experiments.training import data
 from replearn.experiments.training.data.scenes import Defects, DetectionSet, SegmentationSet, read_pair, read_scene
-from replearn.experiments.training.data.sets.cityscapes import official_numbers
+from replearn.experiments.training.data.sets.masks import official_classes
 from replearn.experiments.training.picture_batches import DetectionBatches
 from replearn.experiments.training.picture_store import PictureStore
 from replearn.experiments.training.processes import Processes
@@ -232,7 +232,7 @@ def test_cityscapes_is_read_with_the_official_numbers(tmp_path: Path) -> None:
     assert set(labels.unique().tolist()) <= {0, 10, 11, 13, 255}  # road, sky, person, car, void
     assert labels[-1].unique().tolist() == [255]
     assert [found.class_names[n] for n in (0, 10, 11, 13, 18)] == ["road", "sky", "person", "car", "bicycle"]
-    numbers = official_numbers().tolist()
+    numbers = official_classes()[1].tolist()
     trained = [label for label, number in enumerate(numbers) if 0 <= number < 19]
     assert trained == [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
     assert [numbers[label] for label in trained] == list(range(19))

@@ -119,7 +119,6 @@ def results_of(
 ) -> list[Result]:
     """Every run's result: those that are there, and the others trained now, `together` at a time."""
     from ...experiments.training.fit import fit  # seconds to import, which help and reading need not wait for
-    from ...experiments.training.loggers import logged
     from ...experiments.training.tasks import task_named
     from ...experiments.training.trained import refuse_impossible_rows
     from ..progress import watching
@@ -141,8 +140,7 @@ def results_of(
         for start in range(0, len(missing), together):
             part = missing[start : start + together]
             chosen = [specs[index] for index in part]
-            watcher = logged(progress, logger, chosen)
-            trained = fit(chosen, device=device, resume=True, progress=watcher, shared=data)
+            trained = fit(chosen, device=device, resume=True, progress=progress, shared=data, logger=logger)
             kept.add(trained)
             results |= dict(zip(part, trained, strict=True))
     return [results[index] for index in range(len(specs))]

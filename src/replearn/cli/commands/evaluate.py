@@ -70,7 +70,7 @@ def evaluate_run(run: Path, int8: bool, samples: int, compile: bool, root: Path 
 
 def evaluate_results(results: Path, annotations: Path, as_json: bool) -> None:
     from ...experiments.training.coco_metrics import coco_metrics, read_results_file
-    from ...experiments.training.data.coco import as_truth, read_annotations
+    from ...experiments.training.data.sets.coco import as_truth, read_annotations
 
     found, truth = read_results_file(results), read_annotations(annotations)
     pictures, classes = ({entry["id"] for entry in truth[part]} for part in ("images", "categories"))

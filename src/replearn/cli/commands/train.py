@@ -50,7 +50,6 @@ def train(
     * `torchrun --nproc_per_node 4 -m replearn train t2_resnet34 --method repl-first-2`
     """
     from ...experiments.training.fit import fit  # seconds to import, which help and errors need not wait for
-    from ...experiments.training.loggers import logged
     from ...experiments.training.tasks import task_named
     from ..progress import summary, watching
     from ..runs import data_of, found, leads, resolved, spec_of, variant_named
@@ -68,9 +67,14 @@ def train(
         )
     task = task_named(chosen.task)
     with watching(1, spec.epochs, task) as progress:
-        watcher = logged(progress, logger, [spec])
         (result,) = fit(
-            [spec], device=device, resume=resume, progress=watcher, deterministic=deterministic, parallel=parallel
+            [spec],
+            device=device,
+            resume=resume,
+            progress=progress,
+            deterministic=deterministic,
+            parallel=parallel,
+            logger=logger,
         )
     if not leads():
         return

@@ -22,9 +22,9 @@ def comparison_table(comparison: Comparison) -> str:
     lines = [
         heading(comparison),
         "",
-        *score_table(rows, comparison.metric),
+        *shown(score_columns(rows, comparison.metric), left=("method", "against E2E", "against removal")),
         "",
-        *cost_table(rows),
+        *shown(cost_columns(rows), left=("method",)),
         "",
     ]
     lines += [f"note: {note}" for note in comparison.notes]
@@ -46,29 +46,20 @@ def score_columns(rows: Sequence[Row], metric: Metric) -> dict[str, list[str]]:
     """What was reached, by column; a column with nothing to say is all empty texts."""
     several = len({row.epochs for row in rows}) > 1
     paper = [row.paper if row.paper and row.paper.top5 else None for row in rows]
+    beside = [name for name in (rows[0].also if rows else ()) if name != "top5"]  # which stands beside the paper's
     return {
         "method": [row.label for row in rows],
         "seeds": [str(len(row.seeds)) for row in rows],
         "epochs": [str(row.epochs) if several else "" for row in rows],
         metric.name: [spread(row.score, row.std) for row in rows],
         "best": [f"{row.best:.2f}" for row in rows],
-        **measured_beside(rows),
+        **{name: [f"{row.also[name]:.2f}" for row in rows] for name in beside},
         "against E2E": [difference(row.against_e2e) for row in rows],
         "against removal": [difference(row.against_removal) for row in rows],
         "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],
         "top-5": [f"{row.also['top5']:.2f}" if any(paper) else "" for row in rows],
         "paper top-5": [spread(row.top5, row.top5_std) if row and row.top5 else "" for row in paper],
     }
-
-
-def score_table(rows: Sequence[Row], metric: Metric) -> list[str]:
-    return shown(score_columns(rows, metric), left=("method", "against E2E", "against removal"))
-
-
-def measured_beside(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Columns of the task's other metrics; a classifier's top-5 stands beside the paper's instead."""
-    names = [name for name in (rows[0].also if rows else ()) if name != "top5"]
-    return {name: [f"{row.also[name]:.2f}" for row in rows] for name in names}
 
 
 def cost_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -85,10 +76,6 @@ def cost_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
         "share": [ratio(row.parameters / full if full else None) for row in rows],
         "MFLOPs": [f"{row.flops / 1e6:,.1f}" for row in rows],
     }
-
-
-def cost_table(rows: Sequence[Row]) -> list[str]:
-    return shown(cost_columns(rows), left=("method",))
 
 
 def shown(columns: dict[str, list[str]], left: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from ...planning.serialization import encode
 from .keeping import result_of, resume_run, save_run, write_model, write_result
 from .locking import locked
 from .log import RunLog
+from .loggers import module_of
 from .processes import Interruption, Parallel, Processes, interruption, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
@@ -51,16 +52,19 @@ def fit(
     deterministic: bool = False,
     parallel: Parallel = "ddp",
     shared: dict[Any, Any] | None = None,
+    logger: str | None = None,
 ) -> list[Result]:
     """Train every run to its end, all of them together on one device, and return their results.
 
     Each run's folder gets `recipe.json`, `log.jsonl`, `checkpoint.safetensors` and `result.json`. With
     `resume=True` a run goes on from its checkpoint, and a finished one is only read. Under torchrun each
     process trains its share of every batch. Give the same dict as `shared` to one call after another, and what
-    they train on is read once and stays on the device.
+    they train on is read once and stays on the device. `logger` is wandb or mlflow, which get every epoch too.
     """
     if not specs:
         raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")
+    if logger is not None:
+        module_of(logger)  # told before anything is trained
     where = device_named(device)
     processes = start_processes(where, parallel)
     if where.type == "cuda":
@@ -81,7 +85,7 @@ def fit(
             torch.backends.cudnn.benchmark = False  # each new size would be tried out anew
         processes.agree(True, where)  # nobody looks for a state before it is tidy
         with interruption(processes, where) as stop:
-            return _train(runs, where, processes, progress, resume, stop)
+            return _train(runs, where, processes, progress, resume, stop, logger)
 
 
 def _train(
@@ -91,6 +95,7 @@ def _train(
     progress: Progress | None,
     resume: bool,
     stop: Interruption,
+    logger: str | None,
 ) -> list[Result]:
     results: dict[int, Result] = {}
     for run in runs:
@@ -98,9 +103,7 @@ def _train(
             write_atomically(
                 run.spec.out / "recipe.json", json.dumps({"format": RECIPE, **encode(run.spec.recipe)}, indent=1)
             )
-    logs = [RunLog(run.spec.out) for run in runs] if processes.leads else []
-    for log, run in zip(logs, runs, strict=False):
-        log.start(run.epochs)
+    logs = [RunLog(run, logger) for run in runs] if processes.leads else []
     together = [run for run in runs if not run.finished]
     for run in together if len(together) > 1 else []:
         run.note(SHARED)
@@ -189,7 +192,7 @@ def device_named(name: str) -> torch.device:
         if not torch.cuda.is_available():
             raise ReplearnError("There is no GPU here that torch can use; write device='cpu'.")
         count = torch.cuda.device_count()
-        index = device.index if device.index is not None else local_rank() % count
+        index = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0")) % count
         if index >= count:
             raise ReplearnError(f"There is no device {name!r}: this machine has {count} GPU(s), counted from 0.")
         device = torch.device("cuda", index)
@@ -197,10 +200,6 @@ def device_named(name: str) -> torch.device:
     elif device.type != "cpu":
         raise ReplearnError(f"Training runs on cpu or cuda, not on {name!r}.")
     return device
-
-
-def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def synchronize(device: torch.device) -> None:

@@ -257,7 +257,7 @@ class StreamBatches(ImageBatches):
         return self._scale(images), labels
 
     def labels_of(self, train: bool) -> Tensor:
-        return (self.data.train if train else self.data.test).labels
+        return torch.tensor((self.data.train if train else self.data.test).targets)
 
     def picked(self, train: bool, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self._ready(self.data.picked(train, indices.tolist()))

@@ -1,26 +1,28 @@
-"""Weights & Biases and MLflow, through their own interfaces: every epoch of a run goes there too."""
+"""Where a run's epochs go beside its own log: TensorBoard, Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors import ReplearnError
 from ...planning.serialization import encode
-from .fit import Progress
-from .results import Epoch
 from .run import RunSpec
 
 PROJECT = "replearn"
 
 
-class Logger(Protocol):
-    """One run in a logging service."""
+class TensorBoardLogger:
+    def __init__(self, module: Any, title: str, spec: RunSpec) -> None:
+        self.writer = module.SummaryWriter(str(spec.out / "tensorboard"))
 
-    def epoch(self, values: dict[str, float], step: int) -> None: ...
-    def end(self) -> None: ...
+    def epoch(self, values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            self.writer.add_scalar(key, value, step)
+
+    def end(self) -> None:
+        self.writer.close()
 
 
 class WandbLogger:
@@ -62,43 +64,23 @@ class MlflowLogger:
 LOGGERS: dict[str, Any] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
 
 
-class Logged:
-    """A `Progress` that also sends every epoch to a logging service."""
-
-    def __init__(self, progress: Progress, name: str, specs: Sequence[RunSpec]) -> None:
-        self.progress, self.name, self.specs = progress, name, specs
-        self.module = module_of(name)
-        self.loggers: list[Logger] = []
-        self.step, self.note = progress.step, progress.note
-
-    def begin(self, runs: Sequence[str]) -> None:
-        self.progress.begin(runs)
-        made = LOGGERS[self.name]
-        self.loggers = [made(self.module, title, spec) for title, spec in zip(runs, self.specs, strict=True)]
-
-    def epoch(self, run: int, epoch: Epoch) -> None:
-        self.progress.epoch(run, epoch)
-        values = {key: value for key, value in epoch.to_dict().items() if isinstance(value, (int, float))}
-        self.loggers[run].epoch(values, epoch.epoch)
-
-    def end(self) -> None:
-        self.progress.end()
-        for logger in self.loggers:
-            logger.end()
-
-
-def logged(progress: Progress, name: str | None, specs: Sequence[RunSpec]) -> Progress:
-    """`progress` as it is, or with a logger of that name; ReplearnError where it is not installed."""
-    return progress if name is None else Logged(progress, name, specs)
-
-
 def module_of(name: str) -> Any:
+    """The service's library; ReplearnError where it is unknown or not installed."""
     if name not in LOGGERS:
         raise ReplearnError(f"logger={name!r}: there are {', '.join(LOGGERS)}.")
     try:
         return import_module(name)
     except ImportError as error:
         raise ReplearnError(f"logger={name!r} is not installed: pip install 'replearn[{name}]'.") from error
+
+
+def loggers_for(name: str | None, title: str, spec: RunSpec) -> list[Any]:
+    """TensorBoard where it is installed, and the service of this name."""
+    made: list[Any] = [] if name is None else [LOGGERS[name](module_of(name), title, spec)]
+    try:
+        return [TensorBoardLogger(import_module("torch.utils.tensorboard"), title, spec), *made]
+    except ImportError:  # TensorBoard is optional; the JSON lines hold the same numbers
+        return made
 
 
 def about(spec: RunSpec) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
 from ...planning.data import Plan
 from ...planning.serialization import parse, read_text
-from ...surgery.backbones import load_backbone_, moved_plan
+from ...surgery.backbones import load_backbone_, moved_plan, shape_of
 from ...surgery.checkpoint import FORMAT, read
 from ...surgery.replace import exchange_, restored_on_error
 from ...surgery.state_dicts import check_weights
@@ -43,37 +44,26 @@ def load_pretrained_(
     with nullcontext() if moved is None else restored_on_error(model, moved):
         if moved is not None:
             exchange_(model, moved, start=True)
-        _fill_(model, found, source, words, outputs, name)
-
-
-def _fill_(
-    model: nn.Module,
-    found: Mapping[str, Tensor],
-    source: str,
-    words: int | None,
-    outputs: list[Any] | None,
-    name: str | None,
-) -> None:
-    own = model.state_dict()
-    head = set() if words is not None else head_names(model)
-    check_names(model, found.keys() - head, own.keys() - head, source)
-    for key, tensor in own.items():
-        if key not in head and found[key].shape != tensor.shape:
-            told = reason(key, found[key], tensor, words)
-            raise ReplearnError(f"{source} is of another configuration: {told}")
-    about = told_about(Path(source))
-    check_heads(source, about.get("model"), name)
-    before = about.get("outputs")
-    other = before is not None and outputs is not None and before != outputs
-    fits = all(key in found and key in own and found[key].shape == own[key].shape for key in head)
-    copied = {key: found[key] for key in own.keys() - (set() if fits and not other else head)}
-    try:
-        check_weights(model, {key: own[key] for key in copied}, copied)
-    except ReplearnError as error:
-        raise ReplearnError(f"{source} can't be loaded: {error} The model is unchanged.") from error
-    with torch.no_grad():
-        for key, tensor in copied.items():
-            own[key].copy_(tensor)
+        own = model.state_dict()
+        head = set() if words is not None else head_names(model)
+        check_names(model, found.keys() - head, own.keys() - head, source)
+        for key, tensor in own.items():
+            if key not in head and found[key].shape != tensor.shape:
+                told = reason(key, found[key], tensor, words)
+                raise ReplearnError(f"{source} is of another configuration: {told}")
+        about = told_about(Path(source))
+        check_heads(source, about.get("model"), name)
+        before = about.get("outputs")
+        other = before is not None and outputs is not None and before != outputs
+        fits = all(key in found and key in own and found[key].shape == own[key].shape for key in head)
+        copied = {key: found[key] for key in own.keys() - (set() if fits and not other else head)}
+        try:
+            check_weights(model, {key: own[key] for key in copied}, copied)
+        except ReplearnError as error:
+            raise ReplearnError(f"{source} can't be loaded: {error} The model is unchanged.") from error
+        with torch.no_grad():
+            for key, tensor in copied.items():
+                own[key].copy_(tensor)
 
 
 def check_names(model: nn.Module, there: set[str], here: set[str], source: str) -> None:
@@ -163,10 +153,6 @@ def told_about(path: Path) -> dict[str, Any]:
         return {}
 
 
-def shape_of(tensor: Tensor) -> str:
-    return "x".join(str(side) for side in tensor.shape) or "a number"
-
-
 def head_names(model: nn.Module) -> set[str]:
     """The tensors of the output layer: the last linear one, which is made anew for other classes."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -189,8 +175,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         )
     try:
         if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt", device="cpu") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = load_file(path)
+            # of tied tensors one is held, and safetensors writes its name under those of the others
+            tied = {name: held for name, held in metadata_of(path).items() if held in tensors}
+            return tensors | {name: tensors[held] for name, held in tied.items()}
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a malformed pickle can raise any error
         told = (str(error).splitlines() or ["it is cut off"])[0]

@@ -69,17 +69,11 @@ class Processes:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(device.type, (self.world,))  # by default it would take a GPU that is not ours
-        for block in shard_groups(model):
+        operators = [operator for _, operator in operators_of(model)]
+        for block in (*operators, *(module for module in model.modules() if describe(module) is not None)):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
-
-
-def shard_groups(model: nn.Module) -> list[nn.Module]:
-    """Every block that a family knows and every operator, each to be sharded on its own."""
-    operators = [operator for _, operator in operators_of(model)]
-    blocks = [module for module in model.modules() if describe(module) is not None]
-    return [*operators, *blocks]
 
 
 def start_processes(device: torch.device, parallel: Parallel = "ddp") -> Processes:

@@ -131,8 +131,6 @@ def result_from_json(text: str, where: str = "this") -> Result:
         data = parse(text, where, LARGEST)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ReplearnError(f"{where} is not a result file of this version of replearn ({FORMAT}).")
-        for derived in ("last", "best", "epoch_seconds", "peak_memory"):  # in older files
-            data.pop(derived, None)
         return decoded(data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ReplearnError) and str(error).startswith(where):

@@ -1,6 +1,6 @@
 """A trained run read back from its folder: what it was, its model, and its data to look at the model with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -21,6 +20,7 @@ from .data.images import stratified_order
 from .image_batches import DeviceBatches, DeviceImages, ImageBatches
 from .methods import method_for
 from .methods.base import Method, Setting
+from .pretrained import metadata_of, read_weights
 from .processes import Processes
 from .recipe import Augment, Recipe, recipe_from_dict, variant_from_dict
 from .results import Result, read_result
@@ -217,15 +217,10 @@ def filled(model: nn.Module, file: Path, method: Method | None = None) -> nn.Mod
     that it was trained with leaves it."""
     if not file.is_file():
         raise ReplearnError(f"There is no file or folder {file}. Name the folder of a run, or a checkpoint.")
-    try:
-        with safe_open(file, framework="pt") as opened:
-            about = opened.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ReplearnError(f"The model {file} can't be read: {error}.") from error
-    kind = about.get("format", "")
+    kind = metadata_of(file).get("format", "")
     if kind.startswith(PLANNED):
         return load(model, file).eval()
-    tensors = read_state(file)[0] if kind.startswith("replearn-") else plain_tensors(file, about)
+    tensors = read_state(file)[0] if kind.startswith("replearn-") else read_weights(file)
     if method is not None:
         model = method.finish(method.prepare(model))
     try:
@@ -235,12 +230,6 @@ def filled(model: nn.Module, file: Path, method: Method | None = None) -> nn.Mod
             f"{file} does not fit {type(model).__name__}: {str(error).splitlines()[-1].strip()}"
         ) from error
     return model.eval()
-
-
-def plain_tensors(file: Path, about: Mapping[str, str]) -> dict[str, Tensor]:
-    """The weights in a safetensors file of any library, those that are tied under each of their names."""
-    tensors = load_file(file)
-    return tensors | {name: tensors[held] for name, held in about.items() if held in tensors}
 
 
 def refuse_impossible_rows(specs: Sequence[RunSpec]) -> None:

@@ -1,9 +1,10 @@
 """The data room: say a name, get a data set; ask what is there; fetch what is not.
 
-The folder `sets` is the list of data sets, one file each.
+The folder `sets` is the list of data sets.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -16,9 +17,9 @@ from . import sets
 from .folders import StreamedSet
 from .images import IGNORED, ImageSet
 from .scenes import DetectionSet, SegmentationSet
+from .sets.small_images import download_images
 from .source import Root, Source, find, places_of
 from .text import TextSet
-from .torchvision_sets import download_images
 
 __all__ = [
     "IGNORED",
@@ -42,7 +43,7 @@ Kind = TypeVar("Kind", ImageSet, StreamedSet, TextSet, DetectionSet, Segmentatio
 
 def available() -> tuple[str, ...]:
     """The names of all data sets, whether they are on this machine or not."""
-    return tuple(sorted(module.name for module in iter_modules(sets.__path__)))
+    return tuple(sorted(_sources()))
 
 
 def load(name: str, root: Root = None, strict_counts: bool = True, **settings: Any) -> Loaded:
@@ -53,10 +54,10 @@ def load(name: str, root: Root = None, strict_counts: bool = True, **settings: A
     `strict_counts=False` takes any number of images: for files made by hand. What
     else a data set takes, as a text's `min_count`, is passed on.
     """
-    found = _set(name)
-    if unknown := sorted(settings.keys() - signature(found.load).parameters.keys()):
+    source = source_named(name)
+    if unknown := sorted(settings.keys() - signature(source.load).parameters.keys()):
         raise ReplearnError(f"{name} has no {unknown[0]}, so it is no data set for this task. Use another.")
-    loaded: Loaded = found.load(root, strict_counts, **settings)
+    loaded: Loaded = source.load(source, root, strict_counts, **settings)
     return loaded
 
 
@@ -89,12 +90,11 @@ class DataStatus:
 
 def status(name: str, root: Root = None) -> DataStatus:
     """What is there of a data set, whether it loads, and how to get it; broken data is no error here."""
-    module = _set(name)
-    source: Source = module.SOURCE
+    source = source_named(name)
     problem, found, counts = None, None, {}
     try:
         found = find(source, root)
-        data = module.load(root)
+        data = source.load(source, root)
         counts = {
             each: getattr(data, each) for each in ("num_classes", "num_train", "num_test", "unit", "classes")
         }
@@ -118,17 +118,23 @@ def download(name: str, root: Root = None) -> Path:
 
     What is there and right is not fetched again. An archive that lies in the root already is unpacked.
     """
-    return download_images(_set(name).SOURCE, root)
+    return download_images(source_named(name), root)
 
 
 def shape_of(name: str) -> tuple[int, int, int]:
     """Classes, channels and side length of a data set, whether it is on this machine or not."""
-    source = _set(name).SOURCE
-    channels, size, _ = source.shape or (3, 224, 224)
-    return int(source.num_classes), int(channels), int(size)
+    source = source_named(name)
+    return source.num_classes, *source.shape[:2]
 
 
-def _set(name: str) -> Any:
+@cache
+def _sources() -> dict[str, Source]:
+    modules = [import_module(f"{sets.__name__}.{module.name}") for module in iter_modules(sets.__path__)]
+    held = [value for module in modules for value in vars(module).values() if isinstance(value, Source)]
+    return {source.name: source for source in held}
+
+
+def source_named(name: str) -> Source:
     if name not in available():
         raise ReplearnError(f"There is no data set {name!r}; there are {', '.join(available())}.")
-    return import_module(f"{sets.__name__}.{name}")
+    return _sources()[name]

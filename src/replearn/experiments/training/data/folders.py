@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,59 +13,17 @@ from torch.utils.data import DataLoader, Dataset
 from ....errors import ReplearnError
 from ..seeds import seed_at
 from .images import IGNORED
-from .scenes import SUFFIXES, open_picture
+from .scenes import open_picture
+from .source import Counted
 
 Key = tuple[int, int]  # an image's index, -1 for a filler, and the seed of its augmentation
 Sample = tuple[Tensor, int] | str  # a str is what is wrong: a worker's own exception arrives as a wall of text
 
 
-@dataclass(frozen=True, eq=False)
-class Listing:
-    """The pictures of a split. Names lie in one block of bytes, which worker processes share without copying."""
-
-    folder: Path
-    block: bytes = field(repr=False)
-    ends: Tensor = field(repr=False)
-    labels: Tensor = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def path(self, index: int) -> Path:
-        begin = int(self.ends[index - 1]) if index else 0
-        return self.folder / os.fsdecode(self.block[begin : int(self.ends[index])])
-
-
-def class_folders(folder: Path) -> list[str]:
-    """The classes of a split, in the order of their labels."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
-def list_pictures(folder: Path, classes: Sequence[str]) -> Listing:
-    """Every picture of a split, sorted; ReplearnError for a class that has none."""
-    names: list[bytes] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        with os.scandir(folder / name) as entries:
-            found = sorted(e.name for e in entries if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
-        if not found:
-            raise ReplearnError(f"{folder / name} holds no picture ({', '.join(SUFFIXES)}).")
-        names += [os.fsencode(f"{name}/{file}") for file in found]
-        labels += [label] * len(found)
-    ends = torch.tensor([len(name) for name in names]).cumsum(0)
-    return Listing(folder, b"".join(names), ends, torch.tensor(labels))
-
-
-@cache
 def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
     """A picture as uint8: a random crop of 8 % to 100 %, flipped or not; in tests its centre (224 of 256)."""
-    try:
-        from torchvision.transforms import v2
-    except ImportError as error:
-        raise ReplearnError(
-            "ImageNet is streamed through torchvision, which is not installed: pip install 'replearn[vision]'."
-        ) from error
+    from torchvision.transforms import v2
+
     if not train:
         return v2.Compose([v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size), v2.PILToTensor()])
     steps = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
@@ -76,21 +33,21 @@ def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
 class _Pictures(Dataset[Any]):
     """What a worker process does: one picture for one key."""
 
-    def __init__(self, listing: Listing, size: int, train: bool, rand_augment: bool) -> None:
-        self.listing, self.size, self.train, self.rand_augment = listing, size, train, rand_augment
+    def __init__(self, samples: Sequence[tuple[str, int]], size: int, transform: Any) -> None:
+        self.samples, self.size, self.transform = samples, size, transform
 
     def __getitem__(self, key: Key) -> Sample:
         index, seed = key
         if index < 0:
             return torch.zeros(3, self.size, self.size, dtype=torch.uint8), IGNORED
-        transform = transform_for(self.size, self.train, self.rand_augment)
+        path, label = self.samples[index]
         try:
-            image = open_picture(self.listing.path(index)).convert("RGB")
+            image = open_picture(Path(path)).convert("RGB")
         except ReplearnError as error:
             return str(error)
         with torch.random.fork_rng(devices=[]):  # the transforms draw from torch's global generator
             torch.manual_seed(seed)
-            return transform(image), int(self.listing.labels[index])
+            return self.transform(image), label
 
 
 def collate(samples: list[Sample]) -> tuple[Tensor, Tensor] | str:
@@ -119,7 +76,7 @@ def loader_of(pictures: Dataset[Any], batches: Any, workers: int, collate_fn: An
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StreamedSet:
+class StreamedSet(Counted):
     """A data set too large for memory: batches of uint8 images (B, C, size, size) and int64 labels.
 
     `batch_size` is that of all processes together; each gets its equal part. The same (seed, epoch) gives the same
@@ -131,23 +88,12 @@ class StreamedSet:
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    train: Listing
-    test: Listing
+    train: Any = field(repr=False)  # torchvision's ImageFolder
+    test: Any = field(repr=False)
     channels: int = 3
     size: int = 224
     rand_augment: bool = False
     workers: int = field(default_factory=default_workers)  # 0: read in this process
-
-    unit = "images"
-    classes = "classes"
-
-    @property
-    def num_train(self) -> int:
-        return len(self.train)
-
-    @property
-    def num_test(self) -> int:
-        return len(self.test)
 
     def train_batches(
         self, epoch: int, seed: int, rank: int = 0, world_size: int = 1, batch_size: int = 256, first: int = 0
@@ -157,7 +103,9 @@ class StreamedSet:
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "order"))
         order = torch.randperm(self.num_train, generator=generator)[: steps * batch_size]
         mine = order.reshape(steps, world_size, -1)[first:, rank]
-        return self._stream(self.train, True, _Keys(mine, seed, epoch))
+        # made one by one: an epoch of ImageNet has more than a million
+        keys = ([(index, seed_at(seed, epoch, index, "augment")) for index in row.tolist()] for row in mine)
+        return self._stream(self.train, True, keys)
 
     def test_batches(
         self, rank: int = 0, world_size: int = 1, batch_size: int = 256
@@ -180,24 +128,10 @@ class StreamedSet:
         images, labels = zip(*self._stream(self.train if train else self.test, False, parts), strict=True)
         return torch.cat(images), torch.cat(labels)
 
-    def _stream(self, listing: Listing, augment: bool, batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        pictures = _Pictures(listing, self.size, augment, self.rand_augment)
+    def _stream(self, part: Any, augment: bool, batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        pictures = _Pictures(part.samples, self.size, transform_for(self.size, augment, self.rand_augment))
         for batch in loader_of(pictures, batches, self.workers, collate, torch.cuda.is_available()):
             if isinstance(batch, str):
                 raise ReplearnError(batch)
             images, labels = batch
             yield images, labels
-
-
-class _Keys:
-    """Batches of keys, made one by one: an epoch of ImageNet has more than a million."""
-
-    def __init__(self, indices: Tensor, seed: int, epoch: int) -> None:
-        self.indices, self.seed, self.epoch = indices, seed, epoch
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        for row in self.indices:
-            yield [(index, seed_at(self.seed, self.epoch, index, "augment")) for index in row.tolist()]

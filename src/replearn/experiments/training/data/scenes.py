@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
+from .source import Counted
 
 Policy = Literal["refuse", "skip"]
 SHOWN = 5
@@ -66,7 +67,7 @@ Item = TypeVar("Item", Scene, Pair)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PictureSet(Generic[Item]):
+class PictureSet(Counted, Generic[Item]):
     """Pictures for training and for the test, by their files."""
 
     name: str
@@ -76,20 +77,9 @@ class PictureSet(Generic[Item]):
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
-    unit = "images"
-    classes = "classes"
-
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
-
-    @property
-    def num_train(self) -> int:
-        return len(self.train)
-
-    @property
-    def num_test(self) -> int:
-        return len(self.test)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

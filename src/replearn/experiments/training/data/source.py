@@ -4,6 +4,7 @@ The root is the one that was given, else REPLEARN_DATA, else ./data.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ class Source:
 
     name: str
     title: str
+    load: Callable[..., Any]  # of the source, the root, strict_counts and what else the set takes
     num_train: int
     num_test: int
     how: str  # how to get it, a sentence
@@ -30,6 +32,23 @@ class Source:
     bundled_with: str | None = None  # the library that brings it, where nothing lies on disk
     torchvision: str | None = None  # the class of torchvision.datasets that reads it
     splits: tuple[object, object] = ("train", "test")  # what that class calls its two parts
+
+
+class Counted:
+    """A data set whose parts `train` and `test` have a length; `unit` is what is counted."""
+
+    train: Any
+    test: Any
+    unit = "images"
+    classes = "classes"  # what the classes are
+
+    @property
+    def num_train(self) -> int:
+        return len(self.train)
+
+    @property
+    def num_test(self) -> int:
+        return len(self.test)
 
 
 def root_of(root: Root) -> tuple[Path, str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
+from .source import Counted
 
 UNKNOWN, END = "<unk>", "<eos>"
 # torchtext's "basic_english": lower case, quotes dropped, punctuation words of its own
@@ -29,7 +30,7 @@ REPLACED = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TextSet:
+class TextSet(Counted):
     """A text whose words are numbers: one long int64 stream for each part.
 
     The words are those of the training text; every other word of the other parts is `<unk>`.
@@ -47,14 +48,6 @@ class TextSet:
     @property
     def num_classes(self) -> int:
         return len(self.words)
-
-    @property
-    def num_train(self) -> int:
-        return int(self.train.numel())
-
-    @property
-    def num_test(self) -> int:
-        return int(self.test.numel())
 
 
 def basic_english(line: str) -> list[str]:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from ....blocks.stacks import Stack, find_stacks
-from ....operators._base.operator import Operator
 from ....planning.data import Plan, Target
 from ....planning.legality import Survey
 from ....planning.planner import count_parameters, plan
@@ -62,7 +61,7 @@ class Adaptive(Method):
         return model
 
     def start_epoch(self, model: nn.Module, epoch: int, batch: Callable[[], Tensor]) -> bool:
-        scores = agreed(self.scores(plain_model(model), batch()))
+        scores = agreed(self.scores(model, batch()))
         return self._choose(model, self.most_redundant(scores), f"by the scores of epoch {epoch}")
 
     def scores(self, model: nn.Module, batch: Tensor) -> dict[str, float]:
@@ -110,7 +109,7 @@ class Adaptive(Method):
             switch.replaced = switch.target.name in names
         if self._fixed is not None:
             chosen = tuple(switch.target for switch in switches if switch.replaced)
-            self.plan = chosen_plan(plain_model(model), self._fixed, chosen, how)
+            self.plan = chosen_plan(model, self._fixed, chosen, how)
         return changed
 
 
@@ -133,14 +132,11 @@ class Switch(Patch):
         self.replaced = False
 
     @property
-    def operator(self) -> Operator:
-        found = self._holder[self._key]
-        if not isinstance(found, Operator):
-            raise TypeError(f"{self.target.name}: expected an operator, found a {type(found).__name__}")
-        return found
+    def operator(self) -> nn.Module:
+        return self._holder[self._key]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._holder[self._key](*args, **kwargs) if self.replaced else self.run(*args, **kwargs)
+        return (self.operator if self.replaced else self.run)(*args, **kwargs)
 
     def alternatives(self) -> tuple[nn.Module, ...]:
         return (self.operator,)
@@ -188,11 +184,3 @@ def agreed(scores: dict[str, float]) -> dict[str, float]:
     torch.distributed.all_reduce(total)
     mean = (total / torch.distributed.get_world_size()).tolist()
     return dict(zip(scores, mean, strict=True))
-
-
-def plain_model(model: nn.Module) -> nn.Module:
-    """The model inside of torch.compile's and DDP's wrappers."""
-    while isinstance(model, (torch._dynamo.OptimizedModule, nn.parallel.DistributedDataParallel)):
-        inside = model._orig_mod if isinstance(model, torch._dynamo.OptimizedModule) else model.module
-        model = inside
-    return model

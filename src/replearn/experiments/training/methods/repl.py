@@ -5,6 +5,7 @@ With `calibrate` the operators start fitted to the blocks of a pretrained model.
 
 from torch import nn
 
+from ....operators._base.options import Options
 from ....planning.planner import plan
 from ....surgery.replace import replace_
 from .base import Method, carried_plan
@@ -19,8 +20,11 @@ class ReplacementLearning(Method):
         if (carried := carried_plan(model, variant)) is not None:
             self.plan = carried
             return model
-        self.plan = plan(model, variant.interval, variant.begin, operator=variant.operator)
+        self.plan = plan(model, variant.interval, variant.begin, operator=self.operator())
         if variant.calibrate and self.setting.calibrate is not None:
             self.setting.calibrate(model, self.plan)
             return model
         return replace_(model, self.plan)
+
+    def operator(self) -> Options | None:
+        return self.setting.variant.operator

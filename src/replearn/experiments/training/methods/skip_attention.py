@@ -9,7 +9,6 @@ A_2 is what block 2's attention gives. The skipped blocks' attention and first n
 they save attention, and add f. For another depth n the blocks round(3n/12) ... round(9n/12) - 1 skip.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ class SkipAttention(Method):
     name = "skip_attention"
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        tokens = tokens_of(model)
+        check_model(model)
         blocks = model.get_submodule("blocks")
         skipped = skipped_blocks(len(list(blocks.children())))
         made: list[nn.Module] = []
@@ -36,7 +35,7 @@ class SkipAttention(Method):
             if index == skipped.start - 1:
                 made.append(GivingBlock(block))
             elif index in skipped:
-                made.append(SkippingBlock(block, tokens))
+                made.append(SkippingBlock(block, Reuse(model)))
             else:
                 made.append(block)
         model.add_module("blocks", CarryingBlocks(*made).train(blocks.training))
@@ -46,15 +45,6 @@ class SkipAttention(Method):
 def skipped_blocks(depth: int) -> range:
     """The blocks that skip attention, counted from 0: the middle half, after the first quarter."""
     return range(round(depth * 3 / 12), round(depth * 9 / 12))
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """What a ViT's tokens are: their width, the grid of the patches, and how many stand before them."""
-
-    width: int
-    grid: tuple[int, int]
-    prefix: int
 
 
 class CarryingBlocks(nn.Sequential):
@@ -90,10 +80,10 @@ class GivingBlock(nn.Module):
 class SkippingBlock(nn.Module):
     """A timm block without attention: it reuses the one before."""
 
-    def __init__(self, block: nn.Module, tokens: Tokens) -> None:
+    def __init__(self, block: nn.Module, reuse: nn.Module) -> None:
         super().__init__()
         weight = next(block.get_submodule("attn").parameters())
-        self.reuse = Reuse(tokens).to(device=weight.device, dtype=weight.dtype)
+        self.reuse = reuse.to(device=weight.device, dtype=weight.dtype)
         for name in PARTS:
             self.add_module(name, block.get_submodule(name))
         self.train(block.training)
@@ -112,11 +102,11 @@ class SkippingBlock(nn.Module):
 class Reuse(nn.Module):
     """f: one block's attention output, made from that of the block before; prefix tokens pass unchanged."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.grid = tokens.grid
-        self.prefix = tokens.prefix
-        width = tokens.width
+        self.grid: tuple[int, int] = model.patch_embed.grid_size
+        self.prefix: int = model.num_prefix_tokens
+        width = model.embed_dim
         self.up = nn.Linear(width, 2 * width)
         self.depthwise = nn.Conv2d(2 * width, 2 * width, 5, padding=2, groups=2 * width)
         self.down = nn.Linear(2 * width, width)
@@ -140,8 +130,8 @@ def add_branches(block: Any, x: Tensor, attention: Tensor) -> Tensor:
     return made
 
 
-def tokens_of(model: Any) -> Tokens:
-    """What the model's tokens are; ReplearnError if it is no ViT that can skip attention."""
+def check_model(model: Any) -> None:
+    """ReplearnError if it is no ViT that can skip attention."""
     name = type(model).__name__
     classes = {f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__}
     blocks = getattr(model, "blocks", None)
@@ -169,4 +159,3 @@ def tokens_of(model: Any) -> Tokens:
             "patch_drop_rate or no img_size), and the 5x5 convolution needs a fixed one. Build it with "
             "img_size=..., dynamic_img_size=False and patch_drop_rate=0."
         )
-    return Tokens(int(model.embed_dim), (int(grid[0]), int(grid[1])), int(model.num_prefix_tokens))

@@ -1,17 +1,175 @@
-"""COCO 2017 (Lin et al. 2014): 118,287 + 5,000 pictures, boxes of 80 categories.
+"""COCO, and others in its layout: a JSON file of pictures, boxes and categories for each part, and a folder."""
 
-coco/train2017/*.jpg, coco/val2017/*.jpg and coco/annotations/instances_{train,val}2017.json. The test part here is
-val2017, as everywhere: the boxes of the official test part are not given out.
-"""
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from functools import partial
+import torch
 
-from ..coco import annotation_files, load_parts
-from ..source import Source
+from .....errors import ReplearnError
+from ..scenes import Defects, DetectionSet, Scene
+from ..source import Root, Source, check_counts, locate
 
-SOURCE = Source(
+TOLERANCE = 2.0  # pixels that a box may stick out by, and is cut: the official files round so
+FIELDS = {
+    "images": {"id": int, "file_name": str, "width": int, "height": int},
+    "annotations": {"id": int, "image_id": int, "category_id": int, "bbox": list},
+    "categories": {"id": int, "name": str},
+}
+
+
+def read_annotations(path: Path) -> dict[str, Any]:
+    """COCO's data of one part; ReplearnError, whatever the policy, for a file that is not in COCO's format."""
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ReplearnError(f"The annotation file {path} can't be read: {error}.") from error
+    if problem := not_coco(data):
+        raise ReplearnError(
+            f"{path} is not a COCO annotation file: {problem}. It has to hold the lists images (id, file_name, "
+            "width, height), annotations (id, image_id, category_id, bbox) and categories (id, name)."
+        )
+    return dict(data)
+
+
+def not_coco(data: Any) -> str:
+    """What keeps this from being COCO's data; '' if nothing does."""
+    if not isinstance(data, dict):
+        return f"it holds a {type(data).__name__} and no object"
+    for part, fields in FIELDS.items():
+        entries = data.get(part)
+        if not isinstance(entries, list):
+            return f"it has no list {part!r}"
+        if not entries and part != "annotations":
+            return f"its list {part!r} is empty"
+        seen = set()
+        for place, entry in enumerate(entries):
+            for name, kind in fields.items():
+                if not isinstance(entry, dict) or not isinstance(entry.get(name), kind):
+                    return f"{part}[{place}] has no {name} ({kind.__name__})"
+            if entry["id"] in seen:
+                return f"{part}[{place}] has the id {entry['id']} of another"
+            seen.add(entry["id"])
+    return ""
+
+
+def read_part(path: Path, pictures: Path, defects: Defects) -> tuple[tuple[Scene, ...], dict[str, Any]]:
+    """The scenes of a part, and its COCO data without what was left out, categories in the order of ids.
+
+    Crowds are in the COCO data alone: they are not learned, and in tests nothing is held against a box there.
+    Boxes without width or height, which the official files have, teach nothing and are left out in training.
+    """
+    data = read_annotations(path)
+    categories = sorted(({"id": c["id"], "name": c["name"]} for c in data["categories"]), key=lambda c: c["id"])
+    labels = {category["id"]: label for label, category in enumerate(categories)}
+    known = {entry["id"]: entry for entry in data["images"]}
+    images = {}
+    for number, entry in known.items():
+        if (pictures / entry["file_name"]).is_file():  # what is in it is seen when it is read
+            images[number] = entry
+        else:
+            defects.report(f"The picture {pictures / entry['file_name']} is missing, and {path} lists it.")
+    boxes: dict[int, list[list[float]]] = {number: [] for number in images}
+    classes: dict[int, list[int]] = {number: [] for number in images}
+    kept = []
+    for entry in data["annotations"]:
+        number, category = entry["image_id"], entry["category_id"]
+        if problem := wrong(entry, known.get(number), labels):
+            defects.report(f"annotation {entry['id']} in {path} {problem}.")
+        elif number in images:  # else its picture was reported
+            kept.append(as_truth(entry))
+            box = corners(entry, images[number])
+            if not entry.get("iscrowd") and box[2] > box[0] and box[3] > box[1]:
+                boxes[number].append(box)
+                classes[number].append(labels[category])
+    scenes = tuple(
+        Scene(
+            number,
+            pictures / entry["file_name"],
+            entry["height"],
+            entry["width"],
+            torch.tensor(boxes[number], dtype=torch.float32).reshape(-1, 4),
+            torch.tensor(classes[number], dtype=torch.int64),
+        )
+        for number, entry in images.items()
+    )
+    return scenes, {"images": [{"id": n} for n in images], "annotations": kept, "categories": categories}
+
+
+def wrong(entry: Mapping[str, Any], image: Mapping[str, Any] | None, labels: Mapping[int, int]) -> str:
+    """What is wrong with an annotation; '' if nothing is."""
+    if image is None:
+        return f"is of picture {entry['image_id']}, which the file does not list"
+    if entry["category_id"] not in labels:
+        return f"has the class id {entry['category_id']}, which is none of the {len(labels)} categories"
+    box = entry["bbox"]
+    if len(box) != 4 or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in box) or min(box[2:]) < 0:
+        return f"has the bbox {box}, which is not x, y, width, height"
+    width, height = image["width"] + TOLERANCE, image["height"] + TOLERANCE
+    if min(box[:2]) < -TOLERANCE or box[0] + box[2] > width or box[1] + box[3] > height:
+        size = f"{image['width']}x{image['height']}"
+        return f"has the bbox {box}, which lies outside its picture {image['file_name']} ({size})"
+    return ""
+
+
+def corners(entry: Mapping[str, Any], image: Mapping[str, Any]) -> list[float]:
+    """A box as corners, cut to its picture."""
+    x, y, width, height = entry["bbox"]
+    right, bottom = min(x + width, float(image["width"])), min(y + height, float(image["height"]))
+    return [max(x, 0.0), max(y, 0.0), right, bottom]
+
+
+def as_truth(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What an evaluation reads of an annotation."""
+    box = entry["bbox"]
+    return {
+        **{name: entry[name] for name in ("id", "image_id", "category_id", "bbox")},
+        "area": entry.get("area", box[2] * box[3]),
+        "iscrowd": int(bool(entry.get("iscrowd", 0))),
+    }
+
+
+def annotation_files(train: str = "train2017", test: str = "val2017") -> tuple[str, str]:
+    """The annotation files, which name the parts that are trained on and tested on."""
+    return f"annotations/instances_{train}.json", f"annotations/instances_{test}.json"
+
+
+def load_parts(
+    source: Source, root: Root = None, strict_counts: bool = True, defects: Defects | None = None
+) -> DetectionSet:
+    """The data set; `defects` says whether a wrong box or a missing picture ends it or is left out."""
+    folder = locate(source, root)
+    defects = defects if defects is not None else Defects()
+    files = [folder / sign for sign in source.signs]
+    (train, about), (test, truth) = (
+        read_part(file, folder / file.stem.removeprefix("instances_"), defects) for file in files
+    )
+    if about["categories"] != truth["categories"]:
+        raise ReplearnError(
+            f"{files[1]} has other categories than the training part ({len(truth['categories'])} and "
+            f"{len(about['categories'])}); both must list the same ids and names."
+        )
+    found = DetectionSet(
+        name=source.name,
+        class_names=tuple(category["name"] for category in truth["categories"]),
+        category_ids=tuple(category["id"] for category in truth["categories"]),
+        train=train,
+        test=test,
+        truth=truth,
+    )
+    if strict_counts and defects.policy == "refuse":
+        check_counts(source, folder, found)
+    return found
+
+
+# COCO 2017 (Lin et al. 2014). Tested on val2017, as everywhere: the official test part's boxes are not given out.
+COCO = Source(
     name="coco",
     title="COCO 2017",
+    load=load_parts,
     num_classes=80,
     shape=(3, 480, 640),
     num_train=118_287,
@@ -23,4 +181,27 @@ SOURCE = Source(
         "into ROOT/coco."
     ),
 )
-load = partial(load_parts, SOURCE)
+TINY = replace(  # to see that things run
+    COCO,
+    name="coco_tiny",
+    title="tiny COCO",
+    num_train=50,
+    num_test=50,
+    folders=("coco-tiny",),
+    how="Put 50 pictures of each part of COCO, and annotation files that list these alone, into ROOT/coco-tiny.",
+)
+BCCD = Source(  # blood cells under a microscope: red and white cells, platelets; MIT
+    name="bccd",
+    title="BCCD",
+    load=load_parts,
+    num_classes=3,
+    shape=(3, 480, 640),
+    num_train=205,
+    num_test=72,
+    folders=("bccd",),
+    signs=annotation_files(train="train", test="test"),
+    how=(
+        "Put annotations/instances_{train,test}.json (COCO's format) and the pictures, in folders train and test, "
+        "into ROOT/bccd."
+    ),
+)

@@ -17,30 +17,19 @@ from .....errors import ReplearnError
 from ..images import ImageSet, channel_statistics, stratified_order
 from ..source import Root, Source
 
-SOURCE = Source(
-    name="digits",
-    title="scikit-learn's digits",
-    num_classes=10,
-    shape=(1, 8, 8),
-    num_train=1437,
-    num_test=360,
-    how="It comes with scikit-learn: pip install 'replearn[train]'.",
-    bundled_with="sklearn",
-)
 
-
-def load(root: Root = None, strict_counts: bool = True) -> ImageSet:
+def load_digits(source: Source, root: Root = None, strict_counts: bool = True) -> ImageSet:
     """The digits; the root is not looked at."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise ReplearnError(f"{SOURCE.title} need scikit-learn, which is not installed. {SOURCE.how}")
+        raise ReplearnError(f"{source.title} need scikit-learn, which is not installed. {source.how}")
     rows = read_table(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz")
     images = rows[:, :-1].reshape(-1, 1, 8, 8).mul(255 / 16).round().to(torch.uint8)
     labels = rows[:, -1].long()
     held = torch.zeros(len(labels), dtype=torch.bool)
-    held[stratified_order(labels, seed=0)[: SOURCE.num_test]] = True
+    held[stratified_order(labels, seed=0)[: source.num_test]] = True
     train, test = (images[~held], labels[~held]), (images[held], labels[held])
-    return ImageSet(SOURCE.name, SOURCE.num_classes, *train, *test, *channel_statistics(train[0]))
+    return ImageSet(source.name, source.num_classes, *train, *test, *channel_statistics(train[0]))
 
 
 def read_table(path: Path) -> Tensor:
@@ -50,3 +39,16 @@ def read_table(path: Path) -> Tensor:
             return torch.tensor([[float(value) for value in line.split(",")] for line in lines])
     except (OSError, ValueError) as error:
         raise ReplearnError(f"scikit-learn's digits can't be read: {error}. Install scikit-learn anew.") from error
+
+
+DIGITS = Source(
+    name="digits",
+    title="scikit-learn's digits",
+    load=load_digits,
+    num_classes=10,
+    shape=(1, 8, 8),
+    num_train=1437,
+    num_test=360,
+    how="It comes with scikit-learn: pip install 'replearn[train]'.",
+    bundled_with="sklearn",
+)

@@ -4,15 +4,49 @@ Class folders: train/n01440764/*.JPEG and val/n01440764/*.JPEG; classes are numb
 their names.
 """
 
-from pathlib import Path
-
 from .....errors import ReplearnError
-from ..folders import StreamedSet, class_folders, list_pictures
+from ..folders import StreamedSet
 from ..scenes import IMAGENET_MEAN, IMAGENET_STD
 from ..source import Root, Source, check_counts, locate
 
-SOURCE = Source(
+
+def load_imagenet(source: Source, root: Root = None, strict_counts: bool = True) -> StreamedSet:
+    folder = locate(source, root)
+    try:
+        from torchvision.datasets import ImageFolder
+
+        train, test = (ImageFolder(str(folder / part)) for part in ("train", "val"))
+    except ImportError as error:
+        raise ReplearnError(
+            "ImageNet is streamed through torchvision, which is not installed: pip install 'replearn[vision]'."
+        ) from error
+    except OSError as error:
+        raise ReplearnError(
+            f"Can't read ImageNet in {folder}: {error}. Validation pictures that lie side by side must be sorted "
+            f"into folders named as those of train/ first. {source.how}"
+        ) from error
+    if differing := sorted(set(train.classes) ^ set(test.classes)):
+        where = "train" if differing[0] in train.classes else "val"
+        raise ReplearnError(
+            f"The class {differing[0]} is only in {folder / where}; train/ and val/ must have the same "
+            "class folders."
+        )
+    stream = StreamedSet(
+        name=source.name,
+        num_classes=len(train.classes),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        train=train,
+        test=test,
+    )
+    if strict_counts:
+        check_counts(source, folder, stream)
+    return stream
+
+
+IMAGENET = Source(
     name="imagenet",
+    load=load_imagenet,
     title="ImageNet",
     num_classes=1000,
     shape=(3, 224, 224),
@@ -25,38 +59,3 @@ SOURCE = Source(
         "unpack it as imagenet/train/CLASS/*.JPEG and imagenet/val/CLASS/*.JPEG below the root."
     ),
 )
-
-
-def load(root: Root = None, strict_counts: bool = True) -> StreamedSet:
-    folder = locate(SOURCE, root)
-    try:
-        stream = folder_stream(folder)
-    except OSError as error:
-        raise ReplearnError(f"Can't read ImageNet in {folder}: {error}. {SOURCE.how}") from error
-    if strict_counts:
-        check_counts(SOURCE, folder, stream)
-    return stream
-
-
-def folder_stream(folder: Path) -> StreamedSet:
-    for split in ("train", "val"):
-        if not (folder / split).is_dir() or not class_folders(folder / split):
-            raise ReplearnError(
-                f"{folder / split} has no class folders. Validation pictures that lie side by side must be sorted "
-                f"into folders named as those of train/ first. {SOURCE.how}"
-            )
-    classes, val_classes = class_folders(folder / "train"), class_folders(folder / "val")
-    if differing := sorted(set(classes) ^ set(val_classes)):
-        where = "train" if differing[0] in classes else "val"
-        raise ReplearnError(
-            f"The class {differing[0]} is only in {folder / where}; train/ and val/ must have the same "
-            "class folders."
-        )
-    return StreamedSet(
-        name=SOURCE.name,
-        num_classes=len(classes),
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        train=list_pictures(folder / "train", classes),
-        test=list_pictures(folder / "val", classes),
-    )

@@ -12,19 +12,10 @@ from ..text import TextSet, read_lines, text_set
 
 TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
 NAMES = ("{}.txt", "wiki.{}.tokens")  # plain, and as the release calls them
-SOURCE = Source(
-    name="wikitext2",
-    title="WikiText-2",
-    num_train=TOKENS["train"],
-    num_test=TOKENS["test"],
-    folders=("wikitext-2",),
-    signs=tuple(name.format("train") for name in NAMES),
-    how="Put train.txt, valid.txt and test.txt (or the release's wiki.*.tokens) into ROOT/wikitext-2.",
-)
 
 
-def load(root: Root = None, strict_counts: bool = True, min_count: int = 2) -> TextSet:
-    folder = locate(SOURCE, root)
+def load_wikitext2(source: Source, root: Root = None, strict_counts: bool = True, min_count: int = 2) -> TextSet:
+    folder = locate(source, root)
     name = next(name for name in NAMES if (folder / name.format("train")).exists())
     lines = {}
     for split, count in TOKENS.items():
@@ -32,11 +23,23 @@ def load(root: Root = None, strict_counts: bool = True, min_count: int = 2) -> T
         try:
             lines[split] = read_lines(path)
         except ReplearnError as error:
-            raise ReplearnError(f"{error} {SOURCE.how}") from error
+            raise ReplearnError(f"{error} {source.how}") from error
         held = sum(len(line.split()) + 1 for line in lines[split])
         if strict_counts and held != count:
             raise ReplearnError(
                 f"{path} holds {held:,} words and line ends, and {count:,} are expected: it is cut off or "
-                f"altered. {SOURCE.how}"
+                f"altered. {source.how}"
             )
-    return text_set(SOURCE.name, lines["train"], lines["valid"], lines["test"], min_count)
+    return text_set(source.name, lines["train"], lines["valid"], lines["test"], min_count)
+
+
+WIKITEXT2 = Source(
+    name="wikitext2",
+    load=load_wikitext2,
+    title="WikiText-2",
+    num_train=TOKENS["train"],
+    num_test=TOKENS["test"],
+    folders=("wikitext-2",),
+    signs=tuple(name.format("train") for name in NAMES),
+    how="Put train.txt, valid.txt and test.txt (or the release's wiki.*.tokens) into ROOT/wikitext-2.",
+)

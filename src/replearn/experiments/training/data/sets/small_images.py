@@ -6,6 +6,7 @@ one, which torchvision knows; any other file is refused unread.
 
 import tarfile
 import zlib
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....errors import ReplearnError
-from .images import ImageSet, channel_statistics
-from .source import Root, Source, cure, find, locate, root_of
+from .....errors import ReplearnError
+from ..images import ImageSet, channel_statistics
+from ..source import Root, Source, cure, find, locate, root_of
 
 UNUSED = "unlabeled_X.bin"  # STL-10's images without labels, 2.6 GB
 
@@ -96,3 +97,56 @@ def tensors_of(part: Any) -> tuple[Tensor, Tensor]:
     if hasattr(part, "targets"):  # CIFAR: channels last
         return images.permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)
     return images.contiguous(), torch.from_numpy(part.labels).long()
+
+
+CIFAR10 = Source(
+    name="cifar10",
+    title="CIFAR-10",
+    load=load_images,
+    num_classes=10,
+    shape=(3, 32, 32),
+    num_train=50_000,
+    num_test=10_000,
+    folders=("cifar-10-batches-py",),
+    signs=("*_batch*",),
+    how="unpack https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz into the root.",
+    torchvision="CIFAR10",
+    splits=(True, False),
+)
+CIFAR100 = replace(
+    CIFAR10,
+    name="cifar100",
+    title="CIFAR-100",
+    num_classes=100,
+    folders=("cifar-100-python",),
+    signs=("train", "test"),
+    how="unpack https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz into the root.",
+    torchvision="CIFAR100",
+)
+SVHN = replace(  # the extra training images (extra_32x32.mat) are not used
+    CIFAR10,
+    name="svhn",
+    title="SVHN",
+    num_train=73_257,
+    num_test=26_032,
+    folders=("svhn", "SVHN", ""),
+    signs=("train_32x32.mat", "test_32x32.mat"),
+    how=(
+        "put http://ufldl.stanford.edu/housenumbers/train_32x32.mat and test_32x32.mat into the folder svhn below "
+        "the root."
+    ),
+    torchvision="SVHN",
+    splits=("train", "test"),
+)
+STL10 = replace(
+    SVHN,
+    name="stl10",
+    title="STL-10",
+    shape=(3, 96, 96),
+    num_train=5_000,
+    num_test=8_000,
+    folders=("stl10_binary",),
+    signs=("train_X.bin", "test_X.bin"),
+    how="unpack http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz into the root.",
+    torchvision="STL10",
+)
