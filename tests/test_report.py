@@ -22,13 +22,12 @@ from replearn.experiments import recipes
 from replearn.experiments.report.building import build_report
 from replearn.experiments.report.collecting import Reader, collect
 from replearn.experiments.report.curves import MOST_POINTS, curves_figure, thinned
+from replearn.experiments.report.deployed import plan_in_words
 from replearn.experiments.report.page import page
 from replearn.experiments.report.parts.comparisons import command_of
-from replearn.experiments.report.parts.paper import ours_of
 from replearn.experiments.report.scatter import cost_figure
 from replearn.experiments.report.scene import PALETTE
 from replearn.experiments.report.sections import sections_of
-from replearn.experiments.report.strip import strip_figure
 from replearn.experiments.report.svg import standalone_svg
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
@@ -94,7 +93,7 @@ def test_it_shows_means_intervals_verdicts_and_the_papers_numbers(runs: Path) ->
 def test_every_figure_lies_beside_it_and_is_titled_for_screen_readers(runs: Path, tmp_path: Path) -> None:
     report = build_report(runs, tmp_path / "r.html")
     names = {path.name for path in report.figures}
-    assert names == {f"made-up-cifar10-{kind}.svg" for kind in ("runs", "cost", "curves", "plan-1")}
+    assert names == {f"made-up-cifar10-{kind}.svg" for kind in ("runs", "cost", "curves")}
     for path in report.figures:
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -284,25 +283,15 @@ def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
     assert thinned(list(range(1, 1001)))[-1] == 1000
 
 
-def test_the_strip_shows_every_block_with_its_sources_and_costs() -> None:
+def test_the_plan_is_told_in_words() -> None:
     plan = json.loads(replearn.plan(replearn.models.resnet32(), interval=4).to_json())
     plan["skipped"] = [{"name": "layer1.1", "position": 2, "reason": "has hooks"}]
     result = run("RepL", 0, 91.0, plan=plan)
-    drawing = strip_figure(result, "RepL", "p")
-    assert drawing is not None
-    tips = {mark.tip.split()[0]: mark.tip for mark in drawing.marks if getattr(mark, "tip", "")}
-    assert len(tips) == 15
-    target = plan["targets"][0]
-    tip = tips["layer1.3"]
-    assert "replaced by basic" in tip
-    assert "reads kernel from layer1.2" in tip
-    assert "reads kernel from layer1.4" in tip
-    assert f"{target['parameters_before']:,} parameters before, {target['parameters_after']:,} after" in tip
-    assert "though its turn came: has hooks" in tips["layer1.1"]
-    assert "3 of 15 blocks replaced" in drawing.about
-    odd = replace(result, recipe={**result.recipe, "model": "nobody:knows"})
-    assert strip_figure(odd, "RepL", "p") is None
-    assert strip_figure(replace(result, plan={"targets": 3}), "RepL", "p") is None
+    words = plan_in_words(result, "RepL")
+    assert "3 of 15 blocks replaced" in words
+    assert "layer1.3, layer2.3, layer3.3 by basic" in words
+    assert "layer1.1 kept (has hooks)" in words
+    assert plan_in_words(replace(result, plan={"targets": 3}), "RepL") == ""
 
 
 def light(colour: str) -> float:
@@ -349,10 +338,8 @@ def test_a_language_model_is_judged_by_perplexity_where_lower_is_better(tmp_path
     text = html(tmp_path)
     assert ">perplexity (lower is better)</th>" in text
     assert "perplexity 191.10 ± 1.10" in text  # in the hint of a bubble
-    assert text.count(">195.42 ± 1.84<") == 2  # the paper's: in the table of ours and in its own
-    assert "accuracy" not in text.partition('id="paper"')[0]
-    printed = paper_tables()["tab:wikitext2"]
-    assert [printed.rows[i]["method"] for i in ours_of(printed, [section])] == ["E2E", "RepL"]
+    assert text.count(">195.42 ± 1.84<") == 1  # the paper's
+    assert "accuracy" not in text
 
 
 def test_a_run_that_blew_up_is_shown_and_breaks_no_figure(tmp_path: Path) -> None:
@@ -444,21 +431,6 @@ def test_a_field_of_a_wrong_type_never_ends_a_report_or_a_comparison(tmp_path: P
         with suppress(ReplearnError):
             comparison_table(compare([good, read_result(path)])[0])
     assert refused > 80
-
-
-def test_our_row_stands_beside_its_own_table_and_e2e_beside_every_one(tmp_path: Path) -> None:
-    """tab:repl_ablation prints t1's numbers for another operator."""
-    recipe = recipes.recipe("t1_vit_tiny8")
-    for label in ("E2E", "RepL first=2"):
-        put(tmp_path, run(label, 0, 75.0, recipe=recipe))
-    sections = sections_of(collect(tmp_path))
-
-    def methods(table: str) -> set[str]:
-        return {paper_tables()[table].rows[place]["method"] for place in ours_of(paper_tables()[table], sections)}
-
-    assert methods("t1") == {"E2E", "RepL"}
-    assert methods("tab:repl_ablation") == set()
-    assert methods("t3") == {"E2E"}
 
 
 def test_pictures_that_are_links_pipes_or_bombs_are_named_and_not_read(tmp_path: Path) -> None:

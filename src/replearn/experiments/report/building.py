@@ -45,7 +45,7 @@ def build_report(
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(collection, sections, title=title))
         if figures:
-            drawings = [drawing for section in sections for drawing in (*section.figures, *section.strips)]
+            drawings = [drawing for section in sections for drawing in section.figures]
             drawings += [drawing for entry in measured_in(collection.others)[0] for drawing in entry.found.figures]
             written = write_figures(drawings[:MOST_FIGURES], beside)
             for section in sections:

@@ -131,7 +131,15 @@ class Dot:
 
     @classmethod
     def of(cls, ratio: Mapping[str, float], role: str, tip: str) -> Dot:
-        return cls(value=ratio["median"], low=ratio["low"], high=ratio["high"], role=role, tip=tip)
+        """A median with its quartiles."""
+        value, low, high = ratio["median"], ratio["low"], ratio["high"]
+        tip += f"\n{value:.3f} ({low:.3f} to {high:.3f})"
+        return cls(value=value, low=low, high=high, role=role, tip=tip)
+
+    @classmethod
+    def printed(cls, value: float, role: str, tip: str) -> Dot:
+        """A number of the paper."""
+        return cls(value=value, role=role, tip=f"{tip}\n{value:.3f}", hollow=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,6 @@ class Box:
     role: str
     opacity: float = 1.0
     tip: str = ""
-    focus: bool = False  # whether the keyboard stops here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,6 @@ PALETTE: dict[str, tuple[str, str]] = {
     "muted": ("#5b6470", "#a3acb9"),
     "grid": ("#e3e6eb", "#2c313a"),
     "kept": ("#d3d9e2", "#3a414d"),
-    "skipped": ("#8a5a00", "#e0b252"),
     "e2e": ("#4b5563", "#b6bfcc"),
     "removal": ("#0b6b80", "#54c6dd"),
     "repl": ("#b4460a", "#ff9a57"),

@@ -64,7 +64,7 @@ def _mark(mark: Mark, tips: bool) -> str:
         tag, focus, hollow = "circle", True, mark.hollow
         place = f'cx="{_n(mark.x)}" cy="{_n(mark.y)}" r="{_n(mark.radius)}"'
     else:
-        tag, focus, hollow = "rect", mark.focus, False
+        tag, focus, hollow = "rect", False, False
         place = f'x="{_n(mark.x)}" y="{_n(mark.y)}" width="{_n(mark.width)}" height="{_n(mark.height)}" rx="2"'
     edge, dash = (' stroke-width="1.5"', ' stroke-dasharray="3 3"') if hollow else ("", "")
     start = f'<{tag} class="{"s" if hollow else "f"}-{mark.role}"{faint}{edge} {place}{dash}'

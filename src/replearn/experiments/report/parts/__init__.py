@@ -72,10 +72,10 @@ def folded(
     return Entry(key=key, title=title, html=html, words=words)
 
 
-def figures(drawings: Sequence[Drawing], class_: str = "figures") -> Raw:
+def figures(drawings: Sequence[Drawing]) -> Raw:
     shown = []
     for drawing in drawings:
         about = f" {drawing.about[:1].upper()}{drawing.about[1:]}"
         caption = tag("figcaption", tag("b", f"{drawing.title}."), about)
         shown.append(tag("figure", Raw(inline_svg(drawing)), caption, id=drawing.name))
-    return tag("div", *shown, class_=class_)
+    return tag("div", *shown, class_="figures")
