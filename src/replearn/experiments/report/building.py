@@ -12,9 +12,8 @@ from ..training.results import write_atomically
 from .collecting import Collection, collect
 from .kinds import measured_in
 from .page import page
-from .scene import Drawing
 from .sections import Section, sections_of
-from .svg import standalone_svg
+from .svg import Drawing, standalone_svg
 
 MOST_FIGURES = 400  # files beside the page; the page itself has all of them
 

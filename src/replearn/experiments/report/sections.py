@@ -20,7 +20,7 @@ from .deployed import deployed_share, plan_in_words
 from .examples import example_sheet
 from .overview import overview_figure
 from .scatter import cost_figure
-from .scene import Drawing
+from .svg import Drawing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 from ...training.recipe import slug
 from ..chart import Case, dot_figure
 from ..collecting import Other
-from ..scene import Drawing
+from ..svg import Drawing
 
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
 MOST = 200  # files
@@ -115,8 +115,10 @@ def ratio_figure(
     """Ratios to a base, which is the rule at 1, with their quartiles."""
     title, about = what.partition(",")[0].capitalize(), f"{what}; the rule is {base}."
     about += " Dashed rings are the paper's." if any(sign == "ring" for *_, sign in legend) else ""
-    words = {"name": f"{key}-ratio", "title": title, "about": about, "x_title": what}
-    return dot_figure(cases, legend_of=legend, rule=(1.0, base), **words)
+    rule = (1.0, base)
+    return dot_figure(
+        cases, name=f"{key}-ratio", title=title, about=about, x_title=what, legend_of=legend, rule=rule
+    )
 
 
 def span(values: Sequence[float], form: str = ".2f") -> str:

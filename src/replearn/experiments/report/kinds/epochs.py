@@ -10,7 +10,7 @@ from ...bench.record import FORMAT
 from ...training.compare import paper_ratio
 from ...training.recipe import PaperRow, paper_row_from_dict
 from ..chart import Case, Dot
-from ..scene import series_roles
+from ..svg import series_roles
 from . import Column, Cost, Found, Row, ratio_figure, table_of
 
 COLUMNS: dict[str, Column] = {

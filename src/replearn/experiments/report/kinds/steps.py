@@ -8,7 +8,7 @@ from typing import Any
 
 from ...bench.record import FORMAT
 from ..chart import Case, Dot, grouped
-from ..scene import series_roles
+from ..svg import series_roles
 from . import Column, Found, Row, ratio_figure, span, table_of
 
 

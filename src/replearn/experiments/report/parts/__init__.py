@@ -14,9 +14,8 @@ from pkgutil import iter_modules
 from ..collecting import Collection
 from ..kinds import Measured, measured_in
 from ..markup import Content, Raw, tag
-from ..scene import Drawing
 from ..sections import Section
-from ..svg import inline_svg
+from ..svg import Drawing, inline_svg
 
 MOST_OPEN = 3  # with more comparisons and benchmarks all are closed, and laid out when they are opened
 

@@ -18,8 +18,8 @@ from ...training.recipe import slug
 from ..collecting import RunFile
 from ..examples import as_address
 from ..markup import Content, Raw, columns, command, counted, fold, join, table, tag
-from ..scene import series_roles
 from ..sections import Section
+from ..svg import series_roles
 from . import Entry, View, figures, folded
 
 ORDER = 30
