@@ -22,9 +22,8 @@ def claims(data: Mapping[str, Any]) -> bool:
 
 def show(data: Mapping[str, Any], key: str) -> Found:
     entries = [{**entry, "by": {row["label"]: row for row in entry["rows"]}} for entry in data["training"]]
-    labels = [
-        label for label in dict.fromkeys(label for entry in entries for label in entry["by"]) if label != "E2E"
-    ]
+    found = dict.fromkeys(label for entry in entries for label in entry["by"])
+    labels = [label for label in found if label != "E2E" and not label.startswith("RepL, weights")]
     roles = dict(zip(labels, series_roles([label.lower() for label in labels]), strict=True))
     columns: dict[str, Column] = {"case": "title", "backend": "backend", "E2E, ms": milliseconds}
     for what, path in (("time", "time.median"), ("memory", "memory_ratio")):
@@ -43,7 +42,7 @@ def show(data: Mapping[str, Any], key: str) -> Found:
         title="Time and memory of a training step: " + ", ".join(dict.fromkeys(e["backend"] for e in entries)),
         sentence=f"RepL takes {span(times)} of E2E's time over {len(times)} cases",
         about="Time and memory are ratios to E2E in the same run, medians over rounds. Yield: what RepL saved of "
-        "what arithmetic allows. 'Weights given' and 'frozen' time the same network without synthesis.",
+        "what arithmetic allows.",
         tables=(table_of(entries, {**columns, "yield": "yield_:.2f"}),),
         figures=(ratio_figure(cases, key, "time of a step, ratio to E2E", legend),),
     )
