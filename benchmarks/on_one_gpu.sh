@@ -11,9 +11,9 @@ set -u
 
 declare -A SECONDS_OF=(
   [tests]=200 [steps]=330 [compiled]=240 [timm]=150 [inference]=300 [narrow]=50 [fused]=30 [short]=40 [stem]=60 [epochs]=300
-  [wikitext2]=970 [transfer]=370 [heal_lm]=200 [heal_vit]=100 [kept]=130 [scenes]=330 [trained]=110
+  [wikitext2]=970 [transfer]=370 [scenes]=330 [trained]=110
 )
-ORDER="tests steps compiled timm inference narrow fused short stem epochs wikitext2 transfer heal_lm heal_vit kept scenes trained"
+ORDER="tests steps compiled timm inference narrow fused short stem epochs wikitext2 transfer scenes trained"
 FAST="--set precision=bfloat16 --set channels_last=true --set compile=true"
 PYTHON=${PYTHON:-python3}
 
@@ -51,16 +51,6 @@ transfer() {
   runs transfer_cifar10_pretrain --seeds 0
   (cd "$WORK" && runs transfer_cifar10 --seeds 0,1,2 --equal-time \
     --pretrained transfer_cifar10_pretrain/cifar10/e2e/seed-0/model.safetensors)
-}
-heal_lm() { # of the model that wikitext2 trained, where it did
-  local run=$WORK/tab_wikitext2/wikitext2/e2e/seed-0
-  "$PYTHON" benchmarks/heal_after_replacement.py $([ -f "$run/model.safetensors" ] && echo --run "$run") --model lm --out "$OUT/heal_lm.json"
-}
-heal_vit() { "$PYTHON" benchmarks/heal_after_replacement.py --model vit --out "$OUT/heal_vit.json"; }
-kept() {
-  for recipe in t1_resnet32 t1_vit_tiny8; do
-    "$PYTHON" benchmarks/kept_after_replacement.py --recipe $recipe --epochs 40 --out "$OUT/kept_$recipe.json"
-  done
 }
 scenes() {
   runs bccd_retinanet --seeds 0 --epochs 20 --methods e2e,repl,repl-reduced

@@ -164,77 +164,6 @@ def deployed() -> str:
     return "\n".join("| " + " | ".join(row[place] for place in kept) + " |" for row in shown)
 
 
-def kept() -> str:
-    """Accuracy that trained models keep when blocks are replaced with no training."""
-    lines = [
-        "| network, blocks replaced | trained | removal | the paper's span, best coefficients | rank 8 correction "
-        "| full correction |",
-        "|---|---|---|---|---|---|",
-    ]
-    forms = {
-        "ResNet-32": ("kept_t1_resnet32.json", ("removal", "basic", "basic (low-rank)", "basic (full)")),
-        "ViT-T/8": (
-            "kept_t1_vit_tiny8.json",
-            ("removal", "projection", "projection (low-rank)", "projection (full)"),
-        ),
-    }
-    for model, (file, labels) in forms.items():
-        data = read(file)
-        for interval in (4, 2):
-            rows = {
-                row["operator"]: row
-                for row in data["rows"]
-                if (row["interval"], row["first"]) == (interval, 2)
-                and row.get("calibration_images", row.get("images", 2000)) == 2000
-            }
-            found = [rows[label] for label in labels]
-            count = found[0].get("targets") or len(found[0]["unexplained"])
-            cells = [f"{row['accuracy']:.2f}" for row in found]
-            cells[-1] = f"**{cells[-1]}**"
-            name = f"{model}, {count} of {15 if model == 'ResNet-32' else 12} (K={interval}, first=2)"
-            lines.append("| " + " | ".join([name, f"{data['trained_accuracy']:.2f}", *cells]) + " |")
-    return "\n".join(lines)
-
-
-HEALED = {"heal_lm.json": "language model, WikiText-2", "heal_vit.json": "ViT-T/8, CIFAR-10"}
-
-
-def heal() -> str:
-    """What trained transformers keep with blocks out, at once and healed; one table a file that is there."""
-    files = [(RESULTS / name, title) for name, title in HEALED.items() if (RESULTS / name).is_file()]
-    return "\n\n".join(healing(json.loads(path.read_text(encoding="utf-8")), title) for path, title in files)
-
-
-def healing(data: dict[str, Any], title: str) -> str:
-    """The file of heal_after_replacement.py: a form a row, a placement's three columns beside the other's."""
-    metric, rows = data["metric"], data["rows"]
-    placements = sorted({row["interval"] for row in rows}, reverse=True)
-    epochs = data.get("recipe", data["arguments"])["epochs"]
-    head = [f"{title}, {epochs} epochs: {metric} {data['trained']:.2f}"]
-    for interval in placements:
-        counted = [row for row in rows if row["interval"] == interval and row.get("targets")]
-        out = f"{counted[0]['targets']} of {counted[0]['blocks']}" if counted else f"K={interval}"
-        head += [f"{out} out: at once", "healed", "seconds"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for label in dict.fromkeys(row["label"] for row in rows):
-        cells = [label]
-        for interval in placements:
-            found = [row for row in rows if (row["interval"], row["label"]) == (interval, label)]
-            cells += healed_cells(found[0], data["trained"]) if found else ["", "", ""]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def healed_cells(row: dict[str, Any], trained: float) -> list[str]:
-    """At once (the untouched model: as trained), healed, and the seconds of fitting and healing."""
-    seconds = row.get("fit_seconds", 0.0) + row["heal_seconds"] if "heal_seconds" in row else None
-    return [
-        f"{row.get('before', trained):.2f}",
-        f"{row['healed']:.2f}",
-        "" if seconds is None else f"{seconds:.1f}",
-    ]
-
-
 def scratch() -> str:
     return compared("t1_resnet32_cifar10_100_epochs", costs=True)
 
@@ -374,10 +303,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "deployed": deployed,
     "finetune": finetune,
     "fused": fused,
-    "heal": heal,
     "holds": holds,
     "inference": inference,
-    "kept": kept,
     "scratch": scratch,
     "steps": steps,
     "transfer": transfer,

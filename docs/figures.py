@@ -25,9 +25,9 @@ def main() -> None:
         for method in ("e2e", "repl"):
             replearn("train", "demo", "--method", method, "--device", "cpu", "--out", place)
         replearn(
-            "figures", *runs, "--out", f"{place}/figures", "--images", "300", "--device", "cpu"
+            "figures", *runs, "--out", f"{place}/figures", "--samples", "300", "--device", "cpu"
         )
-        analysis = ["--first", "2", "--images", "500", "--batch-size", "50", "--intervals", "2"]
+        analysis = ["--first", "2", "--samples", "500", "--batch-size", "50", "--intervals", "2"]
         analysis += ["--operator", "basic:correction=full", "--convergence", "400"]
         replearn("analyze", runs[0], *analysis, "--device", "cpu", "--out", place)
         shutil.copy(f"{place}/analysis.svg", FOLDER / "analysis.svg")

@@ -61,7 +61,7 @@ def test_the_report_of_the_committed_results_is_part_of_the_site(site: Path) -> 
     text = (site / "report.html").read_text(encoding="utf-8")
     assert "91.80 ± 0.19" in text
     assert "replearn compare t1_resnet32 --data cifar10 --methods repl --seeds 0-3 --epochs 100" in text
-    assert "kept_t1_resnet32.json" in text
+    assert "inference_h200.json" in text
     assert "Does it hold?" in text
     assert "tab:bp_vs_repl_deploy" in text
 

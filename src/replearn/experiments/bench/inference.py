@@ -17,7 +17,7 @@ from ...fast.verify import compare, exact, tensors_in
 from ..training.results import hardware_of, versions_of
 from ..training.step import many_graphs
 from . import inference_paper as paper
-from .inference_sides import BACKENDS, DEFAULT, DEPLOYED, DYNAMIC, E2E, OPERATORS, Sides, has, make_sides, runner
+from .inference_sides import BACKENDS, DEFAULT, DEPLOYED, DYNAMIC, E2E, Sides, has, make_sides, runner
 from .timing import Timing, interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
@@ -25,12 +25,12 @@ MODELS = ("resnet34", "resnet101", "vit_small_16")
 LEAD = 1  # runs before each that is timed: a model that is served has run just before
 HEADING = (
     "E2E and RepL deployed: flat graphs, BatchNorms folded, under amp weights cast once; RepL deployed: its "
-    "operators' sums merged into weights. dynamic and op. only: as trained, and as timm's reparameterize_model. "
+    "operators' sums merged into weights. dynamic: as trained. "
     "graph: replayed as a CUDA graph, all sides, with the copies of inputs and outputs. fuse: convolutions fused "
     "with sums and ReLUs by cuDNN. Times are medians in milliseconds a batch."
 )
 HEADER = (
-    f"{'model':18} {'batch':>5} {'backend':27} {'E2E':>8}  {'dynamic':>8}  {'op. only':>8}  {'deployed':>8}   "
+    f"{'model':18} {'batch':>5} {'backend':27} {'E2E':>8}  {'dynamic':>8}  {'deployed':>8}   "
     "deployed is faster than ... by"
 )
 
@@ -113,7 +113,7 @@ def row_of(
 ) -> dict[str, Any]:
     """One cell: all sides in turns, their ratios, and the paper's values for the same setting."""
     two = has(backend, "compile") or has(backend, "fuse")
-    kinds = (E2E, DEPLOYED) if two else (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    kinds = (E2E, DEPLOYED) if two else (E2E, DYNAMIC, DEPLOYED)
     images = torch.randn(batch, 3, setting.size, setting.size, device=device)
     if has(backend, "channels_last"):
         images = images.contiguous(memory_format=torch.channels_last)
@@ -131,9 +131,7 @@ def row_of(
         "replayed": all(isinstance(side, Replayed) and side.num_graphs > 0 for side in built.values()),
         "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
         "speedup": {
-            f"{fast} against {slow}": asdict(ratio(found[slow], found[fast]))
-            for fast, slow in (*((DEPLOYED, kind) for kind in kinds[:-1]), (OPERATORS, DYNAMIC))
-            if fast in found and slow in found
+            f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED])) for kind in kinds[:-1]
         },
         "output_difference": difference,
         "paper": paper.printed(model, batch, backend),
@@ -160,7 +158,7 @@ def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, bac
 def line_of(row: dict[str, Any]) -> str:
     """One cell in a line: milliseconds, and the ratios with the paper's in brackets."""
     times, told = row["milliseconds"], []
-    kinds = (E2E, DYNAMIC, OPERATORS, DEPLOYED)
+    kinds = (E2E, DYNAMIC, DEPLOYED)
     shown = "  ".join(f"{times[kind]['median']:8.3f}" if kind in times else " " * 8 for kind in kinds)
     for label, slow, table in (("dynamic", DYNAMIC, paper.DYNAMIC), ("E2E", E2E, paper.BASELINE)):
         if gain := row["speedup"].get(f"{DEPLOYED} against {slow}"):

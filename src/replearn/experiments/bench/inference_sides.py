@@ -19,7 +19,7 @@ from ...planning.planner import plan
 from ...surgery.replace import replace_
 from ..training.architectures import architecture
 
-E2E, DYNAMIC, OPERATORS, DEPLOYED = "E2E", "RepL dynamic", "RepL deployed, operators only", "RepL deployed"
+E2E, DYNAMIC, DEPLOYED = "E2E", "RepL dynamic", "RepL deployed"
 # what the paper times, and the same as CUDA graphs (graph alone is fp32)
 DEFAULT = ("fp32", "amp", "channels_last", "channels_last+compile", "graph", "channels_last+graph", "amp+graph")
 # on request: compiling takes minutes
@@ -52,7 +52,6 @@ class Sides:
         makers: dict[str, Callable[[], nn.Module]] = {
             E2E: lambda: streamline(self.end_to_end, **form),
             DYNAMIC: lambda: copy.deepcopy(self.replaced).to(memory_format=layout),  # type: ignore[call-overload]
-            OPERATORS: lambda: deploy(self.replaced, fold="operators", channels_last=last),
             DEPLOYED: lambda: deploy(self.replaced, **form, merge=True),
         }
         return {kind: on(makers[kind](), backend, dtype) for kind in kinds}

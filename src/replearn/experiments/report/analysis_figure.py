@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...analysis import Analysis
-from ..training.results import write_atomically
-from .chart import ticks
-from .scene import Disc, Drawing, Line, Mark, Text
-from .svg import standalone_svg
-
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 380.0, 300.0, 52.0, 64.0, 52.0
-LETTER = 5.6  # the width of a small letter
+from .matplotlib_figure import new_figure, save
+from .svg import PALETTE
 
 
 @dataclass(frozen=True)
@@ -37,23 +32,15 @@ class Panel:
 
 
 def write_analysis(analysis: Analysis, path: Path) -> Path:
-    """Write the picture as SVG."""
-    write_atomically(path, standalone_svg(analysis_figure(analysis)))
-    return path
-
-
-def analysis_figure(analysis: Analysis) -> Drawing:
+    """Draw the picture, as SVG or as the file's name says."""
     panels = panels_of(analysis)
     columns = 3 if len(panels) > 4 else 2
     rows = -(-len(panels) // columns)
-    title = f"{analysis.model}, {analysis.placement}: {analysis.num_samples} held-out samples"
-    marks: list[Mark] = [Text(x=12, y=20, text=title, size=13, bold=True)]
-    for number, panel in enumerate(panels):
-        down, across = divmod(number, columns)
-        marks += [moved(mark, across * WIDTH, 28 + down * HEIGHT) for mark in draw_panel(panel)]
-    about = "; ".join(panel.title for panel in panels)
-    size = {"width": columns * WIDTH, "height": 28 + rows * HEIGHT}
-    return Drawing(name="analysis", title="Analysis", about=about, marks=tuple(marks), **size)
+    figure = new_figure(4.4 * columns, 3.6 * rows)
+    figure.suptitle(f"{analysis.model}, {analysis.placement}: {analysis.num_samples} held-out samples")
+    for number, panel in enumerate(panels, start=1):
+        draw_panel(figure.add_subplot(rows, columns, number), panel)
+    return save(figure, path)
 
 
 def panels_of(analysis: Analysis) -> list[Panel]:
@@ -116,48 +103,22 @@ def panels_of(analysis: Analysis) -> list[Panel]:
     return panels
 
 
-def draw_panel(panel: Panel) -> list[Mark]:
-    values = [v for series in panel.series for group in series.values for v in group if v > 0 or not panel.log]
-    convert = math.log10 if panel.log else float
-    low, high = (min(map(convert, values)), max(map(convert, values))) if values else (0.0, 1.0)
-    low = min(low, 0.0) if not panel.log and low < 0.5 * high else low
-    room = 0.06 * (high - low) or 0.5
-    low, high = low - room, high + room
-    bottom, inner = HEIGHT - BOTTOM, WIDTH - LEFT - 14
-
-    def y(value: float) -> float:
-        return TOP + (bottom - TOP) * (high - convert(value)) / (high - low)
-
-    def x(place: float) -> float:
-        return LEFT + inner * (place + 0.5) / len(panel.places)
-
-    marks: list[Mark] = [Text(x=LEFT, y=16, text=panel.title, size=12)]
-    for tick, _ in ticks(low, high, 5):
-        value = 10.0**tick if panel.log else tick
-        marks.append(Line(points=((LEFT, y(value)), (WIDTH - 14, y(value))), role="grid"))
-        marks.append(Text(x=LEFT - 5, y=y(value) + 4, text=f"{value:.3g}", role="muted", size=10, anchor="end"))
-    every = -(-len(panel.places) // max(1, int(inner / (LETTER * max(map(len, panel.places)) + 8))))
-    for place, name in enumerate(panel.places):
-        crowded = every > 1 and not name.isdigit()  # names take turns on three lines, numbers are left out
-        if crowded or place % every == 0:
-            down = 14 * (1 + (place % 3 if crowded else 0))
-            marks.append(Text(x=x(place), y=bottom + down, text=name, role="muted", size=9.5, anchor="middle"))
-    across = LEFT
+def draw_panel(axes: Any, panel: Panel) -> None:
     for number, series in enumerate(panel.series):
-        points = [(x(place), y(v)) for place, group in enumerate(series.values) for v in group if v in values]
+        points = [(place, v) for place, group in enumerate(series.values) for v in group if v > 0 or not panel.log]
         if not points:
             continue
-        if series.joined:
-            marks.append(Line(points=tuple(points), role=series.role, width=1.6, dash=series.hollow))
-        shift = 0.0 if series.joined else 7.0 * (number - (len(panel.series) - 1) / 2)
-        marks += [Disc(x=a + shift, y=b, radius=3.2, role=series.role, hollow=series.hollow) for a, b in points]
-        marks.append(Disc(x=across + 4, y=34, radius=3.2, role=series.role, hollow=series.hollow))
-        marks.append(Text(x=across + 11, y=38, text=series.label, role="muted", size=10))
-        across += 24 + LETTER * len(series.label)
-    return marks
-
-
-def moved(mark: Mark, right: float, down: float) -> Mark:
-    if isinstance(mark, Line):
-        return replace(mark, points=tuple((a + right, b + down) for a, b in mark.points))
-    return replace(mark, x=mark.x + right, y=mark.y + down)
+        shift = 0.0 if series.joined else 0.12 * (number - (len(panel.series) - 1) / 2)
+        colour = PALETTE[series.role][0]
+        style = {"marker": "o", "ms": 4, "color": colour, "mfc": "none" if series.hollow else colour}
+        line = ("--" if series.hollow else "-") if series.joined else ""
+        places, values = zip(*points, strict=True)
+        axes.plot([place + shift for place in places], values, linestyle=line, label=series.label, **style)
+    many = len(panel.places) > 12  # numbers of steps: some of them are enough
+    shown = range(0, len(panel.places), 4 if many else 1)
+    turned = sum(map(len, panel.places)) > 40 and not many
+    axes.set_xticks(shown, [panel.places[place] for place in shown], rotation=30 if turned else 0, fontsize=8)
+    axes.set_yscale("log" if panel.log else "linear")
+    axes.set_title(panel.title, fontsize=9)
+    axes.legend(fontsize=7, frameon=False)
+    axes.grid(axis="y", color=PALETTE["grid"][0])

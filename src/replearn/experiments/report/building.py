@@ -12,9 +12,8 @@ from ..training.results import write_atomically
 from .collecting import Collection, collect
 from .kinds import measured_in
 from .page import page
-from .scene import Drawing
 from .sections import Section, sections_of
-from .svg import standalone_svg
+from .svg import Drawing, standalone_svg
 
 MOST_FIGURES = 400  # files beside the page; the page itself has all of them
 
@@ -45,7 +44,7 @@ def build_report(
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(collection, sections, title=title))
         if figures:
-            drawings = [drawing for section in sections for drawing in (*section.figures, *section.strips)]
+            drawings = [drawing for section in sections for drawing in section.figures]
             drawings += [drawing for entry in measured_in(collection.others)[0] for drawing in entry.found.figures]
             written = write_figures(drawings[:MOST_FIGURES], beside)
             for section in sections:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .scene import Box, Disc, Drawing, Line, Mark, Text
+from .svg import Drawing, disc, line, text
 
 WIDTH, HEIGHT = 340.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 14.0, 46.0
@@ -69,52 +69,45 @@ def ticks(low: float, high: float, most: int = 5) -> list[tuple[float, str]]:
     return [(value, f"{value:,.{digits}f}") for value in values]
 
 
-def x_axis(frame: Frame, title: str, *, whole: bool = False) -> list[Mark]:
+def x_axis(frame: Frame, title: str, *, whole: bool = False) -> list[str]:
     """Ticks with grid lines, and a title below; `whole` keeps fractions off the axis (epochs)."""
-    marks: list[Mark] = []
-    for value, text in ticks(frame.x0, frame.x1, 4):
+    marks: list[str] = []
+    for value, shown in ticks(frame.x0, frame.x1, 4):
         if not whole or value == int(value):
             x = frame.x(value)
-            marks.append(Line(points=((x, frame.top), (x, frame.bottom)), role="grid"))
-            shown = f"{value:.0f}" if whole else text
-            marks.append(Text(x=x, y=frame.bottom + 17, text=shown, role="muted", anchor="middle"))
+            marks.append(line([(x, frame.top), (x, frame.bottom)], "grid"))
+            marks.append(text(x, frame.bottom + 17, f"{value:.0f}" if whole else shown, "muted", "middle"))
     middle = frame.left + (frame.right - frame.left) / 2 if len(title) < 36 else frame.width / 2
-    return [*marks, Text(x=middle, y=frame.bottom + 37, text=title, role="muted", anchor="middle")]
+    return [*marks, text(middle, frame.bottom + 37, title, "muted", "middle")]
 
 
-def y_axis(frame: Frame, title: str) -> list[Mark]:
-    marks: list[Mark] = []
-    for value, text in ticks(frame.y0, frame.y1):
+def y_axis(frame: Frame, title: str) -> list[str]:
+    marks: list[str] = []
+    for value, shown in ticks(frame.y0, frame.y1):
         y = frame.y(value)
-        marks.append(Line(points=((frame.left, y), (frame.right, y)), role="grid"))
-        marks.append(Text(x=frame.left - 6, y=y + 4, text=text, role="muted", anchor="end"))
+        marks.append(line([(frame.left, y), (frame.right, y)], "grid"))
+        marks.append(text(frame.left - 6, y + 4, shown, "muted", "end"))
     middle = (frame.top + frame.bottom) / 2
-    return [*marks, Text(x=12, y=middle, text=title, role="muted", anchor="middle", upright=True)]
+    return [*marks, text(12, middle, title, "muted", "middle", upright=True)]
 
 
 def legend(
     entries: Sequence[tuple[str, str, str]], left: float, top: float, right: float = WIDTH
-) -> tuple[list[Mark], float]:
-    """Roles, texts and signs (dot, ring, line, dash, box) in as many lines as they need, and where they end."""
-    marks: list[Mark] = []
+) -> tuple[list[str], float]:
+    """Roles, texts and signs (dot, ring, line, dash) in as many lines as they need, and where they end."""
+    marks: list[str] = []
     x, y = left, top + 13
-    for role, text, sign in entries:
-        need = 32 + LETTER * len(text)
+    for role, words, sign in entries:
+        need = 32 + LETTER * len(words)
         if x > left and x + need > right:
             x, y = left, y + LINE
         if sign in ("dot", "ring"):
-            marks.append(Disc(x=x + 6, y=y - 4.5, radius=5, role=role, hollow=sign == "ring"))
-        elif sign == "box":
-            marks.append(Box(x=x, y=y - 10, width=11, height=11, role=role))
+            marks.append(disc(x + 6, y - 4.5, 5, role, hollow=sign == "ring"))
         else:
-            marks.append(Line(points=((x, y - 4.5), (x + 14, y - 4.5)), role=role, width=2.5, dash=sign == "dash"))
-        marks.append(Text(x=x + 19, y=y, text=text))
+            marks.append(line([(x, y - 4.5), (x + 14, y - 4.5)], role, 2.5, sign == "dash"))
+        marks.append(text(x + 19, y, words))
         x += need
     return marks, y + 8 if entries else top
-
-
-def shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +124,15 @@ class Dot:
 
     @classmethod
     def of(cls, ratio: Mapping[str, float], role: str, tip: str) -> Dot:
-        return cls(value=ratio["median"], low=ratio["low"], high=ratio["high"], role=role, tip=tip)
+        """A median with its quartiles."""
+        value, low, high = ratio["median"], ratio["low"], ratio["high"]
+        tip += f"\n{value:.3f} ({low:.3f} to {high:.3f})"
+        return cls(value=value, low=low, high=high, role=role, tip=tip)
+
+    @classmethod
+    def printed(cls, value: float, role: str, tip: str) -> Dot:
+        """A number of the paper."""
+        return cls(value=value, role=role, tip=f"{tip}\n{value:.3f}", hollow=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,17 +174,17 @@ def dot_figure(
     marks = x_axis(frame, x_title)
     if rule:
         x = frame.x(rule[0])
-        marks.append(Line(points=((x, frame.top), (x, bottom)), role="e2e", width=1.6, dash=True))
+        marks.append(line([(x, frame.top), (x, bottom)], "e2e", 1.6, dash=True))
     most = int(width / LETTER) - 1
     y = frame.top
     for case, height in zip(cases, rows, strict=True):
-        text = shortened(case.label, most)
+        label = case.label if len(case.label) <= most else case.label[: most - 1] + "…"
         if not case.dots:
-            marks.append(Text(x=2, y=y + 14, text=text, bold=True))
+            marks.append(text(2, y + 14, label, bold=True))
         elif own_line:
-            marks += [Text(x=8, y=y + 14, text=text, role="muted"), *_dots(frame, case, y + 1.45 * LINE)]
+            marks += [text(8, y + 14, label, "muted"), *_dots(frame, case, y + 1.45 * LINE)]
         else:
-            marks.append(Text(x=left - 8, y=y + 14, text=text, role="muted", anchor="end"))
+            marks.append(text(left - 8, y + 14, label, "muted", "end"))
             marks += _dots(frame, case, y + 0.5 * LINE)
         y += LINE * height
     entries = [*legend_of, *([("e2e", rule[1], "dash")] if rule else [])]
@@ -191,13 +192,12 @@ def dot_figure(
     return Drawing(name=name, title=title, about=about, width=width, height=end, marks=(*marks, *made))
 
 
-def _dots(frame: Frame, case: Case, y: float) -> list[Mark]:
-    marks: list[Mark] = []
+def _dots(frame: Frame, case: Case, y: float) -> list[str]:
+    marks: list[str] = []
     for dot in sorted(case.dots, key=lambda dot: not (dot.hollow or dot.faint)):
         if dot.low is not None and dot.high is not None and dot.high > dot.low:
-            ends = ((frame.x(dot.low), y), (frame.x(dot.high), y))
-            marks.append(Line(points=ends, role=dot.role, width=1.8))
+            marks.append(line([(frame.x(dot.low), y), (frame.x(dot.high), y)], dot.role, 1.8))
         radius, opacity = (4, 0.35) if dot.faint else (5, 1.0)
-        place = (frame.x(dot.value), y, radius)
-        marks.append(Disc(*place, dot.role, opacity=opacity, hollow=dot.hollow, tip=dot.tip))
+        x, hollow = frame.x(dot.value), dot.hollow
+        marks.append(disc(x, y, radius, dot.role, opacity=opacity, hollow=hollow, tip=dot.tip))
     return marks

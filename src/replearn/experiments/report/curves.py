@@ -10,7 +10,7 @@ from ..training.metrics import Metric
 from ..training.results import Result
 from .chart import HEIGHT, WIDTH, Frame, legend, padded, x_axis, y_axis
 from .markup import counted
-from .scene import Box, Drawing, Line, Mark, series_roles
+from .svg import Drawing, area, line, series_roles, unseen
 
 MOST_POINTS = 80  # of a curve; more can't be told apart at this width
 
@@ -36,18 +36,17 @@ def curves_figure(results: Iterable[Result], metric: Metric, name: str) -> Drawi
     y0, y1 = padded(seen, 0.04, 0.05)
     frame = Frame(x0=0 if last > 1 else 0.5, x1=last if last > 1 else 1.5, y0=y0, y1=y1)
     marks = [*x_axis(frame, "epoch", whole=True), *y_axis(frame, metric.title)]
-    lines: list[Mark] = []
+    lines: list[str] = []
     for curve in curves:
         values = curve.values
         upper = [(epoch, max(values[epoch])) for epoch in values]
         lower = [(epoch, min(values[epoch])) for epoch in reversed(values)]
         if curve.seeds > 1 and len(values) > 1:
-            band = tuple((frame.x(x), frame.y(y)) for x, y in (*upper, *lower))
-            marks.append(Line(points=band, role=curve.role, band=True))
-        points = tuple((frame.x(epoch), frame.y(curve.mean(epoch))) for epoch in values)
+            marks.append(area([(frame.x(x), frame.y(y)) for x, y in (*upper, *lower)], curve.role))
+        points = [(frame.x(epoch), frame.y(curve.mean(epoch))) for epoch in values]
         if len(points) == 1:  # a run's first epoch: a blot, since a line needs two
-            points = (points[0], (points[0][0] + 4, points[0][1]))
-        lines.append(Line(points=points, role=curve.role, width=1.8 if len(values) > 1 else 5))
+            points.append((points[0][0] + 4, points[0][1]))
+        lines.append(line(points, curve.role, 1.8 if len(values) > 1 else 5))
     made, end = legend([(curve.role, curve.label, "line") for curve in curves], 8, HEIGHT)
     counts = f"{counted(sum(c.seeds for c in curves), 'run')} in {counted(len(curves), 'method')}"
     about = f"{metric.title} at every epoch, the mean of {counts}; bands span the seeds."
@@ -81,14 +80,13 @@ def thinned(epochs: Sequence[int]) -> list[int]:
     return [epochs[round(index * step)] for index in range(MOST_POINTS)]
 
 
-def _hints(frame: Frame, curves: Sequence[Curve]) -> list[Mark]:
+def _hints(frame: Frame, curves: Sequence[Curve]) -> list[str]:
     """An unseen column an epoch, which shows every method's value there."""
     epochs = thinned(sorted({epoch for curve in curves for epoch in curve.values}))
     width = (frame.right - frame.left) / max(1, len(epochs))
-    marks: list[Mark] = []
+    marks: list[str] = []
     for epoch in epochs:
         lines = [f"{curve.label} {curve.mean(epoch):.2f}" for curve in curves if epoch in curve.values]
         tip = "\n".join([f"epoch {epoch}", *lines[:14]])
-        place = (frame.x(epoch) - width / 2, frame.top, width, frame.bottom - frame.top)
-        marks.append(Box(*place, "ground", opacity=0, tip=tip))
+        marks.append(unseen(frame.x(epoch) - width / 2, frame.top, width, frame.bottom - frame.top, tip))
     return marks

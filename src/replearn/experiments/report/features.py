@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
 from ..training.trained import Labelled, Trained
-from .chart import WIDTH, legend
-from .scene import Disc, Drawing, Line, Mark, Text
+from .matplotlib_figure import new_figure
 
 NEIGHBOURS = 20
 MOST_BYTES = 2**30  # of images at once, so that a streamed set is read in part
-TOP, EDGE = 52.0, 10.0
-CLASS_ROLES = (*(f"series{number}" for number in range(8)), "repl", "e2e")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,29 +86,20 @@ def penultimate(model: nn.Module, images: Tensor, batch: int = 256) -> Tensor:
     return found
 
 
-def features_figure(scores: Sequence[FeatureScores], name: str = "features") -> Drawing:
+def features_figure(scores: Sequence[FeatureScores]) -> Any:
     """The runs side by side, a dot a test image; a colour for each of the first ten classes."""
-    marks: list[Mark] = []
+    figure = new_figure(3.8 * len(scores), 4.4)
     shown = sorted({label for score in scores for label in score.classes})
-    roles = dict(zip(shown, CLASS_ROLES, strict=False))
-    inner = WIDTH - 2 * EDGE
-    for number, score in enumerate(scores):
-        left = number * WIDTH + EDGE
-        marks.append(Text(x=left, y=20, text=f"{score.label}, seed {score.seed}", bold=True))
+    colours = {label: f"C{number}" for number, label in enumerate(shown[:10])}
+    for axes, score in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores, strict=True):
         numbers = f"silhouette {score.silhouette:.3f}, {NEIGHBOURS}-NN accuracy {score.knn_accuracy:.2f} %"
-        marks.append(Text(x=left, y=40, text=numbers, role="muted"))
+        axes.set_title(f"{score.label}, seed {score.seed}\n{numbers}", fontsize=9)
         xs, ys = zip(*score.points, strict=True)
-        scale = 0.94 * inner / (max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0)
-        across, down = left + inner / 2, TOP + inner / 2
-        corners = [(left, TOP), (left + inner, TOP), (left + inner, TOP + inner), (left, TOP + inner), (left, TOP)]
-        marks.append(Line(points=tuple(corners), role="grid"))
-        middle = (min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2
-        for x, y, label in sorted(zip(xs, ys, score.classes, strict=True), key=lambda dot: dot[2] in roles):
-            place = across + scale * (x - middle[0]), down + scale * (y - middle[1])
-            marks.append(Disc(*place, 2.6, roles.get(label, "kept"), opacity=0.75))
-    entries = [(role, f"class {label}", "dot") for label, role in roles.items()]
-    entries += [("kept", f"{len(shown) - len(roles)} other classes", "dot")] if len(shown) > len(roles) else []
-    made, height = legend(entries, EDGE, TOP + inner + 8, WIDTH * len(scores))
-    about = f"t-SNE of {scores[0].test_images} test images; the numbers are of the whole feature space."
-    title, width = "Features before the classifier", WIDTH * len(scores)
-    return Drawing(name=name, title=title, about=about, width=width, height=height, marks=(*marks, *made))
+        axes.scatter(xs, ys, s=6, c=[colours.get(label, "lightgray") for label in score.classes], alpha=0.75)
+        axes.set(xticks=[], yticks=[], aspect="equal")
+    others = {f"{len(shown) - 10} other classes": "lightgray"} if len(shown) > 10 else {}
+    entries = {f"class {label}": colour for label, colour in colours.items()} | others
+    for label, colour in entries.items():
+        axes.scatter([], [], s=20, c=colour, label=label)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    return figure

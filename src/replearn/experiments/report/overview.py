@@ -9,8 +9,7 @@ from ..training.compare import Comparison, Row
 from ..training.comparison_table import heading, signed, spread
 from ..training.results import write_atomically
 from .chart import WIDTH, Case, Dot, dot_figure
-from .scene import Drawing, series_roles
-from .svg import standalone_svg
+from .svg import Drawing, series_roles, standalone_svg
 
 
 def draw(comparison: Comparison, path: str | Path) -> Path:

@@ -19,8 +19,8 @@ from ...errors import ReplearnError
 from ...planning.serialization import encode
 from ..training.results import write_atomically
 from ..training.trained import Trained, fresh_model, read_trained
-from .building import write_figures
 from .features import FeatureScores, feature_scores, features_figure
+from .matplotlib_figure import new_figure, save
 
 MOST_LAYERS = 6
 
@@ -53,18 +53,13 @@ def paper_figures(
     runs = [read_trained(folder, device, data_root) for folder in folders]
     check_alike(runs, folders)
     out = Path(out)
-    maps = out / "feature_maps.png"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        scores = [feature_scores(run, images, 5 * images) for run in runs]
-        written = write_figures([features_figure(scores)], out)
-        likeness = feature_maps(runs, maps, layers)
-    except OSError as error:
-        raise ReplearnError(f"Can't write the figures into {out}: {error}.") from error
+    scores = [feature_scores(run, images, 5 * images) for run in runs]
+    features = save(features_figure(scores), out / "features.svg")
+    likeness = feature_maps(runs, out / "feature_maps.png", layers)
     numbers = [encode(replace(score, points=(), classes=())) for score in scores]
     text = {"runs": [str(folder) for folder in folders], "features": numbers, "likeness": encode(likeness)}
     write_atomically(out / "figures.json", json.dumps(text, indent=1))
-    return [*written, maps, out / "figures.json"], scores, likeness
+    return [features, out / "feature_maps.png", out / "figures.json"], scores, likeness
 
 
 def check_alike(runs: Sequence[Trained], folders: Sequence[str | Path]) -> None:
@@ -137,17 +132,12 @@ def feature_maps(
     runs: Sequence[Trained], path: Path, layers: Sequence[str] | None = None, images: int = 4, compared: int = 128
 ) -> list[Likeness]:
     """Draw the maps of every run for the same test images; how alike each further run is to the first."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ReplearnError("Feature maps need matplotlib: pip install 'replearn[report]'.") from error
     layers = tuple(layers) if layers else default_layers(runs[0])
     x, _ = runs[0].test(max(images, compared))
     outputs = [outputs_at(run.model, layers, x) for run in runs]
     width = 1 + len(layers) * len(runs)
-    figure = Figure(figsize=(1.3 * width, 1.3 * images + 0.5), dpi=150)
-    space = {"left": 0.01, "right": 0.99, "bottom": 0.01, "top": 1 - 0.5 / (1.3 * images + 0.5)}
-    grid = figure.subplots(images, width, squeeze=False, gridspec_kw={**space, "wspace": 0.06, "hspace": 0.06})
+    figure = new_figure(1.3 * width, 1.3 * images + 0.5)
+    grid = figure.subplots(images, width, squeeze=False)
     for row, shown in enumerate(picture(x[:images])):
         grid[row][0].imshow(shown.cpu().numpy(), cmap="gray")
         pairs = [(layer, run, found) for layer in layers for run, found in zip(runs, outputs, strict=True)]
@@ -157,9 +147,8 @@ def feature_maps(
                 cell.set_title(f"{layer}\n{run.label}", fontsize=9)
     grid[0][0].set_title("image", fontsize=9)
     for cell in grid.flat:
-        cell.set_xticks([])
-        cell.set_yticks([])
-    figure.savefig(path)
+        cell.set(xticks=[], yticks=[])
+    save(figure, path)
     return [
         Likeness(layer=layer, one=runs[0].label, other=run.label, cka=cka(outputs[0][layer], found[layer]))
         for layer in layers

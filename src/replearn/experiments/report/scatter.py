@@ -12,7 +12,7 @@ from ..training.compare import Row
 from ..training.comparison_table import spread
 from ..training.metrics import Metric
 from .chart import HEIGHT, WIDTH, Frame, legend, padded, x_axis, y_axis
-from .scene import Disc, Drawing, Line, series_roles
+from .svg import Drawing, disc, line, series_roles
 
 LARGEST = 14.0  # the radius of the row with the most memory
 
@@ -55,17 +55,16 @@ def cost_figure(
     y0, y1 = padded([point.y + sign * (point.std or 0) for point in points for sign in (-1, 1)], 0.14)
     frame = Frame(x0=x0, x1=x1, y0=y0, y1=y1)
     marks = [*x_axis(frame, f"{what}, ratio to E2E"), *y_axis(frame, metric.title)]
-    for line in _lines(points, variants):
-        places = tuple((frame.x(point.x), frame.y(point.y)) for point in line)
-        marks.append(Line(points=places, role=line[0].role, width=1.6))
+    for family in _families(points, variants):
+        marks.append(line([(frame.x(point.x), frame.y(point.y)) for point in family], family[0].role, 1.6))
     largest = max(point.size for point in points)
     for point in sorted(points, key=lambda point: (not point.paper, -point.size)):
         x, y = frame.x(point.x), frame.y(point.y)
         if point.std:
-            ends = ((x, frame.y(point.y - point.std)), (x, frame.y(point.y + point.std)))
-            marks.append(Line(points=ends, role=point.role, width=1.4, dash=point.paper))
+            ends = [(x, frame.y(point.y - point.std)), (x, frame.y(point.y + point.std))]
+            marks.append(line(ends, point.role, 1.4, point.paper))
         radius, faint = LARGEST * math.sqrt(point.size / largest), 1.0 if point.paper else 0.55
-        marks.append(Disc(x, y, radius, point.role, opacity=faint, hollow=point.paper, tip=point.tip))
+        marks.append(disc(x, y, radius, point.role, opacity=faint, hollow=point.paper, tip=point.tip))
     made, end = legend([(point.role, point.label, "dot") for point in points if not point.paper], 8, HEIGHT)
     about = f"{metric.title} against the {what}, a ratio to E2E; the area of a bubble is the {area}."
     if any(point.paper for point in points):
@@ -74,7 +73,7 @@ def cost_figure(
     return Drawing(name=name, title=title, about=about, width=WIDTH, height=end, marks=(*marks, *made))
 
 
-def _lines(points: Sequence[Point], variants: Mapping[str, Mapping[str, Any]]) -> list[list[Point]]:
+def _families(points: Sequence[Point], variants: Mapping[str, Mapping[str, Any]]) -> list[list[Point]]:
     """Our rows that differ in K alone, in its order."""
     families: dict[str, list[Point]] = defaultdict(list)
     for point in points:

@@ -16,13 +16,11 @@ from ..training.recipe import slug
 from ..training.results import Result
 from .collecting import Collection, RunFile
 from .curves import curves_figure
+from .deployed import deployed_share, plan_in_words
 from .examples import example_sheet
 from .overview import overview_figure
 from .scatter import cost_figure
-from .scene import Drawing
-from .strip import deployed_share, strip_figure
-
-MOST_STRIPS = 12  # of one section
+from .svg import Drawing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,7 @@ class Section:
     comparison: Comparison | None  # None while nothing is finished, or where the runs can't be compared
     problem: str  # why there is no comparison
     figures: tuple[Drawing, ...]
-    strips: tuple[Drawing, ...]
+    plans: tuple[str, ...]
     deployed: Mapping[str, float]  # by label: parameters once deployed, as a share of E2E's
     examples: bytes | None = None  # pictures with what the methods found in them, as one PNG
 
@@ -111,23 +109,18 @@ def _section(
         comparison=comparison,
         problem=problem,
         figures=tuple(figure for figure in figures if figure is not None),
-        strips=tuple(_strips(results, key)),
+        plans=tuple(plans_of(results)),
         deployed={label: share for label, share in deployed.items() if share is not None},
         examples=examples,
     )
 
 
-def _strips(results: Sequence[Result], key: str) -> list[Drawing]:
-    """A strip for each plan that differs; rows that share one are named together."""
-    plans: dict[str, tuple[Result, list[str]]] = {}
+def plans_of(results: Sequence[Result]) -> list[str]:
+    """Each plan that differs in words; rows that share one are named together."""
+    plans: dict[str, dict[str, Result]] = {}
     for result in results:
         if result.plan:
             label = str(result.variant["label"])
-            _, labels = plans.setdefault(json.dumps(result.plan, sort_keys=True), (result, []))
-            if label not in labels:
-                labels.append(label)
-    drawn = [
-        strip_figure(result, ", ".join(labels), f"{key}-plan-{number}")
-        for number, (result, labels) in enumerate(list(plans.values())[:MOST_STRIPS], start=1)
-    ]
-    return [drawing for drawing in drawn if drawing is not None]
+            plans.setdefault(json.dumps(result.plan, sort_keys=True), {}).setdefault(label, result)
+    words = [plan_in_words(next(iter(held.values())), ", ".join(held)) for held in plans.values()]
+    return list(filter(None, words))

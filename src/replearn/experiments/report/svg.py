@@ -1,17 +1,105 @@
-"""A drawing as SVG: inline for the page, whose style sheet has the colours, or as a file that brings its own."""
+"""Drawings as SVG, whose marks have roles, not colours, so that one drawing is light and dark.
+
+Inline in the page, whose style sheet has the colours, or as a file that brings its own.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from html import escape
-
-from .scene import PALETTE, Disc, Drawing, Line, Mark, Text
+from itertools import cycle
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif"
+TEXT = 13  # drawings are shown at their size or larger, so this is 13 px or more
+# role: (light, dark). Series colours have a contrast of at least 4.5 to 1 on both grounds.
+PALETTE: dict[str, tuple[str, str]] = {
+    "ground": ("#ffffff", "#16181d"),
+    "ink": ("#1c2026", "#e8eaee"),
+    "muted": ("#5b6470", "#a3acb9"),
+    "grid": ("#e3e6eb", "#2c313a"),
+    "e2e": ("#4b5563", "#b6bfcc"),
+    "removal": ("#0b6b80", "#54c6dd"),
+    "repl": ("#b4460a", "#ff9a57"),
+    "series0": ("#1f5fa8", "#7db4f2"),
+    "series1": ("#15753c", "#5fce8b"),
+    "series2": ("#7433c9", "#bf9bf7"),
+    "series3": ("#b3125b", "#fb87b7"),
+    "series4": ("#8a4b2a", "#d9a07c"),
+    "series5": ("#7a5c00", "#d9bb4d"),
+    "series6": ("#a11d1d", "#f78d8d"),
+    "series7": ("#3f4fb5", "#9aa8ff"),
+    "paper": ("#5b6470", "#a3acb9"),
+}
+Points = Iterable[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One figure. `title` names it, `about` says in words what one sees: it is what a screen reader reads."""
+
+    name: str  # for the file beside the page: letters, digits and hyphens
+    title: str
+    about: str
+    width: float
+    height: float
+    marks: tuple[str, ...]
+
+
+def series_roles(methods: list[str]) -> list[str]:
+    """A role for each row of a comparison: the baselines keep theirs everywhere, the others take turns."""
+    roles: list[str] = []
+    turns = cycle(range(8))
+    for method in methods:
+        fixed = method in ("e2e", "removal", "repl") and method not in roles
+        roles.append(method if fixed else f"series{next(turns)}")
+    return roles
+
+
+def line(points: Points, role: str, width: float = 1.0, dash: bool = False) -> str:
+    dashes = ' stroke-dasharray="4 4"' if dash else ""
+    return f'<polyline class="s-{role}" stroke-width="{_n(width)}"{dashes} points="{_places(points)}"/>'
+
+
+def area(points: Points, role: str) -> str:
+    return f'<polygon class="f-{role}" opacity="0.16" points="{_places(points)}"/>'
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    role: str = "ink",
+    anchor: str = "start",
+    *,
+    bold: bool = False,
+    upright: bool = False,
+) -> str:
+    turn = f' transform="rotate(-90 {_n(x)} {_n(y)})"' if upright else ""
+    weight = ' font-weight="600"' if bold else ""
+    place = f'x="{_n(x)}" y="{_n(y)}" font-size="{TEXT}" text-anchor="{anchor}"{weight}{turn}'
+    return f'<text class="f-{role}" {place}>{escape(words)}</text>'
+
+
+def disc(
+    x: float, y: float, radius: float, role: str, *, opacity: float = 1.0, hollow: bool = False, tip: str = ""
+) -> str:
+    """A dot, or a dashed ring; the keyboard stops at one with a hint."""
+    look = f'class="s-{role}" stroke-width="1.5" stroke-dasharray="3 3"' if hollow else f'class="f-{role}"'
+    hint = f' data-tip="{escape(tip)}" tabindex="0" role="img" aria-label="{escape(tip)}"' if tip else ""
+    return f'<circle {look} opacity="{_n(opacity)}" cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"{hint}/>'
+
+
+def unseen(x: float, y: float, width: float, height: float, tip: str) -> str:
+    """A rectangle that only has a hint."""
+    place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
+    return f'<rect class="f-ground" opacity="0" {place} data-tip="{escape(tip)}"/>'
 
 
 def inline_svg(drawing: Drawing) -> str:
     """The drawing for the page: colours by class, hints in `data-tip`, which the page's script shows."""
-    return _svg(drawing, "", tips=True)
+    return _svg(drawing, "", "")
 
 
 def standalone_svg(drawing: Drawing) -> str:
@@ -19,7 +107,9 @@ def standalone_svg(drawing: Drawing) -> str:
     light, dark = ("".join(_rules(role, tints[shade]) for role, tints in PALETTE.items()) for shade in (0, 1))
     style = f"<style>text{{font-family:{FONT}}}{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
     head = f'{style}<title>{escape(drawing.title)}</title><rect class="f-ground" width="100%" height="100%"/>'
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + _svg(drawing, head, tips=False) + "\n"
+    made = _svg(drawing, head, f' width="{_n(drawing.width)}" height="{_n(drawing.height)}"')
+    titled = re.sub(r'<(\w+)([^<>]*) data-tip="([^"]*)"([^<>]*)/>', r"<\1\2\4><title>\3</title></\1>", made)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{titled}\n'
 
 
 def style_rules() -> str:
@@ -37,44 +127,15 @@ def _rules(role: str, tint: str) -> str:
     return f".f-{role}{{fill:{tint}}}.s-{role}{{stroke:{tint};fill:none}}"
 
 
-def _svg(drawing: Drawing, head: str, tips: bool) -> str:
-    width, height = _n(drawing.width), _n(drawing.height)
-    size = f'viewBox="0 0 {width} {height}"' + ("" if tips else f' width="{width}" height="{height}"')
-    label = escape(f"{drawing.title}. {drawing.about}", quote=True)
-    body = "".join(_mark(mark, tips) for mark in drawing.marks)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="group" aria-label="{label}">{head}{body}</svg>'
+def _svg(drawing: Drawing, head: str, size: str) -> str:
+    box = f'viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}"{size}'
+    label = escape(f"{drawing.title}. {drawing.about}")
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="group" aria-label="{label}">'
+    return f"{start}{head}{''.join(drawing.marks)}</svg>"
 
 
-def _mark(mark: Mark, tips: bool) -> str:
-    if isinstance(mark, Line):
-        dash = ' stroke-dasharray="4 4"' if mark.dash else ""
-        points = " ".join(f"{_n(x)},{_n(y)}" for x, y in mark.points)
-        if mark.band:
-            return f'<polygon class="f-{mark.role}" opacity="0.16" points="{points}"/>'
-        return f'<polyline class="s-{mark.role}" stroke-width="{_n(mark.width)}"{dash} points="{points}"/>'
-    if isinstance(mark, Text):
-        turn = f' transform="rotate(-90 {_n(mark.x)} {_n(mark.y)})"' if mark.upright else ""
-        weight = ' font-weight="600"' if mark.bold else ""
-        return (
-            f'<text class="f-{mark.role}" x="{_n(mark.x)}" y="{_n(mark.y)}" font-size="{_n(mark.size)}" '
-            f'text-anchor="{mark.anchor}"{weight}{turn}>{escape(mark.text)}</text>'
-        )
-    faint = f' opacity="{_n(mark.opacity)}"' if mark.opacity != 1 else ""
-    if isinstance(mark, Disc):
-        tag, focus, hollow = "circle", True, mark.hollow
-        place = f'cx="{_n(mark.x)}" cy="{_n(mark.y)}" r="{_n(mark.radius)}"'
-    else:
-        tag, focus, hollow = "rect", mark.focus, False
-        place = f'x="{_n(mark.x)}" y="{_n(mark.y)}" width="{_n(mark.width)}" height="{_n(mark.height)}" rx="2"'
-    edge, dash = (' stroke-width="1.5"', ' stroke-dasharray="3 3"') if hollow else ("", "")
-    start = f'<{tag} class="{"s" if hollow else "f"}-{mark.role}"{faint}{edge} {place}{dash}'
-    if not mark.tip:
-        return f"{start}/>"
-    tip = escape(mark.tip, quote=tips)
-    if not tips:
-        return f"{start}><title>{tip}</title></{tag}>"
-    stop = f' tabindex="0" role="img" aria-label="{tip}"' if focus else ""
-    return f'{start} data-tip="{tip}"{stop}/>'
+def _places(points: Points) -> str:
+    return " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
 
 
 def _n(value: float) -> str:

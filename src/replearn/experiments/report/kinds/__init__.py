@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,13 +16,15 @@ from pkgutil import iter_modules
 from typing import Any
 
 from ...training.recipe import slug
+from ..chart import Case, dot_figure
 from ..collecting import Other
-from ..scene import Drawing
+from ..svg import Drawing
 
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
 MOST = 200  # files
 Row = Mapping[str, Any]
 Column = str | Callable[[Any], str]
+Cost = tuple[float | None, float | None]  # time and memory as ratios to E2E
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +32,6 @@ class Table:
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     title: str = ""
-    folded: bool = False  # for those who want every number
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    """What we measured for one row of one of the paper's tables."""
-
-    table: str
-    row: int
-    reached: str = ""
-    run: tuple[str, str, str] = ("", "", "")  # recipe, data and label of the run whose costs these are
-    time: float | None = None  # ratio to E2E
-    memory: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +43,7 @@ class Found:
     about: str = ""  # how to read the tables
     tables: tuple[Table, ...] = ()
     figures: tuple[Drawing, ...] = ()
-    beside: tuple[Beside, ...] = ()
+    costs: Mapping[tuple[str, str, str], Cost] = field(default_factory=dict)  # by recipe, data and label
     command: str = ""  # where the file itself does not say how it was made
 
 
@@ -102,11 +91,11 @@ def measured_in(others: Sequence[Other]) -> tuple[list[Measured], list[tuple[Pat
     ], rest
 
 
-def table_of(rows: Sequence[Row], columns: Mapping[str, Column], title: str = "", folded: bool = False) -> Table:
+def table_of(rows: Sequence[Row], columns: Mapping[str, Column], title: str = "") -> Table:
     """A row a line; columns with nothing to say are left out."""
     cells = {head: tuple(cell(row, column) for row in rows) for head, column in columns.items()}
     kept = {head: texts for head, texts in cells.items() if any(texts)}
-    return Table(heads=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), title=title, folded=folded)
+    return Table(heads=tuple(kept), rows=tuple(zip(*kept.values(), strict=True)), title=title)
 
 
 def cell(row: Row, column: Column) -> str:
@@ -118,6 +107,18 @@ def cell(row: Row, column: Column) -> str:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return "" if value is None else format(value, form)
+
+
+def ratio_figure(
+    cases: Sequence[Case], key: str, what: str, legend: Sequence[tuple[str, str, str]], base: str = "E2E"
+) -> Drawing:
+    """Ratios to a base, which is the rule at 1, with their quartiles."""
+    title, about = what.partition(",")[0].capitalize(), f"{what}; the rule is {base}."
+    about += " Dashed rings are the paper's." if any(sign == "ring" for *_, sign in legend) else ""
+    rule = (1.0, base)
+    return dot_figure(
+        cases, name=f"{key}-ratio", title=title, about=about, x_title=what, legend_of=legend, rule=rule
+    )
 
 
 def span(values: Sequence[float], form: str = ".2f") -> str:

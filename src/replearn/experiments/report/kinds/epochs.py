@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 from ...bench.record import FORMAT
 from ...training.compare import paper_ratio
-from ...training.paper import SCORES, paper_row, paper_tables
 from ...training.recipe import PaperRow, paper_row_from_dict
-from ..chart import Case, Dot, dot_figure
-from ..scene import series_roles
-from . import Beside, Column, Found, Row, table_of
+from ..chart import Case, Dot
+from ..svg import series_roles
+from . import Column, Cost, Found, Row, ratio_figure, table_of
 
 COLUMNS: dict[str, Column] = {
     "run": "name",
@@ -34,37 +32,28 @@ def claims(data: Mapping[str, Any]) -> bool:
 
 def show(data: Mapping[str, Any], key: str) -> Found:
     tables, cases, sentences = [], [], []
-    beside: list[Beside] = []
+    costs: dict[tuple[str, str, str], Cost] = {}
     for entry in data["epochs"]:
         recipe = entry["recipe"]
         printed = [paper_row_from_dict(row) for row in recipe.get("paper", ()) if row["data"] == entry["data"]]
-        papers = {row.label: replace(row, table=row.table or recipe["table"]) for row in printed}
+        papers = {row.label: row for row in printed}
         rows = [derived(row, entry["rows"], papers) for row in entry["rows"]]
         tables.append(table_of(rows, COLUMNS, entry["title"]))
         roles = series_roles([row["label"].lower().partition(" ")[0] for row in rows])
         cases += [Case(label=entry["title"]), *map(case, rows, roles)]
-        for row in rows:
-            if row["runs"] == 1 and row["label"] in papers:
-                run = (recipe["name"], entry["data"], row["label"])
-                beside += beside_of(papers[row["label"]], row, run)
-            if row["runs"] == 1 and row["label"].startswith("RepL"):
-                sentences.append(f"{row['label']} {row['time']['median']:.2f} of E2E's time")
-    figure = dot_figure(
-        cases,
-        name=f"{key}-time",
-        title="Time of an epoch",
-        about="time of an epoch as a ratio to E2E; dashed rings are the paper's.",
-        x_title="time of an epoch, ratio to E2E",
-        legend_of=[("repl", "ours", "dot"), ("repl", "paper", "ring")],
-        rule=(1.0, "E2E"),
-    )
+        alone = [row for row in rows if row["runs"] == 1]
+        for row in alone:
+            costs[recipe["name"], entry["data"], row["label"]] = (row["time"]["median"], row["memory_ratio"])
+        repl = [row for row in alone if row["label"].startswith("RepL")]
+        sentences += [f"{row['label']} {row['time']['median']:.2f} of E2E's time" for row in repl]
+    legend = [("repl", "ours", "dot"), ("repl", "paper", "ring")]
     return Found(
         title="Time of whole epochs: " + "; ".join(str(e["title"]).partition(":")[0] for e in data["epochs"]),
         sentence="; ".join(sentences),
         about="Times are ratios to E2E in the same run. The paper's are on its own hardware.",
         tables=tuple(tables),
-        figures=(figure,),
-        beside=tuple(beside),
+        figures=(ratio_figure(cases, key, "time of an epoch, ratio to E2E", legend),),
+        costs=costs,
     )
 
 
@@ -84,18 +73,7 @@ def derived(row: Row, rows: list[Row], papers: Mapping[str, PaperRow]) -> dict[s
 
 
 def case(row: Row, role: str) -> Case:
-    time, printed = row["time"], row["paper_time"]
-    tip = f"{row['name']}\ntime {time['median']:.3f} of E2E"
-    dots = [Dot.of(time, role, tip)]
-    if printed:
-        tip = f"{row['label']} in the paper\ntime {printed:.3f} of E2E"
-        dots.append(Dot(value=printed, role=role, hollow=True, tip=tip))
+    dots = [Dot.of(row["time"], role, row["name"])]
+    if row["paper_time"]:
+        dots.append(Dot.printed(row["paper_time"], role, f"{row['label']} in the paper"))
     return Case(label=row["name"], dots=tuple(dots))
-
-
-def beside_of(paper: PaperRow, row: Row, run: tuple[str, str, str]) -> Iterator[Beside]:
-    """The row of the paper's table that this one stands for."""
-    costs = {"time": row["time"]["median"], "memory": row["memory_ratio"], "run": run}
-    for index, entry in enumerate(paper_tables()[paper.table].rows if paper.table else ()):
-        if any(score in entry for score in SCORES) and paper_row(entry, paper.label, paper.table) == paper:
-            yield Beside(table=paper.table, row=index, **costs)

@@ -14,9 +14,8 @@ from pkgutil import iter_modules
 from ..collecting import Collection
 from ..kinds import Measured, measured_in
 from ..markup import Content, Raw, tag
-from ..scene import Drawing
 from ..sections import Section
-from ..svg import inline_svg
+from ..svg import Drawing, inline_svg
 
 MOST_OPEN = 3  # with more comparisons and benchmarks all are closed, and laid out when they are opened
 
@@ -72,10 +71,10 @@ def folded(
     return Entry(key=key, title=title, html=html, words=words)
 
 
-def figures(drawings: Sequence[Drawing], class_: str = "figures") -> Raw:
+def figures(drawings: Sequence[Drawing]) -> Raw:
     shown = []
     for drawing in drawings:
         about = f" {drawing.about[:1].upper()}{drawing.about[1:]}"
         caption = tag("figcaption", tag("b", f"{drawing.title}."), about)
         shown.append(tag("figure", Raw(inline_svg(drawing)), caption, id=drawing.name))
-    return tag("div", *shown, class_=class_)
+    return tag("div", *shown, class_="figures")

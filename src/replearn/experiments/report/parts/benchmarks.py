@@ -27,6 +27,6 @@ def entries(view: View) -> Iterator[Entry]:
 
 def _table(shown: Table, label: str) -> Raw:
     made = table(shown.heads, shown.rows, shown.title or label)
-    if len(shown.rows) > MOST_ROWS or shown.folded:
+    if len(shown.rows) > MOST_ROWS:
         return fold(f"{shown.title or 'Every number'} ({len(shown.rows)} rows)", made)
     return join(tag("h3", shown.title), made) if shown.title else made

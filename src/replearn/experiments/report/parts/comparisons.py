@@ -18,8 +18,8 @@ from ...training.recipe import slug
 from ..collecting import RunFile
 from ..examples import as_address
 from ..markup import Content, Raw, columns, command, counted, fold, join, table, tag
-from ..scene import series_roles
 from ..sections import Section
+from ..svg import series_roles
 from . import Entry, View, figures, folded
 
 ORDER = 30
@@ -61,8 +61,8 @@ def _inside(section: Section) -> Iterator[Raw]:
         about = "Test pictures with what is in them, and with what each method found (its first seed)."
         sheet = tag("img", src=as_address(section.examples), alt=about, loading="lazy")
         yield tag("figure", sheet, tag("figcaption", about), id=f"{section.key}-examples")
-    if section.strips:
-        yield figures(section.strips, "figures strips")
+    if section.plans:
+        yield join(tag("h3", "Plans"), tag("ul", *(tag("li", plan) for plan in section.plans)))
     if comparison is not None:
         shares = [ratio(section.deployed.get(row.label)) for row in comparison.rows]
         cells: dict[str, Sequence[Content]] = {**cost_columns(comparison.rows), "deployed share": shares}

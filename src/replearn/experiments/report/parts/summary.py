@@ -51,9 +51,8 @@ def cost_of(section: Section, row: Row, measured: Sequence[Measured]) -> Cost:
     if row.time_ratio is not None:
         return row.time_ratio, row.memory_ratio, ""
     for entry in measured:
-        for beside in entry.found.beside:
-            if beside.run == (section.recipe, section.data, row.label):
-                return beside.time, beside.memory, entry.key
+        if found := entry.found.costs.get((section.recipe, section.data, row.label)):
+            return *found, entry.key
     return None, None, ""
 
 
