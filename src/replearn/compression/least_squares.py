@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..blocks.running import PrivateRandom
 from .structure import is_transposed
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -213,8 +214,7 @@ def leading(matrix: Tensor, rank: int) -> Tensor:
     if min(matrix.shape[-2:]) <= NARROW:
         left: Tensor = torch.linalg.svd(matrix, full_matrices=False).U
         return left[..., :rank]
-    with torch.random.fork_rng(devices=[matrix.device] if matrix.is_cuda else []):
-        torch.manual_seed(0)
+    with PrivateRandom():
         left = torch.svd_lowrank(matrix, q=rank + 8, niter=4)[0]
     return left[..., :rank]
 
