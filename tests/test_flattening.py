@@ -226,3 +226,46 @@ def test_an_example_may_hold_something_empty_beside_its_samples(memory: Tensor) 
     with pytest.raises(ReplearnError, match="hold no number"):
         replearn.fast.streamline(Joins().eval(), (memory, torch.randn(0, 3)))
     assert other_batch((memory, torch.zeros(0, 3)))[1].shape == (0, 3)
+
+
+@fx.wrap
+def add_(x: Tensor, y: Tensor) -> None:
+    x.add_(y)
+
+
+def test_a_function_called_only_for_what_it_writes_stays() -> None:
+    """As torchvision's MViT adds its shortcut, in a function that torch.fx does not look into."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.layer(x)
+            add_(made, x)
+            return made
+
+    model, x = Adds().eval(), torch.randn(3, 8)
+    assert torch.equal(replearn.fast.streamline(model, x, flatten=True)(x), model(x))
+
+
+def test_a_model_that_draws_is_compared_on_the_same_numbers() -> None:
+    """As Hugging Face's ViTMAE masks patches at random, in eval mode too."""
+
+    class Masks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = x + self.layer(x * (torch.rand(x.shape) < 0.5))
+            return made
+
+    model = nn.Sequential(*(Masks() for _ in range(5)))
+    replearn.replace_(model, replearn.plan(model)).eval()
+    deployed, x = replearn.deploy(model, torch.randn(3, 8)), torch.randn(3, 8)
+    torch.manual_seed(0)
+    expected = model(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(deployed(x), expected)

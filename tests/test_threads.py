@@ -133,3 +133,46 @@ def test_a_forward_that_is_no_function_is_left_alone() -> None:
     model.forward = functools.partial(nn.Sequential.forward, model)
     with pytest.raises(ReplearnError, match="its forward is a partial"):
         replearn.fast.streamline(model, torch.randn(2, 4), flatten=True)
+
+
+class Draws(nn.Module):
+    """Draws random numbers where it is traced, and where it is run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(3), torch.randint(2, 9, (3,)), torch.empty(3).normal_(), torch.randperm(4)
+        made: Tensor = x + self.layer(x)
+        return made
+
+
+def test_another_thread_draws_the_same_numbers_while_one_deploys() -> None:
+    """Neither tracing nor comparing sets the process's random numbers back, so none is drawn twice."""
+    model = nn.Sequential(*(Draws() for _ in range(5)))
+    replearn.replace_(model, replearn.plan(model)).eval()
+    x, drawn, done = torch.randn(3, 8), list[Tensor](), [False]
+
+    def draw() -> None:
+        while not done[0]:
+            drawn.append(torch.rand(4))
+
+    def deploy() -> None:
+        try:
+            for _ in range(4):
+                replearn.deploy(model, x, flatten=True)
+        finally:
+            done[0] = True
+
+    assert errors_of(draw, deploy) == []
+    assert len(drawn) > 100
+    assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+
+
+def test_tracing_and_comparing_draw_nothing_from_the_process() -> None:
+    model = nn.Sequential(*(Draws() for _ in range(5)))
+    replearn.replace_(model, replearn.plan(model)).eval()
+    x, before = torch.randn(3, 8), torch.get_rng_state()
+    replearn.deploy(model, x, flatten=True)
+    assert torch.equal(torch.get_rng_state(), before)

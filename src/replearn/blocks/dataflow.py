@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx, nn
 
+from .running import PrivateRandom
 from .shadow import Reads, TensorProxy
 from .tracing import OneForward, is_sequence, runs_nothing
 
@@ -119,7 +119,7 @@ def use_of(model: nn.Module, blocks: Sequence[str], training: bool) -> Use | Non
 
 def _sketched(module: nn.Module, sketch: Sketch) -> Use:
     try:
-        with torch.random.fork_rng(devices=[]):
+        with PrivateRandom():
             sketch.trace(module)
     except Exception:
         if not hasattr(sketch, "graph"):  # it could not begin; what was seen before an error counts

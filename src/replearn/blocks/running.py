@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 
@@ -40,9 +41,44 @@ def differentiable_attention() -> AbstractContextManager[Any]:
     return sdpa_kernel(SDPBackend.MATH)
 
 
+class PrivateRandom(TorchDispatchMode):
+    """What this thread draws comes from generators of its own: the global ones, which other threads use, stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True imports torch._dynamo, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        tensor = next((value for value in args if isinstance(value, torch.Tensor)), None)
+        device = torch.device(kwargs.get("device") or (tensor.device if tensor is not None else "cpu"))
+        drawing = taking_generator(func) if device.type in ("cpu", "cuda") else None
+        if drawing is None:  # dropout and attention: without training they draw nothing
+            return func(*args, **kwargs)
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(0)
+        return drawing(*args, **{**kwargs, "generator": self._generators[device]})
+
+
+def taking_generator(func: Any) -> Any:
+    """The overload of the same arguments that takes a generator besides, or None."""
+    names = {argument.name for argument in func._schema.arguments} | {"generator"}
+    overloads = (getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())
+    return next((o for o in overloads if {argument.name for argument in o._schema.arguments} == names), None)
+
+
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards modes, buffers and the random state are as before."""
+def unchanged(model: nn.Module, private: bool = False) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards modes, buffers and the random state are as before.
+
+    `private` keeps the random state out of other threads' sight too, and makes every operation slower to launch.
+    """
     modes = {module: module.training for module in model.modules()}
     buffers = {module: dict(module._buffers) for module in model.modules()}
     values = {buffer: buffer.clone() for buffer in model.buffers() if not buffer.is_meta}
@@ -50,7 +86,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     for module in modes:  # not model.eval(), which some models override to freeze parameters too
         module.training = False
     try:
-        with torch.random.fork_rng(devices=list(devices)):
+        with PrivateRandom() if private else torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
         for module, mode in modes.items():

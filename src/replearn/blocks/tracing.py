@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from .running import PrivateRandom
 from .shadow import TensorProxy, forward_of, library_functions, library_modules, shadow_of, wrapped_functions
 
 # layers whose call is one function of their weights, or nothing at all: a module call more than doubles its price
@@ -141,7 +142,7 @@ def trace(
 ) -> fx.Graph | str:
     """The graph of the module's forward, or why it has none."""
     try:
-        with torch.random.fork_rng(devices=[]):
+        with PrivateRandom():
             return OneForward(left_out).trace(module, instead=instead)
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..blocks.running import unchanged
+from ..blocks.running import PrivateRandom, unchanged
 from ..blocks.tracing import WholeForward
 from ..errors import ReplearnError
 from .graph_module import FlatGraph, with_short_names
 from .verify import rebuilt, run_on_example
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+OURS = ("torch", "_operator", "math", "builtins", "replearn")  # others' functions are called for what they write
 LAYERS = (F.linear, torch.conv1d, F.conv1d, torch.conv2d, F.conv2d, torch.conv3d, F.conv3d)
 
 
@@ -46,7 +47,7 @@ def graph_of(model: nn.Module, example: Any) -> FlatGraph | str:
     try:
         given = given_to(model, example)
         tracer = WholeForward(given)
-        with torch.random.fork_rng(devices=[]):
+        with PrivateRandom():
             graph = tracer.trace(model)
         traced = fx.GraphModule(held_by(model, tracer.root, graph), graph)
     except Exception as error:
@@ -141,6 +142,7 @@ def writes_in_place(node: fx.Node) -> bool:
         any(value is True for value in (node.kwargs.get("inplace"), *node.args[1:]))
         or "out" in node.kwargs
         or (name.endswith("_") and not name.endswith("__"))
+        or (not node.users and (getattr(node.target, "__module__", None) or "torch").split(".")[0] not in OURS)
     )
 
 
@@ -154,7 +156,7 @@ def run_on(example: Any, interpreter: fx.Interpreter, flat: FlatGraph, dtype: to
     given = given_to(flat, rebuilt(example, Tensor.clone))  # the forward may write to it
     device = next((tensor.device.type for tensor in (*flat.parameters(), *flat.buffers())), "cpu")
     autocast = torch.autocast(device, dtype, enabled=dtype is not None)
-    with unchanged(flat), run_on_example(flat), torch.no_grad(), autocast:
+    with unchanged(flat, private=True), run_on_example(flat), torch.no_grad(), autocast:
         return interpreter.run(*(given[str(node.target)] for node in flat.graph.find_nodes(op="placeholder")))
 
 

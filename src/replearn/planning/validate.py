@@ -58,7 +58,7 @@ def _unplannable(name: str, module: nn.Module) -> str:
 
 def _wrapped(module: nn.Module) -> bool:
     dynamo = sys.modules.get("torch._dynamo")
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    return isinstance(module, getattr(dynamo, "OptimizedModule", ()))  # another thread may be importing it
 
 
 def _uncompiled(name: str, module: nn.Module) -> str:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...blocks.running import PrivateRandom
+
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 NARROW = 512  # columns up to which rows are not kept
 TINY = torch.finfo(torch.float64).tiny
@@ -212,7 +214,6 @@ def leading(matrix: Tensor, rank: int) -> Tensor:
     if min(matrix.shape[-2:]) <= NARROW:
         left: Tensor = torch.linalg.svd(matrix, full_matrices=False).U
         return left[..., :rank]
-    with torch.random.fork_rng(devices=[matrix.device] if matrix.is_cuda else []):
-        torch.manual_seed(0)
+    with PrivateRandom():
         left = torch.svd_lowrank(matrix, q=rank + 8, niter=4)[0]
     return left[..., :rank]
