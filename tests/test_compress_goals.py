@@ -20,7 +20,7 @@ from tests.test_compress import Residual, digits, loader, trained
 def clock(block: float, stand_in: float, promised: float) -> Any:
     """A stand-in for timing: a model takes 1 and so much for each block and stand-in; a block alone `promised`."""
 
-    def timed(calls: Sequence[Any], model: nn.Module, repeats: int) -> list[float]:
+    def timed(calls: Sequence[Any], model: nn.Module, repeats: int, stream: Any = None) -> list[float]:
         def seconds(call: Any) -> float:
             if not isinstance(call, partial):
                 return promised

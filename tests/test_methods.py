@@ -234,7 +234,9 @@ def test_blocks_that_change_the_shape_count_and_are_never_dropped() -> None:
 def test_a_block_that_was_dropped_at_first_trains_on_with_fused_sgd() -> None:
     device = torch.device("cuda")
     layers = nn.ModuleList(nn.Linear(2, 2, device=device) for _ in range(2))
-    optimizer = make_optimizer(layers, Optimizer(name="sgd", lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0), device)
+    optimizer = make_optimizer(
+        layers, Optimizer(name="sgd", lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0), device
+    )
     before = layers[1].weight.detach().clone()
     for used in (layers[:1], layers):
         optimizer.zero_grad(set_to_none=True)

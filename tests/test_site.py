@@ -59,8 +59,9 @@ def test_the_report_of_the_committed_results_is_part_of_the_site(site: Path) -> 
     assert 'href="report.html#t1-resnet32-cifar10"' in summary
     assert len(re.sub(r"<[^>]*>", " ", summary.partition("<article")[2]).split()) < 2_000
     text = (site / "report.html").read_text(encoding="utf-8")
-    assert "91.80 ± 0.19" in text
-    assert "replearn compare t1_resnet32 --data cifar10 --methods repl --seeds 0-3 --epochs 100" in text
+    assert "91.87 ± 0.22" in text
+    command = "replearn compare t1_resnet32 --data cifar10 --methods repl --seeds [0-9,-]+ --epochs 100"
+    assert re.search(command, text)
     assert "inference_h200.json" in text
     assert "Does it hold?" in text
     assert "tab:bp_vs_repl_deploy" in text

@@ -45,7 +45,7 @@ class PrivateRandom(TorchDispatchMode):
     """What this thread draws comes from generators of its own: the global ones, which other threads use, stay."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._generators: dict[torch.device, torch.Generator] = {}
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..blocks.running import cut, size_of
 from ..errors import ReplearnError
+from .streaming import Stream
 
 Forward = Callable[[nn.Module, Any], Any]
 Augment = Callable[[Tensor], Tensor]
@@ -39,13 +40,15 @@ class Data:
     forward: Forward | None
     num_samples: int
     more: tuple[Batch, ...] = ()  # beyond the samples to fit on, for healing alone
+    stream: Stream = field(default_factory=Stream)
 
     def run(self, model: nn.Module, batch: Batch) -> Any:
-        """What the model makes of a batch, which is moved to the model's device."""
-        device = device_of(model)
+        """What the model makes of a batch, which is moved to the device."""
+        device = self.stream.device or device_of(model)
         inputs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch.inputs)
         try:
-            return self.forward(model, inputs) if self.forward else call(model, inputs)
+            with self.stream.running(model):
+                return self.forward(model, inputs) if self.forward else call(model, inputs)
         except (ReplearnError, Stopped, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -55,6 +58,10 @@ class Data:
                 "A batch is a tensor, a pair (x, y) of which x is passed, or a dict of keywords; for others give "
                 "forward=lambda model, batch: ..."
             ) from error
+
+    def through(self, blocks: Iterable[str]) -> Data:
+        """The same, where the weights of these blocks come to the device one after another."""
+        return replace(self, stream=replace(self.stream, blocks=tuple(blocks)))
 
     def held(self) -> tuple[Batch, ...]:
         return tuple(batch for batch in self.batches if batch.held_out)
@@ -72,10 +79,12 @@ def read(
     copies: int = 1,
     samples: int = 2048,
     heal: bool = False,
+    stream: Stream | None = None,
 ) -> Data:
     """Read at most so many samples, and hold a fifth of them out; `augment` adds copies of the others.
 
-    With `heal`, what follows is read as well, as long as it takes at most 4 GB.
+    With `heal`, what follows is read as well, as long as it takes at most 4 GB. A `stream` with a folder puts
+    samples there as they are read.
 
     Raises ReplearnError for no data, for a single sample and for NaN.
     """
@@ -84,6 +93,7 @@ def read(
             f"The loader is {loader!r}: give batches, as a DataLoader, a list of tensors or a list of dicts."
         )
     given = [loader] if isinstance(loader, (Tensor, Mapping)) else loader
+    stream = stream or Stream()
     found: list[tuple[Any, int]] = []
     more: list[Batch] = []
     total, taken = 0, 0
@@ -93,10 +103,10 @@ def read(
         refuse_infinite(inputs, len(found) + len(more))
         room = min(size, samples - total)
         if room > 0:
-            found.append((cut(inputs, size, 0, room), room))
+            found.append((stream.keep(cut(inputs, size, 0, room)), room))
             total += room
-        if room < size:
-            more.append(Batch(cut(inputs, size, max(room, 0), size), False, size - max(room, 0)))
+        if heal and room < size:
+            more.append(Batch(stream.keep(cut(inputs, size, max(room, 0), size)), False, size - max(room, 0)))
         taken += sum(leaf.nbytes for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
         if total >= samples and (not heal or taken > MOST):
             break
@@ -109,8 +119,9 @@ def read(
         )
     batches = list(_split(found))
     if augment is not None:
-        batches += [augmented(batch, augment) for batch in batches if not batch.held_out for _ in range(copies)]
-    return Data(tuple(batches), forward, total, tuple(more) if heal else ())
+        made = (augmented(batch, augment) for batch in batches if not batch.held_out for _ in range(copies))
+        batches += [replace(batch, inputs=stream.keep(batch.inputs)) for batch in made]
+    return Data(tuple(batches), forward, total, tuple(more), stream)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -187,7 +198,7 @@ def subset(data: Data, most: int) -> Data:
                 size = min(batch.size, most - count)
                 kept.append(Batch(cut(batch.inputs, batch.size, 0, size), held_out, size))
                 count += size
-    return Data(tuple(kept), data.forward, sum(batch.size for batch in kept))
+    return Data(tuple(kept), data.forward, sum(batch.size for batch in kept), stream=data.stream)
 
 
 def refuse_infinite(inputs: Any, number: int) -> None:

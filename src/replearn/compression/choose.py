@@ -15,10 +15,10 @@ from ..planning.data import Plan
 from ..planning.table import shown, text_table
 from ..planning.validate import own_copy
 from ..surgery.replace import set_submodule
-from .batches import Data, subset
+from .batches import Data, device_of, subset
 from .corrections import adopt_attributes_
 from .fit import place_of
-from .measure import Metric, Price, agreement, outputs
+from .measure import Metric, Price, agreement, answers, outputs
 from .prices import Prices
 from .recognise import Recognition
 from .stand_ins import Form, fit_block, map_inputs
@@ -131,7 +131,7 @@ class Chooser:
         )
         self.few = subset(data, SAMPLES)
         self.taught = outputs(model, self.few, self.few.held())
-        self.working = own_copy(model)
+        self.working = own_copy(model, share=True)
         self.aims = all_visits(model, found, self.few)
         self.form = trial_form(model, found, self.aims)
         self.saves = {name: prices.block(name) for name in found.candidates}
@@ -176,8 +176,11 @@ class Chooser:
 
     def _tried(self, name: str) -> tuple[float, nn.Module]:
         now: list[Visit] = visits(self.working, name, self.few)
-        place = place_of(self.working, name, now, self.found.way)
-        made, _, _ = fit_block(place, self.form, self.model.get_submodule(name), self.aims[name], now, 8)
+        teacher = self.model.get_submodule(name)
+        with self.few.stream.weights(self.working.get_submodule(name)), self.few.stream.weights(teacher):
+            place = place_of(self.working, name, now)
+            made, _, _ = fit_block(place, self.form, teacher, self.aims[name], now, 8)
+        made.to(device_of(self.model))
         set_submodule(self.working, name, adopt_attributes_(made, place.block))
         try:
             return self._damage(), made
@@ -185,7 +188,7 @@ class Chooser:
             set_submodule(self.working, name, place.block)
 
     def _damage(self) -> float:
-        gap = agreement(self.taught, outputs(self.working, self.few, self.few.held())).divergence
+        gap = agreement(self.taught, answers(self.working, self.few, self.few.held())).divergence
         return gap if self.metric is None else (self.top - self.metric(self.working)) + 1e-3 * gap
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,15 +19,16 @@ from ..planning.table import shown, text_table
 from ..planning.validate import refuse_wrapped
 from ..surgery.inference_mode import ordinary_tensors
 from ..surgery.replace import set_submodule
-from .batches import Augment, Data, Forward, read, read_augment
+from .batches import Augment, Data, Forward, device_of, read, read_augment
 from .choose import Choice, read_budget
 from .corrections import adopt_attributes_, pass_through, plain_
 from .fit import Fitted
 from .heal import Healing, heal_, read_heal
-from .measure import Agreement, Metric, Price, agreement, outputs
+from .measure import Agreement, Metric, Price, agreement, answers, outputs
 from .prices import Prices, eval_copy
 from .recognise import Recognition, recognise
 from .stand_ins import FORMS, Form
+from .streaming import Stream, stream_to
 from .trials import Fitter, best_trial
 
 
@@ -50,6 +52,7 @@ class Compressed:
     choice: Choice | None = None
     healing: Healing | None = None
     notes: tuple[str, ...] = ()
+    resident: int = 0  # bytes of weights on `device=`, the most at a time
 
     def __str__(self) -> str:
         return compressed_text(self)
@@ -109,6 +112,8 @@ def compress(
     augment: Augment | Literal["images"] | None = None,
     heal: Any = None,
     samples: int = 2048,
+    device: torch.device | str | None = None,
+    offload: str | Path | None = None,
     plain: bool = True,
     progress: Progress | None = None,
 ) -> Compressed:
@@ -122,7 +127,9 @@ def compress(
       quantity the better one of that and removal.
     - `metric(model)`: a number that is higher for better models; it then decides which blocks go.
     - `augment(x)`: random copies of images to fit on and to heal with; 'images' for random crops and flips.
-    - `heal`: epochs, or seconds as '30s', of training towards the untouched model.
+    - `heal`: epochs, or seconds as '30s', of training towards the untouched model; both are on the device then.
+    - `device`: where the work is done, if that is not where the model is: weights come there block by block,
+      samples and activations batch by batch, and wait on the CPU. `offload`: a folder in which they wait instead.
 
     The result is in eval mode. Raises ReplearnError for a model without blocks, for no data, a single sample, NaN,
     and for a budget that can't be met, saying what can.
@@ -135,10 +142,12 @@ def compress(
     if heal is not None:
         read_heal(heal)
     change = read_augment(augment)
-    data = read(loader, forward=forward, augment=change, samples=samples, heal=heal is not None)
+    stream = stream_to(device, offload, device_of(model))
+    data = read(loader, forward=forward, augment=change, samples=samples, heal=heal is not None, stream=stream)
     notes = ["the model was in train mode; it was read in eval mode"] if model.training else []
     with unchanged(model):
         found = recognise(model, data)
+        data = data.through(found.way.blocks)
         taught = outputs(model, data, data.held())
         prices = Prices(model, found, data, rank)
         fitter = Fitter(model, found, data, taught, realign, rank, plain, progress)
@@ -147,7 +156,9 @@ def compress(
         notes += notes_on(fitted)
         healing = None
         if heal is not None:
-            healing = heal_(student, model, data, found.way, heal=heal, augment=change, progress=progress)
+            whole = replace(data, stream=Stream())
+            with stream.weights(model), stream.weights(student, changed=True):
+                healing = heal_(student, model, whole, found.way, heal=heal, augment=change, progress=progress)
         if plain:
             plain_(student)
         student.eval()
@@ -162,7 +173,7 @@ def compress(
             before=trial.before,
             promised=prices.after(forms),
             after=trial.after,
-            agreement=agreement(taught, outputs(student, data, data.held())),
+            agreement=agreement(taught, answers(student, data, data.held())),
             removal=bare_removal(model, found, forms, data, taught),
             budget=str(budget) if isinstance(budget, str) else str(wanted),
             num_samples=data.num_samples,
@@ -171,6 +182,7 @@ def compress(
             choice=choice,
             healing=healing,
             notes=tuple(notes),
+            resident=stream.moved.most,
         )
 
 
@@ -187,12 +199,12 @@ def bare_removal(
     model: nn.Module, found: Recognition, forms: Mapping[str, Form], data: Data, taught: Sequence[torch.Tensor]
 ) -> Agreement:
     """How the model agrees with itself without these blocks, and nothing repaired."""
-    bare = eval_copy(model)
+    bare = eval_copy(model, share=True)
     for block in found.blocks:
         if block.name in forms:
             nothing = pass_through(block.argument, block.structure.trace.length)
             set_submodule(bare, block.name, adopt_attributes_(nothing, model.get_submodule(block.name)))
     try:
-        return agreement(taught, outputs(bare, data, data.held()))
+        return agreement(taught, answers(bare, data, data.held()))
     except ReplearnError:  # blown up
         return Agreement(float("inf"), 0.0)

@@ -14,7 +14,7 @@ from ..errors import ReplearnError
 from .batches import Forward, read, subset
 from .compress import Compressed
 from .fit import fit_
-from .measure import agreement, costs, outputs
+from .measure import agreement, answers, costs, outputs
 from .prices import eval_copy
 from .recognise import recognise
 from .stand_ins import Form
@@ -67,7 +67,7 @@ def curve(
     taught = outputs(model, data, held)
 
     def kept(found: nn.Module) -> float:
-        same = agreement(taught, outputs(found, data, held)).same * 100
+        same = agreement(taught, answers(found, data, held)).same * 100
         return same if accuracy is None else accuracy(found)
 
     points = [Point(0, small.before.latency * 1e3, kept(model))]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +15,17 @@ from ..errors import ReplearnError
 from ..operators._base.ridge import Moments
 from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
-from .batches import Data
+from .batches import Batch, Data, Stopped, device_of
 from .calls import Arguments, argument_of
 from .corrections import adopt_attributes_
 from .layers import LayerFit, aims_of, realign_block_, solve_layer_, teacher_values
 from .rows import rows
 from .stand_ins import BlockFit, Form, Place, fit_block
 from .structure import Layer, understand
-from .walking import Visit, Walk, Way, find_way, visits
+from .walking import Visit, Walk, Way, caught, find_way, visits
 
 Progress = Callable[[str], None]
+OUTPUTS = 4096  # of a classifier that are solved at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +61,35 @@ def fit_(
         walk.changed, walk.student = True, visits(student, walk.name, data)
     found: list[BlockFit] = []
     layers: list[LayerFit] = []
-    while True:
+    home, more = device_of(student), True
+    while more:
         name = walk.name
-        block = teacher.get_submodule(name)
+        block, own = teacher.get_submodule(name), student.get_submodule(name)
         outputs: list[Tensor] | None = None
-        if name in forms:
-            place = place_of(student, name, walk.student, way)
-            following = way.blocks[walk.at + 1] if walk.at + 1 < len(way.blocks) else ""
-            inner = following in forms and following in way.follows
-            form = "removal" if inner else forms[name]
-            made, result, outputs = fit_block(place, form, block, walk.teacher, walk.student, rank)
-            set_submodule(student, name, adopt_attributes_(made, place.block))
-            record_replacement(student, place.block, made)
-            found.append(result)
-            walk.changed = True
-        elif walk.changed and realign and type(block) is type(student.get_submodule(name)):
-            outputs, fits = _realign(student.get_submodule(name), block, walk, name)
-            layers += fits
-        if progress is not None:
-            progress(name)
-        if not walk.advance(outputs):
-            break
+        with data.stream.weights(block), data.stream.weights(own, changed=True):
+            if name in forms:
+                place = place_of(student, name, walk.student)
+                following = way.blocks[walk.at + 1] if walk.at + 1 < len(way.blocks) else ""
+                inner = following in forms and following in way.follows
+                form = "removal" if inner else forms[name]
+                made, result, outputs = fit_block(place, form, block, walk.teacher, walk.student, rank)
+                set_submodule(student, name, adopt_attributes_(made, place.block))
+                record_replacement(student, place.block, made)
+                found.append(result)
+                walk.changed = True
+            elif walk.changed and realign and type(block) is type(own):
+                outputs, fits = _realign(own, block, walk, name)
+                layers += fits
+            if progress is not None:
+                progress(name)
+            more = walk.advance(outputs)
+        student.get_submodule(name).to(home)
     if realign:
         layers += realign_head_(student, teacher, way, data)
     return Fitted(tuple(found), tuple(layers))
 
 
-def place_of(student: nn.Module, name: str, visits: list[Visit], way: Way) -> Place:
+def place_of(student: nn.Module, name: str, visits: list[Visit]) -> Place:
     """What is known of a block before it goes."""
     block = student.get_submodule(name)
     arguments = fewest(visits)
@@ -99,7 +104,7 @@ def place_of(student: nn.Module, name: str, visits: list[Visit], way: Way) -> Pl
 
 def fewest(visits: list[Visit]) -> Arguments:
     """The call on the smallest batch, for tracing a block; of one sample only where there are no others."""
-    return min((visit.arguments for visit in visits), key=lambda given: (len(given.x) == 1, given.x.numel()))
+    return min(visits, key=lambda visit: (len(visit.kept.x) == 1, visit.kept.x.numel())).arguments
 
 
 def _realign(
@@ -118,15 +123,30 @@ def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) 
     name = head_of(teacher, way, data)
     if not name:
         return []
-    layer = student.get_submodule(name)
-    fitted, held = Moments(), Moments()
-    for batch in data.batches:
-        aim = seen_at(teacher, name, data, batch)[1]
-        given = seen_at(student, name, data, batch)[0]
-        for x, y in rows(layer, given, aim):
-            (held if batch.held_out else fitted).add(x, y)
-    site = Layer("0", ("linear", 0), 0, 0)
-    return [solve_layer_(nn.Sequential(layer), site, fitted, held, name)]
+    layer, untouched = student.get_submodule(name), teacher.get_submodule(name)
+    given = [[given_to(model, name, data, batch) for batch in data.batches] for model in (teacher, student)]
+    site, fits = Layer("0", ("linear", 0), 0, 0), []
+    with data.stream.weights(layer, changed=True), data.stream.weights(untouched):
+        for own, aim in zip(parts(layer), parts(untouched), strict=True):
+            fitted, held = Moments(), Moments()
+            for batch, seen, x in zip(data.batches, *given, strict=True):
+                for a, b in rows(own, data.stream.load(x), aim(data.stream.load(seen))):
+                    (held if batch.held_out else fitted).add(a, b)
+            fits.append(solve_layer_(nn.Sequential(own), site, fitted, held, name))
+    return fits
+
+
+def parts(layer: nn.Module) -> list[nn.Linear]:
+    """A layer of many outputs as several of fewer, with the same weights."""
+    found = []
+    bias = [] if layer.bias is None else layer.get_parameter("bias").split(OUTPUTS)
+    for weight, shift in zip_longest(layer.get_parameter("weight").split(OUTPUTS), bias):
+        part = nn.Linear(weight.shape[1], len(weight), bias=shift is not None, device="meta")
+        part.weight = nn.Parameter(weight)
+        if shift is not None:
+            part.bias = nn.Parameter(shift)
+        found.append(part)
+    return found
 
 
 def head_of(model: nn.Module, way: Way, data: Data) -> str:
@@ -155,16 +175,8 @@ def head_of(model: nn.Module, way: Way, data: Data) -> str:
     return behind[-1] if shared[id(model.get_submodule(behind[-1]).weight)] == 1 else ""
 
 
-def seen_at(model: nn.Module, name: str, data: Data, batch: Any) -> tuple[Tensor, Tensor]:
-    """What a layer is given and makes, in a run of the model on a batch."""
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def note(module: nn.Module, args: Any, made: Any) -> None:
-        seen.append((args[0].detach().clone(), made.detach().clone()))
-
-    handle = model.get_submodule(name).register_forward_hook(note)
-    try:
+def given_to(model: nn.Module, name: str, data: Data, batch: Batch) -> Tensor:
+    """What a layer is given, in a run of the model on a batch, put away."""
+    with caught(model.get_submodule(name)) as calls, suppress(Stopped):
         data.run(model, batch)
-    finally:
-        handle.remove()
-    return seen[-1]
+    return cast(Tensor, data.stream.keep(calls[0].x))

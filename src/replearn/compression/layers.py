@@ -45,12 +45,13 @@ def layer_moments(
     module = block.get_submodule(layer.path)
     fitted, held = Moments(), Moments()
     taps = student_taps(layer)
-    share = share_of_rows(module, aims(0), [visit.arguments.x for visit in visits])
+    share = share_of_rows(module, visits[0].stream.load(aims(0)), [visit.kept.x for visit in visits])
     for number, visit in enumerate(visits):
-        _, found = tapped(block, visit.arguments, taps, to_the_end=False)
+        arguments = visit.arguments
+        _, found = tapped(block, arguments, taps, to_the_end=False)
         aim = aims(number).to(found[taps[0]].device)
         if layer.sum is not None:
-            other = visit.arguments.x if layer.beside_input else found[taps[1]]
+            other = arguments.x if layer.beside_input else found[taps[1]]
             aim = aim.reshape(other.shape) - other  # a half block may have left out a view
             aim = in_layout(aim, layer)
             if layer.scale:
@@ -183,8 +184,8 @@ def teacher_values(
         made, found = tapped(block, visit.arguments, taps)
         if made is None:
             raise RuntimeError("the block ended before its output")
-        outputs.append(made)
-        values.append(found)
+        outputs.append(visit.stream.keep(made))
+        values.append({tap: visit.stream.keep(value) for tap, value in found.items()})
     return outputs, values
 
 

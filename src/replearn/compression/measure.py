@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from ..blocks.running import cut
 from ..errors import ReplearnError
 from .batches import Batch, Data, device_of
 from .calls import Arguments, slow_attention
+from .streaming import Stream
 
 Metric = Callable[[nn.Module], float]
 
@@ -62,7 +63,7 @@ def costs(models: Sequence[nn.Module], data: Data, *, repeats: int = 7) -> list[
     """The cost of each model; they are timed in turns, so that a busy machine treats them alike."""
     example = example_of(data)
     runs = [partial(data.run, model, example) for model in models]
-    times = timed(runs, models[0], repeats)
+    times = timed(runs, models[0], repeats, data.stream)
     return [Price(t, flops_of(run), count(m)) for t, run, m in zip(times, runs, models, strict=True)]
 
 
@@ -99,21 +100,25 @@ class _Counting(TorchDispatchMode):
 
 
 @torch.no_grad()
-def timed(calls: Sequence[Callable[[], Any]], model: nn.Module, repeats: int) -> list[float]:
+def timed(
+    calls: Sequence[Callable[[], Any]], model: nn.Module, repeats: int, stream: Stream | None = None
+) -> list[float]:
     """The least time of each call over rounds in which every call runs once; a round goes forth, the next back.
 
     Rounds are added for a second, up to three times as many, until the two least times of a call are within 2 %.
+    The moves of a `stream` are not counted.
     """
-    device = device_of(model)
+    stream = stream or Stream()
+    device = stream.device or device_of(model)
 
     def once(call: Callable[[], Any]) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        begin = time.perf_counter()
+        begin = time.perf_counter() - stream.moved.seconds
         call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return time.perf_counter() - begin
+        return time.perf_counter() - stream.moved.seconds - begin
 
     for _ in range(3 if device.type == "cuda" else 1):  # cuDNN and the allocator settle in the first calls
         for call in calls:
@@ -138,13 +143,20 @@ def settled(times: Sequence[float], tolerance: float = 0.02) -> bool:
 
 @torch.no_grad()
 def outputs(model: nn.Module, data: Data, batches: Sequence[Batch]) -> list[Tensor]:
-    """What the model makes of batches; ReplearnError for NaN."""
-    made = [answer(data.run(model, batch)).detach().float() for batch in batches]
-    if not all(bool(tensor.isfinite().all()) for tensor in made):
-        raise ReplearnError(
-            f"{type(model).__name__} gives NaN or infinity on the loader's batches: look at its weights."
-        )
-    return made
+    """What the model makes of batches, put away; ReplearnError for NaN."""
+    return [data.stream.keep(made) for made in answers(model, data, batches)]
+
+
+@torch.no_grad()
+def answers(model: nn.Module, data: Data, batches: Sequence[Batch]) -> Iterator[Tensor]:
+    """The same, one after another as they are asked for."""
+    for batch in batches:
+        made = answer(data.run(model, batch)).detach()
+        if not bool(made.isfinite().all()):
+            raise ReplearnError(
+                f"{type(model).__name__} gives NaN or infinity on the loader's batches: look at its weights."
+            )
+        yield made
 
 
 def answer(made: Any) -> Tensor:
@@ -165,16 +177,26 @@ def _first(made: Any) -> Tensor | None:
     return next((found for value in values if (found := _first(value)) is not None), None)
 
 
-def agreement(taught: Sequence[Tensor], made: Sequence[Tensor]) -> Agreement:
+PIECE = 1 << 24  # numbers that are compared at a time
+
+
+def agreement(taught: Iterable[Tensor], made: Iterable[Tensor]) -> Agreement:
     total = same = rows = 0.0
     for teacher, student in zip(taught, made, strict=True):
         dim = 1 if teacher.dim() == 4 else -1
         if teacher.shape[dim] > 1:
-            gap = F.kl_div(student.log_softmax(dim), teacher.log_softmax(dim), log_target=True, reduction="sum")
-            total += float(gap)
-            same += float((teacher.argmax(dim) == student.argmax(dim)).sum())
-            rows += teacher.numel() / teacher.shape[dim]
+            size = teacher.shape[dim]
+            sides = (
+                side.movedim(dim, -1).reshape(-1, size).split(max(1, PIECE // size)) for side in (student, teacher)
+            )
+            for one, two in zip(*sides, strict=True):
+                one, two = one.float(), two.to(one.device).float()
+                gap = F.kl_div(one.log_softmax(-1), two.log_softmax(-1), log_target=True, reduction="sum")
+                total += float(gap)
+                same += float((one.argmax(-1) == two.argmax(-1)).sum())
+                rows += len(one)
         else:
+            teacher, student = teacher.to(student.device).float(), student.float()
             total += float((teacher - student).square().sum() / teacher.square().sum().clamp_min(1e-30)) * len(
                 teacher
             )

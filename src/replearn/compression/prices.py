@@ -26,7 +26,8 @@ class Prices:
     def __init__(self, model: nn.Module, found: Recognition, data: Data, rank: int) -> None:
         self.model, self.found, self.rank = model, found, rank
         example = example_of(data)
-        few = Data((example,), data.forward, example.size)
+        self.stream = data.stream
+        few = Data((example,), data.forward, example.size, stream=data.stream)
         (self.now,) = costs([model], few)
         self._calls = first_calls(model, found.way, few)
         self._blocks = {block.name: block for block in found.blocks}
@@ -63,7 +64,7 @@ class Prices:
     @torch.no_grad()
     def unfitted(self, forms: Mapping[str, Form]) -> nn.Module:
         """The model with unfitted stand-ins, which are as fast as fitted ones."""
-        made = eval_copy(self.model)
+        made = eval_copy(self.model, share=True)
         order = self.found.way.blocks
         for name, form in forms.items():
             at = order.index(name) + 1
@@ -83,7 +84,8 @@ class Prices:
         shapes = tuple((path, tuple(p.shape)) for path, p in block.named_parameters())
         key = ((type(block), shapes, tuple(arguments.x.shape)), form)
         if key not in self._known:
-            with torch.no_grad():
+            with torch.no_grad(), self.stream.weights(block):
+                arguments = Arguments(self.stream.load(arguments.args), self.stream.load(arguments.kwargs))
                 module = block if not form else self._empty(name, block, form, arguments)  # type: ignore[arg-type]
                 self._known[key] = block_cost(module, arguments)
         return self._known[key]
@@ -109,8 +111,9 @@ class Prices:
         return made if place.argument or place.length else merged(made) or made
 
 
-def eval_copy(model: nn.Module) -> nn.Module:
-    made = own_copy(model)
+def eval_copy(model: nn.Module, *, share: bool = False) -> nn.Module:
+    """A copy in eval mode; one that is only run may share the weights."""
+    made = own_copy(model, share=share)
     for module in made.modules():
         module.training = False
     return made

@@ -21,6 +21,7 @@ from ..surgery.replace import set_submodule
 from .batches import Data, Forward, read
 from .calls import Arguments, argument_of
 from .corrections import adopt_attributes_, pass_through
+from .streaming import Stream
 from .structure import Structure, understand
 from .walking import Way, caught, find_way, smallest
 
@@ -72,10 +73,11 @@ def recognise(model: nn.Module, loader: Any, *, forward: Forward | None = None) 
             "nn.Sequential or nn.ModuleList with at least three equal siblings. Put the blocks into one "
             "nn.ModuleList."
         )
+    data = data.through(names)
     with unchanged(model), torch.no_grad():
         way = find_way(model, names, data)
         calls = first_calls(model, way, data)
-        found = tuple(_block(model, name, calls[name]) for name in way.blocks)
+        found = tuple(_block(model, name, calls[name], data.stream) for name in way.blocks)
         needed = needed_blocks(model, found, data)
         found = tuple(replace(b, kept=needed[b.name]) if b.name in needed else b for b in found)
     return Recognition(type(model).__name__, found, way)
@@ -86,7 +88,7 @@ def needed_blocks(model: nn.Module, blocks: Sequence[Block], data: Data) -> dict
 
     Blocks are taken out of a copy, all at once and, where that fails, one after another.
     """
-    copied, batch = own_copy(model), smallest(data)
+    copied, batch = own_copy(model, share=True), smallest(data)
     going = [block for block in blocks if not block.kept]
 
     def take_out(block: Block) -> None:
@@ -126,12 +128,14 @@ def first_calls(model: nn.Module, way: Way, data: Data) -> dict[str, Arguments]:
     with ExitStack() as hooks:
         calls = {name: hooks.enter_context(caught(model.get_submodule(name), stop=False)) for name in way.blocks}
         data.run(model, smallest(data))
-    return {name: seen[0] for name, seen in calls.items()}
+    keep = data.stream.keep
+    return {name: Arguments(keep(seen[0].args), keep(seen[0].kwargs)) for name, seen in calls.items()}
 
 
-def _block(model: nn.Module, name: str, arguments: Arguments) -> Block:
+def _block(model: nn.Module, name: str, arguments: Arguments, stream: Stream) -> Block:
     module = model.get_submodule(name)
-    structure = understand(module, arguments)
+    with stream.weights(module):
+        structure = understand(module, Arguments(stream.load(arguments.args), stream.load(arguments.kwargs)))
     kept = ""
     if not structure.keeps_shape:
         kept = f"turns {tuple(arguments.x.shape[1:])} into {structure.trace.shape[1:]}"

@@ -81,17 +81,18 @@ def fit_block(
     if fitted is None:
         return place.removed(), fit, outputs
     whole = Correction(fitted, after, argument=place.argument, length=place.length)
-    return whole.to(aims[0].device, aims[0].dtype).eval(), fit, outputs
+    return whole.to(next(fitted.parameters()).device, aims[0].dtype).eval(), fit, outputs
 
 
 def _map(
     place: Place, form: Form, aims: Sequence[Tensor], student: Sequence[Visit], rank: int
 ) -> tuple[nn.Module | None, BlockFit]:
     x = student[0].arguments.x
+    stream = student[0].stream
     channel = place.structure.channel
     width = x.shape[channel]
     if x.numel() == aims[0].numel():  # the sum may be of another view
-        aims = [aim.reshape(visit.arguments.x.shape) for aim, visit in zip(aims, student, strict=True)]
+        aims = [aim.reshape(visit.kept.x.shape) for aim, visit in zip(aims, student, strict=True)]
     else:
         raise ReplearnError(
             f"{place.name} turns {tuple(x.shape)} into {tuple(aims[0].shape)}; only blocks that keep the shape "
@@ -108,9 +109,10 @@ def _map(
     else:
         layer = nn.Linear(width, width)
     moments = Moments(), Moments()
-    share = share_of_rows(layer, aims[0], aims) if form != "channels" else 1.0
+    share = share_of_rows(layer, stream.load(aims[0]), aims) if form != "channels" else 1.0
     for visit, aim in zip(student, aims, strict=True):
-        given, wanted = visit.arguments.x, aim - visit.arguments.x
+        given = stream.load(visit.kept.x)
+        wanted = stream.load(aim) - given
         if form == "channels" or not image:
             given, wanted = (t.movedim(channel, -1).reshape(-1, width) for t in (given, wanted))
         if form == "channels":

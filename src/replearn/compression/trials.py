@@ -14,7 +14,7 @@ from .batches import Data
 from .choose import Choice, Chooser, Goal, check_names
 from .corrections import plain_
 from .fit import Fitted, fit_
-from .measure import Metric, Price, agreement, costs, outputs
+from .measure import Metric, Price, agreement, answers, costs
 from .prices import Prices, eval_copy
 from .recognise import Recognition
 from .stand_ins import Form
@@ -57,13 +57,13 @@ class Fitter:
             student, self.model, forms, self.data, self.found.way.blocks,
             realign=self.realign, rank=self.rank, progress=self.progress,
         )  # fmt: skip
-        gap = agreement(self.taught, outputs(student, self.data, self.data.held())).divergence
+        gap = agreement(self.taught, answers(student, self.data, self.data.held())).divergence
         before, after = self.measure(student)
         return Trial(forms, student, fitted, gap, before, after)
 
     def measure(self, student: nn.Module) -> tuple[Price, Price]:
         """The cost of the untouched model and of the student, timed in turns, as it will be handed out."""
-        done = plain_(eval_copy(student)) if self.plain else student
+        done = plain_(eval_copy(student, share=True)) if self.plain else student
         before, after = costs([self.model, done], self.data)
         return before, after
 

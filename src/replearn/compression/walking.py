@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -15,14 +15,25 @@ from ..errors import ReplearnError
 from ..fitting.observe import first, repeatable
 from .batches import Data, Stopped
 from .calls import Arguments
+from .streaming import Stream
 
 
 @dataclass(frozen=True, eq=False)
 class Visit:
     """One call of a block on one batch, as it can be repeated."""
 
-    arguments: Arguments
+    kept: Arguments  # where they wait
     held_out: bool
+    stream: Stream = field(default_factory=Stream)
+
+    @property
+    def arguments(self) -> Arguments:
+        """The arguments where the block is run."""
+        return Arguments(self.stream.load(self.kept.args), self.stream.load(self.kept.kwargs))
+
+    def following(self, x: Tensor) -> Visit:
+        """The same call with another input, put away."""
+        return Visit(self.kept.given(self.stream.keep(x)), self.held_out, self.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,8 @@ def visits(model: nn.Module, name: str, data: Data) -> list[Visit]:
             raise ReplearnError(
                 f"The activations before {name} hold NaN or infinity: look at the batch and at the weights."
             )
-        found.append(Visit(calls[0], batch.held_out))
+        kept = Arguments(data.stream.keep(calls[0].args), data.stream.keep(calls[0].kwargs))
+        found.append(Visit(kept, batch.held_out, data.stream))
     return found
 
 
@@ -152,13 +164,9 @@ class Walk:
         chained = following in self.way.follows
         with torch.no_grad():
             if chained:
-                made = outputs or [first(visit.arguments.run(block[0])) for visit in self.teacher]
-                after = [Visit(v.arguments.given(y), v.held_out) for v, y in zip(self.teacher, made, strict=True)]
+                after = passed_on(block[0], self.teacher, outputs)
                 if self.changed:
-                    self.student = [
-                        Visit(v.arguments.given(first(v.arguments.run(block[1]))), v.held_out)
-                        for v in self.student
-                    ]
+                    self.student = passed_on(block[1], self.student)
             else:
                 after = visits(self.models[0], following, self.data)
                 if self.changed:
@@ -168,3 +176,9 @@ class Walk:
             self.student = after
         self.at += 1
         return True
+
+
+def passed_on(block: nn.Module, visits: Sequence[Visit], outputs: list[Tensor] | None = None) -> list[Visit]:
+    """The calls of the block that follows, which is given what this one makes."""
+    made = outputs or (first(visit.arguments.run(block)) for visit in visits)
+    return [visit.following(y) for visit, y in zip(visits, made, strict=True)]

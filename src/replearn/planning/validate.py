@@ -76,9 +76,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def own_copy(model: nn.Module) -> nn.Module:
-    """A copy without torch.compile's wrappers, which hide code and give weights other names."""
-    made = copy.deepcopy(unwrapped(model))
+def own_copy(model: nn.Module, *, share: bool = False) -> nn.Module:
+    """A copy without torch.compile's wrappers, which hide code and rename weights; `share` copies no weights."""
+    shared = {id(parameter): parameter for parameter in model.parameters()} if share else {}
+    made = copy.deepcopy(unwrapped(model), shared)
     for module in list(made.modules()):
         for name, child in module._modules.items():
             if child is not None and _wrapped(child):

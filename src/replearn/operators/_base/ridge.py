@@ -109,7 +109,7 @@ class Moments:
             x, y = self.rows
             rest = x @ weight.mT.to(x) + shift[:, None].to(x) - y
             return float(rest.double().square().sum() / self.count)
-        made = weight @ self.second
+        made = (weight @ self._sums[0]) / self.count
         total = self.power.sum() + (made * weight).sum() - 2 * (weight * self.mixed.mT).sum()
         mean = (weight @ self.mean_x[:, :, None])[..., 0]
         total += shift.square().sum() + 2 * (shift * (mean - self.mean_y)).sum()
@@ -164,13 +164,20 @@ class FromSums:
     """The system of K equations."""
 
     def __init__(self, moments: Moments, base: Tensor, shifted: bool) -> None:
-        self.covariance, cross = moments.products(shifted)
-        self.rest = cross - self.covariance @ base.mT
-        self.scale = self.covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(TINY)
+        # the centred products are made for each ridge and not kept: those of wide layers are large
+        self.moments, self.mean = moments, moments.mean_x[:, :, None]
+        self.rest = moments.mixed - (moments.second @ base.mT)
+        diagonal = moments.second.diagonal(dim1=-2, dim2=-1)
+        if not shifted:
+            self.mean = torch.zeros_like(self.mean)
+        else:
+            self.rest -= self.mean * (moments.mean_y - (base @ self.mean)[..., 0])[:, None, :]
+        self.scale = (diagonal - self.mean[..., 0].square()).mean(-1).clamp_min(TINY)
 
     def solve(self, ridge: float) -> Tensor:
         """What is added to the base."""
-        self._factor = damped_factor(self.covariance, ridge * self.scale)
+        centred = self.moments.second.baddbmm_(self.mean, self.mean.mT, alpha=-1)
+        self._factor = damped_factor_(centred, ridge * self.scale)
         return torch.cholesky_solve(self.rest, self._factor).mT
 
     def explained(self, delta: Tensor) -> Tensor:
@@ -194,7 +201,7 @@ class FromRows:
 
     def solve(self, ridge: float) -> Tensor:
         self._ridge = ridge * self.scale
-        parts: Tensor = torch.cholesky_solve(self.rest, damped_factor(self.gram, self._ridge))
+        parts: Tensor = torch.cholesky_solve(self.rest, damped_factor_(self.gram.clone(), self._ridge))
         return (parts.mT.to(self.x) @ self.x).double()
 
     def explained(self, delta: Tensor) -> Tensor:
@@ -202,10 +209,10 @@ class FromRows:
         return torch.cat([made, delta * self._ridge.sqrt()[:, None, None]], -1)
 
 
-def damped_factor(matrix: Tensor, ridge: Tensor) -> Tensor:
-    damped = matrix.clone()
-    damped.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
-    factor: Tensor = torch.linalg.cholesky_ex(damped)[0]
+def damped_factor_(matrix: Tensor, ridge: Tensor) -> Tensor:
+    """The Cholesky factor of a matrix to whose diagonal the ridge is added, in place."""
+    matrix.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
+    factor: Tensor = torch.linalg.cholesky_ex(matrix)[0]
     return factor
 
 

@@ -36,9 +36,7 @@ def show(data: Mapping[str, Any], key: str) -> Found:
     lists = {"batch-size": setting["batches"], "backend": setting["backends"]}
     words = [*setting["models"], *(f"--{flag} {','.join(map(str, given))}" for flag, given in lists.items())]
     words += [f"--{name} {setting[name]}" for name in ("size", "first", "rounds")]
-    stopped = (
-        "" if data.get("finished", True) else " It was stopped before its end: these are its first rows."
-    )
+    stopped = "" if data.get("finished", True) else " It was stopped before its end: these are its first rows."
     cases = grouped(rows, lambda row: str(row["model"]), case)
     legend = [("repl", "deployed RepL", "dot"), ("paper", "paper", "ring")]
     faster = sum(gain > 1 for gain in gains)
