@@ -65,7 +65,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	$(BIN)/uv pip install --python $(BIN)/python --constraints constraints.txt --build-constraints constraints.txt \
-		--editable ".[vision,scenes,hf,train,quant,export]" --group dev
+		--editable ".[all]" --group dev
 	@touch $@
 
 clean:

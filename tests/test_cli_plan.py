@@ -103,6 +103,13 @@ RECIPE = Recipe(
 """
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--device", "nonsense"), ("--samples", "50"), ("--data-root", "sets")]
+)
+def test_a_flag_of_a_trained_run_is_refused_for_a_named_model(flag, value):
+    assert f"{flag} {value}: a named model is planned from shapes alone" in call(flag, value, code=2).stderr
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")

@@ -129,10 +129,18 @@ def subject_of(
 
     if (model is None) == (run is None):
         raise ReplearnError("Name a model, as `replearn plan resnet110`, or a run with --run FOLDER: one of them.")
-    if model is not None:
-        return *subject_named(model, batch, length), None
     if run is None:
-        raise ReplearnError("Name a model or a run.")
+        for flag, value, default in (
+            ("--device", device, "auto"),
+            ("--samples", samples, 500),
+            ("--data-root", root, None),
+        ):
+            if value != default:
+                raise ReplearnError(
+                    f"{flag} {value}: a named model is planned from shapes alone, without a device or data. "
+                    f"Leave {flag} out, or give --run, the folder of an end-to-end run."
+                )
+        return *subject_named(str(model), batch, length), None
     from ...experiments.training.fit import device_named  # slow to import, which a plan by name need not wait for
     from ...experiments.training.trained import read_full_model
 
