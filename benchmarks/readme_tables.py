@@ -268,7 +268,8 @@ def holds() -> str:
     for table in claims.tables([read_results(path) for path in files], benches):
         rows = (table.heads, ("---",) * len(table.heads), *table.rows)
         lines = ["| " + " | ".join(cells) + " |" for cells in rows]
-        parts.append("\n".join([f"## {table.title}", "", table.about, "", *lines]))
+        commands = ["", "Trained by", "", *(f"- `{text}`" for text in table.commands)] if table.commands else []
+        parts.append("\n".join([f"## {table.title}", "", table.about, "", *lines, *commands]))
     return "\n\n".join(parts)
 
 

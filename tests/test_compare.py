@@ -305,7 +305,7 @@ def test_a_method_without_targets_is_not_held_against_removal():
 def test_claims_hold_the_papers_numbers_ours_and_the_verdict_of_the_family(three):
     first, *others = tables([three], {})
     assert first.title == "What the paper prints"
-    ((table, row, seeds, epochs, paper, ours, e2e, p, removal, _),) = first.rows
+    ((row, e2e, p, removal, _, seeds, epochs, ours, table, paper),) = first.rows
     assert (table, row, seeds, epochs) == ("", "resnet32, cifar10: RepL", "3", "2")
     assert (paper, ours) == ("93.17 ± 0.14, 93.43 ± 0.19", "92.20 ± 0.20, 92.20 ± 0.17")
     assert e2e.endswith("undecided")

@@ -180,7 +180,9 @@ def say(text: str) -> None:
 
 
 def command() -> str:
-    return " ".join(["replearn", *sys.argv[1:]])
+    from ...experiments.training.results import command_line
+
+    return command_line(sys.argv[1:])
 
 
 app.command()(inference)

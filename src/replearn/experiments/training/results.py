@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -217,8 +217,24 @@ def made_by() -> tuple[str, str]:
         found = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         found = ""
-    command = shlex.join(["replearn", *sys.argv[1:]]) if ours else ""
-    return command, found.strip() if (root / ".git").exists() else ""
+    return command_line(sys.argv[1:]) if ours else "", found.strip() if (root / ".git").exists() else ""
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command as it can be run on any machine: without the folders of this one.
+
+    >>> command_line(["compare", "demo", "--seeds", "0,1", "--out", "/data/runs", "--data-root=/data/sets"])
+    'replearn compare demo --seeds 0,1'
+    """
+    kept = ["replearn"]
+    rest = iter(words)
+    for word in rest:
+        flag, joined, _ = word.partition("=")
+        if flag not in ("--out", "-o", "--into", "--data-root"):
+            kept.append(word)
+        elif not joined:
+            next(rest, None)
+    return shlex.join(kept)
 
 
 def now() -> str:

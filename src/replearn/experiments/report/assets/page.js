@@ -61,6 +61,8 @@
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const part of document.querySelectorAll("[data-words]"))
       part.hidden = !words.every((word) => part.dataset.words.includes(word));
+    for (const row of document.querySelectorAll("#summary tbody tr, #holds tbody tr"))
+      row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
     document.getElementById("nothing").hidden = !words.length || !!document.querySelector(".comparison:not([hidden])");
   };
   filter.addEventListener("input", sift);

@@ -20,14 +20,14 @@ from ...training.comparison_table import difference, ratio, spread
 from ...training.intervals import Difference
 from ...training.recipe import PaperRow
 from ...training.results import Result
-from ..markup import fold, table, tag
+from ..markup import Raw, command, fold, table, tag
 from . import Entry, View, card
 
 ORDER = 20
 NOT_HERE = ("svhn", "stl10", "imagenet", "coco", "cityscapes")  # data sets that no committed run was trained on
 BROKEN = (ReplearnError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError)
 PAPER = "What the paper prints"
-RUNS = ("table", "row", "seeds", "epochs", "paper", "ours", "against E2E", "p", "against removal", "p")
+RUNS = ("row", "against E2E", "p", "against removal", "p", "seeds", "epochs", "ours", "table", "paper")
 Cells = tuple[str, ...]
 
 
@@ -36,7 +36,8 @@ class Table:
     title: str
     about: str
     heads: Cells
-    rows: tuple[Cells, ...]
+    rows: tuple[Cells, ...]  # a cell in backticks is code
+    commands: Cells = ()
 
 
 Claim = tuple[Comparison, Row, Cells]  # a row that is held against E2E, and the commands that trained its table
@@ -57,11 +58,15 @@ def entries(view: View) -> Iterator[Entry]:
     if made[0].title != PAPER:
         return
     note = "Verdicts are corrected by Holm's method over the differences of a table."
-    folds = [
-        fold(f"{shown.title} ({len(shown.rows)} rows)", tag("p", shown.about), table(shown.heads, shown.rows))
-        for shown in made
-    ]
-    yield card("holds", "Does it hold?", tag("p", note, class_="quiet"), *folds)
+    yield card("holds", "Does it hold?", tag("p", note, class_="quiet"), *map(_fold, made))
+
+
+def _fold(shown: Table) -> Raw:
+    rows = [[tag("code", cell.strip("`")) if cell.startswith("`") else cell for cell in row] for row in shown.rows]
+    commands = [tag("li", command(text)) for text in shown.commands]
+    trained = [fold("Trained by", tag("ul", *commands))] if commands else []
+    title = f"{shown.title} ({len(shown.rows)} rows)"
+    return fold(title, tag("p", shown.about), table(shown.heads, rows, shown.title), *trained)
 
 
 def tables(groups: Sequence[Sequence[Result]], benches: Mapping[str, Mapping[str, Any]]) -> list[Table]:
@@ -70,32 +75,34 @@ def tables(groups: Sequence[Sequence[Result]], benches: Mapping[str, Mapping[str
     made = [
         Table(
             title=PAPER,
-            about=f"E2E, then the row; p is corrected for all differences of the table. {_commands(paper)}",
+            about="Scores are E2E's, then the row's; p is corrected for all differences of the table.",
             heads=RUNS,
             rows=tuple(map(_cells, paper)),
+            commands=_commands(paper),
         ),
         Table(
             title="The same question on other data and with other forms",
-            about=f"Rows that the paper does not have. {_commands(other)}",
-            heads=RUNS[:4] + RUNS[5:],
-            rows=tuple(cells[:4] + cells[5:] for cells in map(_cells, other)),
+            about="Rows that the paper does not have. Scores are E2E's, then the row's.",
+            heads=RUNS[:-1],
+            rows=tuple(_cells(claim)[:-1] for claim in other),
+            commands=_commands(other),
         ),
         Table(
             title="Time and memory of a training step",
             about="RepL as a share of E2E, taking turns in one process, with quartiles over rounds.",
-            heads=("model", "backend", "paper: time", "ours", "verdict", "paper: memory", "ours", "file"),
+            heads=("model", "backend", "verdict", "time", "paper: time", "memory", "paper: memory", "file"),
             rows=tuple(row for name, data in benches.items() for row in _steps(name, data)),
         ),
         Table(
             title="Inference of the deployed model",
             about="How many times as fast as E2E, or as the model before deploying, with quartiles over rounds.",
-            heads=("table", "model", "backend", "batch", "paper", "ours", "verdict", "file"),
+            heads=("model", "backend", "verdict", "ours", "paper", "batch", "table", "file"),
             rows=tuple(row for name, data in benches.items() for row in _inference(name, data)),
         ),
         Table(
             title="Not judged here",
             about="The command trains what decides it.",
-            heads=("table", "model", "data", "paper", "why not", "command"),
+            heads=("table", "model", "data", "why not", "paper", "command"),
             rows=tuple(_unjudged({(comparison.recipe, comparison.data) for comparison, _, _ in paper})),
         ),
     ]
@@ -136,22 +143,21 @@ def _cells(claim: Claim) -> Cells:
     base = next(each for each in comparison.rows if each.method == "e2e")
     shipped = recipes.recipe(comparison.recipe).epochs if comparison.recipe in recipes.available() else row.epochs
     return (
-        row.paper.table if row.paper else comparison.recipe,
         f"{comparison.model}, {comparison.data}: {row.label}",
-        str(len(row.seeds)),
-        f"{row.epochs} of {shipped}" if row.epochs < shipped else str(row.epochs),
-        ", ".join(spread(paper.score, paper.std) for paper in (base.paper, row.paper) if paper),
-        f"{spread(base.score, base.std)}, {spread(row.score, row.std)}",
         difference(row.against_e2e),
         _p(row.against_e2e),
         difference(row.against_removal),
         _p(row.against_removal),
+        str(len(row.seeds)),
+        f"{row.epochs} of {shipped}" if row.epochs < shipped else str(row.epochs),
+        f"{spread(base.score, base.std)}, {spread(row.score, row.std)}",
+        row.paper.table if row.paper else comparison.recipe,
+        ", ".join(spread(paper.score, paper.std) for paper in (base.paper, row.paper) if paper),
     )
 
 
-def _commands(some: Sequence[Claim]) -> str:
-    texts = dict.fromkeys(text for _, _, commands in some for text in commands)
-    return f"Trained by {'; '.join(f'`{text}`' for text in texts)}." if texts else ""
+def _commands(some: Sequence[Claim]) -> Cells:
+    return tuple(dict.fromkeys(text for _, _, commands in some for text in commands))
 
 
 def _p(value: Difference | None) -> str:
@@ -162,8 +168,8 @@ def _steps(name: str, data: Mapping[str, Any]) -> Iterator[Cells]:
     for entry in data["training"] if data.get("format") == STEPS else ():
         row = next((row for row in entry["rows"] if row["label"] == "RepL"), None)
         if row is not None and (paper := _paper_costs(str(entry["case"]["model"]))):
-            time, share = row["time"], ratio(row["memory_ratio"])
-            yield entry["title"], entry["backend"], paper[0], *_verdict(time, True), paper[1], share, f"`{name}`"
+            shares = *_verdict(row["time"], True), paper[0], ratio(row["memory_ratio"]), paper[1]
+            yield entry["title"], entry["backend"], *shares, f"`{name}`"
 
 
 def _paper_costs(model: str) -> Cells:
@@ -181,15 +187,15 @@ def _inference(name: str, data: Mapping[str, Any]) -> Iterator[Cells]:
         for label, printed in row["paper"].items():
             base = "RepL dynamic" if "dynamic" in label else "E2E"
             if found := row["speedup"].get(f"RepL deployed against {base}"):
-                about = (label, row["model"], row["backend"], str(row["batch"]), ratio(printed["speedup"]))
-                yield *about, *_verdict(found, False), f"`{name}`"
+                shares = *_verdict(found, False), ratio(printed["speedup"])
+                yield row["model"], row["backend"], *shares, str(row["batch"]), label, f"`{name}`"
 
 
 def _verdict(value: Mapping[str, float], lower: bool) -> tuple[str, str]:
-    """A ratio with its quartiles, and on which side of 1 they lie."""
+    """On which side of 1 the quartiles of a ratio lie, and the ratio with them."""
     low, high = value["low"], value["high"]
     word = "undecided" if low <= 1 <= high else "better" if (high < 1) == lower else "worse"
-    return f"{value['median']:.3f} [{low:.3f}, {high:.3f}]", word
+    return word, f"{value['median']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _unjudged(done: set[tuple[str, str]]) -> Iterator[Cells]:
@@ -200,8 +206,8 @@ def _unjudged(done: set[tuple[str, str]]) -> Iterator[Cells]:
             rows = [row for row in recipe.paper if row.data == data]
             if len(rows) > 1 and (recipe.name, data) not in done:
                 why = "no data here" if data in NOT_HERE else "not trained yet"
-                command = f"`replearn compare {recipe.name} --data {data} --seeds 0-4{more}`"
-                yield recipe.table, recipe.model, data, _printed(rows), why, command
+                words = f"`replearn compare {recipe.name} --data {data} --seeds 0-4{more}`"
+                yield recipe.table, recipe.model, data, why, _printed(rows), words
 
 
 def _printed(rows: Sequence[PaperRow]) -> str:
