@@ -57,7 +57,7 @@ release-check: $(READY)
 	.ci/release_check.sh
 
 docs: $(READY)
-	DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "The site is build/site/index.html."
 
 $(READY): pyproject.toml constraints.txt
