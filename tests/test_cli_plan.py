@@ -110,6 +110,13 @@ def test_a_flag_of_a_trained_run_is_refused_for_a_named_model(flag, value):
     assert f"{flag} {value}: a named model is planned from shapes alone" in call(flag, value, code=2).stderr
 
 
+def test_a_budget_of_time_names_the_flags_that_tell_the_machine():
+    assert (
+        "--budget latency<=80% needs to know the machine: give --gpu"
+        in call("--budget", "latency<=80%", code=2).stderr
+    )
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")

@@ -96,6 +96,10 @@ def plan(
             raise ReplearnError(
                 "--budget chooses the targets; leave out --interval, --first, --fraction, --targets."
             )
+        if machine is None and budget.strip().startswith(("latency", "time")):
+            raise ReplearnError(
+                f"--budget {budget} needs to know the machine: give --gpu H100, or --probe on the machine itself."
+            )
         placement = place(network, budget, example, score=score, data=data, operator=options, **terms)
         show(placement.plan, placement.promise, str(placement), promise, as_json)
         return

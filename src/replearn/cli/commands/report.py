@@ -30,9 +30,10 @@ def report(
     * `replearn report benchmarks/results --no-figures`
     """
     from ...experiments.report.building import build_report
+    from ...experiments.report.markup import counted
 
     made = build_report(folder, out, title=title, figures=figures)
-    runs, sections = len(made.collection.runs), len(made.sections)
-    typer.echo(f"{made.page}: {runs} runs in {sections} comparisons, {len(made.figures)} figures beside it.")
+    runs, sections = counted(len(made.collection.runs), "run"), counted(len(made.sections), "comparison")
+    typer.echo(f"{made.page}: {runs} in {sections}, {counted(len(made.figures), 'figure')} beside it.")
     for entry in made.collection.unread[:5]:
         typer.echo(f"not read: {entry.path}: {entry.reason}", err=True)
