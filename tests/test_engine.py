@@ -449,8 +449,8 @@ def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch
 
 def test_a_second_process_in_a_runs_folder_is_told_who_trains_there(tmp_path: Path) -> None:
     script = (
-        "import sys, pathlib; from replearn.experiments.training.locking import locked\n"
-        f"with locked([pathlib.Path({str(tmp_path)!r})]): print('held', flush=True); sys.stdin.read()"
+        "import sys, pathlib; from replearn.experiments.training.keeping import locked\n"
+        f"with locked(pathlib.Path({str(tmp_path)!r})): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as other:
         assert other.stdout is not None

@@ -112,7 +112,7 @@ class Run:
             self._capture = False
             self.note("step not captured, running it eagerly: float16 decides after each step whether it counts")
         self.seconds = 0.0
-        self._step_times: list[float] = []
+        self.step_ms = 0.0  # the mean over the last epoch
 
     # ---- advancing -------------------------------------------------------------------------
 
@@ -129,7 +129,6 @@ class Run:
             if self.method.start_epoch(self.bare, self.epoch, self.batches.peek):
                 self._captured = None
         self.model.train()
-        self._step_times = []
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
