@@ -28,17 +28,13 @@ class SkipAttention(Method):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         check_model(model)
-        blocks = model.get_submodule("blocks")
-        skipped = skipped_blocks(len(list(blocks.children())))
-        made: list[nn.Module] = []
-        for index, block in enumerate(blocks.children()):
-            if index == skipped.start - 1:
-                made.append(GivingBlock(block))
-            elif index in skipped:
-                made.append(SkippingBlock(block, Reuse(model)))
-            else:
-                made.append(block)
-        model.add_module("blocks", CarryingBlocks(*made).train(blocks.training))
+        plain = model.get_submodule("blocks")
+        blocks = list(plain.children())
+        skipped = skipped_blocks(len(blocks))
+        blocks[skipped.start - 1] = GivingBlock(blocks[skipped.start - 1])
+        for index in skipped:
+            blocks[index] = SkippingBlock(blocks[index], Reuse(model))
+        model.add_module("blocks", CarryingBlocks(*blocks).train(plain.training))
         return model
 
 
