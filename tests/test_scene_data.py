@@ -219,7 +219,7 @@ def test_camvid_is_read_and_void_does_not_count(tmp_path: Path) -> None:
     with pytest.raises(ReplearnError, match="holds 8 training pictures, and CamVid has 367"):
         data.load("camvid", tmp_path)
     (tmp_path / "camvid" / "trainannot" / "003.png").unlink()
-    with pytest.raises(ReplearnError, match=r"003\.png has no mask: there is no 003\.\* in .*trainannot"):
+    with pytest.raises(ReplearnError, match=r"003\.png has no mask: there is no .*trainannot/003\.\*"):
         data.load("camvid", tmp_path, strict_counts=False)
 
 

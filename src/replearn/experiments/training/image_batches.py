@@ -187,9 +187,6 @@ class DeviceBatches(ImageBatches):
         images, labels = self.images.batch(self._slot)
         return self.mixed(images), labels
 
-    def peek(self) -> Tensor:
-        return self.images.batch(self._draws[: min(256, self.batch_size)])[0]
-
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
         rows = self.images.draws(seed, -1)[:samples].to(self._draws.device)
         return [self.images.batch(part)[0] for part in rows.split(CALIBRATION)]
@@ -241,9 +238,6 @@ class StreamBatches(ImageBatches):
     def current(self) -> tuple[Tensor, Tensor]:
         images, labels = self._batch
         return self.mixed(images), labels
-
-    def peek(self) -> Tensor:
-        return next(self._drawn(self._seed, self._epoch))[0]
 
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
         batches = self._drawn(seed_at(seed, "calibration"), 0)

@@ -118,17 +118,11 @@ class DetectionBatches(PictureBatches[DetectionSet]):
     def current(self) -> Batch:
         return self._batch
 
-    def peek(self) -> list[Tensor]:
-        return self._pictures(self._draw(0, 0)[0][:1])[0]
-
     def calibration(self, seed: int, samples: int) -> list[list[Tensor]]:
         flat = [number for row in self._draw(seed, -1)[0] for number in row][:samples]
         size = self.calibration_size(len(flat))
-        return self._pictures([flat[start : start + size] for start in range(0, len(flat), size)])
-
-    def _pictures(self, rows: list[list[int]]) -> list[list[Tensor]]:
-        stream = self._train.batches(rows, substitute=True)
-        return [self.as_batch(part, self.data.train)[0] for part in stream]
+        rows = [flat[start : start + size] for start in range(0, len(flat), size)]
+        return [self.as_batch(part, self.data.train)[0] for part in self._train.batches(rows, substitute=True)]
 
     def test(self, processes: Processes) -> Iterator[tuple[list[Scene | None], Batch]]:
         """Test pictures with their scenes; None for one that only fills up."""
@@ -223,16 +217,12 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
         labels = grid_sample(shifted, grid, mode="nearest", align_corners=False)[:, 0].round().long() - 1
         return images, counted(labels)
 
-    def peek(self) -> Tensor:
-        return self._pictures(self.draws(0, 0)[0])
-
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
         rows = self.draws(seed, -1).flatten(0, 1)[:samples]
-        return [self._pictures(part) for part in rows.split(self.calibration_size(len(rows)))]
-
-    def _pictures(self, rows: Tensor) -> Tensor:
-        samples = [] if self.fixed else next(self._train.batches([self._numbers(rows)], substitute=True))
-        return self.cut(rows.to(self.device), samples)[0]
+        parts = rows.split(self.calibration_size(len(rows)))
+        numbers = [self._numbers(part) for part in parts]
+        read = iter(()) if self.fixed else self._train.batches(numbers, substitute=True)
+        return [self.cut(part.to(self.device), next(read, []))[0] for part in parts]
 
     def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
         """Whole test pictures and their classes; one that only fills up has no pixel that counts."""

@@ -126,7 +126,8 @@ class Run:
         if self.step_in_epoch == 0:
             self.sums.zero_()
             self.seconds = 0.0
-            if self.method.start_epoch(self.bare, self.epoch, self.batches.peek):
+            seed = seed_at(self.spec.seed, self.epoch, "batch")
+            if self.method.start_epoch(self.bare, self.epoch, lambda: self.batches.calibration(seed, 256)[0]):
                 self._captured = None
         self.model.train()
         if self.device.type == "cuda":

@@ -1,8 +1,9 @@
 """Pictures in a folder for each class, streamed: a data set too large for memory, as ImageNet."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from .scenes import open_picture
 from .source import Counted
 
 Key = tuple[int, int]  # an image's index, -1 for a filler, and the seed of its augmentation
-Sample = tuple[Tensor, int] | str  # a str is what is wrong: a worker's own exception arrives as a wall of text
 
 
 def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
@@ -30,31 +30,20 @@ def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
     return v2.Compose([*steps, *([v2.RandAugment()] if rand_augment else []), v2.PILToTensor()])
 
 
-class _Pictures(Dataset[Any]):
-    """What a worker process does: one picture for one key."""
+class Reader(Dataset[Any]):
+    """What a worker process does: one item for one key, or a text that says what is wrong with it.
 
-    def __init__(self, samples: Sequence[tuple[str, int]], size: int, transform: Any) -> None:
-        self.samples, self.size, self.transform = samples, size, transform
+    A worker's own exception would arrive as a wall of text.
+    """
 
-    def __getitem__(self, key: Key) -> Sample:
-        index, seed = key
-        if index < 0:
-            return torch.zeros(3, self.size, self.size, dtype=torch.uint8), IGNORED
-        path, label = self.samples[index]
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self.read = read
+
+    def __getitem__(self, key: Any) -> Any:
         try:
-            image = open_picture(Path(path)).convert("RGB")
+            return self.read(key)
         except ReplearnError as error:
             return str(error)
-        with torch.random.fork_rng(devices=[]):  # the transforms draw from torch's global generator
-            torch.manual_seed(seed)
-            return self.transform(image), label
-
-
-def collate(samples: list[Sample]) -> tuple[Tensor, Tensor] | str:
-    good = [sample for sample in samples if not isinstance(sample, str)]
-    if len(good) < len(samples):
-        return next(sample for sample in samples if isinstance(sample, str))
-    return torch.stack([image for image, _ in good]), torch.tensor([label for _, label in good])
 
 
 def default_workers() -> int:
@@ -62,17 +51,35 @@ def default_workers() -> int:
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def loader_of(pictures: Dataset[Any], batches: Any, workers: int, collate_fn: Any, pin: bool) -> DataLoader[Any]:
-    """Batches read ahead by worker processes."""
-    generator = torch.Generator()  # its own, so that reading data moves no other random numbers
+def loader_of(
+    read: Callable[[Any], Any], batches: Any, workers: int, collate: Callable[[list[Any]], Any], pin: bool
+) -> DataLoader[Any]:
+    """Batches of items read ahead by worker processes."""
     return DataLoader(
-        pictures,
+        Reader(read),
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=collate_fn,
+        collate_fn=collate,
         pin_memory=pin,
-        generator=generator,
+        generator=torch.Generator(),  # its own, so that reading data moves no other random numbers
     )
+
+
+def read_labelled(key: Key, samples: Sequence[tuple[str, int]], size: int, transform: Any) -> tuple[Tensor, int]:
+    index, seed = key
+    if index < 0:
+        return torch.zeros(3, size, size, dtype=torch.uint8), IGNORED
+    path, label = samples[index]
+    image = open_picture(Path(path)).convert("RGB")
+    with torch.random.fork_rng(devices=[]):  # the transforms draw from torch's global generator
+        torch.manual_seed(seed)
+        return transform(image), label
+
+
+def stacked(samples: list[Any]) -> tuple[Tensor, Tensor] | str:
+    if wrong := next((sample for sample in samples if isinstance(sample, str)), None):
+        return wrong
+    return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -129,9 +136,9 @@ class StreamedSet(Counted):
         return torch.cat(images), torch.cat(labels)
 
     def _stream(self, part: Any, augment: bool, batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        pictures = _Pictures(part.samples, self.size, transform_for(self.size, augment, self.rand_augment))
-        for batch in loader_of(pictures, batches, self.workers, collate, torch.cuda.is_available()):
+        transform = transform_for(self.size, augment, self.rand_augment)
+        read = partial(read_labelled, samples=part.samples, size=self.size, transform=transform)
+        for batch in loader_of(read, batches, self.workers, stacked, torch.cuda.is_available()):
             if isinstance(batch, str):
                 raise ReplearnError(batch)
-            images, labels = batch
-            yield images, labels
+            yield batch

@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from .. import data as data_room
 from ..batches import Batches
 from ..data.scenes import Defects
+from ..examples import write_examples
 from ..metrics import Metric
+from ..picture_batches import PictureBatches
 from ..picture_store import PictureStore
 from ..pretrained import start_backbone_
 from ..processes import Processes
 
 if TYPE_CHECKING:
     from ..run import RunSpec
+
+EXAMPLES = 4  # test pictures that a finished run draws
 
 
 class Task(ABC):
@@ -90,6 +94,7 @@ class PictureTask(Task):
     kind: ClassVar[Any]  # the class of its data sets
     batches_of: ClassVar[Any]  # the class of its batches
 
+    batches: PictureBatches[Any]
     defects: Defects
     started: str = ""
 
@@ -124,10 +129,11 @@ class PictureTask(Task):
 
     def keep(self, model: nn.Module, precision: AbstractContextManager[Any]) -> None:
         with precision:
-            self.draw(model)
+            shown = self.examples(model)
+        write_examples(self.spec.out, shown, self.batches.data.class_names)
         if self.defects.found:
             (self.spec.out / "skipped.txt").write_text("\n".join(self.defects.found) + "\n", encoding="utf-8")
 
     @abstractmethod
-    def draw(self, model: nn.Module) -> None:
-        """Write a few test pictures with what is in them and what the model finds."""
+    def examples(self, model: nn.Module) -> list[tuple[Tensor, Any, Any]]:
+        """A few test pictures with what is in them and what the model finds."""

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from ..coco_metrics import coco_metrics, need_pycocotools, write_results_file
 from ..data import DetectionSet
 from ..data.scenes import Scene, read_scene
-from ..examples import box_examples
 from ..metrics import Metric
 from ..picture_batches import Batch, DetectionBatches
 from ..scene_models import detector
-from .base import PictureTask
+from .base import EXAMPLES, PictureTask
 
 RESULTS = "predictions.json"  # what was found in the test pictures, as a COCO results file
-EXAMPLES = 4
 
 
 class Detection(PictureTask):
@@ -101,10 +99,9 @@ class Detection(PictureTask):
         dist.all_gather_object(parts, mine)
         return [entry for part in parts for entry in part]
 
-    def draw(self, model: nn.Module) -> None:
+    def examples(self, model: nn.Module) -> list[tuple[Tensor, Any, Any]]:
         shown = self.batches.examples(EXAMPLES)
-        found = [model([image])[0] for image, _ in shown]
-        box_examples(self.spec.out, shown, found, self.batches.data.class_names)
+        return [(image, boxes, model([image])[0]) for image, boxes in shown]
 
 
 def only(truth: Any, seen: list[int]) -> dict[str, Any]:
