@@ -16,9 +16,9 @@ pytest.importorskip("timm")
 
 from replearn import ReplearnError, operators
 from replearn.experiments.training import data
+from replearn.experiments.training.comparable import at_equal_time
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
-from replearn.experiments.training.equal_time import at_equal_time
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.image_batches import DeviceImages
 from replearn.experiments.training.pretrained import load_pretrained_

@@ -72,7 +72,7 @@ def unpatch_(model: nn.Module, *kinds: type[Patch]) -> None:
     """Take every patch of these kinds off; what stood below it stays."""
     for module in model.modules():
         kept = [patch for patch in patches_on(module) if not isinstance(patch, kinds)]
-        for patch, below in zip(kept, [*kept[1:], None], strict=True):
+        for patch, below in zip(kept, [*kept[1:], None], strict=False):
             patch.inner = below
         if kept:
             vars(module)["forward"] = kept[0]
