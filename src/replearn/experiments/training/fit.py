@@ -16,7 +16,7 @@ from ...errors import ReplearnError
 from ...planning.serialization import encode
 from .keeping import locked, result_of, resume_run, save_run, write_model, write_result
 from .log import logs_of, module_of
-from .processes import Interruption, Parallel, Processes, interruption, start_processes
+from .processes import Interruption, Parallel, Processes, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
@@ -83,7 +83,7 @@ def fit(
         if not all(run.batches.one_shape for run in runs):
             torch.backends.cudnn.benchmark = False  # each new size would be tried out anew
         processes.agree(True, where)  # nobody looks for a state before it is tidy
-        with interruption(processes, where) as stop:
+        with Interruption(processes, where) as stop:
             return _train(runs, where, processes, progress, resume, stop, logger)
 
 

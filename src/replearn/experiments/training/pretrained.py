@@ -48,9 +48,9 @@ def load_pretrained_(
         head = set() if words is not None else head_names(model)
         check_names(model, found.keys() - head, own.keys() - head, source)
         about = told_about(Path(source))
-        for key in own.keys() - head:
-            if found[key].shape != own[key].shape:
-                told = reason(key, found[key], own[key], words)
+        for key, tensor in own.items():
+            if key not in head and found[key].shape != tensor.shape:
+                told = reason(key, found[key], tensor, words)
                 raise ReplearnError(f"{source} is of another configuration: {told}")
         check_heads(source, about.get("model"), name)
         other = outputs is not None and about.get("outputs", outputs) != outputs

@@ -70,12 +70,10 @@ class Run:
                 "shard is not seen in the others. Write --parallel ddp, or precision=bfloat16."
             )
         self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
-        self.notes: list[str] = []
-        self._task_notes: list[str] = []
+        self._notes: list[str] = []
         self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
         torch.manual_seed(seed_at(spec.seed, "weights"))
         model = task.build()
-        self._take_notes()
         model = self.method.prepare(model).to(device)
         if recipe.channels_last and not self.sharded:  # FSDP takes contiguous parameters alone
             to_channels_last_(model)
@@ -186,13 +184,13 @@ class Run:
             self.note(f"step not captured, running it eagerly: {why}")
 
     def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        if text not in self._notes:
+            self._notes.append(text)
 
-    def _take_notes(self) -> None:
-        """The task's notes as they are now, in place of what it said before."""
-        said, self._task_notes = self._task_notes, self.task.notes()
-        self.notes = [note for note in self.notes if note not in (*said, *self._task_notes)] + self._task_notes
+    @property
+    def notes(self) -> list[str]:
+        """The run's own, then the task's as they are now."""
+        return [*self._notes, *(note for note in self.task.notes() if note not in self._notes)]
 
     # ---- measuring -------------------------------------------------------------------------
 
@@ -217,7 +215,6 @@ class Run:
             peak_memory=peak,
         )
         self.epochs.append(measured)
-        self._take_notes()
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         return measured
 

@@ -17,7 +17,7 @@ from ...surgery.checkpoint import load
 from . import data as data_room
 from .architectures import architecture, is_language_model, language_model
 from .data.images import stratified_order
-from .image_batches import DeviceBatches, DeviceImages, ImageBatches
+from .image_batches import ImageBatches
 from .methods import method_for
 from .methods.base import Method, Setting
 from .pretrained import metadata_of, read_weights
@@ -87,13 +87,6 @@ class Trained:
             raise ReplearnError(f"{self.result.data} is no set of images with labels, which this command takes.")
         return self.task.batches
 
-    @property
-    def images(self) -> DeviceImages:
-        """The run's images on its device; ReplearnError where they are streamed or no images."""
-        if not isinstance(self._batches, DeviceBatches):
-            raise ReplearnError(f"{self.result.data} is streamed, and this command takes sets that fit in memory.")
-        return self._batches.images
-
     def train_batches(self, count: int, size: int, seed: int = 0) -> list[Labelled]:
         """So many training samples, drawn once and not augmented, in batches with their labels."""
         batches = self.task.batches
@@ -106,14 +99,8 @@ class Trained:
 
     def test(self, count: int) -> Labelled:
         """Test images as the model takes them, and labels: the same ones for every run, classes evenly."""
-        return self._evenly(False, count)
-
-    def train(self, count: int) -> Labelled:
-        """Training images without augmentation, and labels, classes evenly."""
-        return self._evenly(True, count)
-
-    def _evenly(self, train: bool, count: int) -> Labelled:
-        return self._batches.picked(train, stratified_order(self._batches.labels_of(train).cpu(), 0)[:count])
+        order = stratified_order(self._batches.labels_of(train=False).cpu(), 0)
+        return self._batches.picked(False, order[:count])
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
