@@ -86,6 +86,9 @@ def test_the_same_images_are_shown_of_every_run_with_classes_evenly(resnets: dic
     one, other = (read_trained(resnets[label]) for label in ("E2E", "RepL"))
     assert torch.equal(one.test(50)[0], other.test(50)[0])
     assert one.test(50)[1].bincount().tolist() == [5] * 10
+    images, labels = one.train(30)
+    assert images.shape == (30, 1, 8, 8)
+    assert labels.bincount().tolist() == [3] * 10
 
 
 def test_penultimate_features_are_what_the_classifier_is_given() -> None:

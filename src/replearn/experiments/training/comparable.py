@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from ...errors import ReplearnError
-from .recipe import Variant, variant_from_dict
+from ...planning.serialization import decode
+from .recipe import Variant
 from .results import SHARED, Result
 
 NOT_SETTINGS = ("name", "table", "data", "variants", "paper")  # what may differ between comparable runs
@@ -69,7 +70,7 @@ def at_equal_time(results: Sequence[Result]) -> list[Variant]:
     shared device, different hardware.
     """
     times: dict[str, list[float]] = {}
-    rows = {str(result.variant["label"]): variant_from_dict(result.variant) for result in results}
+    rows = {str(result.variant["label"]): decode(Variant, result.variant, "variant") for result in results}
     for result in results:
         times.setdefault(str(result.variant["label"]), []).append(result.epoch_seconds)
     full = next((label for label, row in rows.items() if row.method == "e2e"), None)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import grid_sample
 from ...errors import ReplearnError
 from .batches import Batches
 from .data import IGNORED, DetectionSet, SegmentationSet
-from .data.scenes import VOID, Scene
+from .data.scenes import VOID, Defects, Scene
 from .image_batches import Scale
 from .picture_store import PictureStore, Sample
 from .processes import Processes
@@ -24,22 +25,25 @@ Boxes = dict[str, Tensor]  # as torchvision's detectors take them: boxes and lab
 Batch = tuple[list[Tensor], list[Boxes]]
 
 
+@dataclass(frozen=True)
+class Pictures(Generic[Set]):
+    """A data set with the pictures of its two parts, which several runs share."""
+
+    data: Set
+    train: PictureStore
+    test: PictureStore
+    defects: Defects
+
+
 class PictureBatches(Batches, Generic[Set]):
     """Pictures of a store for training and of another for the test, flipped or not."""
 
-    def __init__(
-        self,
-        data: Set,
-        train: PictureStore,
-        test: PictureStore,
-        processes: Processes,
-        recipe: Recipe,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, held: Pictures[Set], processes: Processes, recipe: Recipe, device: torch.device) -> None:
+        data = held.data
         self.data: Set = data
         self.device, self.recipe = device, recipe
         self.flip = recipe.augment.get(data.name, Augment()).flip
-        self._train, self._test = train, test
+        self._train, self._test = held.train, held.test
         self.numbers = self._trained_on()
         super().__init__(processes, recipe.batch_size, len(self.numbers), "pictures", data.name)
         self._stream: Iterator[list[Sample]] = iter(())
@@ -153,24 +157,18 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
     """Scaled, cut and flipped on the device; held pictures of one size can be part of a captured step."""
 
     def __init__(
-        self,
-        data: SegmentationSet,
-        train: PictureStore,
-        test: PictureStore,
-        processes: Processes,
-        recipe: Recipe,
-        device: torch.device,
+        self, held: Pictures[SegmentationSet], processes: Processes, recipe: Recipe, device: torch.device
     ) -> None:
-        super().__init__(data, train, test, processes, recipe, device)
+        super().__init__(held, processes, recipe, device)
         self.settings = recipe.segmentation
         low, high = self.settings.scale
         if not 0 < low <= high:
             raise ReplearnError(f"segmentation.scale={[low, high]}: write the least and the most, as [0.5, 2.0].")
         if self.settings.crop < 32 or self.settings.crop % 16:
             raise ReplearnError(f"segmentation.crop={self.settings.crop}: write a multiple of 16, at least 32.")
-        self._stacked, self._even = train.stacked(), test.stacked() is not None
+        self._stacked, self._even = self._train.stacked(), self._test.stacked() is not None
         self.fixed = self._stacked is not None
-        self.normalised = Scale(data.mean, data.std, device)
+        self.normalised = Scale(self.data.mean, self.data.std, device)
         self._slot = torch.zeros(self.share, 5, device=device)
 
     def draws(self, seed: int, epoch: int) -> Tensor:

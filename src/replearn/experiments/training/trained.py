@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from ...errors import ReplearnError
 from ...planning.planner import plan
+from ...planning.serialization import decode
 from ...surgery.checkpoint import load
 from . import data as data_room
 from .architectures import architecture, is_language_model, language_model
@@ -22,7 +23,7 @@ from .methods import method_for
 from .methods.base import Method, Setting
 from .pretrained import metadata_of, read_weights
 from .processes import Processes
-from .recipe import Augment, Recipe, recipe_from_dict, variant_from_dict
+from .recipe import Augment, Recipe, Variant, recipe_from_dict
 from .results import Result, read_result
 from .run import RunSpec
 from .scene_models import detector, is_detector, is_segmenter, segmenter
@@ -75,7 +76,7 @@ class Trained:
         data = self.result.data
         plain = Augment(resize=self.recipe.augment.get(data, Augment()).resize)
         recipe = replace(self.recipe, augment={data: plain}, pretrained=None, channels_last=False)
-        variant = replace(variant_from_dict(self.result.variant), calibrate=0)
+        variant = replace(decode(Variant, self.result.variant, "variant"), calibrate=0)
         spec = RunSpec(
             recipe=recipe, variant=variant, data=data, seed=self.result.seed, out=Path(), data_root=self.data_root
         )
@@ -99,8 +100,14 @@ class Trained:
 
     def test(self, count: int) -> Labelled:
         """Test images as the model takes them, and labels: the same ones for every run, classes evenly."""
-        order = stratified_order(self._batches.labels_of(train=False).cpu(), 0)
-        return self._batches.picked(False, order[:count])
+        return self._evenly(False, count)
+
+    def train(self, count: int) -> Labelled:
+        """Training images without augmentation, and labels, classes evenly."""
+        return self._evenly(True, count)
+
+    def _evenly(self, train: bool, count: int) -> Labelled:
+        return self._batches.picked(train, stratified_order(self._batches.labels_of(train).cpu(), 0)[:count])
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
@@ -137,7 +144,7 @@ def read_trained(
             "runs/t1_resnet32/cifar10/e2e/seed-0; `replearn train RECIPE --method e2e` writes one."
         )
     result = read_result(folder / "result.json")
-    recipe, variant = recipe_from_dict(result.recipe), variant_from_dict(result.variant)
+    recipe, variant = recipe_from_dict(result.recipe), decode(Variant, result.variant, "variant")
     if full and variant.method != "e2e":
         raise ReplearnError(
             f"{folder} was trained with {variant.label} ({variant.method}), so it is not the full model with "

@@ -24,7 +24,7 @@ from ....planning.similarity import block_similarity
 from ....planning.targets import build_operator, trainable
 from ....surgery.plan_metadata import attach_plan_
 from ....surgery.replace import device_of, set_submodule
-from .base import Method, Setting
+from .base import Method
 from .wrapping import Patch, patches, unpatch_
 
 HOLDER = "replearn_operators"
@@ -35,10 +35,8 @@ class Adaptive(Method):
     has_targets = True
     leaves_idle = True
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._fixed: Plan | None = None
-        self._stacks: tuple[Stack, ...] = ()
+    _fixed: Plan
+    _stacks: tuple[Stack, ...]
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Give every legal block an operator; until the first score the fixed targets are replaced."""
@@ -83,7 +81,7 @@ class Adaptive(Method):
         # the ends of a stack are never legal, so stacks do not touch
         names = [name for stack in self._stacks for name in stack.blocks]
         places = {place: scores[name] for place, name in enumerate(names) if name in scores}
-        chosen = best_apart(places, len(self._fixed.targets) if self._fixed else 0)
+        chosen = best_apart(places, len(self._fixed.targets))
         return {names[place] for place in chosen}
 
     def state(self) -> dict[str, Any]:
@@ -110,9 +108,8 @@ class Adaptive(Method):
         changed = any(switch.replaced != (switch.target.name in names) for switch in switches)
         for switch in switches:
             switch.replaced = switch.target.name in names
-        if self._fixed is not None:
-            chosen = tuple(switch.target for switch in switches if switch.replaced)
-            self.plan = chosen_plan(model, self._fixed, chosen, how)
+        chosen = tuple(switch.target for switch in switches if switch.replaced)
+        self.plan = chosen_plan(model, self._fixed, chosen, how)
         return changed
 
 

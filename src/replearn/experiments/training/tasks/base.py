@@ -15,7 +15,7 @@ from ..batches import Batches
 from ..data.scenes import Defects
 from ..examples import write_examples
 from ..metrics import Metric
-from ..picture_batches import PictureBatches
+from ..picture_batches import PictureBatches, Pictures
 from ..picture_store import PictureStore
 from ..pretrained import start_backbone_
 from ..processes import Processes
@@ -88,6 +88,12 @@ class Task(ABC):
         return zip(*(tensor.chunk(count) for tensor in batch), strict=True)
 
 
+def sums_of(loss: Tensor, samples: int, *counted: Tensor) -> Tensor:
+    """What `Task.loss` adds up: a batch's loss, what is counted, the number of samples."""
+    mean = loss.detach().float()
+    return torch.stack([mean * samples, *counted, torch.full_like(mean, samples)])
+
+
 class PictureTask(Task):
     """What detection and segmentation share: pictures on disk, of which some may be broken, and a backbone."""
 
@@ -111,11 +117,10 @@ class PictureTask(Task):
             defects = Defects(spec.recipe.bad_data)
             loaded = data_room.load(spec.data, spec.data_root, defects=defects)
             found = data_room.expect(cls.kind, loaded, cls.name)
-            parts = (found.train, found.test)
-            stores = [PictureStore(items, cls.reader(found), device, defects) for items in parts]
-            shared[key] = found, *stores, defects
-        found, train, test, task.defects = shared[key]
-        task.batches = cls.batches_of(found, train, test, processes, spec.recipe, device)
+            stores = (PictureStore(part, cls.reader(found), device, defects) for part in (found.train, found.test))
+            shared[key] = Pictures(found, *stores, defects)
+        task.defects = shared[key].defects
+        task.batches = cls.batches_of(shared[key], processes, spec.recipe, device)
         return task
 
     def start_(self, model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from ..data.scenes import Scene, read_scene
 from ..metrics import Metric
 from ..picture_batches import Batch, DetectionBatches
 from ..scene_models import detector
-from .base import EXAMPLES, PictureTask
+from .base import EXAMPLES, PictureTask, sums_of
 
 RESULTS = "predictions.json"  # what was found in the test pictures, as a COCO results file
 
@@ -48,10 +48,7 @@ class Detection(PictureTask):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         images, targets = batch
         loss: Tensor = sum(model(images, targets).values())
-        with torch.no_grad():
-            mean = loss.detach().float()
-            sums = torch.stack([mean * len(images), torch.full_like(mean, len(images))])
-        return loss, sums
+        return loss, sums_of(loss, len(images))
 
     def parts(self, batch: Batch, count: int) -> Iterator[Batch]:
         images, targets = batch

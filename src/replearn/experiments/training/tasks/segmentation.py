@@ -13,7 +13,7 @@ from ..data.scenes import read_pair
 from ..metrics import Metric
 from ..picture_batches import SegmentationBatches
 from ..scene_models import logits_of, segmenter, stride_of
-from .base import EXAMPLES, PictureTask
+from .base import EXAMPLES, PictureTask, sums_of
 
 
 class SemanticSegmentation(PictureTask):
@@ -50,8 +50,7 @@ class SemanticSegmentation(PictureTask):
         with torch.no_grad():
             real = (labels >= 0).sum().clamp(min=1)
             right = (logits.detach().argmax(1) == labels).sum() / real * len(images)
-            sums = torch.stack([loss.detach().float() * len(images), right, torch.full_like(right, len(images))])
-        return loss, sums
+            return loss, sums_of(loss, len(images), right)
 
     def pixel_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over pixels that count; 0 where a batch has none."""
