@@ -117,8 +117,10 @@ def _train(
             due = time.monotonic() - saved > CHECKPOINT_SECONDS
             save = last or processes.agree(due, device)  # clocks differ, and saving takes all processes
             for run in active:
+                values = run.epochs[-1].to_dict()
+                number = values.pop("epoch")
                 for log in logs[run]:
-                    log.epoch(run.epochs[-1])
+                    log.epoch(values, number)
                 if talk:
                     talk.epoch(runs.index(run), run.epochs[-1])
                 if run.finished:

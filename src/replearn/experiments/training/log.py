@@ -4,89 +4,80 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from ...errors import ReplearnError
 from ...planning.serialization import encode
-from .results import Epoch, write_atomically
+from .results import write_atomically
 from .run import Run
 
 FORMAT = "replearn-log-1"
 PROJECT = "replearn"
 
 
-class JsonLines:
+@dataclass(frozen=True)
+class Log:
+    """One place that epochs go to: `epoch` takes its values by name and its number."""
+
+    epoch: Callable[[Mapping[str, Any], int], object]
+    end: Callable[[], object] = lambda: None
+
+
+def json_lines(run: Run) -> Log:
     """A line an epoch; a resumed run goes on in the same file."""
+    path = run.spec.out / "log.jsonl"
+    lines = [json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n" for epoch in run.epochs]
+    write_atomically(path, "".join(lines))  # from the state that the run goes on from: a killed run's may be torn
 
-    def __init__(self, run: Run) -> None:
-        self.path = run.spec.out / "log.jsonl"
-        # the epochs of the state that the run goes on from: a killed run's lines may be torn
-        write_atomically(self.path, "".join(map(self.line, run.epochs)))
+    def append(values: Mapping[str, Any], number: int) -> None:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"format": FORMAT, "epoch": number, **values}) + "\n")
 
-    @staticmethod
-    def line(epoch: Epoch) -> str:
-        return json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n"
-
-    def epoch(self, epoch: Epoch) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(self.line(epoch))
-
-    def end(self) -> None:
-        pass
+    return Log(append)
 
 
-class TensorBoard:
-    def __init__(self, module: Any, run: Run) -> None:
-        self.writer = module.SummaryWriter(str(run.spec.out / "tensorboard"))
+def tensorboard(module: Any, run: Run) -> Log:
+    writer = module.SummaryWriter(str(run.spec.out / "tensorboard"))
 
-    def epoch(self, epoch: Epoch) -> None:
-        for key, value in numbers(epoch).items():
-            self.writer.add_scalar(key, value, epoch.epoch)
+    def add(values: Mapping[str, Any], number: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, number)
 
-    def end(self) -> None:
-        self.writer.close()
+    return Log(add, writer.close)
 
 
-class Wandb:
+def wandb(module: Any, run: Run) -> Log:
     """A W&B run; a resumed run goes on in the same one. Environment variables say where, as WANDB_MODE does."""
-
-    def __init__(self, module: Any, run: Run) -> None:
-        out = run.spec.out
-        name = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:16]
-        self.run = module.init(
-            project=PROJECT, name=run.title, id=name, resume="allow", reinit="create_new", dir=str(out),
-            config=about(run),
-        )  # fmt: skip
-
-    def epoch(self, epoch: Epoch) -> None:
-        self.run.log(numbers(epoch), step=epoch.epoch)
-
-    def end(self) -> None:
-        self.run.finish()
+    out = run.spec.out
+    name = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:16]
+    made = module.init(
+        project=PROJECT, name=run.title, id=name, resume="allow", reinit="create_new", dir=str(out),
+        config=about(run),
+    )  # fmt: skip
+    return Log(lambda values, number: made.log(dict(values), step=number), made.finish)
 
 
-class Mlflow:
+def mlflow(module: Any, run: Run) -> Log:
     """An MLflow run, in the store that MLFLOW_TRACKING_URI names."""
+    client = module.MlflowClient()
+    found = client.get_experiment_by_name(PROJECT)
+    experiment = client.create_experiment(PROJECT) if found is None else found.experiment_id
+    name = client.create_run(experiment, run_name=run.title).info.run_id
+    for key, value in about(run).items():
+        client.log_param(name, key, str(value)[:6000])
 
-    def __init__(self, module: Any, run: Run) -> None:
-        self.client = module.MlflowClient()
-        found = self.client.get_experiment_by_name(PROJECT)
-        experiment = self.client.create_experiment(PROJECT) if found is None else found.experiment_id
-        self.id = self.client.create_run(experiment, run_name=run.title).info.run_id
-        for key, value in about(run).items():
-            self.client.log_param(self.id, key, str(value)[:6000])
+    def add(values: Mapping[str, Any], number: int) -> None:
+        for key, value in values.items():
+            client.log_metric(name, key, value, step=number)
 
-    def epoch(self, epoch: Epoch) -> None:
-        for key, value in numbers(epoch).items():
-            self.client.log_metric(self.id, key, value, step=epoch.epoch)
-
-    def end(self) -> None:
-        self.client.set_terminated(self.id)
+    return Log(add, lambda: client.set_terminated(name))
 
 
-SERVICES: dict[str, Any] = {"wandb": Wandb, "mlflow": Mlflow}
+SERVICES: dict[str, Callable[[Any, Run], Log]] = {"wandb": wandb, "mlflow": mlflow}
 
 
 def module_of(service: str) -> Any:
@@ -99,16 +90,12 @@ def module_of(service: str) -> Any:
         raise ReplearnError(f"logger={service!r} is not installed: pip install 'replearn[{service}]'.") from error
 
 
-def logs_of(run: Run, service: str | None) -> list[Any]:
+def logs_of(run: Run, service: str | None) -> list[Log]:
     """The file, TensorBoard where it is installed, and the service of this name."""
-    made: list[Any] = [JsonLines(run)]
+    made = [json_lines(run)]
     with suppress(ImportError):  # TensorBoard is optional; the JSON lines hold the same numbers
-        made.append(TensorBoard(import_module("torch.utils.tensorboard"), run))
+        made.append(tensorboard(import_module("torch.utils.tensorboard"), run))
     return made if service is None else [*made, SERVICES[service](module_of(service), run)]
-
-
-def numbers(epoch: Epoch) -> dict[str, Any]:
-    return {name: value for name, value in epoch.to_dict().items() if name != "epoch"}
 
 
 def about(run: Run) -> dict[str, Any]:

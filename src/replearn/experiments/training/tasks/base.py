@@ -117,8 +117,9 @@ class PictureTask(Task):
             defects = Defects(spec.recipe.bad_data)
             loaded = data_room.load(spec.data, spec.data_root, defects=defects)
             found = data_room.expect(cls.kind, loaded, cls.name)
-            stores = (PictureStore(part, cls.reader(found), device, defects) for part in (found.train, found.test))
-            shared[key] = Pictures(found, *stores, defects)
+            read = cls.reader(found)
+            train, test = (PictureStore(part, read, device, defects) for part in (found.train, found.test))
+            shared[key] = Pictures(found, train, test, defects)
         task.defects = shared[key].defects
         task.batches = cls.batches_of(shared[key], processes, spec.recipe, device)
         return task

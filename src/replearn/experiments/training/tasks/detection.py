@@ -1,5 +1,6 @@
 """Detection: boxes with a class and a score, judged by COCO's mean average precision."""
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..coco_metrics import coco_metrics, need_pycocotools, write_results_file
+from ..coco_metrics import coco_metrics, need_pycocotools
 from ..data import DetectionSet
 from ..data.scenes import Scene, read_scene
 from ..metrics import Metric
 from ..picture_batches import Batch, DetectionBatches
+from ..results import write_atomically
 from ..scene_models import detector
 from .base import EXAMPLES, PictureTask, sums_of
 
@@ -69,7 +71,7 @@ class Detection(PictureTask):
             found += [entry for scene, box in real for entry in self.as_results(scene, box)]
         found, seen = self.gathered(found), self.gathered(seen)
         if self.processes.leads:
-            write_results_file(self.spec.out / RESULTS, found)
+            write_atomically(self.spec.out / RESULTS, json.dumps(found))
         loss, count = self.processes.total(sums).tolist()
         measures = coco_metrics(only(self.batches.data.truth, seen), found)
         return {"test_loss": loss / max(1, count), **{f"test_{name}": value for name, value in measures.items()}}
