@@ -1,7 +1,7 @@
 """Pictures in a folder for each class, streamed: a data set too large for memory, as ImageNet."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ....errors import ReplearnError
-from ..seeds import seed_at
 from .images import IGNORED
 from .scenes import open_picture
 from .source import Counted
@@ -84,12 +83,7 @@ def stacked(samples: list[Any]) -> tuple[Tensor, Tensor] | str:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StreamedSet(Counted):
-    """A data set too large for memory: batches of uint8 images (B, C, size, size) and int64 labels.
-
-    `batch_size` is that of all processes together; each gets its equal part. The same (seed, epoch) gives the same
-    batches for any number of workers, and of processes together. Other settings:
-    `dataclasses.replace(stream, size=160, rand_augment=True)`.
-    """
+    """A data set too large for memory, whose pictures are read by worker processes."""
 
     name: str
     num_classes: int
@@ -99,45 +93,14 @@ class StreamedSet(Counted):
     test: Any = field(repr=False)
     channels: int = 3
     size: int = 224
-    rand_augment: bool = False
     workers: int = field(default_factory=default_workers)  # 0: read in this process
 
-    def train_batches(
-        self, epoch: int, seed: int, rank: int = 0, world_size: int = 1, batch_size: int = 256, first: int = 0
+    def read(
+        self, train: bool, batches: Iterable[Sequence[Key]], size: int, transform: Any
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch's augmented batches from number `first` on; a last one that is not full is left out."""
-        steps = self.num_train // batch_size
-        generator = torch.Generator().manual_seed(seed_at(seed, epoch, "order"))
-        order = torch.randperm(self.num_train, generator=generator)[: steps * batch_size]
-        mine = order.reshape(steps, world_size, -1)[first:, rank]
-        # made one by one: an epoch of ImageNet has more than a million
-        keys = ([(index, seed_at(seed, epoch, index, "augment")) for index in row.tolist()] for row in mine)
-        return self._stream(self.train, True, keys)
-
-    def test_batches(
-        self, rank: int = 0, world_size: int = 1, batch_size: int = 256
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every test image once, over all processes together.
-
-        Each process gets the same number of batches, so that sharded models stay in step; images
-        that only fill up are labelled IGNORED: count `labels >= 0`.
-        """
-        batches = []
-        for whole in torch.arange(self.num_test).split(batch_size):
-            share = -(-len(whole) // world_size)
-            indices = whole[rank * share : (rank + 1) * share].tolist()
-            batches.append([(index, 0) for index in indices + [-1] * (share - len(indices))])
-        return self._stream(self.test, False, batches)
-
-    def picked(self, train: bool, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """These training or test images, cropped as in tests, and their labels."""
-        parts = [[(index, 0) for index in indices[start : start + 64]] for start in range(0, len(indices), 64)]
-        images, labels = zip(*self._stream(self.train if train else self.test, False, parts), strict=True)
-        return torch.cat(images), torch.cat(labels)
-
-    def _stream(self, part: Any, augment: bool, batches: Any) -> Iterator[tuple[Tensor, Tensor]]:
-        transform = transform_for(self.size, augment, self.rand_augment)
-        read = partial(read_labelled, samples=part.samples, size=self.size, transform=transform)
+        """Batches of uint8 images (B, C, size, size) and int64 labels; a filler's is IGNORED."""
+        samples = (self.train if train else self.test).samples
+        read = partial(read_labelled, samples=samples, size=size, transform=transform)
         for batch in loader_of(read, batches, self.workers, stacked, torch.cuda.is_available()):
             if isinstance(batch, str):
                 raise ReplearnError(batch)
