@@ -99,9 +99,7 @@ def _restore(run: Run, found: Path) -> None:
     if run.processes.leads:  # the sums of all processes were saved as one
         run.sums.copy_(torch.tensor(about["sums"]))
     run.epoch, run.step_in_epoch = about["epoch"], about["step"]
-    run.seconds, run.started = about["seconds"], about["started"]
-    for note in about["notes"]:
-        run.note(note)
+    run.seconds, run.said, run.started = about["seconds"], about["notes"], about["started"]
     run.epochs = [epoch_from_dict(entry) for entry in about["epochs"]]
 
 

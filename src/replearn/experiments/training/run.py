@@ -70,7 +70,7 @@ class Run:
                 "shard is not seen in the others. Write --parallel ddp, or precision=bfloat16."
             )
         self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
-        self._notes: list[str] = []
+        self.said: list[str] = []
         self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
         torch.manual_seed(seed_at(spec.seed, "weights"))
         model = task.build()
@@ -184,13 +184,13 @@ class Run:
             self.note(f"step not captured, running it eagerly: {why}")
 
     def note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+        if text not in self.said:
+            self.said.append(text)
 
     @property
     def notes(self) -> list[str]:
         """The run's own, then the task's as they are now."""
-        return [*self._notes, *(note for note in self.task.notes() if note not in self._notes)]
+        return [*self.said, *(note for note in self.task.notes() if note not in self.said)]
 
     # ---- measuring -------------------------------------------------------------------------
 
