@@ -533,7 +533,7 @@ def test_a_drop_rate_is_a_number_below_one(rate: object) -> None:
             lambda: vit(block_fn=ParallelScalingBlock),
             "has a ParallelScalingBlock.*block_fn=Block",
         ),
-        ("skip_attention+stochastic_depth", vit, "blocks.2 of this VisionTransformer is a GivingBlock.*alone"),
+        ("skip_attention+stochastic_depth", vit, "blocks.2 of this VisionTransformer is a CarryingBlock.*alone"),
         ("checkpointing", lambda: nn.Sequential(nn.Linear(2, 2)), "Sequential has no stack.*replearn_anatomy"),
         ("stochastic_depth", lambda: nn.Linear(2, 2), "Linear has no stack"),
         ("repl", lambda: resnet(8), "CifarResNet"),

@@ -18,7 +18,7 @@ from replearn.experiments import recipes
 from replearn.experiments.training import data
 from replearn.experiments.training.data.scenes import Defects, DetectionSet, SegmentationSet, read_pair, read_scene
 from replearn.experiments.training.data.sets.masks import official_classes
-from replearn.experiments.training.picture_batches import DetectionBatches
+from replearn.experiments.training.picture_batches import DetectionBatches, Pictures
 from replearn.experiments.training.picture_store import PictureStore
 from replearn.experiments.training.processes import Processes
 
@@ -194,8 +194,9 @@ def test_every_picture_counts_once_over_all_processes_and_each_has_as_many(
     write_coco(tmp_path / "bccd", {"train": 4, "test": count})
     found, defects = loaded(tmp_path / "bccd")
     stores = [PictureStore(items, read_scene, CPU, defects) for items in (found.train, found.test)]
+    held = Pictures(found, *stores, defects)
     recipe = replace(recipes.recipe("bccd_retinanet"), batch_size=4)
-    batches = DetectionBatches(found, *stores, Processes(), recipe, CPU)
+    batches = DetectionBatches(held, Processes(), recipe, CPU)
     parts = [list(batches.test_samples(Processes(rank, world), size)) for rank in range(world)]
     assert len({tuple(len(row) for row in part) for part in parts}) == 1
     counting = [number for part in parts for row in part for counts, (number, _) in row if counts]
@@ -219,7 +220,7 @@ def test_camvid_is_read_and_void_does_not_count(tmp_path: Path) -> None:
     with pytest.raises(ReplearnError, match="holds 8 training pictures, and CamVid has 367"):
         data.load("camvid", tmp_path)
     (tmp_path / "camvid" / "trainannot" / "003.png").unlink()
-    with pytest.raises(ReplearnError, match=r"003\.png has no mask: there is no 003\.\* in .*trainannot"):
+    with pytest.raises(ReplearnError, match=r"003\.png has no mask: there is no .*trainannot/003\.\*"):
         data.load("camvid", tmp_path, strict_counts=False)
 
 

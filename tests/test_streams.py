@@ -56,15 +56,36 @@ def originals(tmp_path_factory):
 
 
 @pytest.fixture
-def folders(originals) -> StreamedSet:
+def stream(originals) -> StreamedSet:
     stream = data.load("imagenet", originals / "folders", strict_counts=False)
     assert isinstance(stream, StreamedSet)
-    return replace(stream, size=16, workers=0)
+    return plain(stream, size=16)
 
 
-@pytest.fixture
-def stream(folders) -> StreamedSet:
-    return folders
+def plain(stream: StreamedSet, **changes) -> StreamedSet:
+    """Read in this process, and not normalised: values stay those of the files, from 0 to 255."""
+    return replace(stream, **{"workers": 0, "mean": (0.0,) * 3, "std": (1 / 255,) * 3} | changes)
+
+
+def batches_of(
+    stream: StreamedSet, batch_size: int = 4, rank: int = 0, world: int = 1, **augment
+) -> StreamBatches:
+    return StreamBatches(stream, Augment(**augment), Processes(rank, world), batch_size, torch.device("cpu"))
+
+
+def drawn(stream: StreamedSet, epoch: int, seed: int, batch_size: int = 4, first: int = 0, **how) -> list:
+    """An epoch's batches, from one on."""
+    batches = batches_of(stream, batch_size, **how)
+    batches.start_epoch(seed, epoch, first)
+    made = []
+    for step in range(first, batches.steps):
+        batches.advance(step)
+        made.append(batches.current())
+    return made
+
+
+def evaluated(stream: StreamedSet, batch_size: int = 4, rank: int = 0, world: int = 1) -> list:
+    return list(batches_of(stream, batch_size, rank, world).test(Processes(rank, world)))
 
 
 def same(left: list, right: list) -> bool:
@@ -76,22 +97,22 @@ def same(left: list, right: list) -> bool:
 # ---- what every stream keeps -----------------------------------------------------------------
 
 
-def test_batches_are_uint8_with_the_right_labels(stream):
-    for images, labels in [*stream.train_batches(0, 0, batch_size=4), *stream.test_batches(batch_size=4)]:
-        assert (images.shape[1:], images.dtype, labels.dtype) == ((3, 16, 16), torch.uint8, torch.int64)
+def test_batches_have_the_right_labels(stream):
+    for images, labels in [*drawn(stream, 0, 0), *evaluated(stream)]:
+        assert (images.shape[1:], images.dtype, labels.dtype) == ((3, 16, 16), torch.float32, torch.int64)
         assert [number % 3 for number in numbers(images)] == labels.tolist()
 
 
 def test_an_epoch_draws_each_image_at_most_once_and_leaves_out_a_short_batch(stream):
-    batches = list(stream.train_batches(0, 0, batch_size=4))
+    batches = drawn(stream, 0, 0)
     assert [len(labels) for _, labels in batches] == [4, 4, 4]
-    drawn = Counter(number for images, _ in batches for number in numbers(images))
-    assert max(drawn.values()) == 1
+    counted = Counter(number for images, _ in batches for number in numbers(images))
+    assert max(counted.values()) == 1
 
 
 def test_each_epoch_crops_the_same_picture_anew(stream):
     def by_number(epoch: int) -> dict[int, torch.Tensor]:
-        ((images, _),) = stream.train_batches(epoch, 0, batch_size=TRAIN)
+        ((images, _),) = drawn(stream, epoch, 0, batch_size=TRAIN)
         return dict(zip(numbers(images), images[:, 1], strict=True))
 
     first, second = by_number(0), by_number(1)
@@ -100,33 +121,34 @@ def test_each_epoch_crops_the_same_picture_anew(stream):
 
 
 def test_the_same_seed_and_epoch_give_the_same_batches_and_others_do_not(stream):
-    first = list(stream.train_batches(1, 7, batch_size=4))
-    assert same(first, list(stream.train_batches(1, 7, batch_size=4)))
+    first = drawn(stream, 1, 7)
+    assert same(first, drawn(stream, 1, 7))
     for epoch, seed in ((2, 7), (1, 8)):
-        assert not same(first, list(stream.train_batches(epoch, seed, batch_size=4)))
+        assert not same(first, drawn(stream, epoch, seed))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resumed_epoch_goes_on_with_the_very_next_batch(stream, workers):
     stream = replace(stream, workers=workers)
-    whole = list(stream.train_batches(3, 0, batch_size=2))
+    whole = drawn(stream, 3, 0, batch_size=2)
     for first in (1, 4, len(whole)):
-        assert same(whole[first:], list(stream.train_batches(3, 0, batch_size=2, first=first)))
+        assert same(whole[first:], drawn(stream, 3, 0, batch_size=2, first=first))
 
 
 def test_reading_data_leaves_the_global_random_numbers_alone(stream):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    list(stream.train_batches(0, 0, batch_size=4))
-    list(replace(stream, workers=1).test_batches(batch_size=4))
+    drawn(stream, 0, 0)
+    evaluated(replace(stream, workers=1))
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-@pytest.mark.parametrize("per_process", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("world", "per_process"), [(w, n) for w in (1, 2, 3, 5) for n in (1, 2, 4) if w * n <= TRAIN]
+)
 def test_every_test_image_is_seen_once_by_as_many_batches_in_each_process(stream, world, per_process):
-    parts = [list(stream.test_batches(rank, world, per_process * world)) for rank in range(world)]
+    parts = [evaluated(stream, per_process * world, rank, world) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1
     kept = [(images[labels >= 0], labels[labels >= 0]) for part in parts for images, labels in part]
     assert sorted(number for images, _ in kept for number in numbers(images)) == list(range(TEST))
@@ -136,21 +158,21 @@ def test_every_test_image_is_seen_once_by_as_many_batches_in_each_process(stream
 
 
 def test_rand_augment_changes_the_pictures(stream):
-    plain = list(stream.train_batches(0, 0, batch_size=14))
-    augmented = list(replace(stream, rand_augment=True).train_batches(0, 0, batch_size=14))
-    assert torch.equal(plain[0][1], augmented[0][1])
-    assert not torch.equal(plain[0][0], augmented[0][0])
+    ((before, labels),) = drawn(stream, 0, 0, batch_size=14)
+    ((after, same_labels),) = drawn(stream, 0, 0, batch_size=14, rand_augment=True)
+    assert torch.equal(labels, same_labels)
+    assert not torch.equal(before, after)
 
 
 def test_batches_that_can_t_be_shared_out_are_told(stream):
     with pytest.raises(ReplearnError, match="A batch of 5 can't be divided among 2 processes"):
-        StreamBatches(stream, Augment(), Processes(0, 2), 5, torch.device("cpu"))
+        batches_of(stream, 5, world=2)
     with pytest.raises(ReplearnError, match="A batch of 16 is larger than imagenet, which has 14 training images"):
-        StreamBatches(stream, Augment(), Processes(), 16, torch.device("cpu"))
+        batches_of(stream, 16)
 
 
 def test_pictures_are_picked_without_augmentation(stream):
-    images, labels = stream.picked(True, [3, 0, 3])
+    images, labels = batches_of(stream).picked(True, torch.tensor([3, 0, 3]))
     assert [number % 3 for number in numbers(images)] == labels.tolist()
     assert torch.equal(images[0], images[2])
 
@@ -160,11 +182,11 @@ def test_the_validation_picture_is_the_centre_of_the_resized_one(tmp_path, origi
     framed = Image.new("RGB", (512, 512), (255, 255, 255))
     framed.paste((0, 0, 0), (32, 32, 480, 480))  # the frame is what 256 -> 224 cuts away
     framed.save(tmp_path / "imagenet" / "val" / "n01" / "000.JPEG", quality=100)
-    stream = data.load("imagenet", tmp_path, strict_counts=False)
-    images, _ = next(replace(stream, workers=0).test_batches(batch_size=1))
+    stream = plain(data.load("imagenet", tmp_path, strict_counts=False))
+    images, _ = evaluated(stream, batch_size=1)[0]
     assert images.shape == (1, 3, 224, 224)
     assert int(images[..., 2:-2, 2:-2].max()) < 10
-    smaller = next(replace(stream, workers=0, size=112).test_batches(batch_size=1))[0]
+    smaller = evaluated(replace(stream, size=112), batch_size=1)[0][0]
     assert int(smaller[..., 2:-2, 2:-2].max()) < 10
 
 
@@ -172,9 +194,9 @@ def test_the_validation_picture_is_the_centre_of_the_resized_one(tmp_path, origi
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_processes_together_read_the_batches_of_one(folders, world):
-    alone = list(folders.train_batches(2, 1, batch_size=4))
-    parts = [list(folders.train_batches(2, 1, rank, world, 4)) for rank in range(world)]
+def test_processes_together_read_the_batches_of_one(stream, world):
+    alone = drawn(stream, 2, 1)
+    parts = [drawn(stream, 2, 1, rank=rank, world=world) for rank in range(world)]
     together = [
         (torch.cat([images for images, _ in step]), torch.cat([labels for _, labels in step]))
         for step in zip(*parts, strict=True)
@@ -182,9 +204,8 @@ def test_processes_together_read_the_batches_of_one(folders, world):
     assert same(alone, together)
 
 
-def test_the_number_of_workers_changes_nothing(folders):
-    alone = list(folders.train_batches(0, 0, batch_size=4))
-    assert same(alone, list(replace(folders, workers=2).train_batches(0, 0, batch_size=4)))
+def test_the_number_of_workers_changes_nothing(stream):
+    assert same(drawn(stream, 0, 0), drawn(replace(stream, workers=2), 0, 0))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -194,7 +215,7 @@ def test_a_broken_picture_is_named_in_one_line(originals, tmp_path, workers):
     path.write_bytes(path.read_bytes()[:400])
     stream = replace(data.load("imagenet", tmp_path, strict_counts=False), size=16, workers=workers)
     with pytest.raises(ReplearnError, match=r"n02/004\.JPEG is no picture that can be read") as error:
-        list(stream.train_batches(0, 0, batch_size=14))
+        drawn(stream, 0, 0, batch_size=14)
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -203,7 +224,7 @@ def test_a_picture_that_vanished_is_named(originals, tmp_path):
     stream = replace(data.load("imagenet", tmp_path, strict_counts=False), size=16, workers=0)
     (tmp_path / "imagenet" / "val" / "n03" / "002.JPEG").unlink()
     with pytest.raises(ReplearnError, match=r"n03/002\.JPEG"):
-        list(stream.test_batches(batch_size=4))
+        evaluated(stream)
 
 
 def test_folders_that_are_not_imagenet_are_told(originals, tmp_path):

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def small(length: int = 4, batch: int = 3, processes: Processes | None = None, num: int = 53) -> TextBatches:
     """Batches of a text whose words are 'w0', 'w1', ...: a word's place can be read off it."""
     lines = [" ".join(f"w{i}" for i in range(num))]
-    made = text_set("counted", lines, lines, lines, min_count=1)
+    made = text_set("counted", lines, lines, min_count=1)
     return TextBatches(made, processes or Processes(), batch, length)
 
 
@@ -35,12 +35,11 @@ def test_basic_english_cuts_as_torchtext_does() -> None:
 
 
 def test_rare_and_unseen_words_are_unknown_and_every_line_ends() -> None:
-    made = text_set("t", ["a b a", "", "b c"], ["a z"], ["c"])
+    made = text_set("t", ["a b a", "", "b c"], ["a z c"])
     assert made.words == ("<unk>", "<eos>", "a", "b")
     assert made.train.tolist() == [2, 3, 2, 1, 1, 3, 0, 1]  # c was seen once
-    assert made.valid.tolist() == [2, 0, 1]
-    assert made.test.tolist() == [0, 1]
-    assert text_set("t", ["a b a", "b c"], ["c"], ["c"], min_count=1).num_classes == 5
+    assert made.test.tolist() == [2, 0, 0, 1]
+    assert text_set("t", ["a b a", "b c"], ["c"], min_count=1).num_classes == 5
 
 
 def test_wikitext2_is_read_from_both_layouts(text_root: Path) -> None:  # noqa: F811
@@ -49,7 +48,7 @@ def test_wikitext2_is_read_from_both_layouts(text_root: Path) -> None:  # noqa: 
     assert plain.num_classes == 2 + 13  # twelve words and the full stop
     assert plain.train.max() == plain.num_classes - 1
     folder = text_root / "wikitext-2"
-    for split in ("train", "valid", "test"):
+    for split in ("train", "test"):
         (folder / f"{split}.txt").rename(folder / f"wiki.{split}.tokens")
     release = data.load("wikitext2", text_root)
     assert torch.equal(release.train, plain.train)
@@ -58,22 +57,22 @@ def test_wikitext2_is_read_from_both_layouts(text_root: Path) -> None:  # noqa: 
 
 
 def test_a_broken_text_is_refused_with_its_name_and_the_reason(text_root: Path) -> None:  # noqa: F811
-    path = text_root / "wikitext-2" / "valid.txt"
+    path = text_root / "wikitext-2" / "test.txt"
     path.write_bytes(b"fine\nnot \xe9 fine\n")
-    with pytest.raises(ReplearnError, match=r"valid\.txt is not UTF-8: line 2 holds the byte 0xe9. Convert it"):
+    with pytest.raises(ReplearnError, match=r"test\.txt is not UTF-8: line 2 holds the byte 0xe9. Convert it"):
         data.load("wikitext2", text_root)
     path.write_text("two bytes a letter", encoding="utf-16")
     with pytest.raises(ReplearnError, match=r"line 1 holds the byte 0xff. Convert it first, as `iconv -f utf-16"):
         data.load("wikitext2", text_root)
     path.write_text(" \n\n")
-    with pytest.raises(ReplearnError, match=r"valid\.txt is empty: there is not one word in it"):
+    with pytest.raises(ReplearnError, match=r"test\.txt is empty: there is not one word in it"):
         data.load("wikitext2", text_root)
     path.write_text("one two\n")
     with pytest.raises(ReplearnError, match=r"holds 3 words and line ends, and \d+ are expected: it is cut off"):
         data.load("wikitext2", text_root)
-    assert data.load("wikitext2", text_root, strict_counts=False).valid.numel() == 3
+    assert data.load("wikitext2", text_root, strict_counts=False).test.numel() == 3
     path.unlink()
-    with pytest.raises(ReplearnError, match=r"Can't read .*valid\.txt: .*ROOT/wikitext-2"):
+    with pytest.raises(ReplearnError, match=r"Can't read .*test\.txt: .*ROOT/wikitext-2"):
         data.load("wikitext2", text_root)
     with pytest.raises(ReplearnError, match="digits has no min_count, so it is no data set for this task"):
         data.load("digits", min_count=2)
@@ -136,8 +135,8 @@ def test_windows_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(
         ReplearnError, match=r"No word is left of t: of the 2 in its training text none is seen 3 "
     ):
-        text_set("t", ["a b a"], ["a"], ["a"], min_count=3)
-    short = text_set("t", ["a a a a"], ["a"], [";"])
+        text_set("t", ["a b a"], ["a"], min_count=3)
+    short = text_set("t", ["a a a a"], [";"])
     with pytest.raises(
         ReplearnError, match=r"The test text of t has 1 word or line end, and no word to say after"
     ):

@@ -26,7 +26,7 @@ def sentences(num: int, seed: int) -> str:
 def write_text(root: Path, num: int = 300) -> Path:
     folder = root / "wikitext-2"
     folder.mkdir(parents=True)
-    for seed, (split, share) in enumerate((("train", num), ("valid", 30), ("test", 60))):
+    for seed, (split, share) in enumerate((("train", num), ("test", 60))):
         (folder / f"{split}.txt").write_text(sentences(share, seed), encoding="utf-8")
     return folder
 

@@ -72,8 +72,8 @@ def compare(
     * `replearn compare --from runs/t1_resnet32 --json`
     """
     from ...experiments.report.overview import draw
+    from ...experiments.training.comparable import at_equal_time
     from ...experiments.training.compare import compare as compare_results
-    from ...experiments.training.equal_time import at_equal_time
     from ...experiments.training.packed import Kept
     from ..runs import data_of, leads, resolved, results_below, seeds_named, spec_of, variants_named
 

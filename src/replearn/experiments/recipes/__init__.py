@@ -48,12 +48,10 @@ def about(name: str) -> str:
     """What the file's docstring says of this recipe, with its claim, then what it says of all its recipes."""
     if name.endswith(".json"):
         return f"The recipe in {name}."
-    doc, found = _found(name)
-    shared, sections = _sections(doc)
-    own, shared = (re.sub(STATED, "", text, flags=re.MULTILINE) for text in (sections.get(found.name, ""), shared))
-    headline, _, rest = own.strip().partition("\n")
+    shared, own = (re.sub(STATED, "", text, flags=re.MULTILINE).strip() for text in _told(*_found(name)))
+    headline, _, rest = own.partition("\n")
     stated = "\n".join(f"{word}: {text}" for word, text in claim(name).items())
-    return "\n\n".join(text for text in (headline, stated, rest.strip(), shared.strip()) if text)
+    return "\n\n".join(text for text in (headline, stated, rest.strip(), shared) if text)
 
 
 def claim(name: str) -> Mapping[str, str]:
@@ -63,16 +61,15 @@ def claim(name: str) -> Mapping[str, str]:
     ['replearn', 'compare']
     """
     doc, found = _found(name)
-    shared, sections = _sections(doc)
-    lines = re.findall(STATED, f"{shared}\n{sections.get(found.name, '')}", flags=re.MULTILINE)
+    lines = re.findall(STATED, "\n".join(_told(doc, found)), flags=re.MULTILINE)
     stated = {word: " ".join(rest.split()) for word, rest in lines}  # the recipe's own lines come last, and count
     return {word: stated.get(word, UNMEASURED).replace("NAME", found.name) for word in CLAIM}
 
 
-def _sections(doc: str) -> tuple[str, dict[str, str]]:
-    """A docstring as what stands before its first `## NAME: headline`, and what stands under each."""
+def _told(doc: str, found: Recipe) -> tuple[str, str]:
+    """What a docstring says before its first `## NAME: headline`, and what it says of this recipe."""
     shared, *parts = re.split(r"^## ", doc.strip(), flags=re.MULTILINE)
-    return shared.strip(), {part.partition(":")[0]: part.strip() for part in parts}
+    return shared, next((part for part in parts if part.startswith(f"{found.name}:")), "")
 
 
 @cache

@@ -1,6 +1,7 @@
 """What the paper's recipes share: data sets, optimizers, rows to train, and how the paper calls them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ...operators._base.options import Options
 from ...operators.reduced_bottleneck import ReducedBottleneck
@@ -62,12 +63,7 @@ COMBINED = same("E2E", "RepL", "Stochastic Depth", "RepL+Stochastic Depth", "Che
 REDUCED = ReducedBottleneck()
 SCENES = (E2E, removal(first=2), repl(first=2), repl("RepL reduced", first=2, operator=REDUCED))
 # Labelled as the rows of t2 that their classifiers are trained by: `{method}` in `pretrained` is the label's slug.
-SCENES_FROM_T2 = (
-    E2E,
-    removal("removal first=2", first=2),
-    repl("RepL first=2", first=2),
-    repl("RepL reduced first=2", first=2, operator=REDUCED),
-)
+SCENES_FROM_T2 = (E2E, *(replace(row, label=f"{row.label} first=2") for row in SCENES[1:]))
 
 
 def beside_e2e(table: str, model: str, labels: Labels) -> tuple[PaperRow, ...]:

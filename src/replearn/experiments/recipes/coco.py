@@ -19,10 +19,6 @@ FILE is a ResNet-50 trained on ImageNet, one for each row where {method} is in i
 runs/t2_resnet50/imagenet/{method}/seed-0/model.safetensors. Without it: from scratch. Unlike the reference,
 BatchNorms go on learning and no stage is frozen, so that replaced blocks are trained alike.
 
-## coco_tiny_retinanet: RetinaNet-R50-FPN on 50 pictures of COCO, to see that all of it runs; its mAP means nothing
-Command: replearn compare coco_tiny_retinanet --seeds 0
-Seeds: one, 0
-
 ## bccd_retinanet: RetinaNet-R50-FPN on blood cells (BCCD): detection that learns in minutes
 Command: replearn compare bccd_retinanet --seeds 0 --epochs 20 --methods e2e,repl,repl-reduced
 Expected: E2E 53.27, RepL 52.66, RepL reduced 53.70; all differences are undecided
@@ -73,17 +69,6 @@ V2 = replace(
     optimizer=Optimizer(name="adamw", lr=1e-4, weight_decay=0.05, decay_vectors=False),
     schedule=Schedule(name="step", milestones=(16 / 26, 22 / 26)),
     precision="bfloat16",
-    paper=(),
-)
-TINY = replace(
-    R50,
-    name="coco_tiny_retinanet",
-    table="",
-    data=("coco_tiny",),
-    epochs=2,
-    detection=Detection(min_size=(480,), max_size=800),
-    augment={"coco_tiny": Augment(flip=True)},
-    bad_data="refuse",
     paper=(),
 )
 BCCD = replace(

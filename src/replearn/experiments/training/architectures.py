@@ -8,16 +8,16 @@ from torch import nn
 from ...errors import ReplearnError
 from ...models import CifarResNet, TransformerLM
 
-_TIMM = {  # name: (timm's name, patch size or None for timm's own)
-    "vit_tiny_8": ("vit_tiny_patch16_224", 8),
-    "vit_patch4": ("vit_tiny_patch16_224", 4),
-    "vit_tiny_16": ("vit_tiny_patch16_224", 16),
-    "vit_small_16": ("vit_small_patch16_224", 16),
-    "vit_base_16": ("vit_base_patch16_224", 16),
+_NAMES = {
+    **{f"resnet{depth}": f"cifar_resnet:{depth}:16" for depth in (20, 32, 56, 110)},
+    **{f"resnet{depth}": f"torchvision:resnet{depth}" for depth in (18, 34, 50, 101, 152)},
+    "vit_tiny_8": "vit:192:12:3:8",
+    "vit_patch4": "vit:192:12:3:4",
+    "vit_tiny_16": "vit:192:12:3:16",
+    "vit_small_16": "vit:384:12:6:16",
+    "vit_base_16": "vit:768:12:12:16",
 }
-_TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-_TRANSFORMER_LM = {"transformer_lm_12l_512d": (512, 12, 8, 2048)}  # width, depth, heads, MLP width
-_CIFAR = {"resnet20": 20, "resnet32": 32, "resnet56": 56, "resnet110": 110}
+_LANGUAGE = {"transformer_lm_12l_512d": "lm:512:12:8:2048"}
 
 
 def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
@@ -28,49 +28,37 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
     >>> architecture("cifar_resnet:20:8").fc.out_features
     10
     """
-    kind, *numbers = name.split(":")
+    kind, _, rest = _NAMES.get(name, name).partition(":")
+    numbers = rest.split(":")
     try:
-        if name in _CIFAR:
-            return CifarResNet(_CIFAR[name], num_classes, channels)
-        if kind == "cifar_resnet" and len(numbers) == 2:
-            return CifarResNet(int(numbers[0]), num_classes, channels, width=int(numbers[1]))
-        if kind == "cifar_bottleneck" and len(numbers) == 2:
-            depth, width = (int(number) for number in numbers)
-            return CifarResNet(depth, num_classes, channels, width, bottleneck=True)
+        if kind in ("cifar_resnet", "cifar_bottleneck") and len(numbers) == 2:
+            depth, width = map(int, numbers)
+            return CifarResNet(depth, num_classes, channels, width, bottleneck=kind == "cifar_bottleneck")
         if kind == "vit" and len(numbers) == 4:
-            dim, depth, heads, patch = (int(number) for number in numbers)
+            dim, depth, heads, patch = map(int, numbers)
             check_patch(name, patch, size)
-            shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch}
-            return _timm(
-                "vit_tiny_patch16_224", num_classes=num_classes, in_chans=channels, img_size=size, **shape
-            )
-        if name in _TIMM:
-            base, patch = _TIMM[name]
-            check_patch(name, patch, size)
-            return _timm(base, num_classes=num_classes, in_chans=channels, img_size=size, patch_size=patch)
+            shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "img_size": size}
+            return _timm("vit_tiny_patch16_224", num_classes=num_classes, in_chans=channels, **shape)
         if kind == "timm" and len(numbers) == 1:
-            return _timm(numbers[0], num_classes=num_classes, in_chans=channels)
-        if name in _TORCHVISION or (kind == "torchvision" and len(numbers) == 1):
+            return _timm(rest, num_classes=num_classes, in_chans=channels)
+        if kind == "torchvision" and len(numbers) == 1:
             models = library("torchvision", "vision").models
-            made: nn.Module = models.get_model(
-                numbers[0] if numbers else name, weights=None, num_classes=num_classes
-            )
+            made: nn.Module = models.get_model(rest, weights=None, num_classes=num_classes)
             return made
-        if kind == "hf" and numbers:
-            return _hugging_face(name.partition(":")[2], num_classes=num_classes, channels=channels, size=size)
+        if kind == "hf" and rest:
+            return _hugging_face(rest, num_classes=num_classes, channels=channels, size=size)
     except ReplearnError:
         raise
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise ReplearnError(f"The model {name!r} can't be built for {size}x{size} images: {error}.") from error
-    known = ", ".join([*_CIFAR, *_TORCHVISION, *_TIMM])
     raise ReplearnError(
-        f"There is no model {name!r}. There are {known}; or write cifar_resnet:DEPTH:WIDTH, "
+        f"There is no model {name!r}. There are {', '.join(_NAMES)}; or write cifar_resnet:DEPTH:WIDTH, "
         "cifar_bottleneck:DEPTH:WIDTH, vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME, hf:FOLDER."
     )
 
 
 def is_language_model(name: str) -> bool:
-    return name.startswith("lm:") or name.partition(":")[0] in _TRANSFORMER_LM
+    return name.startswith("lm:") or name.partition(":")[0] in _LANGUAGE
 
 
 def language_model(name: str, *, num_words: int, max_length: int = 128) -> nn.Module:
@@ -79,33 +67,31 @@ def language_model(name: str, *, num_words: int, max_length: int = 128) -> nn.Mo
     >>> language_model("lm:16:4:2:32", num_words=50).head.out_features
     50
     """
-    base, _, rest = name.partition(":untied")
-    kind, *numbers = base.split(":")
+    base = name.removesuffix(":untied")
+    kind, *numbers = _LANGUAGE.get(base, base).split(":")
+    if kind != "lm" or len(numbers) != 4:
+        raise ReplearnError(
+            f"There is no language model {name!r}. There are {', '.join(_LANGUAGE)}; or write "
+            "lm:DIM:DEPTH:HEADS:MLP, with :untied for an output layer of its own."
+        )
     try:
-        if not rest and (base in _TRANSFORMER_LM or (kind == "lm" and len(numbers) == 4)):
-            dim, depth, heads, hidden = _TRANSFORMER_LM.get(base) or (int(number) for number in numbers)
-            shape = {"dim": dim, "depth": depth, "num_heads": heads, "hidden": hidden}
-            return TransformerLM(num_words, **shape, max_length=max_length, tied=base == name)
+        dim, depth, heads, hidden = map(int, numbers)
+        shape = {"dim": dim, "depth": depth, "num_heads": heads, "hidden": hidden}
+        return TransformerLM(num_words, **shape, max_length=max_length, tied=base == name)
+    except ReplearnError:
+        raise
     except ValueError as error:
-        if isinstance(error, ReplearnError):
-            raise
         raise ReplearnError(f"The language model {name!r} can't be built: {error}.") from error
-    raise ReplearnError(
-        f"There is no language model {name!r}. There are {', '.join(_TRANSFORMER_LM)}; or write "
-        "lm:DIM:DEPTH:HEADS:MLP, with :untied for an output layer of its own."
-    )
 
 
 def num_heads(name: str) -> int | None:
     """The attention heads that a model's name gives; None where it gives none.
 
-    >>> num_heads("lm:16:4:2:32"), num_heads("vit_tiny_8")
-    (2, None)
+    >>> num_heads("lm:16:4:2:32"), num_heads("vit_tiny_8"), num_heads("resnet32")
+    (2, 3, None)
     """
     base = name.removesuffix(":untied")
-    if base in _TRANSFORMER_LM:
-        return _TRANSFORMER_LM[base][2]
-    kind, *numbers = base.split(":")
+    kind, *numbers = (_NAMES | _LANGUAGE).get(base, base).split(":")
     return int(numbers[2]) if kind in ("lm", "vit") and len(numbers) == 4 else None
 
 

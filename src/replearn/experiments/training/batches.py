@@ -45,9 +45,5 @@ class Batches(ABC):
         """The batch of the step; part of what is captured."""
 
     @abstractmethod
-    def peek(self) -> Any:
-        """One training batch as the model takes it."""
-
-    @abstractmethod
     def calibration(self, seed: int, samples: int) -> list[Any]:
         """Training samples as the model takes them, in batches, for fitting operators to a trained model."""

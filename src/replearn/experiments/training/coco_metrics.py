@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ReplearnError
-from .results import write_atomically
 
 NAMES = ("map", "ap50", "ap75")
 
@@ -45,13 +44,8 @@ def need_pycocotools() -> None:
 FIELDS = ("image_id", "category_id", "bbox", "score")
 
 
-def write_results_file(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
-    """Write what was found, as COCO's servers and pycocotools take it."""
-    write_atomically(path, json.dumps(list(found)))
-
-
 def read_results_file(path: Path) -> list[dict[str, Any]]:
-    """Read it back; ReplearnError for a file that is no COCO results file."""
+    """What was found, by a COCO results file; ReplearnError for a file that is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

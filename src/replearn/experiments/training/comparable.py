@@ -1,11 +1,15 @@
-"""Which runs may stand in one table: trained alike, and measured on the same hardware."""
+"""Which runs may stand in one table: trained alike, measured on the same hardware, and rows at equal time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from ...errors import ReplearnError
+from ...planning.serialization import decode
+from .recipe import Variant
 from .results import SHARED, Result
 
 NOT_SETTINGS = ("name", "table", "data", "variants", "paper")  # what may differ between comparable runs
@@ -57,3 +61,27 @@ def machine(result: Result) -> str:
     processes = int(about.get("processes", 1))
     name = str(about.get("gpu") or f"{about.get('device', '?')}, {about.get('cores', '?')} cores")
     return name if processes == 1 else f"{processes} x {name}"
+
+
+def at_equal_time(results: Sequence[Result]) -> list[Variant]:
+    """Every cheaper row once more, with as many epochs as E2E's time pays for, to the nearest.
+
+    Its schedule is stretched with it. ReplearnError where the times say nothing: no E2E among the results, a
+    shared device, different hardware.
+    """
+    times: dict[str, list[float]] = {}
+    rows = {str(result.variant["label"]): decode(Variant, result.variant, "variant") for result in results}
+    for result in results:
+        times.setdefault(str(result.variant["label"]), []).append(result.epoch_seconds)
+    full = next((label for label, row in rows.items() if row.method == "e2e"), None)
+    if full is None:
+        raise ReplearnError("--equal-time measures against E2E, which is not among the methods; add it.")
+    if any(shared(result) for result in results) or len({machine(result) for result in results}) > 1:
+        raise ReplearnError("--equal-time needs runs that were trained one at a time on the same hardware.")
+    epochs = int(results[0].recipe["epochs"])
+    paid = {label: round(epochs * fmean(times[full]) / fmean(times[label])) for label in rows}
+    return [
+        replace(row, label=f"{label} at equal time", epochs=paid[label])
+        for label, row in rows.items()
+        if row.method != "e2e" and paid[label] > epochs
+    ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from ...errors import ReplearnError
 from ...planning.serialization import encode
 from .comparable import changes_of, check_same_settings, machine, shared
-from .intervals import Difference, corrected, mean_of, paired_difference, std_of
+from .intervals import Difference, corrected, paired_difference, std_of
 from .methods import has_targets
 from .metrics import Metric
 from .recipe import PaperRow, paper_row_from_dict
@@ -136,35 +137,36 @@ def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
 def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]]) -> Row:
     seeds = tuple(sorted(runs))
     first = runs[seeds[0]]
+    label, method = str(first.variant["label"]), str(first.variant["method"])
     e2e = _baseline(others, "e2e", None)
-    removal = _baseline(others, "removal", (*_placement(first), first.variant.get("epochs")))
-    paper, paper_e2e = _paper(first, str(first.variant["label"])), None
-    if e2e:
-        paper_e2e = _paper(first, str(next(iter(e2e.values())).variant["label"]))
+    removal = _baseline(others, "removal", first) if has_targets(method) else None
+    paper = _paper(first, label)
+    paper_e2e = _paper(first, str(next(iter(e2e.values())).variant["label"])) if e2e else None
     scores = tuple(runs[seed].score for seed in seeds)
-    task = task_named(str(first.recipe.get("task", "classification")))
-    alone = _alone(runs)
+    alone, full = ([run for run in each.values() if not shared(run)] for each in (runs, e2e or {}))
     seconds, memory = _cost(alone or list(runs.values()))
-    time_ratio, memory_ratio = _ratios(alone, _alone(e2e or {}))
+    alike = alone and full and len({machine(run) for run in (*alone, *full)}) == 1
+    full_seconds, full_memory = _cost(full) if alike else (0.0, 0)
+    task = task_named(str(first.recipe.get("task", "classification")))
     return Row(
-        label=str(first.variant["label"]),
-        method=str(first.variant["method"]),
+        label=label,
+        method=method,
         seeds=seeds,
         epochs=first.last.epoch,
         scores=scores,
-        score=mean_of(scores),
+        score=fmean(scores),
         std=std_of(scores),
-        best=mean_of([run.best.measures[run.metric.key] for run in runs.values()]),
-        also={other.name: mean_of([run.last.measures[other.key] for run in runs.values()]) for other in task.also},
+        best=fmean([run.best.measures[run.metric.key] for run in runs.values()]),
+        also={other.name: fmean([run.last.measures[other.key] for run in runs.values()]) for other in task.also},
         against_e2e=_against(runs, e2e),
-        against_removal=_against(runs, removal) if has_targets(str(first.variant["method"])) else None,
+        against_removal=_against(runs, removal),
         alone=bool(alone),
         seconds=seconds,
         memory=memory,
         parameters=first.parameters,
         flops=first.flops,
-        time_ratio=time_ratio,
-        memory_ratio=memory_ratio,
+        time_ratio=seconds / full_seconds if full_seconds else None,
+        memory_ratio=memory / full_memory if full_memory else None,
         paper=paper,
         paper_time_ratio=paper_ratio(paper, paper_e2e, "seconds_per_epoch"),
         paper_memory_ratio=paper_ratio(paper, paper_e2e, "memory_gb"),
@@ -172,19 +174,20 @@ def _row(runs: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]])
 
 
 def _baseline(
-    others: Mapping[str, Mapping[int, Result]], method: str, alike: tuple[int, int, int | None] | None
+    others: Mapping[str, Mapping[int, Result]], method: str, like: Result | None
 ) -> Mapping[int, Result] | None:
+    """The first row of this method; with `like`, of the same placement and length."""
     for runs in others.values():
         first = next(iter(runs.values()))
-        length = first.variant.get("epochs")
-        if first.variant["method"] == method and alike in (None, (*_placement(first), length)):
+        if first.variant["method"] == method and (like is None or _placement(first) == _placement(like)):
             return runs
     return None
 
 
-def _placement(result: Result) -> tuple[int, int]:
-    interval, first = result.variant["interval"], result.variant["first"]
-    return interval, interval if first is None else first
+def _placement(result: Result) -> tuple[int, int, int | None]:
+    variant = result.variant
+    first = variant["interval"] if variant["first"] is None else variant["first"]
+    return variant["interval"], first, variant.get("epochs")
 
 
 def _against(runs: Mapping[int, Result], baseline: Mapping[int, Result] | None) -> Difference | None:
@@ -195,21 +198,8 @@ def _against(runs: Mapping[int, Result], baseline: Mapping[int, Result] | None) 
     return paired_difference(ours, theirs, higher_is_better=metric.higher_is_better)
 
 
-def _alone(runs: Mapping[int, Result]) -> list[Result]:
-    """Those that had the device to themselves."""
-    return [run for run in runs.values() if not shared(run)]
-
-
 def _cost(runs: Sequence[Result]) -> tuple[float, int]:
-    return mean_of([run.epoch_seconds for run in runs]), max(run.peak_memory for run in runs)
-
-
-def _ratios(runs: Sequence[Result], e2e: Sequence[Result]) -> tuple[float | None, float | None]:
-    """Time and memory as shares of E2E's, where both were measured alone on the same hardware."""
-    if not runs or not e2e or len({machine(run) for run in (*runs, *e2e)}) > 1:
-        return None, None
-    (seconds, memory), (full_seconds, full_memory) = _cost(runs), _cost(e2e)
-    return seconds / full_seconds if full_seconds else None, memory / full_memory if full_memory else None
+    return fmean([run.epoch_seconds for run in runs]), max(run.peak_memory for run in runs)
 
 
 def _paper(result: Result, label: str) -> PaperRow | None:

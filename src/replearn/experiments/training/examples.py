@@ -20,88 +20,65 @@ COLOURS = (
 )
 
 
-def box_examples(
-    out: Path,
-    shown: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
-    found: Sequence[Mapping[str, Tensor]],
-    names: Sequence[str],
-) -> None:
-    """Each picture twice: with its own boxes, and with those that were found."""
-    for place, ((image, truth), said) in enumerate(zip(shown, found, strict=True)):
-        sure = {key: value[said["scores"] >= SURE] for key, value in said.items()}
-        write(out, f"{place}-truth.png", with_boxes(image, truth, names))
-        write(out, f"{place}-found.png", with_boxes(image, sure, names))
-    write(out, LEGEND, legend(names))
+def write_examples(out: Path, shown: Sequence[tuple[Tensor, Any, Any]], names: Sequence[str]) -> None:
+    """Each picture (0 to 1) twice: with what is in it, and with what was found; boxes, or a class a pixel."""
+    from PIL import Image
+
+    folder = out / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for place, (image, *sides) in enumerate(shown):
+            for side, what in zip(("truth", "found"), sides, strict=True):
+                drawn = with_mask(image, what) if isinstance(what, Tensor) else image
+                pixels = drawn.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0)
+                picture = Image.fromarray(pixels.cpu().contiguous().numpy())
+                if not isinstance(what, Tensor):
+                    draw_boxes(picture, what, names)
+                picture.save(folder / f"{place}-{side}.png")
+        legend(names).save(folder / LEGEND)
+    except OSError as error:
+        raise ReplearnError(f"Can't write the pictures in {folder}: {error}.") from error
 
 
-def mask_examples(
-    out: Path, shown: Sequence[tuple[Tensor, Tensor]], said: Sequence[Tensor], names: Sequence[str]
-) -> None:
-    """Each picture twice: under its own classes, and under those that were said."""
-    for place, ((image, truth), labels) in enumerate(zip(shown, said, strict=True)):
-        write(out, f"{place}-truth.png", with_mask(image, truth))
-        write(out, f"{place}-found.png", with_mask(image, labels))
-    write(out, LEGEND, legend(names))
+def with_mask(image: Tensor, labels: Tensor) -> Tensor:
+    """The picture under its classes' colours; where no class counts it is left as it is."""
+    palette = torch.tensor(COLOURS, dtype=torch.float32, device=image.device) / 255
+    colours = palette[labels.clamp(min=0) % len(COLOURS)].permute(2, 0, 1)
+    return torch.where(labels >= 0, 0.45 * image + 0.55 * colours, image)
 
 
-def with_boxes(image: Tensor, boxes: Mapping[str, Tensor], names: Sequence[str]) -> Any:
-    """The picture (0 to 1) with named boxes."""
+def draw_boxes(picture: Any, boxes: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    """Named boxes; those that were found only where they are likely."""
     from PIL import ImageDraw, ImageFont
 
-    picture = as_picture(image)
     pen = ImageDraw.Draw(picture)
     pen.font = ImageFont.load_default(size=max(10, picture.width // 32))  # readable on a sheet, half as large
     scores = boxes["scores"].tolist() if "scores" in boxes else [None] * len(boxes["labels"])
     for box, label, score in zip(boxes["boxes"].tolist(), boxes["labels"].tolist(), scores, strict=True):
-        colour = COLOURS[label % len(COLOURS)]
-        pen.rectangle(box, outline=colour, width=2)
+        if score is not None and score < SURE:
+            continue
+        pen.rectangle(box, outline=COLOURS[label % len(COLOURS)], width=2)
         text = names[label] if score is None else f"{names[label]} {score:.2f}"
         place = (box[0] + 3, max(0.0, box[1] + 1))
         pen.rectangle(pen.textbbox(place, text), fill=(0, 0, 0))
         pen.text(place, text, fill="white")
-    return picture
-
-
-def with_mask(image: Tensor, labels: Tensor) -> Any:
-    """The picture (0 to 1) under its classes' colours; where no class counts it is left as it is."""
-    palette = torch.tensor(COLOURS, dtype=torch.float32, device=image.device) / 255
-    colours = palette[labels.clamp(min=0) % len(COLOURS)].permute(2, 0, 1)
-    return as_picture(torch.where(labels >= 0, 0.45 * image + 0.55 * colours, image))
 
 
 def legend(names: Sequence[str]) -> Any:
     """The classes' colours and names, in lines of a sheet's width."""
     from PIL import Image, ImageDraw, ImageFont
 
-    pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    pen.font = ImageFont.load_default(size=14)
+    font = ImageFont.load_default(size=14)
     places, left, top = [], 0, 0
     for name in names:
-        width = 30 + round(pen.textlength(name))
+        width = 30 + round(font.getlength(name))
         if left and left + width > LEGEND_WIDTH:
             left, top = 0, top + LINE
         places.append((left, top))
         left += width
     picture = Image.new("RGB", (LEGEND_WIDTH, top + LINE), "white")
     pen = ImageDraw.Draw(picture)
-    pen.font = ImageFont.load_default(size=14)
     for number, (name, (left, top)) in enumerate(zip(names, places, strict=True)):
         pen.rectangle((left, top + 3, left + 13, top + 16), fill=COLOURS[number % len(COLOURS)])
-        pen.text((left + 18, top + 1), name, fill="black")
+        pen.text((left + 18, top + 1), name, fill="black", font=font)
     return picture
-
-
-def as_picture(image: Tensor) -> Any:
-    from PIL import Image
-
-    pixels = image.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0)
-    return Image.fromarray(pixels.cpu().contiguous().numpy())
-
-
-def write(out: Path, name: str, picture: Any) -> None:
-    folder = out / FOLDER
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        picture.save(folder / name)
-    except OSError as error:
-        raise ReplearnError(f"Can't write the picture {folder / name}: {error}.") from error

@@ -14,11 +14,9 @@ import torch
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...planning.serialization import encode
-from .keeping import result_of, resume_run, save_run, write_model, write_result
-from .locking import locked
-from .log import RunLog
-from .loggers import module_of
-from .processes import Interruption, Parallel, Processes, interruption, start_processes
+from .keeping import locked, result_of, resume_run, save_run, write_model, write_result
+from .log import logs_of, module_of
+from .processes import Interruption, Parallel, Processes, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
@@ -75,7 +73,8 @@ def fit(
         tasks = [task_named(spec.recipe.task).open(spec, where, processes, shared) for spec in specs]
         for spec in specs:
             spec.out.mkdir(parents=True, exist_ok=True)
-        held.enter_context(locked([spec.out for spec in specs] if processes.leads else []))
+            if processes.leads:
+                held.enter_context(locked(spec.out))
         runs = []
         for spec, task in zip(specs, tasks, strict=True):
             runs.append(Run(spec, task, where, processes))
@@ -84,7 +83,7 @@ def fit(
         if not all(run.batches.one_shape for run in runs):
             torch.backends.cudnn.benchmark = False  # each new size would be tried out anew
         processes.agree(True, where)  # nobody looks for a state before it is tidy
-        with interruption(processes, where) as stop:
+        with Interruption(processes, where) as stop:
             return _train(runs, where, processes, progress, resume, stop, logger)
 
 
@@ -97,13 +96,12 @@ def _train(
     stop: Interruption,
     logger: str | None,
 ) -> list[Result]:
-    results: dict[int, Result] = {}
     for run in runs:
         if not (resume and resume_run(run)) and processes.leads:
-            write_atomically(
-                run.spec.out / "recipe.json", json.dumps({"format": RECIPE, **encode(run.spec.recipe)}, indent=1)
-            )
-    logs = [RunLog(run, logger) for run in runs] if processes.leads else []
+            about = {"format": RECIPE, **encode(run.spec.recipe)}
+            write_atomically(run.spec.out / "recipe.json", json.dumps(about, indent=1))
+    logs = {run: logs_of(run, logger) if processes.leads else [] for run in runs}
+    results = {run: result_of(run) for run in runs if run.finished}
     together = [run for run in runs if not run.finished]
     for run in together if len(together) > 1 else []:
         run.note(SHARED)
@@ -114,18 +112,20 @@ def _train(
     saved = time.monotonic()
     try:
         while active := [run for run in runs if not run.finished]:
-            measured = _epoch(active, runs, streams, device, talk, stop)
-            last = not any(not run.finished for run in active)
+            _epoch(active, runs, streams, device, talk, stop)
+            last = all(run.finished for run in active)
             due = time.monotonic() - saved > CHECKPOINT_SECONDS
             save = last or processes.agree(due, device)  # clocks differ, and saving takes all processes
-            for run, (epoch, step_ms) in zip(active, measured, strict=True):
-                for log in logs[runs.index(run) : runs.index(run) + 1]:
-                    log.epoch(epoch)
+            for run in active:
+                values = run.epochs[-1].to_dict()
+                number = values.pop("epoch")
+                for log in logs[run]:
+                    log.epoch(values, number)
                 if talk:
-                    talk.epoch(runs.index(run), epoch)
+                    talk.epoch(runs.index(run), run.epochs[-1])
                 if run.finished:
                     write_model(run)
-                results[runs.index(run)] = write_result(run, step_ms)
+                results[run] = write_result(run)
                 if save or run.finished:  # last: a state that says "finished" has its model and result beside it
                     save_run(run)
             if save:
@@ -136,11 +136,11 @@ def _train(
         places = ", ".join(str(run.checkpoint) for run in runs)
         raise Interrupted(f"Interrupted; resume from {places}.") from None
     finally:
-        for log in logs:
-            log.close()
+        for log in (log for held in logs.values() for log in held):
+            log.end()
         if talk:
             talk.end()
-    return [results.get(index) or result_of(run) for index, run in enumerate(runs)]
+    return [results[run] for run in runs]
 
 
 def _epoch(
@@ -150,7 +150,7 @@ def _epoch(
     device: torch.device,
     talk: Progress | None,
     stop: Interruption,
-) -> list[tuple[Epoch, float]]:
+) -> None:
     """One epoch of every run, step by step in turn, so that small models share the device."""
     for run in active:
         run.start_epoch()
@@ -173,11 +173,12 @@ def _epoch(
                 talk.step(runs.index(run), run.epoch + 1, step + 1, run.steps_per_epoch, speed, memory)
     synchronize(device)
     seconds = time.perf_counter() - begin
-    if talk:
-        for run in active:
+    for run in active:
+        if talk:
             for note in run.notes:
                 talk.note(runs.index(run), note)
-    return [(run.end_epoch(seconds), 1000 * seconds / max(1, run.steps_per_epoch - first)) for run in active]
+        run.step_ms = 1000 * seconds / max(1, run.steps_per_epoch - first)
+        run.end_epoch(seconds)
 
 
 def device_named(name: str) -> torch.device:

@@ -6,10 +6,10 @@ A small set lives on the device as uint8 and is cropped, flipped and normalised 
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, interpolate, pad
 from ...errors import ReplearnError
 from .batches import Batches
 from .data import IGNORED, ImageSet, StreamedSet
+from .data.folders import transform_for
 from .processes import Processes
 from .recipe import Augment
 from .seeds import seed_at
@@ -187,9 +188,6 @@ class DeviceBatches(ImageBatches):
         images, labels = self.images.batch(self._slot)
         return self.mixed(images), labels
 
-    def peek(self) -> Tensor:
-        return self.images.batch(self._draws[: min(256, self.batch_size)])[0]
-
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
         rows = self.images.draws(seed, -1)[:samples].to(self._draws.device)
         return [self.images.batch(part)[0] for part in rows.split(CALIBRATION)]
@@ -215,14 +213,17 @@ class DeviceBatches(ImageBatches):
 
 
 class StreamBatches(ImageBatches):
-    """One process's share of a stream; images cross the bus as uint8 and are normalised on the device."""
+    """One process's share of a stream; images cross the bus as uint8 and are normalised on the device.
+
+    The same (seed, epoch) gives the same batches for any number of workers, and of processes together.
+    """
 
     def __init__(
         self, data: StreamedSet, augment: Augment, processes: Processes, batch_size: int, device: torch.device
     ) -> None:
         super().__init__(data, augment.resize or data.size, augment.mixup, processes, batch_size)
-        self.data = replace(data, size=self.size, rand_augment=augment.rand_augment)
-        self.device, self._scale = device, Scale(data.mean, data.std, device)
+        self.data, self.augment, self.device = data, augment, device
+        self._scale = Scale(data.mean, data.std, device)
         self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._batch: tuple[Tensor, Tensor]
 
@@ -231,8 +232,19 @@ class StreamBatches(ImageBatches):
         self._stream = self._drawn(seed, epoch, first_step)
 
     def _drawn(self, seed: int, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        share = (self.processes.rank, self.processes.world, self.batch_size)
-        return map(self._ready, self.data.train_batches(epoch, seed, *share, first=first))
+        """One epoch's augmented batches from number `first` on; a last one that is not full is left out."""
+        generator = torch.Generator().manual_seed(seed_at(seed, epoch, "order"))
+        order = torch.randperm(self.data.num_train, generator=generator)[: self.steps * self.batch_size]
+        mine = order.view(self.steps, self.processes.world, -1)[first:, self.processes.rank]
+        # made one by one: an epoch of ImageNet has more than a million
+        keys = ([(index, seed_at(seed, epoch, index, "augment")) for index in row.tolist()] for row in mine)
+        return self._read(True, keys, augment=True)
+
+    def _read(self, train: bool, keys: Iterable[Any], augment: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        transform = transform_for(self.size, augment, self.augment.rand_augment)
+        for batch in self.data.read(train, keys, self.size, transform):
+            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+            yield self._scale(images), labels
 
     def advance(self, step: int) -> None:
         self._step = step
@@ -242,22 +254,24 @@ class StreamBatches(ImageBatches):
         images, labels = self._batch
         return self.mixed(images), labels
 
-    def peek(self) -> Tensor:
-        return next(self._drawn(self._seed, self._epoch))[0]
-
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
         batches = self._drawn(seed_at(seed, "calibration"), 0)
         return [images for images, _ in islice(batches, -(-samples // self.share))]
 
     def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
-        return map(self._ready, self.data.test_batches(processes.rank, processes.world, self.batch_size))
-
-    def _ready(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        images, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-        return self._scale(images), labels
+        batches = []
+        for whole in torch.arange(self.data.num_test).split(self.batch_size):
+            share = -(
+                -len(whole) // processes.world
+            )  # alike in every process, so that sharded models stay in step
+            indices = whole[processes.rank * share :][:share].tolist()
+            batches.append([(index, 0) for index in indices + [-1] * (share - len(indices))])
+        return self._read(False, batches)
 
     def labels_of(self, train: bool) -> Tensor:
         return torch.tensor((self.data.train if train else self.data.test).targets)
 
     def picked(self, train: bool, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self._ready(self.data.picked(train, indices.tolist()))
+        parts = self._read(train, [[(index, 0) for index in part.tolist()] for part in indices.split(64)])
+        images, labels = zip(*parts, strict=True)
+        return torch.cat(images), torch.cat(labels)

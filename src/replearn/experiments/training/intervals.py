@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, stdev
 from typing import Literal
 
 Verdict = Literal["better", "worse", "undecided"]
@@ -20,25 +21,18 @@ class Difference:
     """
 
     mean: float
-    low: float | None
-    high: float | None
     seeds: tuple[int, ...]
     gain: bool  # the mean is on the better side of 0
-    p: float | None
-    corrected: float | None
-    verdict: Verdict
-
-
-def mean_of(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    corrected: float | None = None
+    verdict: Verdict = "undecided"
 
 
 def std_of(values: Sequence[float]) -> float | None:
     """The sample standard deviation; None for a single value, whose spread nobody knows."""
-    if len(values) < 2:
-        return None
-    mean = mean_of(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return stdev(values) if len(values) > 1 else None
 
 
 def paired_difference(
@@ -57,12 +51,8 @@ def paired_difference(
     if not seeds:
         return None
     differences = [ours[seed] - theirs[seed] for seed in seeds]
-    mean = mean_of(differences)
-    std = std_of(differences)
-    gain = mean > 0 if higher_is_better else mean < 0
-    found = Difference(
-        mean=mean, low=None, high=None, seeds=seeds, gain=gain, p=None, corrected=None, verdict="undecided"
-    )
+    mean, std = fmean(differences), std_of(differences)
+    found = Difference(mean=mean, seeds=seeds, gain=mean > 0 if higher_is_better else mean < 0)
     if std is None or std < 1e-9:
         return found
     from scipy.special import stdtr, stdtrit  # comes with scikit-learn

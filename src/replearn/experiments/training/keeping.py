@@ -1,9 +1,15 @@
-"""Keep a run on disk: its state, its result, and the trained model."""
+"""Keep a run on disk: its folder for itself, its state, its result, and the trained model."""
 
 from __future__ import annotations
 
 import copy
 import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +19,32 @@ from ...errors import ReplearnError
 from ...planning.serialization import encode
 from ...surgery.checkpoint import save
 from ...surgery.replace import operators_of
-from .results import Result, epoch_from_dict, hardware_of, made_by, versions_of, write_atomically
+from .results import Result, epoch_from_dict, hardware_of, made_by, now, versions_of, write_atomically
 from .run import Run, RunSpec
 from .state import collect, read_state, restore, write_state
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run's folder until the end of the block; the system lets go of it when the process ends.
+
+    ReplearnError with the holder's process and host where another one holds it.
+    """
+    with open(folder / "lock", "a+", encoding="utf-8") as file:
+        if find_spec("fcntl"):  # not on Windows
+            fcntl = import_module("fcntl")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise ReplearnError(
+                    f"{folder} is being trained by {file.read(200).strip() or 'another process'}. Wait for it, "
+                    "stop it, or choose another folder with --out."
+                ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()} since {now()}")
+        file.flush()
+        yield
 
 
 def save_run(run: Run) -> None:
@@ -58,7 +87,11 @@ def resume_run(run: Run) -> bool:
 
 def _restore(run: Run, found: Path) -> None:
     tensors, about = read_state(found)
-    check_identity(run, about)
+    if changed := sorted(k for k, v in identity(run.spec).items() if about["identity"].get(k) != v):
+        raise ReplearnError(
+            f"{found} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
+            "or delete it to start anew."
+        )
     restore(tensors, about["optimizer"], run.bare, run.optimizer)
     run.method.load_state(run.bare, about["method"])
     if run.scaler is not None:
@@ -66,18 +99,8 @@ def _restore(run: Run, found: Path) -> None:
     if run.processes.leads:  # the sums of all processes were saved as one
         run.sums.copy_(torch.tensor(about["sums"]))
     run.epoch, run.step_in_epoch = about["epoch"], about["step"]
-    run.seconds, run.notes, run.started = about["seconds"], about["notes"], about["started"]
+    run.seconds, run.said, run.started = about["seconds"], about["notes"], about["started"]
     run.epochs = [epoch_from_dict(entry) for entry in about["epochs"]]
-
-
-def check_identity(run: Run, about: dict[str, Any]) -> None:
-    found = about["identity"]
-    changed = sorted(k for k, v in identity(run.spec).items() if found.get(k) != v)
-    if changed:
-        raise ReplearnError(
-            f"{run.checkpoint} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
-            "or delete it to start anew."
-        )
 
 
 def identity(spec: RunSpec) -> dict[str, Any]:
@@ -105,7 +128,7 @@ def write_model(run: Run) -> None:
         run.task.keep(run.bare.eval(), run.autocast())
 
 
-def result_of(run: Run, step_ms: float = 0.0) -> Result:
+def result_of(run: Run) -> Result:
     return Result(
         recipe=encode(run.spec.recipe),
         variant=encode(run.spec.variant),
@@ -114,7 +137,7 @@ def result_of(run: Run, step_ms: float = 0.0) -> Result:
         plan=None if run.method.plan is None else json.loads(run.method.plan.to_json()),
         parameters=run.parameters,
         flops=run.flops,
-        step_ms=step_ms,
+        step_ms=run.step_ms,
         epochs=tuple(run.epochs),
         hardware=hardware_of(run.device) | {"processes": run.processes.world},
         versions=versions_of(),
@@ -126,8 +149,8 @@ def result_of(run: Run, step_ms: float = 0.0) -> Result:
     )
 
 
-def write_result(run: Run, step_ms: float) -> Result:
-    result = result_of(run, step_ms)
+def write_result(run: Run) -> Result:
+    result = result_of(run)
     if run.processes.leads:
         write_atomically(run.spec.out / "result.json", result.to_json())
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
@@ -13,11 +12,7 @@ Kind = TypeVar("Kind")
 
 def classes_in(package: ModuleType, kind: type[Kind]) -> dict[str, type[Kind]]:
     """Every class of this kind that a file of the package defines with a `name` of its own, by that name."""
-    found: dict[str, type[Kind]] = {}
-    for file in iter_modules(package.__path__):
-        module = import_module(f"{package.__name__}.{file.name}")
-        for value in vars(module).values():
-            mine: Any = value if inspect.isclass(value) and value.__module__ == module.__name__ else None
-            if mine is not None and issubclass(mine, kind) and "name" in vars(mine):
-                found[mine.name] = mine
-    return found
+    modules = [import_module(f"{package.__name__}.{file.name}") for file in iter_modules(package.__path__)]
+    held: list[Any] = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    named = {each.name: each for each in held if issubclass(each, kind) and "name" in vars(each)}
+    return dict(sorted(named.items()))

@@ -1,38 +1,106 @@
-"""A run's log: a line of JSON an epoch, and the same numbers wherever else its epochs go."""
+"""Where a run's epochs go: a file of JSON lines, TensorBoard, and Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-from .loggers import loggers_for
-from .results import Epoch, write_atomically
+from ...errors import ReplearnError
+from ...planning.serialization import encode
+from .results import write_atomically
 from .run import Run
 
 FORMAT = "replearn-log-1"
+PROJECT = "replearn"
 
 
-class RunLog:
-    """Appends every epoch; a resumed run goes on in the same files."""
+@dataclass(frozen=True)
+class Log:
+    """One place that epochs go to: `epoch` takes its values by name and its number."""
 
-    def __init__(self, run: Run, logger: str | None) -> None:
-        self.path: Path = run.spec.out / "log.jsonl"
-        # the epochs of the state that the run goes on from: a killed run's lines may be torn
-        write_atomically(self.path, "".join(f"{line_of(epoch)}\n" for epoch in run.epochs))
-        self._loggers: list[Any] = loggers_for(logger, run.title, run.spec)
-
-    def epoch(self, epoch: Epoch) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(line_of(epoch) + "\n")
-        values = {name: value for name, value in epoch.to_dict().items() if name != "epoch"}
-        for logger in self._loggers:
-            logger.epoch(values, epoch.epoch)
-
-    def close(self) -> None:
-        for logger in self._loggers:
-            logger.end()
+    epoch: Callable[[Mapping[str, Any], int], object]
+    end: Callable[[], object] = lambda: None
 
 
-def line_of(epoch: Epoch) -> str:
-    return json.dumps({"format": FORMAT, **epoch.to_dict()})
+def json_lines(run: Run) -> Log:
+    """A line an epoch; a resumed run goes on in the same file."""
+    path = run.spec.out / "log.jsonl"
+    lines = [json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n" for epoch in run.epochs]
+    write_atomically(path, "".join(lines))  # from the state that the run goes on from: a killed run's may be torn
+
+    def append(values: Mapping[str, Any], number: int) -> None:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"format": FORMAT, "epoch": number, **values}) + "\n")
+
+    return Log(append)
+
+
+def tensorboard(module: Any, run: Run) -> Log:
+    writer = module.SummaryWriter(str(run.spec.out / "tensorboard"))
+
+    def add(values: Mapping[str, Any], number: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, number)
+
+    return Log(add, writer.close)
+
+
+def wandb(module: Any, run: Run) -> Log:
+    """A W&B run; a resumed run goes on in the same one. Environment variables say where, as WANDB_MODE does."""
+    out = run.spec.out
+    name = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:16]
+    made = module.init(
+        project=PROJECT, name=run.title, id=name, resume="allow", reinit="create_new", dir=str(out),
+        config=about(run),
+    )  # fmt: skip
+    return Log(lambda values, number: made.log(dict(values), step=number), made.finish)
+
+
+def mlflow(module: Any, run: Run) -> Log:
+    """An MLflow run, in the store that MLFLOW_TRACKING_URI names."""
+    client = module.MlflowClient()
+    found = client.get_experiment_by_name(PROJECT)
+    experiment = client.create_experiment(PROJECT) if found is None else found.experiment_id
+    name = client.create_run(experiment, run_name=run.title).info.run_id
+    for key, value in about(run).items():
+        client.log_param(name, key, str(value)[:6000])
+
+    def add(values: Mapping[str, Any], number: int) -> None:
+        for key, value in values.items():
+            client.log_metric(name, key, value, step=number)
+
+    return Log(add, lambda: client.set_terminated(name))
+
+
+SERVICES: dict[str, Callable[[Any, Run], Log]] = {"wandb": wandb, "mlflow": mlflow}
+
+
+def module_of(service: str) -> Any:
+    """The service's library; ReplearnError where it is unknown or not installed."""
+    if service not in SERVICES:
+        raise ReplearnError(f"logger={service!r}: there are {', '.join(SERVICES)}.")
+    try:
+        return import_module(service)
+    except ImportError as error:
+        raise ReplearnError(f"logger={service!r} is not installed: pip install 'replearn[{service}]'.") from error
+
+
+def logs_of(run: Run, service: str | None) -> list[Log]:
+    """The file, TensorBoard where it is installed, and the service of this name."""
+    made = [json_lines(run)]
+    with suppress(ImportError):  # TensorBoard is optional; the JSON lines hold the same numbers
+        made.append(tensorboard(import_module("torch.utils.tensorboard"), run))
+    return made if service is None else [*made, SERVICES[service](module_of(service), run)]
+
+
+def about(run: Run) -> dict[str, Any]:
+    """What a service shows of a run: its recipe without the other rows, its method, data and seed."""
+    spec = run.spec
+    recipe = {key: value for key, value in encode(spec.recipe).items() if key not in ("variants", "paper")}
+    own = {"recipe": spec.recipe.name, "method": spec.variant.label, "data": spec.data, "seed": spec.seed}
+    return recipe | own

@@ -16,10 +16,8 @@ def make_optimizer(model: nn.Module, recipe: Optimizer, device: torch.device) ->
     groups = param_groups(model, recipe.weight_decay)
     if not recipe.decay_vectors:
         decayed, free = groups
-        vectors = [parameter for parameter in decayed["params"] if parameter.dim() <= 1]
-        kept = {id(parameter) for parameter in vectors}
-        decayed["params"] = [parameter for parameter in decayed["params"] if id(parameter) not in kept]
-        free["params"] = [*free["params"], *vectors]
+        free["params"] = [*free["params"], *(each for each in decayed["params"] if each.dim() <= 1)]
+        decayed["params"] = [each for each in decayed["params"] if each.dim() > 1]
     groups = [group for group in groups if group["params"]]
     on_gpu = device.type == "cuda"
     rate: Any = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -58,36 +58,26 @@ def printed(
     ]
     if missing := sorted(labels.keys() - {row["method"] for row in rows}):
         raise ReplearnError(f"The paper's table {table} has no row {missing[0]!r} for {backbone}.")
-    found = []
+    found: list[PaperRow] = []
     for row in rows:
         ours = labels[row["method"]]
-        found += [paper_row(row, label, table) for label in ((ours,) if isinstance(ours, str) else ours)]
+        score, std = pair(next(row[key] for key in SCORES if key in row))
+        top5, top5_std = pair(row.get("top5"))
+        own = PaperRow(
+            data=row["data"],
+            label="",
+            score=score,
+            std=std,
+            top5=top5,
+            top5_std=top5_std,
+            memory_gb=row.get("memory"),
+            seconds_per_epoch=row.get("time"),
+            table=table,
+        )
+        found += [replace(own, label=label) for label in ((ours,) if isinstance(ours, str) else ours)]
     return tuple(found)
 
 
-def paper_row(row: Mapping[str, Any], label: str, table: str) -> PaperRow:
-    """A printed row as recipes and comparisons hold it."""
-    score, std = pair(row[score_of(row)])
-    assert score is not None
-    top5, top5_std = pair(row.get("top5"))
-    return PaperRow(
-        data=row["data"],
-        label=label,
-        score=score,
-        std=std,
-        top5=top5,
-        top5_std=top5_std,
-        memory_gb=row.get("memory"),
-        seconds_per_epoch=row.get("time"),
-        table=table,
-    )
-
-
-def score_of(row: Mapping[str, Any]) -> str:
-    """The column that a row is judged by."""
-    return next(key for key in SCORES if key in row)
-
-
-def pair(value: Any) -> tuple[float | None, float | None]:
+def pair(value: Any) -> tuple[Any, float | None]:
     """A printed value as mean and standard deviation; what is not printed is None."""
     return (value[0], value[1]) if isinstance(value, list) else (value, None)

@@ -1,7 +1,9 @@
 """Batches of whole pictures: for a detector with boxes, for a segmenter with a class at every pixel."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch.nn.functional import grid_sample
 from ...errors import ReplearnError
 from .batches import Batches
 from .data import IGNORED, DetectionSet, SegmentationSet
-from .data.scenes import VOID, Scene
+from .data.scenes import VOID, Defects, Scene
 from .image_batches import Scale
 from .picture_store import PictureStore, Sample
 from .processes import Processes
@@ -23,27 +25,64 @@ Boxes = dict[str, Tensor]  # as torchvision's detectors take them: boxes and lab
 Batch = tuple[list[Tensor], list[Boxes]]
 
 
+@dataclass(frozen=True)
+class Pictures(Generic[Set]):
+    """A data set with the pictures of its two parts, which several runs share."""
+
+    data: Set
+    train: PictureStore
+    test: PictureStore
+    defects: Defects
+
+
 class PictureBatches(Batches, Generic[Set]):
     """Pictures of a store for training and of another for the test, flipped or not."""
 
-    def __init__(
-        self,
-        data: Set,
-        train: PictureStore,
-        test: PictureStore,
-        processes: Processes,
-        recipe: Recipe,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, held: Pictures[Set], processes: Processes, recipe: Recipe, device: torch.device) -> None:
+        data = held.data
         self.data: Set = data
         self.device, self.recipe = device, recipe
         self.flip = recipe.augment.get(data.name, Augment()).flip
-        self._train, self._test = train, test
+        self._train, self._test = held.train, held.test
         self.numbers = self._trained_on()
         super().__init__(processes, recipe.batch_size, len(self.numbers), "pictures", data.name)
+        self._stream: Iterator[list[Sample]] = iter(())
+        self._samples: list[Sample] = []
 
     def _trained_on(self) -> tuple[int, ...]:
         return self._train.numbers
+
+    @abstractmethod
+    def draws(self, seed: int, epoch: int) -> Tensor:
+        """An epoch's choices by step, a row a picture; the first one is its place in `numbers`."""
+
+    @abstractmethod
+    def cut(self, rows: Tensor, samples: list[Sample]) -> tuple[Any, Any]:
+        """A batch as these rows of draws say; without samples where the pictures are held as one tensor."""
+
+    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
+        self._draws = self.draws(seed, epoch)
+        if not self.fixed:
+            rows = [self._numbers(self.processes.share(row)) for row in self._draws[first_step:]]
+            self._stream = self._train.batches(rows, substitute=True)
+
+    def _numbers(self, rows: Tensor) -> list[int]:
+        return [self.numbers[int(place)] for place in rows[:, 0]]
+
+    def advance(self, step: int) -> None:
+        self._rows = self.processes.share(self._draws[step])
+        if not self.fixed:
+            self._samples = next(self._stream)
+
+    def current(self) -> tuple[Any, Any]:
+        return self.cut(self._rows, self._samples)
+
+    def calibration(self, seed: int, samples: int) -> list[Any]:
+        rows = self.draws(seed, -1).flatten(0, 1)[:samples]
+        parts = rows.split(max(1, min(self.batch_size, len(rows) // 5)))  # every fifth batch is held out
+        numbers = [self._numbers(part) for part in parts]
+        read = iter(()) if self.fixed else self._train.batches(numbers, substitute=True)
+        return [self.cut(part.to(self.device), next(read, []))[0] for part in parts]
 
     def test_samples(self, processes: Processes, size: int) -> Iterator[list[tuple[bool, Sample]]]:
         """Test pictures, as many in every process so that sharded models stay in step.
@@ -65,16 +104,9 @@ class PictureBatches(Batches, Generic[Set]):
         rows = [[numbers[len(numbers) * place // count]] for place in range(min(count, len(numbers)))]
         return (samples[0] for samples in self._test.batches(rows) if samples)
 
-    def calibration_size(self, samples: int) -> int:
-        return max(1, min(self.batch_size, samples // 5))  # every fifth batch is held out
-
 
 class DetectionBatches(PictureBatches[DetectionSet]):
     """Pictures as float 0..1 on the device, flipped or not; a detector normalises and resizes them itself."""
-
-    _flips: Tensor
-    _stream: Iterator[list[Sample]]
-    _batch: Batch
 
     @property
     def one_shape(self) -> bool:  # type: ignore[override]
@@ -86,25 +118,20 @@ class DetectionBatches(PictureBatches[DetectionSet]):
         keep = self.recipe.detection.keep_empty
         return tuple(number for number in self._train.numbers if keep or len(self.data.train[number].labels))
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        rows, self._flips = self._draw(seed, epoch)
-        self._stream = self._train.batches(rows[first_step:], substitute=True)
-
-    def _draw(self, seed: int, epoch: int) -> tuple[list[list[int]], Tensor]:
-        """This process's pictures of each step, and whether each is flipped."""
+    def draws(self, seed: int, epoch: int) -> Tensor:
+        """Place and flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
         count = self.steps * self.batch_size
-        order = torch.tensor(self.numbers)[torch.randperm(len(self.numbers), generator=generator)[:count]]
+        order = torch.randperm(len(self.numbers), generator=generator)[:count]
         flips = torch.rand(count, generator=generator) < 0.5
-        mine, flipped = (self.processes.share(column.view(self.steps, -1).t()).t() for column in (order, flips))
-        return mine.tolist(), flipped & self.flip
+        return torch.stack([order, flips & self.flip], dim=1).view(self.steps, self.batch_size, 2)
 
-    def advance(self, step: int) -> None:
-        self._batch = self.as_batch(next(self._stream), self.data.train, self._flips[step].tolist())
+    def cut(self, rows: Tensor, samples: list[Sample]) -> Batch:
+        return self.as_batch(samples, self.data.train, rows[:, 1].tolist())
 
-    def as_batch(self, samples: list[Sample], scenes: tuple[Scene, ...], flips: list[bool] | None = None) -> Batch:
+    def as_batch(self, samples: list[Sample], scenes: tuple[Scene, ...], flips: list[int] | None = None) -> Batch:
         images, targets = [], []
-        for (number, (image,)), flip in zip(samples, flips or [False] * len(samples), strict=True):
+        for (number, (image,)), flip in zip(samples, flips or [0] * len(samples), strict=True):
             boxes, labels = scenes[number].boxes, scenes[number].labels
             if flip:
                 width = image.shape[-1]
@@ -114,21 +141,6 @@ class DetectionBatches(PictureBatches[DetectionSet]):
             ready = {"boxes": boxes, "labels": labels}
             targets.append({key: value.to(self.device, non_blocking=True) for key, value in ready.items()})
         return images, targets
-
-    def current(self) -> Batch:
-        return self._batch
-
-    def peek(self) -> list[Tensor]:
-        return self._pictures(self._draw(0, 0)[0][:1])[0]
-
-    def calibration(self, seed: int, samples: int) -> list[list[Tensor]]:
-        flat = [number for row in self._draw(seed, -1)[0] for number in row][:samples]
-        size = self.calibration_size(len(flat))
-        return self._pictures([flat[start : start + size] for start in range(0, len(flat), size)])
-
-    def _pictures(self, rows: list[list[int]]) -> list[list[Tensor]]:
-        stream = self._train.batches(rows, substitute=True)
-        return [self.as_batch(part, self.data.train)[0] for part in stream]
 
     def test(self, processes: Processes) -> Iterator[tuple[list[Scene | None], Batch]]:
         """Test pictures with their scenes; None for one that only fills up."""
@@ -145,37 +157,22 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
     """Scaled, cut and flipped on the device; held pictures of one size can be part of a captured step."""
 
     def __init__(
-        self,
-        data: SegmentationSet,
-        train: PictureStore,
-        test: PictureStore,
-        processes: Processes,
-        recipe: Recipe,
-        device: torch.device,
+        self, held: Pictures[SegmentationSet], processes: Processes, recipe: Recipe, device: torch.device
     ) -> None:
-        super().__init__(data, train, test, processes, recipe, device)
+        super().__init__(held, processes, recipe, device)
         self.settings = recipe.segmentation
         low, high = self.settings.scale
         if not 0 < low <= high:
             raise ReplearnError(f"segmentation.scale={[low, high]}: write the least and the most, as [0.5, 2.0].")
         if self.settings.crop < 32 or self.settings.crop % 16:
             raise ReplearnError(f"segmentation.crop={self.settings.crop}: write a multiple of 16, at least 32.")
-        self._stacked, self._even = train.stacked(), test.stacked() is not None
+        self._stacked, self._even = self._train.stacked(), self._test.stacked() is not None
         self.fixed = self._stacked is not None
-        self.normalised = Scale(data.mean, data.std, device)
-        self._draws = torch.zeros(0)
+        self.normalised = Scale(self.data.mean, self.data.std, device)
         self._slot = torch.zeros(self.share, 5, device=device)
-        self._stream: Iterator[list[Sample]] = iter(())
-        self._samples: list[Sample] = []
-
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        self._draws = self.draws(seed, epoch)
-        if not self.fixed:
-            rows = [self._numbers(self.processes.share(row)) for row in self._draws[first_step:]]
-            self._stream = self._train.batches(rows, substitute=True)
 
     def draws(self, seed: int, epoch: int) -> Tensor:
-        """An epoch's choices by step: place, scale, how far down and right (0 to 1), flip."""
+        """Place, scale, how far down and right (0 to 1), flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
         count, steps = len(self.numbers), self.steps
         low, high = self.settings.scale
@@ -185,19 +182,11 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
         rows = torch.stack([order, scale, chance[:, 1], chance[:, 2], flip], dim=1)
         return rows[: steps * self.batch_size].view(steps, self.batch_size, 5)
 
-    def _numbers(self, rows: Tensor) -> list[int]:
-        return [self.numbers[int(place)] for place in rows[:, 0]]
-
     def advance(self, step: int) -> None:
-        self._slot.copy_(self.processes.share(self._draws[step]))
-        if not self.fixed:
-            self._samples = next(self._stream)
-
-    def current(self) -> tuple[Tensor, Tensor]:
-        return self.cut(self._slot, self._samples)
+        super().advance(step)
+        self._rows = self._slot.copy_(self._rows)
 
     def cut(self, rows: Tensor, samples: list[Sample]) -> tuple[Tensor, Tensor]:
-        """Pictures and classes as these rows of draws say; `samples` where they are not held as one tensor."""
         if self._stacked is not None:
             images, masks = (tensor[rows[:, 0].long()] for tensor in self._stacked)
             return self.warped(images, masks, rows)
@@ -222,17 +211,6 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
         shifted = masks[:, None].float() + 1  # so that outside, which is 0, is no class
         labels = grid_sample(shifted, grid, mode="nearest", align_corners=False)[:, 0].round().long() - 1
         return images, counted(labels)
-
-    def peek(self) -> Tensor:
-        return self._pictures(self.draws(0, 0)[0])
-
-    def calibration(self, seed: int, samples: int) -> list[Tensor]:
-        rows = self.draws(seed, -1).flatten(0, 1)[:samples]
-        return [self._pictures(part) for part in rows.split(self.calibration_size(len(rows)))]
-
-    def _pictures(self, rows: Tensor) -> Tensor:
-        samples = [] if self.fixed else next(self._train.batches([self._numbers(rows)], substitute=True))
-        return self.cut(rows.to(self.device), samples)[0]
 
     def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
         """Whole test pictures and their classes; one that only fills up has no pixel that counts."""

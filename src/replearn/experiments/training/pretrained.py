@@ -47,16 +47,15 @@ def load_pretrained_(
         own = model.state_dict()
         head = set() if words is not None else head_names(model)
         check_names(model, found.keys() - head, own.keys() - head, source)
+        about = told_about(Path(source))
         for key, tensor in own.items():
             if key not in head and found[key].shape != tensor.shape:
                 told = reason(key, found[key], tensor, words)
                 raise ReplearnError(f"{source} is of another configuration: {told}")
-        about = told_about(Path(source))
         check_heads(source, about.get("model"), name)
-        before = about.get("outputs")
-        other = before is not None and outputs is not None and before != outputs
+        other = outputs is not None and about.get("outputs", outputs) != outputs
         fits = all(key in found and key in own and found[key].shape == own[key].shape for key in head)
-        copied = {key: found[key] for key in own.keys() - (set() if fits and not other else head)}
+        copied = {key: found[key] for key in own.keys() - (head if other or not fits else set())}
         try:
             check_weights(model, {key: own[key] for key in copied}, copied)
         except ReplearnError as error:
@@ -101,7 +100,7 @@ def hugging_face_weights(model: Any, folder: str) -> dict[str, Tensor]:
     try:
         return dict(type(model).from_pretrained(folder, local_files_only=True).state_dict())
     except (OSError, ValueError, RuntimeError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
+        told = first_line(error)
         raise ReplearnError(f"{folder} can't be read as weights of a {type(model).__name__}: {told}") from error
 
 
@@ -123,7 +122,7 @@ def reason(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
 def check_heads(source: str, there: Any, here: str | None) -> None:
     """Refuse weights that were trained with another number of heads: they fit, and mean something else."""
     before, now = (num_heads(name) if isinstance(name, str) else None for name in (there, here))
-    if before is not None and now is not None and before != now:
+    if None not in (before, now) and before != now:
         raise ReplearnError(
             f"{source} is of another configuration: it was trained as {there}, with {before} heads, and {here} "
             f"has {now}. Write the model that it is of."
@@ -181,10 +180,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return tensors | {name: tensors[held] for name, held in tied.items()}
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a malformed pickle can raise any error
-        told = (str(error).splitlines() or ["it is cut off"])[0]
-        if not isinstance(error, (SafetensorError, OSError, RuntimeError)):
-            # UnpicklingError's own words are advice to run the code in the file
-            told = "it is no file of torch.save, or holds more than tensors"
+        # UnpicklingError's own words are advice to run the code in the file
+        known = isinstance(error, (SafetensorError, OSError, RuntimeError))
+        told = first_line(error) if known else "it is no file of torch.save, or holds more than tensors"
         raise ReplearnError(
             f"{path} can't be read as weights: {told}. Use a "
             "safetensors file, or a torch file that holds tensors alone."
@@ -205,10 +203,14 @@ def timm_weights(name: str) -> dict[str, Tensor]:
     try:
         return dict(timm.create_model(name, pretrained=True).state_dict())
     except Exception as error:  # the hub's libraries raise errors of many kinds
-        told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(
-            f"timm:{name} could not be had from the hub: {told} Get its file by hand and write pretrained=FILE."
+            f"timm:{name} could not be had from the hub: {first_line(error)} Get its file by hand and write "
+            "pretrained=FILE."
         ) from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def start_backbone_(model: nn.Module, source: str) -> str:
@@ -217,7 +219,7 @@ def start_backbone_(model: nn.Module, source: str) -> str:
     Raises ReplearnError, with the model unchanged, for weights of another backbone.
     """
     path = Path(source)
-    file = path / "model.safetensors" if path.is_dir() and (path / "model.safetensors").is_file() else path
+    file = path / FOLDER_NAMES[0] if path.is_dir() else path
     if file.suffix == ".safetensors" and file.is_file():
         return str(load_backbone_(model, file))
     hub = source.startswith("timm:")

@@ -5,11 +5,9 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -95,12 +93,27 @@ def leave() -> None:
 
 
 class Interruption:
-    """Remembers a Ctrl-C (or a SIGTERM, as schedulers send) until the step is done."""
+    """Remembers a Ctrl-C (or a SIGTERM, as schedulers send) until the step is done; a second one stops at once."""
 
     def __init__(self, processes: Processes, device: torch.device) -> None:
         self.processes, self.device = processes, device
         self.asked = False
         self._steps = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():  # signals reach it alone
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if one was asked for, in every process alike; call it between steps."""
@@ -113,26 +126,3 @@ class Interruption:
             asked = bool(self.processes.total(flag).item())
         if asked:
             raise KeyboardInterrupt
-
-
-@contextmanager
-def interruption(processes: Processes, device: torch.device) -> Iterator[Interruption]:
-    """Turn signals into a request to stop; a second Ctrl-C stops at once, as ever."""
-    state = Interruption(processes, device)
-    if threading.current_thread() is not threading.main_thread():
-        yield state  # signals reach the main thread alone
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if state.asked:
-            raise KeyboardInterrupt
-        state.asked = True
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield state
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

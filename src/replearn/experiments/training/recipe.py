@@ -177,11 +177,6 @@ def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def variant_from_dict(data: Mapping[str, Any]) -> Variant:
-    variant: Variant = decode(Variant, dict(data), "variant")
-    return variant
-
-
 def paper_row_from_dict(data: Any) -> PaperRow:
     row: PaperRow = decode(PaperRow, data, "paper")
     return row

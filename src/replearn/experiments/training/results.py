@@ -48,23 +48,22 @@ class Epoch:
     peak_memory: int  # 0 where the device can't tell
 
     def to_dict(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in PLAIN}
-        return {"epoch": self.epoch, **self.measures, **fields}
-
-
-PLAIN = ("lr", "seconds", "images_per_second", "peak_memory")
+        rest = {name: value for name, value in vars(self).items() if name not in ("epoch", "measures")}
+        return {"epoch": self.epoch, **self.measures, **rest}
 
 
 def epoch_from_dict(data: Any, where: str = "epoch") -> Epoch:
     """An epoch as `to_dict` writes it; a measure may be infinite or not a number."""
     if not isinstance(data, dict):
         raise ReplearnError(f"{where} is an object, not {type(data).__name__}")
-    measures = {name: value for name, value in data.items() if name.startswith(("train_", "test_"))}
-    for name, value in measures.items():
-        if type(value) is not float:
-            measures[name] = decode(float, value, f"{where}.{name}")
-    rest = {name: value for name, value in data.items() if name not in measures}
+    measured = {name for name in data if name.startswith(("train_", "test_"))}
+    rest = {name: value for name, value in data.items() if name not in measured}
     read: Epoch = decode(Epoch, {"measures": {}, **rest}, where)
+    measures = {
+        name: value if type(value) is float else decode(float, value, f"{where}.{name}")
+        for name, value in data.items()
+        if name in measured
+    }
     return dataclasses.replace(read, measures=measures)
 
 
@@ -139,24 +138,23 @@ def result_from_json(text: str, where: str = "this") -> Result:
 
 
 def decoded(data: dict[str, Any]) -> Result:
-    for name, kinds in (("epochs", list), ("recipe", dict), ("variant", dict), ("hardware", dict)):
+    for name, kinds in (("epochs", list), ("hardware", dict), ("plan", dict | None)):
         if not isinstance(data.get(name), kinds):
             raise ReplearnError(f"{name} is {'a list' if kinds is list else 'an object'}")
-    if not isinstance(data.get("plan"), dict | None):
-        raise ReplearnError("plan is an object or null")
     decode(int, data["hardware"].get("processes", 1), "hardware.processes")
-    free = ("recipe", "variant", "hardware", "plan", "epochs")
-    hints = {name: kind for name, kind in get_type_hints(Result).items() if name not in free}
-    plain = {name: decode(kind, data[name], name) for name, kind in hints.items() if name in data}
-    epochs = tuple(epoch_from_dict(entry, f"epochs[{place}]") for place, entry in enumerate(data["epochs"]))
-    recipe = encode(decode(Recipe, data["recipe"], "recipe"))
-    variant = encode(decode(Variant, data["variant"], "variant"))
-    task = task_named(recipe["task"])
-    for epoch in epochs:
+    own = {
+        "epochs": tuple(epoch_from_dict(entry, f"epochs[{place}]") for place, entry in enumerate(data["epochs"])),
+        "recipe": encode(decode(Recipe, data["recipe"], "recipe")),
+        "variant": encode(decode(Variant, data["variant"], "variant")),
+        **{name: data.get(name) for name in ("hardware", "plan")},
+    }
+    task = task_named(own["recipe"]["task"])
+    for epoch in own["epochs"]:
         if missing := [metric.key for metric in (task.metric, *task.also) if metric.key not in epoch.measures]:
             raise ReplearnError(f"epoch {epoch.epoch} has no {missing[0]}")
-    held = {**data, **plain, "epochs": epochs, "recipe": recipe, "variant": variant}
-    return Result(**held)
+    hints = get_type_hints(Result)
+    plain = {name: decode(hints[name], data[name], name) for name in hints if name in data and name not in own}
+    return Result(**{**data, **plain, **own})
 
 
 def read_result(path: str | os.PathLike[str]) -> Result:

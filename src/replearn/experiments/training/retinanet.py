@@ -54,11 +54,8 @@ class Detector(RetinaNet):  # type: ignore[misc]
 
         Nothing is resized: sides are multiples of 32. Boxes are not decoded, and none are left out.
         """
-        mean, std = (
-            torch.tensor(value, dtype=images.dtype, device=images.device).view(-1, 1, 1)
-            for value in (self.transform.image_mean, self.transform.image_std)
-        )
-        said: dict[str, Tensor] = self.head(list(self.backbone((images - mean) / std).values()))
+        features = self.backbone(self.transform.normalize(images))
+        said: dict[str, Tensor] = self.head(list(features.values()))
         return said
 
     channels_last = False

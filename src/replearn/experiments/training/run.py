@@ -70,12 +70,10 @@ class Run:
                 "shard is not seen in the others. Write --parallel ddp, or precision=bfloat16."
             )
         self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
-        self.notes: list[str] = []
-        self._task_notes: list[str] = []
+        self.said: list[str] = []
         self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
         torch.manual_seed(seed_at(spec.seed, "weights"))
         model = task.build()
-        self._take_notes()
         model = self.method.prepare(model).to(device)
         if recipe.channels_last and not self.sharded:  # FSDP takes contiguous parameters alone
             to_channels_last_(model)
@@ -112,7 +110,7 @@ class Run:
             self._capture = False
             self.note("step not captured, running it eagerly: float16 decides after each step whether it counts")
         self.seconds = 0.0
-        self._step_times: list[float] = []
+        self.step_ms = 0.0  # the mean over the last epoch
 
     # ---- advancing -------------------------------------------------------------------------
 
@@ -126,10 +124,10 @@ class Run:
         if self.step_in_epoch == 0:
             self.sums.zero_()
             self.seconds = 0.0
-            if self.method.start_epoch(self.bare, self.epoch, self.batches.peek):
+            seed = seed_at(self.spec.seed, self.epoch, "batch")
+            if self.method.start_epoch(self.bare, self.epoch, lambda: self.batches.calibration(seed, 256)[0]):
                 self._captured = None
         self.model.train()
-        self._step_times = []
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -186,13 +184,13 @@ class Run:
             self.note(f"step not captured, running it eagerly: {why}")
 
     def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        if text not in self.said:
+            self.said.append(text)
 
-    def _take_notes(self) -> None:
-        """The task's notes as they are now, in place of what it said before."""
-        said, self._task_notes = self._task_notes, self.task.notes()
-        self.notes = [note for note in self.notes if note not in (*said, *self._task_notes)] + self._task_notes
+    @property
+    def notes(self) -> list[str]:
+        """The run's own, then the task's as they are now."""
+        return [*self.said, *(note for note in self.task.notes() if note not in self.said)]
 
     # ---- measuring -------------------------------------------------------------------------
 
@@ -217,7 +215,6 @@ class Run:
             peak_memory=peak,
         )
         self.epochs.append(measured)
-        self._take_notes()
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         return measured
 

@@ -55,40 +55,39 @@ def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Mod
     `auxiliary` adds a head at the third stage, which helps in training.
     """
     kind, backbone = known(name, SEGMENTERS, "segmenter")
-    if kind == "deeplabv3":
-        return deeplabv3(name, backbone, num_classes, auxiliary)
     try:
+        if kind == "deeplabv3":
+            return _deeplabv3(backbone, num_classes, auxiliary)
         import segmentation_models_pytorch as smp
-    except ImportError as error:
-        raise ReplearnError(
-            f"{name} needs segmentation-models-pytorch: pip install 'replearn[scenes]'. deeplabv3_resnet50 "
-            "works without."
-        ) from error
-    try:
+
         if auxiliary:
             from .deeplabv3plus import AuxiliaryDeepLabV3Plus
 
             return AuxiliaryDeepLabV3Plus(backbone, num_classes)
         plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
+        return plus
+    except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
+        raise ReplearnError(
+            f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
+            f"deeplabv3plus_{backbone}."
+        ) from error
+    except ImportError as error:
+        raise ReplearnError(
+            f"{name} needs segmentation-models-pytorch: pip install 'replearn[scenes]'. deeplabv3_resnet50 "
+            "works without."
+        ) from error
     except KeyError as error:
         raise ReplearnError(f"{name} can't be built: {error.args[0]}") from error
-    return plus
 
 
-def deeplabv3(name: str, backbone: str, num_classes: int, auxiliary: bool) -> nn.Module:
+def _deeplabv3(backbone: str, num_classes: int, auxiliary: bool) -> nn.Module:
     """torchvision's DeepLabV3: the last two stages dilated instead of strided."""
     from torchvision.models import get_model
     from torchvision.models._utils import IntermediateLayerGetter
     from torchvision.models.segmentation.deeplabv3 import DeepLabHead, DeepLabV3
     from torchvision.models.segmentation.fcn import FCNHead
 
-    try:
-        body = get_model(backbone, weights=None, replace_stride_with_dilation=[False, True, True])
-    except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
-        raise ReplearnError(
-            f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
-            f"deeplabv3plus_{backbone}."
-        ) from error
+    body = get_model(backbone, weights=None, replace_stride_with_dilation=[False, True, True])
     width = int(body.inplanes)
     layers = {"layer4": "out", **({"layer3": "aux"} if auxiliary else {})}
     head = FCNHead(width // 2, num_classes) if auxiliary else None

@@ -47,15 +47,12 @@ def restore(
     held = model.state_dict()
     model.load_state_dict({k: laid_out_as(held.get(k), v) for k, v in under(tensors, "model/").items()})
     state: dict[str, dict[str, Any]] = {name: dict(entries) for name, entries in values.items()}
+    parameters = dict(model.named_parameters())
     for path, tensor in under(tensors, "optimizer/").items():
         name, _, key = path.rpartition("/")
-        state.setdefault(name, {})[key] = tensor
-    for name, parameter in model.named_parameters():
-        if name in state:
-            optimizer.state[parameter] = {
-                key: on_device_of(value, parameter, key) if isinstance(value, Tensor) else value
-                for key, value in state[name].items()
-            }
+        state.setdefault(name, {})[key] = on_device_of(tensor, parameters[name], key)
+    for name, entries in state.items():
+        optimizer.state[parameters[name]] = entries
 
 
 def on_device_of(value: Tensor, parameter: Tensor, key: str) -> Tensor:

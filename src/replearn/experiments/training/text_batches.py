@@ -62,9 +62,6 @@ class TextBatches(Batches):
         windows = self.text.train[starts[:, None] + self._offsets]
         return windows[:, :-1], windows[:, 1:]
 
-    def peek(self) -> Tensor:
-        return self.cut(self._starts[: self.batch_size])[0]
-
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
         starts = self.starts(seed, -1)[:samples].to(self._starts.device)
         return [self.cut(part)[0] for part in starts.split(CALIBRATION)]

@@ -13,16 +13,17 @@ from torch.nn.functional import cross_entropy
 
 from ...errors import ReplearnError
 from ...planning.planner import plan
+from ...planning.serialization import decode
 from ...surgery.checkpoint import load
 from . import data as data_room
 from .architectures import architecture, is_language_model, language_model
 from .data.images import stratified_order
-from .image_batches import DeviceBatches, DeviceImages, ImageBatches
+from .image_batches import ImageBatches
 from .methods import method_for
 from .methods.base import Method, Setting
 from .pretrained import metadata_of, read_weights
 from .processes import Processes
-from .recipe import Augment, Recipe, recipe_from_dict, variant_from_dict
+from .recipe import Augment, Recipe, Variant, recipe_from_dict
 from .results import Result, read_result
 from .run import RunSpec
 from .scene_models import detector, is_detector, is_segmenter, segmenter
@@ -75,7 +76,7 @@ class Trained:
         data = self.result.data
         plain = Augment(resize=self.recipe.augment.get(data, Augment()).resize)
         recipe = replace(self.recipe, augment={data: plain}, pretrained=None, channels_last=False)
-        variant = replace(variant_from_dict(self.result.variant), calibrate=0)
+        variant = replace(decode(Variant, self.result.variant, "variant"), calibrate=0)
         spec = RunSpec(
             recipe=recipe, variant=variant, data=data, seed=self.result.seed, out=Path(), data_root=self.data_root
         )
@@ -86,13 +87,6 @@ class Trained:
         if not isinstance(self.task.batches, ImageBatches):
             raise ReplearnError(f"{self.result.data} is no set of images with labels, which this command takes.")
         return self.task.batches
-
-    @property
-    def images(self) -> DeviceImages:
-        """The run's images on its device; ReplearnError where they are streamed or no images."""
-        if not isinstance(self._batches, DeviceBatches):
-            raise ReplearnError(f"{self.result.data} is streamed, and this command takes sets that fit in memory.")
-        return self._batches.images
 
     def train_batches(self, count: int, size: int, seed: int = 0) -> list[Labelled]:
         """So many training samples, drawn once and not augmented, in batches with their labels."""
@@ -150,7 +144,7 @@ def read_trained(
             "runs/t1_resnet32/cifar10/e2e/seed-0; `replearn train RECIPE --method e2e` writes one."
         )
     result = read_result(folder / "result.json")
-    recipe, variant = recipe_from_dict(result.recipe), variant_from_dict(result.variant)
+    recipe, variant = recipe_from_dict(result.recipe), decode(Variant, result.variant, "variant")
     if full and variant.method != "e2e":
         raise ReplearnError(
             f"{folder} was trained with {variant.label} ({variant.method}), so it is not the full model with "

@@ -14,28 +14,14 @@ from typing import Any, TypeVar
 
 from ....errors import ReplearnError
 from . import sets
-from .folders import StreamedSet
-from .images import IGNORED, ImageSet
-from .scenes import DetectionSet, SegmentationSet
+from .folders import StreamedSet as StreamedSet
+from .images import IGNORED as IGNORED
+from .images import ImageSet as ImageSet
+from .scenes import DetectionSet as DetectionSet
+from .scenes import SegmentationSet as SegmentationSet
 from .sets.small_images import download_images
 from .source import Root, Source, find, places_of
-from .text import TextSet
-
-__all__ = [
-    "IGNORED",
-    "DataStatus",
-    "DetectionSet",
-    "ImageSet",
-    "SegmentationSet",
-    "StreamedSet",
-    "TextSet",
-    "available",
-    "download",
-    "expect",
-    "load",
-    "shape_of",
-    "status",
-]
+from .text import TextSet as TextSet
 
 Loaded = ImageSet | StreamedSet | TextSet | DetectionSet | SegmentationSet
 Kind = TypeVar("Kind", ImageSet, StreamedSet, TextSet, DetectionSet, SegmentationSet)
@@ -71,7 +57,7 @@ def expect(kind: type[Kind], loaded: Loaded, task: str) -> Kind:
     return loaded
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DataStatus:
     """A data set on this machine. `problem` is the text of the error that loading it gives."""
 
@@ -102,15 +88,8 @@ def status(name: str, root: Root = None) -> DataStatus:
         problem = str(error)
     if source.bundled_with and (spec := find_spec(source.bundled_with)) is not None and spec.origin:
         found = Path(spec.origin).parent
-    return DataStatus(
-        name=source.name,
-        title=source.title,
-        found=found,
-        looked=tuple(places_of(source, root)),
-        problem=problem,
-        how=source.how,
-        **counts,
-    )
+    looked = tuple(places_of(source, root))
+    return DataStatus(name, source.title, found, looked, problem, source.how, **counts)
 
 
 def download(name: str, root: Root = None) -> Path:

@@ -16,7 +16,6 @@ SHOWN = 5
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VOID = 255  # a pixel that does not count
 UNKNOWN = -1  # a value that no mask of the set may hold
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 class Defects:
@@ -162,26 +161,3 @@ def read_mask(path: Path) -> Tensor:
     if mask.mode in ("RGB", "RGBA") and bool((values[..., :3] != values[..., :1]).any()):
         raise ReplearnError(f"The mask {path} is a colour picture; it has to hold a class id at every pixel.")
     return values[..., 0].contiguous()
-
-
-def list_pairs(images: Path, masks: Path) -> tuple[Pair, ...]:
-    """Each picture of a folder with the mask of the same name, whatever their suffixes; sorted.
-
-    ReplearnError for a picture without a mask or a folder without pictures.
-    """
-    by_stem = {path.stem: path for path in pictures_in(masks)}
-    found = []
-    for path in pictures_in(images):
-        if path.stem not in by_stem:
-            raise ReplearnError(f"{path} has no mask: there is no {path.stem}.* in {masks}.")
-        found.append(Pair(path, by_stem[path.stem]))
-    if not found:
-        raise ReplearnError(f"{images} holds no picture ({', '.join(SUFFIXES)}).")
-    return tuple(found)
-
-
-def pictures_in(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    except OSError as error:
-        raise ReplearnError(f"Can't read the folder {folder}: {error}.") from error

@@ -1,8 +1,9 @@
 """A text as a data set: read it, cut it into basic English words, number them."""
 
 import codecs
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,20 +14,6 @@ from ....errors import ReplearnError
 from .source import Counted
 
 UNKNOWN, END = "<unk>", "<eos>"
-# torchtext's "basic_english": lower case, quotes dropped, punctuation words of its own
-REPLACED = {
-    "'": " '  ",
-    '"': "",
-    ".": " . ",
-    "<br />": " ",
-    ",": " , ",
-    "(": " ( ",
-    ")": " ) ",
-    "!": " ! ",
-    "?": " ? ",
-    ";": " ",
-    ":": " ",
-}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,7 +26,6 @@ class TextSet(Counted):
     name: str
     words: tuple[str, ...] = field(repr=False)  # by number; <unk> is 0, <eos> is 1
     train: Tensor = field(repr=False)
-    valid: Tensor = field(repr=False)
     test: Tensor = field(repr=False)
 
     unit = "tokens"  # what is counted, and what the classes are
@@ -56,10 +42,8 @@ def basic_english(line: str) -> list[str]:
     >>> basic_english('The dog\\'s bark ( "loud" ) , said <unk> : hush !')
     ['the', 'dog', "'", 's', 'bark', '(', 'loud', ')', ',', 'said', '<unk>', 'hush', '!']
     """
-    line = line.lower()
-    for found, put in REPLACED.items():
-        line = line.replace(found, put)
-    return line.split()
+    line = line.lower().replace('"', "")
+    return re.sub(r"<br />|[;:]", " ", re.sub(r"([.,()!?'])", r" \1 ", line)).split()
 
 
 def read_lines(path: Path) -> list[str]:
@@ -82,11 +66,9 @@ def read_lines(path: Path) -> list[str]:
     return lines[:-1] if not lines[-1] else lines
 
 
-def text_set(
-    name: str, train: Sequence[str], valid: Sequence[str], test: Sequence[str], min_count: int = 2
-) -> TextSet:
+def text_set(name: str, train: Sequence[str], test: Sequence[str], min_count: int = 2) -> TextSet:
     """Lines as numbered words, `<eos>` after each line; words seen less than `min_count` times are `<unk>`."""
-    cut = [list(map(basic_english, lines)) for lines in (train, valid, test)]
+    cut = [list(map(basic_english, lines)) for lines in (train, test)]
     counts = Counter(word for line in cut[0] for word in line)
     kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
     if not kept:
@@ -96,12 +78,9 @@ def text_set(
         )
     words = tuple(dict.fromkeys([UNKNOWN, END, *kept]))
     numbers = {word: number for number, word in enumerate(words)}
-    streams = [torch.tensor(list(numbered(lines, numbers)), dtype=torch.int64) for lines in cut]
-    return TextSet(name=name, words=words, train=streams[0], valid=streams[1], test=streams[2])
 
+    def stream(lines: list[list[str]]) -> Tensor:
+        ended = ((*line, END) for line in lines)
+        return torch.tensor([numbers.get(word, 0) for line in ended for word in line], dtype=torch.int64)
 
-def numbered(lines: Sequence[Sequence[str]], numbers: dict[str, int]) -> Iterator[int]:
-    unknown, end = numbers[UNKNOWN], numbers[END]
-    for line in lines:
-        yield from (numbers.get(word, unknown) for word in line)
-        yield end
+    return TextSet(name=name, words=words, train=stream(cut[0]), test=stream(cut[1]))

@@ -8,8 +8,7 @@ model, as the paper's sum is. Every legal block has an operator and all blocks s
 saving is in time and activations, not in parameters.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from ....planning.similarity import block_similarity
 from ....planning.targets import build_operator, trainable
 from ....surgery.plan_metadata import attach_plan_
 from ....surgery.replace import device_of, set_submodule
-from .base import Method, Setting
+from .base import Method
 from .wrapping import Patch, patches, unpatch_
 
 HOLDER = "replearn_operators"
@@ -36,10 +35,8 @@ class Adaptive(Method):
     has_targets = True
     leaves_idle = True
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._fixed: Plan | None = None
-        self._stacks: tuple[Stack, ...] = ()
+    _fixed: Plan
+    _stacks: tuple[Stack, ...]
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Give every legal block an operator; until the first score the fixed targets are replaced."""
@@ -54,8 +51,9 @@ class Adaptive(Method):
             if all(parameter.device.type != "meta" for parameter in operator.parameters()):
                 operator.reset_parameters()
             block = model.get_submodule(operator.target.name)
-            holder[key_of(operator.target.name)] = operator.train(block.training)
-            Switch(block, holder, operator.target)
+            key = operator.target.name.replace(".", "/")  # a module's name may not contain dots
+            holder[key] = operator.train(block.training)
+            Switch(block, holder, key, operator.target)
         model.add_module(HOLDER, holder)
         self._choose(model, {target.name for target in self._fixed.targets}, "as fixed")
         return model
@@ -67,21 +65,24 @@ class Adaptive(Method):
     def scores(self, model: nn.Module, batch: Tensor) -> dict[str, float]:
         """How much each legal block's output is like its input, with every block in its place."""
         switches = list(patches(model, Switch))
+        before = [switch.replaced for switch in switches]
         inputs = {switch.target.name: switch.target.anatomy.input for switch in switches}
-        # compiled code would not call the hooks that do the scoring
-        with all_in_place(switches), torch.compiler.set_stance("force_eager"):
-            return block_similarity(model, inputs, batch)
+        try:
+            for switch in switches:
+                switch.replaced = False
+            with torch.compiler.set_stance("force_eager"):  # compiled code would not call the hooks that score
+                return block_similarity(model, inputs, batch)
+        finally:
+            for switch, replaced in zip(switches, before, strict=True):
+                switch.replaced = replaced
 
     def most_redundant(self, scores: Mapping[str, float]) -> set[str]:
         """The highest total score, in as many blocks as the fixed placement has, no two adjacent."""
-        places: dict[int, str] = {}
-        begin = 0
-        for stack in self._stacks:
-            places |= {begin + i: name for i, name in enumerate(stack.blocks) if name in scores}
-            begin += len(stack)  # the ends of a stack are never legal, so stacks do not touch
-        count = len(self._fixed.targets) if self._fixed else 0
-        chosen = best_apart({place: scores[name] for place, name in places.items()}, count)
-        return {places[place] for place in chosen}
+        # the ends of a stack are never legal, so stacks do not touch
+        names = [name for stack in self._stacks for name in stack.blocks]
+        places = {place: scores[name] for place, name in enumerate(names) if name in scores}
+        chosen = best_apart(places, len(self._fixed.targets))
+        return {names[place] for place in chosen}
 
     def state(self) -> dict[str, Any]:
         return {"replaced": [] if self.plan is None else [target.name for target in self.plan.targets]}
@@ -107,9 +108,8 @@ class Adaptive(Method):
         changed = any(switch.replaced != (switch.target.name in names) for switch in switches)
         for switch in switches:
             switch.replaced = switch.target.name in names
-        if self._fixed is not None:
-            chosen = tuple(switch.target for switch in switches if switch.replaced)
-            self.plan = chosen_plan(model, self._fixed, chosen, how)
+        chosen = tuple(switch.target for switch in switches if switch.replaced)
+        self.plan = chosen_plan(model, self._fixed, chosen, how)
         return changed
 
 
@@ -123,11 +123,10 @@ class Operators(nn.ModuleDict):
 class Switch(Patch):
     """Runs the block, or the operator in its place."""
 
-    def __init__(self, block: nn.Module, holder: nn.ModuleDict, target: Target) -> None:
+    def __init__(self, block: nn.Module, holder: nn.ModuleDict, key: str, target: Target) -> None:
         super().__init__(block)
         # through the holder, which ends the chain block - operator - neighbour - its operator - ...
-        self._holder = holder
-        self._key = key_of(target.name)
+        self._holder, self._key = holder, key
         self.target = target
         self.replaced = False
 
@@ -142,27 +141,10 @@ class Switch(Patch):
         return (self.operator,)
 
 
-def key_of(name: str) -> str:
-    return name.replace(".", "/")  # a module's name may not contain dots
-
-
-@contextmanager
-def all_in_place(switches: list[Switch]) -> Iterator[None]:
-    before = [switch.replaced for switch in switches]
-    try:
-        for switch in switches:
-            switch.replaced = False
-        yield
-    finally:
-        for switch, replaced in zip(switches, before, strict=True):
-            switch.replaced = replaced
-
-
 def chosen_plan(model: nn.Module, fixed: Plan, targets: tuple[Target, ...], how: str) -> Plan:
     """The plan of a replacement of these blocks for good, which is what `finish` does."""
     holder = model.get_submodule(HOLDER)
     operators = trainable(holder.parameters())
-    after = count_parameters(model, targets)[1] - operators
     held = f"{fixed.parameters_before + operators:,} parameters"
     note = f"adaptive: while training, all blocks and {len(list(holder.children()))} operators are held ({held})"
     return replace(
@@ -170,7 +152,7 @@ def chosen_plan(model: nn.Module, fixed: Plan, targets: tuple[Target, ...], how:
         placement=f"{len(targets)} targets, {how}",
         targets=targets,
         skipped=(),
-        parameters_after=after,
+        parameters_after=count_parameters(model, targets)[1] - operators,
         notes=(*fixed.notes, note),
     )
 
@@ -182,5 +164,4 @@ def agreed(scores: dict[str, float]) -> dict[str, float]:
     on_gpu = torch.distributed.get_backend() == "nccl"
     total = torch.tensor(list(scores.values()), dtype=torch.float64, device="cuda" if on_gpu else "cpu")
     torch.distributed.all_reduce(total)
-    mean = (total / torch.distributed.get_world_size()).tolist()
-    return dict(zip(scores, mean, strict=True))
+    return dict(zip(scores, (total / torch.distributed.get_world_size()).tolist(), strict=True))

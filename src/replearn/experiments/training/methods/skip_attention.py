@@ -28,17 +28,12 @@ class SkipAttention(Method):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         check_model(model)
-        blocks = model.get_submodule("blocks")
-        skipped = skipped_blocks(len(list(blocks.children())))
-        made: list[nn.Module] = []
-        for index, block in enumerate(blocks.children()):
-            if index == skipped.start - 1:
-                made.append(GivingBlock(block))
-            elif index in skipped:
-                made.append(SkippingBlock(block, Reuse(model)))
-            else:
-                made.append(block)
-        model.add_module("blocks", CarryingBlocks(*made).train(blocks.training))
+        plain = model.get_submodule("blocks")
+        blocks = list(plain.children())
+        skipped = skipped_blocks(len(blocks))
+        for index in (skipped.start - 1, *skipped):
+            blocks[index] = CarryingBlock(blocks[index], Reuse(model) if index in skipped else None)
+        model.add_module("blocks", CarryingBlocks(*blocks).train(plain.training))
         return model
 
 
@@ -53,50 +48,41 @@ class CarryingBlocks(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         attention: Tensor | None = None
         for block in self:
-            if isinstance(block, (GivingBlock, SkippingBlock)):
+            if isinstance(block, CarryingBlock):
                 x, attention = block(x, attention)
             else:
                 x = block(x)
         return x
 
 
-class GivingBlock(nn.Module):
-    """A timm block that also gives away its attention output; its parts keep their names."""
+class CarryingBlock(nn.Module):
+    """A timm block that gives away its attention output; with `reuse` it makes it of the one before.
 
-    norm1: nn.Module
-    attn: nn.Module
+    The parts that stay keep their names.
+    """
 
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        for name in ("norm1", "attn", *PARTS):
-            self.add_module(name, block.get_submodule(name))
-        self.train(block.training)
-
-    def forward(self, x: Tensor, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        made: Tensor = self.attn(self.norm1(x))
-        return add_branches(self, x, made), made
-
-
-class SkippingBlock(nn.Module):
-    """A timm block without attention: it reuses the one before."""
-
-    def __init__(self, block: nn.Module, reuse: nn.Module) -> None:
+    def __init__(self, block: nn.Module, reuse: nn.Module | None = None) -> None:
         super().__init__()
         weight = next(block.get_submodule("attn").parameters())
-        self.reuse = reuse.to(device=weight.device, dtype=weight.dtype)
-        for name in PARTS:
+        self.reuse = None if reuse is None else reuse.to(device=weight.device, dtype=weight.dtype)
+        for name in PARTS if reuse is not None else ("norm1", "attn", *PARTS):
             self.add_module(name, block.get_submodule(name))
         self.train(block.training)
 
     def forward(self, x: Tensor, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if attention is None:
+        own: Any = self
+        if self.reuse is None:
+            made: Tensor = own.attn(own.norm1(x))
+        elif attention is None:
             raise ReplearnError(
                 "A block that skips attention was called on its own, without the attention output of the block "
                 "before. Call the model, or model.blocks as a whole; instead of set_grad_checkpointing write the "
                 "method 'skip_attention+checkpointing'."
             )
-        made = self.reuse(attention)
-        return add_branches(self, x, made), made
+        else:
+            made = self.reuse(attention)
+        x = x + own.drop_path1(own.ls1(made))
+        return x + own.drop_path2(own.ls2(own.mlp(own.norm2(x)))), made
 
 
 class Reuse(nn.Module):
@@ -121,13 +107,6 @@ class Reuse(nn.Module):
         y = self.down(y)
         y = y * self.channels(y.mean(dim=1, keepdim=True)).sigmoid()
         return torch.cat((kept.to(y.dtype), y), dim=1)
-
-
-def add_branches(block: Any, x: Tensor, attention: Tensor) -> Tensor:
-    """The two residual branches of a timm block, the first one being given."""
-    x = x + block.drop_path1(block.ls1(attention))
-    made: Tensor = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
-    return made
 
 
 def check_model(model: Any) -> None:

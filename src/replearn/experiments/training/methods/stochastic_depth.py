@@ -36,20 +36,21 @@ class StochasticDepth(Wrapper):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         rate = setting.variant.drop_rate
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
+        if type(rate) not in (int, float) or not 0 <= rate < 1:
             raise ReplearnError(
                 f"drop_rate={rate!r}: the last block's chance of being dropped is a number from 0 up to, but not "
                 "including, 1, as 0.1."
             )
 
     def wrap(self, model: nn.Module, stacks: tuple[Stack, ...]) -> nn.Module:
-        total = sum(len(stack) for stack in stacks)
-        chances = chances_of(total, self.setting.variant.drop_rate)
         places = [(stack, i) for stack in stacks for i in range(len(stack))]
+        chances = chances_of(len(places), self.setting.variant.drop_rate)
         found = []
         for index, (stack, i) in enumerate(places):
             block = model.get_submodule(stack.blocks[i])
-            if not is_removed(block) and may_drop(stack, i):
+            # blocks that change the shape stay; of blocks that nobody knows, the first may be such a one
+            may_drop = not stack.anatomies[i].transition and (i > 0 or stack.family != "generic")
+            if may_drop and not is_removed(block):
                 check_block(model, block, stack, i)
                 found.append((index, block, stack.anatomies[i]))
         if not found:
@@ -68,8 +69,7 @@ class StochasticDepth(Wrapper):
             block.dropped = drops[block.index]
 
     def finish(self, model: nn.Module) -> nn.Module:
-        unpatch_(model, Dropped)
-        unpatch_(model, Scaled)
+        unpatch_(model, Dropped, Scaled)
         return model
 
 
@@ -90,25 +90,21 @@ class Dropped(Patch):
 
     def __init__(self, block: nn.Module, anatomy: Anatomy, index: int, chance: float, scaled: bool) -> None:
         super().__init__(block)
-        self.index = index
-        self.chance = chance
-        self.dropped = False
+        self.index, self.chance, self.dropped = index, chance, False
         self._scale = None if scaled else 1 / (1 - chance)  # None where the branch's end is scaled already
         self._input = anatomy.input
         self._as_tuple = anatomy.returns == "tuple"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.module.training:
-            return self.run(*args, **kwargs)
         x = args[0] if args else kwargs[self._input]
-        if self.dropped:
+        if self.dropped and self.module.training:
             return (x,) if self._as_tuple else x
         made = self.run(*args, **kwargs)
-        if self._scale is None:
+        if self._scale is None or not self.module.training:
             return made
-        if self._as_tuple:
-            return (stretched(x, made[0], self._scale), *made[1:])
-        return stretched(x, made, self._scale)
+        return (
+            (stretched(x, made[0], self._scale), *made[1:]) if self._as_tuple else stretched(x, made, self._scale)
+        )
 
 
 class Scaled(Patch):
@@ -134,11 +130,6 @@ def stretched(x: Tensor, y: Tensor, scale: float) -> Tensor:
     return x + scale * (y - x)
 
 
-def may_drop(stack: Stack, i: int) -> bool:
-    """Blocks that change the shape stay; of blocks that nobody knows, the first may be such a one."""
-    return not stack.anatomies[i].transition and not (stack.family == "generic" and i == 0)
-
-
 def check_block(model: nn.Module, block: nn.Module, stack: Stack, i: int) -> None:
     if isinstance(block, Operator) or class_path(block) == stack.block_type:
         return
@@ -151,21 +142,18 @@ def check_block(model: nn.Module, block: nn.Module, stack: Stack, i: int) -> Non
 
 def scale_ends(block: nn.Module, anatomy: Anatomy, chance: float) -> bool:
     """Scale the ends of the block's residual branches; False if one can't be named."""
-    found = [(branch, end_of(branch, anatomy)) for branch in branches(block)]
-    ends = [end for _, end in found if end is not None]
-    if len(ends) < len(found):
+    ends = [end_of(branch, anatomy) for branch in branches(block)]
+    if any(end is None for end in ends):
         return False
     for end in ends:
         Scaled(end, block, 1 / (1 - chance))
     return True
 
 
-def end_of(branch: nn.Module, anatomy: Anatomy) -> nn.Module | None:
-    """The last layer before the addition in a residual block whose activation comes after it."""
+def end_of(branch: nn.Module, anatomy: Anatomy) -> Any:
+    """The last layer before the addition in a residual block whose activation comes after it; else None."""
     if anatomy.kind not in ("basic", "bottleneck") or "norm" not in anatomy.parts:
         return None
     if isinstance(branch, Operator):
-        end = getattr(branch, "norm", None)
-    else:
-        end = getattr(branch, "se", None) or resolve(branch, anatomy.parts["norm"].path)  # timm's SE comes last
-    return end if isinstance(end, nn.Module) else None
+        return getattr(branch, "norm", None)
+    return getattr(branch, "se", None) or resolve(branch, anatomy.parts["norm"].path)  # timm's SE comes last

@@ -68,18 +68,16 @@ def branches(block: nn.Module) -> list[nn.Module]:
     return [block, *(other for patch in patches_on(block) for other in patch.alternatives())]
 
 
-def unpatch_(model: nn.Module, kind: type[Patch]) -> None:
-    """Take every patch of this kind off; what stood below it stays."""
-    for patch in list(patches(model, kind)):
-        above = vars(patch.module)["forward"]
-        if above is not patch:
-            while above.inner is not patch:
-                above = above.inner
-            above.inner = patch.inner
-        elif patch.inner is not None:
-            vars(patch.module)["forward"] = patch.inner
-        else:
-            del vars(patch.module)["forward"]
+def unpatch_(model: nn.Module, *kinds: type[Patch]) -> None:
+    """Take every patch of these kinds off; what stood below it stays."""
+    for module in model.modules():
+        kept = [patch for patch in patches_on(module) if not isinstance(patch, kinds)]
+        for patch, below in zip(kept, [*kept[1:], None], strict=False):
+            patch.inner = below
+        if kept:
+            vars(module)["forward"] = kept[0]
+        elif isinstance(vars(module).get("forward"), Patch):
+            del vars(module)["forward"]
 
 
 class Wrapper(Method):
@@ -123,7 +121,18 @@ class Combined(Method):
         self.parts = parts
         self.capturable = all(part.capturable for part in parts)
         self.leaves_idle = any(part.leaves_idle for part in parts)
-        check_order(self.name, parts)
+        deciding = [part for part in parts if not isinstance(part, Wrapper)]
+        if len(deciding) > 1:
+            raise ReplearnError(
+                f"{self.name}: {deciding[0].name} and {deciding[1].name} both decide what the blocks are. Keep "
+                "one; only methods that run blocks differently can be added to it, as in 'repl+checkpointing'."
+            )
+        better = [*deciding, *(part for part in parts if isinstance(part, Wrapper))]
+        if parts != better:
+            raise ReplearnError(
+                f"{self.name}: {deciding[0].name} decides what the blocks are, so it comes before methods that "
+                f"run them differently. Write '{'+'.join(part.name for part in better)}'."
+            )
 
     def prepare(self, model: nn.Module) -> nn.Module:
         # found now, because a stack can't be recognised any more once some of its blocks are replaced
@@ -158,20 +167,3 @@ class Combined(Method):
 
     def _take_plan(self) -> None:
         self.plan = next((part.plan for part in self.parts if part.plan is not None), None)
-
-
-def check_order(name: str, parts: list[Method]) -> None:
-    """One method at most decides what the blocks are, and it comes first."""
-    deciding = [part for part in parts if not isinstance(part, Wrapper)]
-    running = [part for part in parts if isinstance(part, Wrapper)]
-    if len(deciding) > 1:
-        raise ReplearnError(
-            f"{name}: {deciding[0].name} and {deciding[1].name} both decide what the blocks are. Keep one; "
-            "only methods that run blocks differently can be added to it, as in 'repl+checkpointing'."
-        )
-    if parts != [*deciding, *running]:
-        better = "+".join(part.name for part in [*deciding, *running])
-        raise ReplearnError(
-            f"{name}: {deciding[0].name} decides what the blocks are, so it comes before methods that run them "
-            f"differently. Write '{better}'."
-        )

@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from .. import data as data_room
 from ..batches import Batches
 from ..data.scenes import Defects
+from ..examples import write_examples
 from ..metrics import Metric
+from ..picture_batches import PictureBatches, Pictures
 from ..picture_store import PictureStore
 from ..pretrained import start_backbone_
 from ..processes import Processes
 
 if TYPE_CHECKING:
     from ..run import RunSpec
+
+EXAMPLES = 4  # test pictures that a finished run draws
 
 
 class Task(ABC):
@@ -84,12 +88,19 @@ class Task(ABC):
         return zip(*(tensor.chunk(count) for tensor in batch), strict=True)
 
 
+def sums_of(loss: Tensor, samples: int, *counted: Tensor) -> Tensor:
+    """What `Task.loss` adds up: a batch's loss, what is counted, the number of samples."""
+    mean = loss.detach().float()
+    return torch.stack([mean * samples, *counted, torch.full_like(mean, samples)])
+
+
 class PictureTask(Task):
     """What detection and segmentation share: pictures on disk, of which some may be broken, and a backbone."""
 
     kind: ClassVar[Any]  # the class of its data sets
     batches_of: ClassVar[Any]  # the class of its batches
 
+    batches: PictureBatches[Any]
     defects: Defects
     started: str = ""
 
@@ -106,11 +117,11 @@ class PictureTask(Task):
             defects = Defects(spec.recipe.bad_data)
             loaded = data_room.load(spec.data, spec.data_root, defects=defects)
             found = data_room.expect(cls.kind, loaded, cls.name)
-            parts = (found.train, found.test)
-            stores = [PictureStore(items, cls.reader(found), device, defects) for items in parts]
-            shared[key] = found, *stores, defects
-        found, train, test, task.defects = shared[key]
-        task.batches = cls.batches_of(found, train, test, processes, spec.recipe, device)
+            read = cls.reader(found)
+            train, test = (PictureStore(part, read, device, defects) for part in (found.train, found.test))
+            shared[key] = Pictures(found, train, test, defects)
+        task.defects = shared[key].defects
+        task.batches = cls.batches_of(shared[key], processes, spec.recipe, device)
         return task
 
     def start_(self, model: nn.Module) -> nn.Module:
@@ -124,10 +135,11 @@ class PictureTask(Task):
 
     def keep(self, model: nn.Module, precision: AbstractContextManager[Any]) -> None:
         with precision:
-            self.draw(model)
+            shown = self.examples(model)
+        write_examples(self.spec.out, shown, self.batches.data.class_names)
         if self.defects.found:
             (self.spec.out / "skipped.txt").write_text("\n".join(self.defects.found) + "\n", encoding="utf-8")
 
     @abstractmethod
-    def draw(self, model: nn.Module) -> None:
-        """Write a few test pictures with what is in them and what the model finds."""
+    def examples(self, model: nn.Module) -> list[tuple[Tensor, Any, Any]]:
+        """A few test pictures with what is in them and what the model finds."""

@@ -17,7 +17,7 @@ from ..metrics import Metric
 from ..pretrained import load_pretrained_
 from ..processes import Processes
 from ..recipe import Augment
-from .base import Task
+from .base import Task, sums_of
 
 if TYPE_CHECKING:
     from ..run import RunSpec
@@ -70,9 +70,7 @@ class Classification(Task):
         loss = self.batches.loss(logits, labels, self.recipe.label_smoothing)
         with torch.no_grad():
             hits = (logits.detach().argmax(1) == labels).sum().float()
-            count = torch.full_like(hits, labels.shape[0])
-            sums = torch.stack([loss.detach().float() * labels.shape[0], hits, count])
-        return loss, sums
+            return loss, sums_of(loss, len(labels), hits)
 
     def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
         sums = torch.zeros(4, device=self.device)

@@ -1,5 +1,6 @@
 """Detection: boxes with a class and a score, judged by COCO's mean average precision."""
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,17 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..coco_metrics import coco_metrics, need_pycocotools, write_results_file
+from ..coco_metrics import coco_metrics, need_pycocotools
 from ..data import DetectionSet
 from ..data.scenes import Scene, read_scene
-from ..examples import box_examples
 from ..metrics import Metric
 from ..picture_batches import Batch, DetectionBatches
+from ..results import write_atomically
 from ..scene_models import detector
-from .base import PictureTask
+from .base import EXAMPLES, PictureTask, sums_of
 
 RESULTS = "predictions.json"  # what was found in the test pictures, as a COCO results file
-EXAMPLES = 4
 
 
 class Detection(PictureTask):
@@ -50,10 +50,7 @@ class Detection(PictureTask):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         images, targets = batch
         loss: Tensor = sum(model(images, targets).values())
-        with torch.no_grad():
-            mean = loss.detach().float()
-            sums = torch.stack([mean * len(images), torch.full_like(mean, len(images))])
-        return loss, sums
+        return loss, sums_of(loss, len(images))
 
     def parts(self, batch: Batch, count: int) -> Iterator[Batch]:
         images, targets = batch
@@ -74,7 +71,7 @@ class Detection(PictureTask):
             found += [entry for scene, box in real for entry in self.as_results(scene, box)]
         found, seen = self.gathered(found), self.gathered(seen)
         if self.processes.leads:
-            write_results_file(self.spec.out / RESULTS, found)
+            write_atomically(self.spec.out / RESULTS, json.dumps(found))
         loss, count = self.processes.total(sums).tolist()
         measures = coco_metrics(only(self.batches.data.truth, seen), found)
         return {"test_loss": loss / max(1, count), **{f"test_{name}": value for name, value in measures.items()}}
@@ -101,10 +98,9 @@ class Detection(PictureTask):
         dist.all_gather_object(parts, mine)
         return [entry for part in parts for entry in part]
 
-    def draw(self, model: nn.Module) -> None:
+    def examples(self, model: nn.Module) -> list[tuple[Tensor, Any, Any]]:
         shown = self.batches.examples(EXAMPLES)
-        found = [model([image])[0] for image, _ in shown]
-        box_examples(self.spec.out, shown, found, self.batches.data.class_names)
+        return [(image, boxes, model([image])[0]) for image, boxes in shown]
 
 
 def only(truth: Any, seen: list[int]) -> dict[str, Any]:

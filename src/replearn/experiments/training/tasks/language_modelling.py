@@ -18,7 +18,7 @@ from ..metrics import Metric
 from ..pretrained import load_pretrained_
 from ..processes import Processes
 from ..text_batches import TextBatches
-from .base import Task
+from .base import Task, sums_of
 
 if TYPE_CHECKING:
     from ..run import RunSpec
@@ -59,10 +59,7 @@ class LanguageModelling(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         words, targets = batch
         loss = model(words, targets)
-        count = targets.numel()  # every window of training is full
-        with torch.no_grad():
-            sums = torch.stack([loss.detach().float() * count, torch.full_like(loss.detach(), count).float()])
-        return loss, sums
+        return loss, sums_of(loss, targets.numel())  # every window of training is full
 
     def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
         self.check_vocabulary(model)

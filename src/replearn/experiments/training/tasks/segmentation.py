@@ -10,13 +10,10 @@ from torch.nn.functional import cross_entropy, pad
 
 from ..data import IGNORED, SegmentationSet
 from ..data.scenes import read_pair
-from ..examples import mask_examples
 from ..metrics import Metric
 from ..picture_batches import SegmentationBatches
 from ..scene_models import logits_of, segmenter, stride_of
-from .base import PictureTask
-
-EXAMPLES = 4
+from .base import EXAMPLES, PictureTask, sums_of
 
 
 class SemanticSegmentation(PictureTask):
@@ -53,8 +50,7 @@ class SemanticSegmentation(PictureTask):
         with torch.no_grad():
             real = (labels >= 0).sum().clamp(min=1)
             right = (logits.detach().argmax(1) == labels).sum() / real * len(images)
-            sums = torch.stack([loss.detach().float() * len(images), right, torch.full_like(right, len(images))])
-        return loss, sums
+            return loss, sums_of(loss, len(images), right)
 
     def pixel_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over pixels that count; 0 where a batch has none."""
@@ -109,11 +105,9 @@ class SemanticSegmentation(PictureTask):
             images = images.contiguous(memory_format=torch.channels_last)
         return logits_of(model(images))[0][..., :height, :width].float()
 
-    def draw(self, model: nn.Module) -> None:
+    def examples(self, model: nn.Module) -> list[tuple[Tensor, Any, Any]]:
         shown = self.batches.examples(EXAMPLES)
-        said = [self.predict(model, ready)[0].argmax(0) for _, ready, _ in shown]
-        pictures = [(image, truth) for image, _, truth in shown]
-        mask_examples(self.spec.out, pictures, said, self.batches.data.class_names)
+        return [(image, truth, self.predict(model, ready)[0].argmax(0)) for image, ready, truth in shown]
 
 
 def starts(length: int, side: int) -> list[int]:

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,37 +65,34 @@ def read_part(path: Path, pictures: Path, defects: Defects) -> tuple[tuple[Scene
     categories = sorted(({"id": c["id"], "name": c["name"]} for c in data["categories"]), key=lambda c: c["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
     known = {entry["id"]: entry for entry in data["images"]}
-    images = {}
+    boxes: dict[int, list[tuple[list[float], int]]] = {}
     for number, entry in known.items():
         if (pictures / entry["file_name"]).is_file():  # what is in it is seen when it is read
-            images[number] = entry
+            boxes[number] = []
         else:
             defects.report(f"The picture {pictures / entry['file_name']} is missing, and {path} lists it.")
-    boxes: dict[int, list[list[float]]] = {number: [] for number in images}
-    classes: dict[int, list[int]] = {number: [] for number in images}
     kept = []
     for entry in data["annotations"]:
-        number, category = entry["image_id"], entry["category_id"]
+        number = entry["image_id"]
         if problem := wrong(entry, known.get(number), labels):
             defects.report(f"annotation {entry['id']} in {path} {problem}.")
-        elif number in images:  # else its picture was reported
+        elif number in boxes:  # else its picture was reported
             kept.append(as_truth(entry))
-            box = corners(entry, images[number])
+            box = corners(entry, known[number])
             if not entry.get("iscrowd") and box[2] > box[0] and box[3] > box[1]:
-                boxes[number].append(box)
-                classes[number].append(labels[category])
+                boxes[number].append((box, labels[entry["category_id"]]))
     scenes = tuple(
         Scene(
             number,
-            pictures / entry["file_name"],
-            entry["height"],
-            entry["width"],
-            torch.tensor(boxes[number], dtype=torch.float32).reshape(-1, 4),
-            torch.tensor(classes[number], dtype=torch.int64),
+            pictures / known[number]["file_name"],
+            known[number]["height"],
+            known[number]["width"],
+            torch.tensor([box for box, _ in found], dtype=torch.float32).reshape(-1, 4),
+            torch.tensor([label for _, label in found], dtype=torch.int64),
         )
-        for number, entry in images.items()
+        for number, found in boxes.items()
     )
-    return scenes, {"images": [{"id": n} for n in images], "annotations": kept, "categories": categories}
+    return scenes, {"images": [{"id": n} for n in boxes], "annotations": kept, "categories": categories}
 
 
 def wrong(entry: Mapping[str, Any], image: Mapping[str, Any] | None, labels: Mapping[int, int]) -> str:
@@ -132,11 +128,6 @@ def as_truth(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def annotation_files(train: str = "train2017", test: str = "val2017") -> tuple[str, str]:
-    """The annotation files, which name the parts that are trained on and tested on."""
-    return f"annotations/instances_{train}.json", f"annotations/instances_{test}.json"
-
-
 def load_parts(
     source: Source, root: Root = None, strict_counts: bool = True, defects: Defects | None = None
 ) -> DetectionSet:
@@ -147,18 +138,15 @@ def load_parts(
     (train, about), (test, truth) = (
         read_part(file, folder / file.stem.removeprefix("instances_"), defects) for file in files
     )
-    if about["categories"] != truth["categories"]:
+    categories = truth["categories"]
+    if about["categories"] != categories:
         raise ReplearnError(
-            f"{files[1]} has other categories than the training part ({len(truth['categories'])} and "
+            f"{files[1]} has other categories than the training part ({len(categories)} and "
             f"{len(about['categories'])}); both must list the same ids and names."
         )
+    names, ids = (tuple(category[key] for category in categories) for key in ("name", "id"))
     found = DetectionSet(
-        name=source.name,
-        class_names=tuple(category["name"] for category in truth["categories"]),
-        category_ids=tuple(category["id"] for category in truth["categories"]),
-        train=train,
-        test=test,
-        truth=truth,
+        name=source.name, class_names=names, category_ids=ids, train=train, test=test, truth=truth
     )
     if strict_counts and defects.policy == "refuse":
         check_counts(source, folder, found)
@@ -175,20 +163,11 @@ COCO = Source(
     num_train=118_287,
     num_test=5_000,
     folders=("coco", "coco2017", "COCO"),
-    signs=annotation_files(),
+    signs=("annotations/instances_train2017.json", "annotations/instances_val2017.json"),
     how=(
         "Get train2017.zip, val2017.zip and annotations_trainval2017.zip from cocodataset.org and unpack them "
         "into ROOT/coco."
     ),
-)
-TINY = replace(  # to see that things run
-    COCO,
-    name="coco_tiny",
-    title="tiny COCO",
-    num_train=50,
-    num_test=50,
-    folders=("coco-tiny",),
-    how="Put 50 pictures of each part of COCO, and annotation files that list these alone, into ROOT/coco-tiny.",
 )
 BCCD = Source(  # blood cells under a microscope: red and white cells, platelets; MIT
     name="bccd",
@@ -199,7 +178,7 @@ BCCD = Source(  # blood cells under a microscope: red and white cells, platelets
     num_train=205,
     num_test=72,
     folders=("bccd",),
-    signs=annotation_files(train="train", test="test"),
+    signs=("annotations/instances_train.json", "annotations/instances_test.json"),
     how=(
         "Put annotations/instances_{train,test}.json (COCO's format) and the pictures, in folders train and test, "
         "into ROOT/bccd."

@@ -8,15 +8,16 @@ CamVid (Brostow et al. 2009): camvid/{train,test}/NAME.* and camvid/{train,test}
 0 to 10 and 11 for void; the split of SegNet.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .....errors import ReplearnError
-from ..scenes import UNKNOWN, VOID, Defects, Pair, SegmentationSet, list_pairs
+from ..scenes import UNKNOWN, VOID, Defects, Pair, SegmentationSet
 from ..source import Root, Source, check_counts, locate
 
-LAST_LABEL = 33  # -1, a licence plate, is 255 in a mask
 PICTURE, MASK = "_leftImg8bit.png", "_gtFine_labelIds.png"
 CAMVID_CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian"),
@@ -28,47 +29,61 @@ def load_masks(
     source: Source, root: Root = None, strict_counts: bool = True, defects: Defects | None = None
 ) -> SegmentationSet:
     folder = locate(source, root)
-    found = (cityscapes if source.name == "cityscapes" else camvid)(folder)
+    if source.name == "cityscapes":
+        names, numbers = official_classes()
+        train, test = (
+            pairs(
+                source,
+                folder / "leftImg8bit" / part,
+                f"*/*{PICTURE}",
+                folder / "gtFine" / part,
+                lambda path: f"{path.parent.name}/{path.name.removesuffix(PICTURE)}{MASK}",
+            )
+            for part in ("train", "val")
+        )
+    else:
+        names, numbers = (
+            CAMVID_CLASSES,
+            numbered({label: label for label in range(len(CAMVID_CLASSES))}, last=len(CAMVID_CLASSES)),
+        )
+        train, test = (
+            pairs(source, folder / part, "[!.]*.*", folder / f"{part}annot", lambda path: f"{path.stem}.*")
+            for part in ("train", "test")
+        )
+    found = SegmentationSet(name=source.name, class_names=names, numbers=numbers, train=train, test=test)
     if strict_counts and (defects is None or defects.policy == "refuse"):
         check_counts(source, folder, found)
     return found
 
 
-def cityscapes(folder: Path) -> SegmentationSet:
-    names, numbers = official_classes()
-    train, test = pairs(folder, "train"), pairs(folder, "val")
-    return SegmentationSet(name="cityscapes", class_names=names, numbers=numbers, train=train, test=test)
-
-
-def camvid(folder: Path) -> SegmentationSet:
-    numbers = torch.full((256,), UNKNOWN, dtype=torch.int16)
-    numbers[: len(CAMVID_CLASSES)] = torch.arange(len(CAMVID_CLASSES), dtype=torch.int16)
-    numbers[len(CAMVID_CLASSES)] = numbers[VOID] = VOID
-    train, test = (list_pairs(folder / part, folder / f"{part}annot") for part in ("train", "test"))
-    return SegmentationSet(name="camvid", class_names=CAMVID_CLASSES, numbers=numbers, train=train, test=test)
-
-
-def official_classes() -> tuple[tuple[str, ...], torch.Tensor]:
+def official_classes() -> tuple[tuple[str, ...], Tensor]:
     """Cityscapes' 19 classes, and a mask's label id to the class that is trained, or VOID."""
     from torchvision.datasets import Cityscapes
 
     labels = {label.id: label.name for label in Cityscapes.classes if not label.ignore_in_eval}
+    return tuple(labels.values()), numbered({label: number for number, label in enumerate(labels)}, last=33)
+
+
+def numbered(classes: Mapping[int, int], last: int) -> Tensor:
+    """Each of a mask's values to its class; other values up to the last one, and 255, are void."""
     numbers = torch.full((256,), UNKNOWN, dtype=torch.int16)
-    numbers[: LAST_LABEL + 1] = numbers[VOID] = VOID
-    numbers[list(labels)] = torch.arange(len(labels), dtype=torch.int16)
-    return tuple(labels.values()), numbers
+    numbers[: last + 1] = numbers[VOID] = VOID
+    numbers[list(classes)] = torch.tensor(list(classes.values()), dtype=torch.int16)
+    return numbers
 
 
-def pairs(folder: Path, part: str) -> tuple[Pair, ...]:
-    pictures = sorted((folder / "leftImg8bit" / part).glob(f"*/*{PICTURE}"))
-    if not pictures:
-        raise ReplearnError(f"{folder / 'leftImg8bit' / part} holds no CITY/*{PICTURE}. {CITYSCAPES.how}")
+def pairs(
+    source: Source, pictures: Path, every: str, masks: Path, mask_of: Callable[[Path], str]
+) -> tuple[Pair, ...]:
+    """Each picture of a folder, by a pattern, with its mask, by a pattern that its own name gives; sorted."""
     found = []
-    for path in pictures:
-        mask = folder / "gtFine" / part / path.parent.name / (path.name.removesuffix(PICTURE) + MASK)
-        if not mask.is_file():
-            raise ReplearnError(f"{path} has no mask: there is no {mask}. {CITYSCAPES.how}")
+    for path in sorted(pictures.glob(every)):
+        mask = next(masks.glob(mask_of(path)), None)
+        if mask is None:
+            raise ReplearnError(f"{path} has no mask: there is no {masks / mask_of(path)}. {source.how}")
         found.append(Pair(path, mask))
+    if not found:
+        raise ReplearnError(f"{pictures} holds no {every}. {source.how}")
     return tuple(found)
 
 

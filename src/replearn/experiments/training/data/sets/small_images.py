@@ -79,8 +79,7 @@ def wrong_files(kind: Any, folder: Path) -> list[str]:
     if hasattr(kind, "meta"):  # CIFAR
         files.append((kind.meta["filename"], kind.meta["md5"]))
     wrong = []
-    for name, md5 in files:
-        path = folder / name
+    for path, md5 in ((folder / name, md5) for name, md5 in files):
         try:
             if not path.is_file():
                 wrong.append(f"{path} is missing")

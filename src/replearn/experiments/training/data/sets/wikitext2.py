@@ -1,16 +1,15 @@
 """WikiText-2 (Merity, Xiong, Bradbury, Socher 2016): good and featured articles of Wikipedia, two million words.
 
-Three text files, a paragraph a line, words apart and rare ones written <unk>; CC BY-SA. Its home is gone, so
-nothing is downloaded. The official counts are words and line ends before our own cutting: 2,088,628 for training,
-217,646 for validation and 245,569 for the test. Read as the paper does: basic English words, those seen at least
-twice, <eos> after each line. An empty line is a line.
+Text files, a paragraph a line, words apart and rare ones written <unk>; CC BY-SA. Its home is gone, so nothing is
+downloaded. The validation text is not read. The official counts are words and line ends before our own cutting.
+Read as the paper does: basic English words, those seen at least twice, <eos> after each line, empty ones too.
 """
 
 from .....errors import ReplearnError
 from ..source import Root, Source, locate
 from ..text import TextSet, read_lines, text_set
 
-TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
+TOKENS = {"train": 2_088_628, "test": 245_569}
 NAMES = ("{}.txt", "wiki.{}.tokens")  # plain, and as the release calls them
 
 
@@ -30,7 +29,7 @@ def load_wikitext2(source: Source, root: Root = None, strict_counts: bool = True
                 f"{path} holds {held:,} words and line ends, and {count:,} are expected: it is cut off or "
                 f"altered. {source.how}"
             )
-    return text_set(source.name, lines["train"], lines["valid"], lines["test"], min_count)
+    return text_set(source.name, lines["train"], lines["test"], min_count)
 
 
 WIKITEXT2 = Source(
@@ -41,5 +40,5 @@ WIKITEXT2 = Source(
     num_test=TOKENS["test"],
     folders=("wikitext-2",),
     signs=tuple(name.format("train") for name in NAMES),
-    how="Put train.txt, valid.txt and test.txt (or the release's wiki.*.tokens) into ROOT/wikitext-2.",
+    how="Put train.txt and test.txt (or the release's wiki.*.tokens) into ROOT/wikitext-2.",
 )
