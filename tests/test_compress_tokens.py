@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,10 +87,21 @@ def test_blocks_of_other_libraries_are_recognised_and_can_go(name: str) -> None:
     data = [ZOO[name].batch() for _ in range(3)]
     found = recognise(model, data)
     assert KINDS[name] in {block.structure.kind for block in found.blocks}
-    for form in ("auto", "channels"):
-        small = compress(model, data, budget=[found.candidates[-1]], form=form)
+    for form, gone in (("auto", found.candidates[0]), ("channels", found.candidates[-1])):
+        small = compress(model, data, budget=[gone], form=form)
         assert small.agreement.divergence < 1
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_scale_behind_a_layer_is_read_in_the_layers_layout() -> None:
+    """torchvision's ConvNeXt scales channels behind the permutation, timm's before it."""
+    blocks = [torchvision.models.convnext.CNBlockConfig(8, None, 4)]
+    model = torchvision.models.ConvNeXt(blocks, layer_scale=0.5, num_classes=4).eval()
+    data = [torch.randn(4, 3, 16, 16) for _ in range(3)]
+    small = compress(model, data, budget=["features.1.1"], form="removal")
+    realigned = [layer for layer in small.fitted.layers if layer.touched]
+    assert any(layer.name.startswith("features.1.2.block") for layer in realigned)
+    assert small.agreement.divergence <= small.removal.divergence
 
 
 @pytest.mark.parametrize(
