@@ -57,6 +57,27 @@ def test_every_form_is_better_than_bare_removal(form: Any) -> None:
     assert small.model(batches()[0]).shape == (32, 16, 11)
 
 
+@pytest.mark.parametrize("gap", [["blocks.2"], ["blocks.2", "blocks.3"]])
+def test_the_layer_before_a_gap_takes_over_at_no_cost(gap: list[str]) -> None:
+    small = compress(trained(), batches(), budget=gap, form="removal")
+    first = small.fitted.layers[0]
+    assert first.name == "blocks.1.down"
+    assert first.touched
+    assert first.after < first.before
+    changed = small.model.blocks[1].state_dict()
+    same = {key for key, value in trained().blocks[1].state_dict().items() if torch.equal(value, changed[key])}
+    assert changed.keys() - same <= {"down.weight", "down.bias"}
+
+
+def test_a_gap_behind_another_norm_is_not_taken_over() -> None:
+    """The untouched sum behind the gap is normed by weights that go with the gap."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 5, enable_nested_tensor=False).eval()
+    data = [torch.randn(8, 6, 16) for _ in range(3)]
+    small = compress(model, data, budget=["layers.2"], form="removal")
+    assert not [fit.name for fit in small.fitted.layers if fit.name.startswith("layers.1.")]
+
+
 def test_the_mlp_is_what_auto_keeps() -> None:
     small = compress(trained(), batches(), budget=["blocks.3"])
     assert small.fitted.blocks[0].form == "mlp"
