@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -56,6 +57,27 @@ def test_every_form_is_better_than_bare_removal(form: Any) -> None:
     assert small.model(batches()[0]).shape == (32, 16, 11)
 
 
+@pytest.mark.parametrize("gap", [["blocks.2"], ["blocks.2", "blocks.3"]])
+def test_the_layer_before_a_gap_takes_over_at_no_cost(gap: list[str]) -> None:
+    small = compress(trained(), batches(), budget=gap, form="removal")
+    first = small.fitted.layers[0]
+    assert first.name == "blocks.1.down"
+    assert first.touched
+    assert first.after < first.before
+    changed = small.model.blocks[1].state_dict()
+    same = {key for key, value in trained().blocks[1].state_dict().items() if torch.equal(value, changed[key])}
+    assert changed.keys() - same <= {"down.weight", "down.bias"}
+
+
+def test_a_gap_behind_another_norm_is_not_taken_over() -> None:
+    """The untouched sum behind the gap is normed by weights that go with the gap."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 5, enable_nested_tensor=False).eval()
+    data = [torch.randn(8, 6, 16) for _ in range(3)]
+    small = compress(model, data, budget=["layers.2"], form="removal")
+    assert not [fit.name for fit in small.fitted.layers if fit.name.startswith("layers.1.")]
+
+
 def test_the_mlp_is_what_auto_keeps() -> None:
     small = compress(trained(), batches(), budget=["blocks.3"])
     assert small.fitted.blocks[0].form == "mlp"
@@ -86,10 +108,21 @@ def test_blocks_of_other_libraries_are_recognised_and_can_go(name: str) -> None:
     data = [ZOO[name].batch() for _ in range(3)]
     found = recognise(model, data)
     assert KINDS[name] in {block.structure.kind for block in found.blocks}
-    for form in ("auto", "channels"):
-        small = compress(model, data, budget=[found.candidates[-1]], form=form)
+    for form, gone in (("auto", found.candidates[0]), ("channels", found.candidates[-1])):
+        small = compress(model, data, budget=[gone], form=form)
         assert small.agreement.divergence < 1
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_scale_behind_a_layer_is_read_in_the_layers_layout() -> None:
+    """torchvision's ConvNeXt scales channels behind the permutation, timm's before it."""
+    blocks = [torchvision.models.convnext.CNBlockConfig(8, None, 4)]
+    model = torchvision.models.ConvNeXt(blocks, layer_scale=0.5, num_classes=4).eval()
+    data = [torch.randn(4, 3, 16, 16) for _ in range(3)]
+    small = compress(model, data, budget=["features.1.1"], form="removal")
+    realigned = [layer for layer in small.fitted.layers if layer.touched]
+    assert any(layer.name.startswith("features.1.2.block") for layer in realigned)
+    assert small.agreement.divergence <= small.removal.divergence
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Any, cast
 
 import torch
@@ -16,13 +16,14 @@ from ..operators._base.ridge import Moments
 from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .batches import Batch, Data, Stopped, device_of
-from .calls import Arguments, argument_of
+from .calls import Arguments, Tap, argument_of
 from .corrections import adopt_attributes_
 from .layers import LayerFit, aims_of, realign_block_, solve_layer_, teacher_values
 from .rows import rows
 from .stand_ins import BlockFit, Form, Place, fit_block
 from .structure import Layer, understand
-from .walking import Visit, Walk, Way, caught, find_way, visits
+from .trace import last_sum
+from .walking import Visit, Walk, Way, caught, find_way, passed_on, visits
 
 Progress = Callable[[str], None]
 OUTPUTS = 4096  # of a classifier that are solved at a time
@@ -56,6 +57,8 @@ def fit_(
     """
     way = find_way(teacher, blocks, data)
     start = min((way.blocks.index(name) for name in forms), default=0)
+    if realign and start and gap_behind(way, start - 1, forms):
+        start -= 1
     walk = Walk(teacher, student, way, data, start)
     if not forms:
         walk.changed, walk.student = True, visits(student, walk.name, data)
@@ -77,8 +80,10 @@ def fit_(
                 record_replacement(student, place.block, made)
                 found.append(result)
                 walk.changed = True
-            elif walk.changed and realign and type(block) is type(own):
-                outputs, fits = _realign(own, block, walk, name)
+            elif realign and type(block) is type(own):
+                gap = gap_behind(way, walk.at, forms)
+                outputs, fits = _realign(own, block, walk, teacher, gap)
+                walk.changed = walk.changed or bool(fits)
                 layers += fits
             if progress is not None:
                 progress(name)
@@ -108,14 +113,58 @@ def fewest(visits: list[Visit]) -> Arguments:
 
 
 def _realign(
-    block: nn.Module, untouched: nn.Module, walk: Walk, name: str
+    block: nn.Module, untouched: nn.Module, walk: Walk, teacher: nn.Module, gap: Sequence[str]
 ) -> tuple[list[Tensor] | None, list[LayerFit]]:
+    """Solve a kept block's layers again; in a transformer the last one stands in for a gap behind it.
+
+    Queries and keys are not solved again, so the blocks behind a gap need the input that they know. Convolutional
+    blocks do not: all their layers are solved, and they repair a gap better by themselves.
+    """
+    if not walk.changed and not gap:
+        return None, []
     structure = understand(block, fewest(walk.student))
     aims = aims_of(structure)
+    end, after = last_sum(structure.trace) if structure.kind == "transformer" else (None, None)
+    last = [layer.path for layer in structure.layers if layer.path in aims and layer.sum == end is not None]
+    if not walk.changed:
+        aims = {path: aims[path] for path in last}
     if not aims:
         return None, []
     outputs, values = teacher_values(untouched, walk.teacher, list(aims.values()))
-    return outputs, realign_block_(block, structure, walk.student, aims, values, name)
+    if gap and last:
+        far = beyond(teacher, gap, passed_on(untouched, walk.teacher, outputs), after)
+        if far is None and not walk.changed:
+            return outputs, []
+        for found, value in zip(values, far or (), strict=bool(far)):
+            found[aims[last[0]]] = value
+    return outputs, realign_block_(block, structure, walk.student, aims, values, walk.name)
+
+
+def gap_behind(way: Way, at: int, forms: Mapping[str, Form]) -> list[str]:
+    """The blocks right behind one that go and leave nothing; of adjacent ones the last one's form counts."""
+    behind = takewhile(lambda name: name in forms and name in way.follows, way.blocks[at + 1 :])
+    gap = [] if way.blocks[at] in forms else list(behind)
+    return gap if gap and forms[gap[-1]] == "removal" else []
+
+
+def beyond(
+    teacher: nn.Module, gap: Sequence[str], calls: list[Visit], after: tuple[str, ...] | None
+) -> list[Tensor] | None:
+    """What the untouched network has at the last sum of a gap; None where something else follows that sum."""
+    for name in gap[:-1]:
+        block = teacher.get_submodule(name)
+        with calls[0].stream.weights(block):
+            calls = passed_on(block, calls)
+    block = teacher.get_submodule(gap[-1])
+    with calls[0].stream.weights(block):
+        end, own_after = last_sum(understand(block, fewest(calls)).trace)
+        if end is None or own_after != after or after is None or any(has_weights(block, step) for step in after):
+            return None
+        return [found[Tap(end)] for found in teacher_values(block, calls, [Tap(end)])[1]]
+
+
+def has_weights(block: nn.Module, step: str) -> bool:
+    return not step.startswith("=") and any(True for _ in block.get_submodule(step).parameters())
 
 
 def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) -> list[LayerFit]:

@@ -55,7 +55,7 @@ def layer_moments(
             aim = aim.reshape(other.shape) - other  # a half block may have left out a view
             aim = in_layout(aim, layer)
             if layer.scale:
-                aim = aim / divisor(block, layer.scale, aim)
+                aim = aim / divisor(block, layer)
         for x, y in rows(module, found[taps[0]], aim, share):
             (held if visit.held_out else fitted).add(x, y)
     fitted.thinned = share < 1
@@ -67,9 +67,13 @@ def in_layout(value: Tensor, layer: Layer) -> Tensor:
     return value.permute(*(layer.order.index(i) for i in range(len(layer.order)))) if layer.order else value
 
 
-def divisor(block: nn.Module, scale: str, aim: Tensor) -> Tensor:
-    path, _, name = scale.rpartition(".")
-    value: Tensor = getattr(block.get_submodule(path), name).detach()
+def divisor(block: nn.Module, layer: Layer) -> Tensor:
+    """The scale behind a layer, one number or one for each feature, in the layout of the layer's output."""
+    path, _, name = layer.scale.rpartition(".")
+    value: Tensor = getattr(block.get_submodule(path), name).detach().flatten()
+    module = block.get_submodule(layer.path)
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        value = value.view(-1, *[1] * (module.weight.dim() - 2))
     return torch.where(value.abs() < 1e-8, torch.ones_like(value), value)
 
 

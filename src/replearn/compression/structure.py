@@ -117,7 +117,7 @@ def layer_at(found: Trace, index: int, linear: dict[int, str], modules: dict[str
             norm, norm_key = owner, user.key
         elif user.name in ORDERS and not order:
             order = tuple(dim % len(user.dims) for dim in user.dims)
-        elif user.name == "mul" and len(user.inputs) == 1 and len(user.tensors) == 1 and not scale:
+        elif is_scale(user, modules, linear[index]) and not scale:
             scale = user.tensors[0]
         elif user.name == "add" and len(user.inputs) == 2:
             mine = user.inputs.index(at)
@@ -139,6 +139,18 @@ def layer_at(found: Trace, index: int, linear: dict[int, str], modules: dict[str
         norm_key,
         feeds_attention=_feeds_attention(found, index, linear),
     )
+
+
+def is_scale(node: Node, modules: dict[str, nn.Module], path: str) -> bool:
+    """Is a layer's output multiplied with one number, or one for each feature?"""
+    if node.name != "mul" or len(node.inputs) != 1 or len(node.tensors) != 1:
+        return False
+    owner, _, name = node.tensors[0].rpartition(".")
+    return getattr(modules[owner], name).numel() in (1, features(modules[path]))
+
+
+def features(layer: nn.Module) -> int:
+    return layer.get_parameter("weight").shape[1 if is_transposed(layer) else 0]
 
 
 def _keeps_rows(layer: Node, before: Node, view: Node, order: tuple[int, ...]) -> bool:

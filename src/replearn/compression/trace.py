@@ -250,3 +250,16 @@ def chain(found: Trace, begin: int, end: int) -> tuple[str, ...] | None:
 
 def after_sum(found: Trace, index: int | None) -> tuple[str, ...] | None:
     return None if index is None or found.output < 0 else chain(found, index, found.output)
+
+
+def last_sum(found: Trace) -> tuple[Key | None, tuple[str, ...] | None]:
+    """The sum that a block ends in, and what follows it; None where it ends in none."""
+    at = found.output
+    while at > 0:
+        node = found.nodes[at]
+        if node.name == "add" and len(node.inputs) == 2:
+            return node.key, after_sum(found, at)
+        if len(node.inputs) != 1 or not passes(node):
+            break
+        at = node.inputs[0]
+    return None, None
