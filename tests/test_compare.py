@@ -280,7 +280,7 @@ def test_a_comparison_is_plain_json(three):
 
 
 def test_the_picture_has_every_run_the_verdicts_and_the_costs(three, tmp_path):
-    from replearn.experiments.report.overview import draw
+    from replearn.experiments.report.figures import draw
 
     (comparison,) = compare(three)
     text = draw(comparison, tmp_path / "three.svg").read_text()

@@ -21,11 +21,10 @@ from replearn.errors import ReplearnError
 from replearn.experiments import recipes
 from replearn.experiments.report.building import build_report
 from replearn.experiments.report.collecting import Reader, collect
-from replearn.experiments.report.curves import MOST_POINTS, curves_figure, thinned
 from replearn.experiments.report.deployed import plan_in_words
+from replearn.experiments.report.figures import MOST_POINTS, cost_figure, curves_figure, thinned
 from replearn.experiments.report.page import page
 from replearn.experiments.report.parts.comparisons import command_of
-from replearn.experiments.report.scatter import cost_figure
 from replearn.experiments.report.sections import sections_of
 from replearn.experiments.report.svg import PALETTE, standalone_svg
 from replearn.experiments.training.compare import compare
@@ -225,7 +224,7 @@ def test_the_command_writes_the_page_and_names_what_it_could_not_read(runs: Path
     words = ["report", str(runs), "-o", str(out), "--no-figures", "--title", "Mine & yours"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "9 runs in 1 comparisons, 0 figures" in done.output
+    assert "9 runs in 1 comparison, 0 figures" in done.output
     assert "not read: half.json" in done.output
     assert "<h1>Mine &amp; yours</h1>" in out.read_text(encoding="utf-8")
     failed = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")], prog_name="replearn")

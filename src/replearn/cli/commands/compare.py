@@ -71,7 +71,7 @@ def compare(
 
     * `replearn compare --from runs/t1_resnet32 --json`
     """
-    from ...experiments.report.overview import draw
+    from ...experiments.report.figures import draw
     from ...experiments.training.compare import compare as compare_results
     from ...experiments.training.equal_time import at_equal_time
     from ...experiments.training.packed import Kept
@@ -159,7 +159,7 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     """The comparison beside its runs: as text, as JSON and as a picture."""
     from ...experiments.report.collecting import Reader
     from ...experiments.report.examples import example_sheet
-    from ...experiments.report.overview import draw
+    from ...experiments.report.figures import draw
     from ...experiments.training.comparison_table import comparison_table
     from ...experiments.training.results import write_atomically
 

@@ -15,11 +15,9 @@ from ..training.metrics import Metric
 from ..training.recipe import slug
 from ..training.results import Result
 from .collecting import Collection, RunFile
-from .curves import curves_figure
 from .deployed import deployed_share, plan_in_words
 from .examples import example_sheet
-from .overview import overview_figure
-from .scatter import cost_figure
+from .figures import cost_figure, curves_figure, runs_figure
 from .svg import Drawing
 
 
@@ -93,7 +91,7 @@ def _section(
         variants = {str(result.variant["label"]): result.variant for result in results}
         order = {row.label: place for place, row in enumerate(comparison.rows)}  # colours agree between figures
         results.sort(key=lambda result: order.get(str(result.variant["label"]), len(order)))
-        figures.append(overview_figure(comparison, f"{key}-runs"))
+        figures.append(runs_figure(comparison, f"{key}-runs"))
         figures.append(cost_figure(comparison.rows, variants, metric, f"{key}-cost"))
     figures.append(curves_figure(results, metric, f"{key}-curves"))
     deployed = {str(result.variant["label"]): deployed_share(result) for result in results}
