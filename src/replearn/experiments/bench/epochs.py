@@ -11,10 +11,12 @@ import torch
 
 from ...errors import ReplearnError
 from ...fast.graphs.capture import take_workspaces
+from ...planning.table import text_table
 from ..training.fit import settings, streams_for
 from ..training.processes import Processes
 from ..training.run import Run, RunSpec
 from ..training.tasks import Task, task_named
+from .record import gibibytes
 from .timing import Ratio, Timing, interleave, ratio
 
 
@@ -81,6 +83,18 @@ def compare_epochs(
         )
         for label, timing in timings.items()
     )
+
+
+def epochs_table(title: str, rows: Sequence[EpochRow]) -> str:
+    """Whole epochs as text."""
+    head = ("run", "s an epoch", "time", "samples/s each", "in all", "memory")
+    cells = []
+    for row in rows:
+        speeds = (f"{row.images_per_second:,.0f}", f"{row.images_per_second_in_all:,.0f}")
+        time = (f"{row.timing.median / 1000:.3f}", str(row.time))
+        cells.append((row.label, *time, *speeds, gibibytes(row.memory)))
+    notes = sorted({f"note: {row.label}: {note}" for row in rows for note in row.notes})
+    return "\n".join([title, "", *text_table(head, cells, right=(1, 3, 4, 5)), "", *notes])
 
 
 def _epoch(runs: Sequence[Run], streams: Sequence[Any]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...bench.inference import FORMAT
-from ...bench.inference_paper import BASELINE, DYNAMIC
+from ...bench.inference import FORMAT, PAPER_DYNAMIC, PAPER_E2E
 from ..chart import Case, Dot, grouped
 from . import Column, Found, Row, ratio_figure, span, table_of
 
@@ -20,9 +19,9 @@ COLUMNS: dict[str, Column] = {
     "dynamic, ms": "milliseconds.RepL dynamic.median:.3f",
     "deployed, ms": "milliseconds.RepL deployed.median:.3f",
     "deployed against E2E": f"speedup.{GAIN}.median:.3f",
-    "paper, against E2E": f"paper.{BASELINE}.speedup:.3f",
+    "paper, against E2E": f"paper.{PAPER_E2E}.speedup:.3f",
     "deployed against dynamic": "speedup.RepL deployed against RepL dynamic.median:.3f",
-    "paper, against dynamic": f"paper.{DYNAMIC}.speedup:.3f",
+    "paper, against dynamic": f"paper.{PAPER_DYNAMIC}.speedup:.3f",
 }
 
 
@@ -54,6 +53,6 @@ def show(data: Mapping[str, Any], key: str) -> Found:
 def case(row: Row) -> Case:
     name = f"{row['backend']}, batch {row['batch']}"
     dots = [Dot.of(row["speedup"][GAIN], "repl", f"{row['model']}, {name}")]
-    if paper := row["paper"].get(BASELINE):
+    if paper := row["paper"].get(PAPER_E2E):
         dots.append(Dot.printed(paper["speedup"], "paper", f"{row['model']}, {name}, in the paper"))
     return Case(label=name, dots=tuple(dots))

@@ -1,4 +1,4 @@
-"""INT8 after deploy (`benchmarks/int8.py`, `replearn bench inference --int8`): accuracy and speed on one CPU."""
+"""INT8 after deploy (`benchmarks/int8.py`): accuracy and speed on one CPU."""
 
 from __future__ import annotations
 
