@@ -35,8 +35,8 @@ from replearn.experiments.bench.inference_sides import (
     runner,
 )
 from replearn.experiments.bench.timing import Timing
+from replearn.experiments.report.benchmarks import measured_in
 from replearn.experiments.report.collecting import Other
-from replearn.experiments.report.kinds import measured_in
 from replearn.fast.graph_module import FlatGraph
 from replearn.fast.graphs import replay as replaying
 from replearn.fast.graphs.replay import Replayed
@@ -216,9 +216,9 @@ def test_a_stopped_run_keeps_its_rows_and_is_reported(tmp_path: Path, monkeypatc
     assert not data["finished"]
     assert data["rows"] == json.loads(json.dumps(measured))
     (entry,), _ = measured_in([Other(path=file, data=data)])
-    assert "stopped before its end" in entry.found.about
+    assert "stopped before its end" in entry.about
     (entry,), _ = measured_in([Other(path=file, data={k: v for k, v in data.items() if k != "finished"})])
-    assert "stopped" not in entry.found.about  # files of before say nothing of it, and were written at the end
+    assert "stopped" not in entry.about  # files of before say nothing of it, and were written at the end
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from runs_made_up import RECIPE, run
 
 from replearn import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.report.parts.claims import tables
+from replearn.experiments.report.claims import tables
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.intervals import corrected, paired_difference

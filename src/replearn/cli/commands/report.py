@@ -20,8 +20,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page from all results below a folder.
 
-    Tables with intervals and verdicts, the paper's numbers beside ours, curves, costs, plans, and how
-    to make each row again. Files that can't be read are named on the page.
+    Tables with intervals and verdicts, the paper's numbers beside ours, curves, costs, plans, and
+    the commands that trained the runs. Files that can't be read are named on the page.
 
     Examples:
 

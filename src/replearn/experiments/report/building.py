@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ...errors import ReplearnError
 from ..training.results import write_atomically
+from .benchmarks import measured_in
 from .collecting import Collection, collect
-from .kinds import measured_in
 from .page import page
 from .sections import Section, sections_of
 from .svg import Drawing, standalone_svg
@@ -45,7 +45,7 @@ def build_report(
         write_atomically(out, page(collection, sections, title=title))
         if figures:
             drawings = [drawing for section in sections for drawing in section.figures]
-            drawings += [drawing for entry in measured_in(collection.others)[0] for drawing in entry.found.figures]
+            drawings += [drawing for entry in measured_in(collection.others)[0] for drawing in entry.figures]
             written = write_figures(drawings[:MOST_FIGURES], beside)
             for section in sections:
                 if section.examples is not None:

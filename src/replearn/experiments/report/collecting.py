@@ -28,6 +28,10 @@ class RunFile:
     changed: float
 
     @property
+    def label(self) -> str:
+        return str(self.result.variant["label"])
+
+    @property
     def group(self) -> Path:
         """What holds the runs that belong together: a packed file, or the folder above METHOD/seed-N."""
         if self.path.suffix == ".jsonl":

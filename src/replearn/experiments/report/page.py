@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from pathlib import Path
 
 from ... import __version__
 from ..training.results import now
+from . import benchmarks, claims, comparisons
 from .collecting import Collection
-from .markup import Content, Raw, counted, join, tag
-from .parts import Entry, entries_of, view_of
+from .markup import Content, Entry, Raw, card, counted, join, table, tag
 from .sections import Section
 from .svg import style_rules
+
+MOST = 200  # files in a list
+MOST_OPEN = 3  # with more comparisons and benchmarks all are closed, and laid out when they are opened
 
 
 def page(collection: Collection, sections: Sequence[Section], *, title: str = "", live: int = 0) -> str:
     """The whole page as text; `live` is after how many seconds it asks for itself again, 0 for never."""
     title = title or f"Replacement Learning: {collection.root.resolve().name}"
-    entries = list(entries_of(view_of(collection, sections)))
+    measured, rest = benchmarks.measured_in(collection.others)
+    opened = len(sections) + len(measured) <= MOST_OPEN
+    entries = [
+        *comparisons.summary(sections, measured),
+        *claims.entries(collection, measured),
+        *comparisons.entries(sections, opened),
+        *benchmarks.entries(measured, opened),
+        *_files(collection, rest),
+    ]
     empty = tag("p", "There is nothing here yet. Runs appear as soon as they have written a file.")
     shown = [*([] if collection else [empty]), *(entry.html for entry in entries)]
     body = join(
@@ -59,6 +71,17 @@ def _header(collection: Collection, sections: Sequence[Section], title: str, liv
         tag("div", search, theme, class_="tools"),
         tag("p", "No match.", id="nothing", role="status", hidden=True),
     )
+
+
+def _files(collection: Collection, rest: Sequence[tuple[Path, str]]) -> Iterator[Entry]:
+    """Runs that have only begun, and files that are not shown, with the reason."""
+    if begun := collection.begun:
+        names = [tag("li", tag("code", path.as_posix())) for path in begun[:MOST]]
+        yield card("begun", "Just begun", tag("ul", *names))
+    unread = [*((entry.path, entry.reason) for entry in collection.unread), *rest]
+    if unread:
+        rows = [(path.as_posix(), reason) for path, reason in unread[:MOST]]
+        yield card("unread", "Files not read", table(("file", "why"), rows, "files not read"))
 
 
 def _contents(entries: Sequence[Entry]) -> Raw:
