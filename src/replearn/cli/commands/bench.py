@@ -63,13 +63,9 @@ def steps(
     Examples:
 
     * `replearn bench steps`
-
     * `replearn bench steps resnet32 --backend bf16,captured -o bench.json`
-
     * `replearn bench steps resnet32 --backend captured --builds 3`
-
     * `replearn bench steps resnet152 --operator bottleneck --method checkpointing --method stochastic_depth`
-
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
     from ...experiments.bench.cases import SMALL_SUITE, SUITE, candidates
@@ -118,7 +114,6 @@ def epochs(
     Examples:
 
     * `replearn bench epochs demo`
-
     * `replearn bench epochs t1_resnet32 --set precision=bfloat16 --set channels_last=true --together 4`
     """
     from ...experiments.bench.epochs import compare_epochs, epochs_table
@@ -167,9 +162,7 @@ def inference(
     Examples:
 
     * `replearn bench inference -o inference.json`
-
     * `replearn bench inference resnet34 --batch-size 1 --backend fp32,graph,amp+graph`
-
     * `replearn bench inference cifar_resnet:20:16 --device cpu --size 32 --batch-size 1,4 --backend fp32`
     """
     import torch

@@ -60,15 +60,10 @@ def compare(
     Examples:
 
     * `replearn compare demo`
-
     * `replearn compare t1_resnet32 --data cifar10 --methods e2e,removal,repl --seeds 0-4`
-
     * `replearn compare t1_resnet32 --seeds 0-9 --together 10`
-
     * `replearn compare tab_finetune_vit --pretrained vit_small.safetensors --equal-time`
-
     * `replearn compare t1_resnet32 t1_vit_tiny8 --data cifar10 --seeds 0-4 --into cifar10.jsonl`
-
     * `replearn compare --from runs/t1_resnet32 --json`
     """
     from ...experiments.report.figures import draw

@@ -42,7 +42,6 @@ def evaluate(
     Examples:
 
     * `replearn evaluate runs/t2_resnet34/imagenet/repl/seed-0 --int8 --compile`
-
     * `replearn evaluate runs/bccd_retinanet/bccd/repl/seed-0/predictions.json --annotations instances_test.json`
     """
     if source.is_dir():

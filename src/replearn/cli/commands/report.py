@@ -26,7 +26,6 @@ def report(
     Examples:
 
     * `replearn report runs/ -o report.html`
-
     * `replearn report benchmarks/results --no-figures`
     """
     from ...experiments.report.building import build_report
