@@ -97,42 +97,6 @@ def steps(
 
 
 @app.command()
-def epochs(
-    recipe: flags.RecipeName,
-    methods: flags.Methods = None,
-    data: flags.Data = None,
-    together: Annotated[int, typer.Option(min=0, help="Also time this many seeds of the first row at once.")] = 0,
-    rounds: Rounds = 5,
-    device: flags.Device = "auto",
-    settings: flags.Settings = None,
-    data_root: flags.DataRoot = None,
-    out: flags.Record = None,
-    as_json: flags.Json = False,
-) -> None:
-    """Time whole training epochs of a recipe's rows in turns: data, augmentation, loss and optimizer included.
-
-    Examples:
-
-    * `replearn bench epochs demo`
-    * `replearn bench epochs t1_resnet32 --set precision=bfloat16 --set channels_last=true --together 4`
-    """
-    from ...experiments.bench.epochs import compare_epochs, epochs_table
-    from ...experiments.bench.record import new_record, record_json
-    from ...experiments.training.fit import device_named
-    from ..runs import data_of, resolved, spec_of, variants_named
-
-    where = device_named(device)
-    chosen = resolved(recipe, None, settings or [])
-    on = data_of(chosen, data)
-    specs = [spec_of(chosen, row, on, 0, None, data_root) for row in variants_named(chosen, methods)]
-    rows = compare_epochs(specs, where, rounds=rounds, together=together)
-    title = f"{chosen.name}: {chosen.model} on {on}, batch {chosen.batch_size}"
-    entry = {"title": title, "recipe": chosen, "data": on, "rows": rows}
-    text = record_json(new_record(command(), where, rounds=rounds, inner=1, epochs=[entry]), out)
-    typer.echo(text if as_json else epochs_table(title, rows))
-
-
-@app.command()
 def inference(
     models: Annotated[
         list[str] | None, typer.Argument(help="Models; resnet34, resnet101 and vit_small_16 if not given.")

@@ -125,7 +125,7 @@ EPOCHS: Columns = {
 
 
 def epochs(data: Mapping[str, Any], key: str) -> Measured:
-    """Whole epochs (`replearn bench epochs`): seconds, throughput and memory, with the paper's ratios."""
+    """Whole epochs (`benchmarks/epochs.py`): seconds, throughput and memory, with the paper's ratios."""
     tables, cases, told = [], [], []
     costs: dict[tuple[str, str, str], Cost] = {}
     for entry in data["epochs"]:
