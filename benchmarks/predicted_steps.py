@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from replearn.costs import Machine, named_machine, predict
-from replearn.experiments.bench.cases import FROZEN, LEAVES, SUITE, Case, candidates
+from replearn.experiments.bench.cases import SUITE, Case, candidates
 from replearn.experiments.training.results import versions_of, write_atomically
 from replearn.fast.kernels.reduced_bottleneck import free_launches
 
@@ -31,10 +31,9 @@ def predicted(case: Case, backend: str, machine: Machine) -> dict[str, Any]:
     states = "sgd_momentum" if case.optimizer.name == "sgd" else case.optimizer.name
     found = {}
     for side in candidates(case):
-        if side.label not in (LEAVES, FROZEN):  # they are RepL with its synthesis left out
-            model = side.build().to("meta")
-            with free_launches() if backend in ("captured", "compiled") else nullcontext():
-                found[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)
+        model = side.build().to("meta")
+        with free_launches() if backend in ("captured", "compiled") else nullcontext():
+            found[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)
     return found
 
 

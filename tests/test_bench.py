@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -18,8 +19,6 @@ from replearn.experiments.bench import timing
 from replearn.experiments.bench.cases import (
     CASES,
     E2E,
-    FROZEN,
-    LEAVES,
     REMOVAL,
     REPL,
     Case,
@@ -78,7 +77,7 @@ def comparison() -> Any:
 
 def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: Any) -> None:
     labels = [row.label for row in comparison.rows]
-    assert labels == [E2E, REMOVAL, REPL, LEAVES, FROZEN, "RepL, no_weights"]
+    assert labels == [E2E, REMOVAL, REPL, "RepL, no_weights"]
     e2e, removal, repl = comparison.rows[:3]
     assert comparison.eta == pytest.approx(0.5)  # one convolution of two
     assert removal.flops < repl.flops < e2e.flops
@@ -100,14 +99,14 @@ def test_builds_are_made_in_another_order_each_and_their_rounds_count_together()
 
 
 def test_weights_given_learn_as_synthesized_ones_and_frozen_ones_do_not() -> None:
-    sides = {side.label: side for side in candidates(TINY)}
+    found = run_path(str(Path(__file__).parent.parent / "benchmarks" / "synthesis.py"))
+    sides = {side.label: side for side in found["sides_of"](TINY)}
     with precision_of("tf32"):
-        labels = (REPL, LEAVES, FROZEN)
-        steps = {label: TrainingStep(TINY, sides[label], "tf32", CPU) for label in labels}
+        steps = {label: TrainingStep(TINY, side, "tf32", CPU) for label, side in sides.items()}
         for step in steps.values():
             step()
     # the same first losses after warm-up steps in which only RepL changes its coefficients
-    assert torch.allclose(steps[LEAVES].loss, steps[FROZEN].loss)
+    assert torch.allclose(steps[found["GIVEN"]].loss, steps[found["FROZEN"]].loss)
     assert torch.isfinite(steps[REPL].loss)
 
 

@@ -19,12 +19,10 @@ from runs_made_up import RECIPE, run
 import replearn
 from replearn.errors import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.report.building import build_report
 from replearn.experiments.report.collecting import Reader, collect
-from replearn.experiments.report.deployed import plan_in_words
 from replearn.experiments.report.figures import MOST_POINTS, cost_figure, curves_figure, thinned
-from replearn.experiments.report.page import page
-from replearn.experiments.report.sections import sections_of
+from replearn.experiments.report.page import build_report, page
+from replearn.experiments.report.sections import plan_in_words, sections_of
 from replearn.experiments.report.svg import PALETTE, standalone_svg
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table

@@ -58,7 +58,7 @@ def steps(
     out: flags.Record = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Time training steps: E2E, removal, RepL, RepL with its weights given or frozen.
+    """Time training steps: E2E, removal, RepL, and further operators and methods.
 
     Examples:
 

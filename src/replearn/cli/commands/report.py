@@ -28,8 +28,8 @@ def report(
     * `replearn report runs/ -o report.html`
     * `replearn report benchmarks/results --no-figures`
     """
-    from ...experiments.report.building import build_report
     from ...experiments.report.markup import counted
+    from ...experiments.report.page import build_report
 
     made = build_report(folder, out, title=title, figures=figures)
     runs, sections = counted(len(made.collection.runs), "run"), counted(len(made.sections), "comparison")

@@ -20,8 +20,7 @@ FORMAT = "replearn-bench-1"
 LEGEND = """\
 time and memory are ratios to E2E in the same run, medians over rounds (of all builds) with quartiles in brackets
 eta: the operators' FLOPs over the removed blocks'
-yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)
-synthesis: RepL over RepL with its weights given (frozen: given as constants)"""
+yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,6 @@ class Comparison:
     rows: tuple[Row, ...]
     eta: float  # the operators' FLOPs over the removed blocks'
     yield_: float | None  # of the saving that arithmetic allows, the share that was reached
-    synthesis: Ratio | None  # RepL over RepL with its weights given
-    frozen: Ratio | None  # RepL over RepL with its weights frozen as constants
     notes: tuple[str, ...] = ()
 
 
@@ -75,8 +72,6 @@ def training_table(comparison: Comparison) -> str:
     facts = [f"eta {comparison.eta:.3f}"]
     if comparison.yield_ is not None:
         facts.append(f"yield {comparison.yield_:.2f}")
-    if comparison.synthesis and comparison.frozen:
-        facts += [f"synthesis {comparison.synthesis}", f"frozen {comparison.frozen}"]
     return "\n".join([*lines, "", ", ".join(facts), *(f"note: {note}" for note in comparison.notes)])
 
 

@@ -22,7 +22,7 @@ from ...planning.serialization import encode
 from ..training.optimizers import make_optimizer
 from ..training.run import count_flops, to_channels_last_
 from ..training.step import CapturedStep, autocast_for, many_graphs, step_body
-from .cases import E2E, FROZEN, LEAVES, REMOVAL, REPL, Candidate, Case, candidates
+from .cases import E2E, REMOVAL, REPL, Candidate, Case, candidates
 from .record import Comparison, Row
 from .timing import Timing, interleave, ratio
 
@@ -45,12 +45,11 @@ class TrainingStep:
     def __init__(
         self, case: Case, candidate: Candidate, backend: Backend, device: torch.device, *, accelerated: bool = True
     ) -> None:
-        self.on_gpu = device.type == "cuda"
-        if self.on_gpu:
+        if on_gpu := device.type == "cuda":
             take_workspaces(device)
-        before = torch.cuda.memory_allocated(device) if self.on_gpu else 0
+        before = torch.cuda.memory_allocated(device) if on_gpu else 0
         torch.manual_seed(0)
-        self.device, self.method, self._taken = device, candidate.method, 0
+        self.method, self._taken = candidate.method, 0
         self.model = candidate.build().to(device).train()
         self.channels_last = backend != "tf32"
         if self.channels_last:
@@ -70,11 +69,16 @@ class TrainingStep:
         self._captured: CapturedStep | None = None
         for _ in range(WARM_UP):
             self()
-        if self.on_gpu and backend in ("captured", "compiled") and candidate.capturable:
+        if on_gpu and backend in ("captured", "compiled") and candidate.capturable:
             self._captured = CapturedStep(self.body, self.model, self.optimizer, [])
             self.memory: int | None = self._captured.peak_memory - before
         else:
-            self.memory = self._measure_memory() - before if self.on_gpu else None
+            self.memory = None
+            if on_gpu:
+                torch.cuda.synchronize(device)
+                torch.cuda.reset_peak_memory_stats(device)
+                self()
+                self.memory = torch.cuda.max_memory_allocated(device) - before
 
     def __call__(self) -> None:
         if self.method is not None:
@@ -87,12 +91,6 @@ class TrainingStep:
             loss = cross_entropy(self.model(self.images), self.labels)
         self.loss.copy_(loss.detach())
         return loss
-
-    def _measure_memory(self) -> int:
-        torch.cuda.synchronize(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        self()
-        return int(torch.cuda.max_memory_allocated(self.device))
 
 
 @contextmanager
@@ -125,8 +123,6 @@ def compare_steps(
     if builds < 1:
         raise ReplearnError(f"builds={builds}: there is nothing to time unless everything is built once or more.")
     notes: list[str] = []
-    if backend == "compiled":  # a compiled graph makes its own weights
-        chosen = [side for side in chosen if side.label not in (LEAVES, FROZEN)]
     for side in [side for side in chosen if side.method is not None]:
         try:
             side.build()
@@ -186,7 +182,5 @@ def compare_steps(
         rows=rows,
         eta=eta,
         yield_=reached / allowed if allowed > 0 else None,
-        synthesis=ratio(timings[REPL], timings[LEAVES]) if LEAVES in timings else None,
-        frozen=ratio(timings[REPL], timings[FROZEN]) if FROZEN in timings else None,
         notes=tuple(notes),
     )
