@@ -150,7 +150,10 @@ def test_epochs_are_timed_by_a_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("steps resnet32 --backend fp8", "--backend fp8: there are tf32, bf16, captured, compiled"),
+        (
+            "steps resnet32 --backend fp8",
+            "--backend fp8: There is no backend 'fp8'; there are tf32, bf16, captured, compiled",
+        ),
         ("steps resnet33", "There is no model 'resnet33'"),
         ("steps cifar_resnet:20:4 --size 8 --first 4", "has no targets"),
     ],

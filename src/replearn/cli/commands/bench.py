@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import ReplearnError
 from .. import flags
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def steps(
     """
     from ...experiments.bench.cases import SMALL_SUITE, SUITE, candidates
     from ...experiments.bench.record import LEGEND, new_record, record_json, training_table
-    from ...experiments.bench.steps import ABOUT, compare_steps
+    from ...experiments.bench.steps import compare_steps
     from ...experiments.training.fit import device_named
     from ...operators._base.options import options_named
 
@@ -78,9 +77,6 @@ def steps(
     cases = [case_of(name, interval, first, batch_size, size, where) for name in models or []]
     cases = cases or list(SUITE if where.type == "cuda" else SMALL_SUITE)
     backends = backend or ["tf32", "bf16", *(["captured"] if where.type == "cuda" else [])]
-    for name in backends:
-        if name not in ABOUT:
-            raise ReplearnError(f"--backend {name}: there are {', '.join(ABOUT)}.")
     extra = tuple(map(options_named, operator or []))
     often = {"rounds": rounds, "inner": inner, "builds": builds}
     record = new_record(command(), where, **often, training=[])
@@ -145,7 +141,8 @@ def inference(
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
     typer.echo(f"{HEADING}\n{HEADER}")
-    measure(setting, where, lambda row: typer.echo(line_of(row)), lambda found: record_json(found, out))
+    about = {"command": command()}
+    measure(setting, where, lambda row: typer.echo(line_of(row)), lambda found: record_json(about | found, out))
     if out is not None:
         typer.echo(out)
 

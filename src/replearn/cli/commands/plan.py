@@ -69,7 +69,8 @@ def plan(
     from ...operators._base.options import options_named
     from ...planning.planner import plan as plan_model
 
-    flags.one_machine(gpu, probe)
+    if gpu is not None and probe:
+        raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
     machine = named_machine(gpu) if gpu is not None else probe_machine() if probe else None
     options = None if operator is None else options_named(operator)
     terms: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "machine": machine}
@@ -123,11 +124,8 @@ def subject_of(
     if (model is None) == (run is None):
         raise ReplearnError("Name a model, as `replearn plan resnet110`, or a run with --run FOLDER: one of them.")
     if run is None:
-        for flag, value, default in (
-            ("--device", device, "auto"),
-            ("--samples", samples, 500),
-            ("--data-root", root, None),
-        ):
+        given = (("--device", device, "auto"), ("--samples", samples, 500), ("--data-root", root, None))
+        for flag, value, default in given:
             if value != default:
                 raise ReplearnError(
                     f"{flag} {value}: a named model is planned from shapes alone, without a device or data. "

@@ -77,8 +77,6 @@ def measure(
     """
     if unknown := [backend for backend in setting.backends if backend not in BACKENDS]:
         raise ReplearnError(f"There is no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}.")
-    if not setting.models or not setting.batches or min(setting.batches) < 1:
-        raise ReplearnError("Give at least one model and one batch size of 1 or more.")
     cells = list(setting.cells(device))
     if not cells:
         compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)

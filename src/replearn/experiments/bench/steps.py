@@ -26,13 +26,8 @@ from .cases import E2E, REMOVAL, REPL, Candidate, Case, candidates
 from .record import Comparison, Row
 from .timing import Timing, interleave, ratio
 
+# all but tf32 in bfloat16 autocast and channels_last; captured and compiled steps are replayed as a CUDA graph
 Backend = Literal["tf32", "bf16", "captured", "compiled"]
-ABOUT = {
-    "tf32": "float32 with TF32 products, eager",
-    "bf16": "bfloat16 autocast, channels_last, eager",
-    "captured": "bfloat16 autocast, channels_last, the step as a CUDA graph",
-    "compiled": "bfloat16 autocast, channels_last, torch.compile, the step as a CUDA graph",
-}
 WARM_UP = 3
 
 

@@ -31,7 +31,7 @@ def measured_in(others: Sequence[Other]) -> tuple[list[Measured], list[tuple[Pat
         key = f"measured-{slug(other.path.with_suffix('').as_posix()) or 'file'}"
         try:
             found = show(data, key)
-            about = {"made_on": made_on(data), "command": found.command or command_of(data)}
+            about = {"made_on": made_on(data), "command": command_of(data)}
             known.append(replace(found, key=key, path=other.path, **about))
         except BROKEN as error:
             rest.append((other.path, f"looks like {show.__name__}, but {error!r}"))
@@ -52,8 +52,9 @@ def made_on(data: Mapping[str, Any]) -> str:
 
 def command_of(data: Mapping[str, Any]) -> str:
     """The command that made a file: as it was written down, or the script with its arguments."""
-    if data.get("command") or not data.get("script"):
-        return str(data.get("command") or "")
+    rows = data.get("rows") or [{}]  # of several measurements, each with its own command, the first
+    if (made := data.get("command") or rows[0].get("command")) or not data.get("script"):
+        return str(made or "")
     words = ["python", data["script"]]
     for name, value in (data.get("arguments") or {}).items():
         if value is not None and value is not False:

@@ -187,11 +187,8 @@ INFERENCE: Columns = {
 
 def inference(data: Mapping[str, Any], key: str) -> Measured:
     """Inference latency (`replearn bench inference`): deployed against E2E and against the dynamic model."""
-    rows, setting = data["rows"], data["setting"]
+    rows = data["rows"]
     gains = [row["speedup"][GAIN]["median"] for row in rows]
-    lists = {"batch-size": setting["batches"], "backend": setting["backends"]}
-    words = [*setting["models"], *(f"--{flag} {','.join(map(str, given))}" for flag, given in lists.items())]
-    words += [f"--{name} {setting[name]}" for name in ("size", "first", "rounds")]
     stopped = "" if data.get("finished", True) else " It was stopped before its end: these are its first rows."
 
     def case(row: Row) -> Case:
@@ -211,7 +208,6 @@ def inference(data: Mapping[str, Any], key: str) -> Measured:
         f"BatchNorms folded and operators made into plain layers.{stopped}",
         tables=(("", columns_of(rows, INFERENCE)),),
         figures=(ratio_figure(cases, key, "speedup of the deployed model", signs),),
-        command=" ".join(["replearn bench inference", *words, "--out FILE"]),
     )
 
 
