@@ -287,11 +287,11 @@ def test_the_plan_is_told_in_words() -> None:
     plan = json.loads(replearn.plan(replearn.models.resnet32(), interval=4).to_json())
     plan["skipped"] = [{"name": "layer1.1", "position": 2, "reason": "has hooks"}]
     result = run("RepL", 0, 91.0, plan=plan)
-    words = plan_in_words(result, "RepL")
+    words = plan_in_words(result)
     assert "3 of 15 blocks replaced" in words
     assert "layer1.3, layer2.3, layer3.3 by basic" in words
     assert "layer1.1 kept (has hooks)" in words
-    assert plan_in_words(replace(result, plan={"targets": 3}), "RepL") == ""
+    assert plan_in_words(replace(result, plan={"targets": 3})) == ""
 
 
 def light(colour: str) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..errors import ReplearnError
-from ..experiments.training.architectures import architecture
+from ..experiments.training.architectures import architecture, library
 from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.trained import Trained, read_full_model
 from .commands.export import built_by
@@ -126,10 +126,7 @@ def of_folder(folder: Path, size: int | None) -> Subject:
     local = not is_hub_name(str(folder))
     if local and not (folder / "config.json").is_file():
         raise ReplearnError(f"MODEL hf:{folder}: there is no config.json in that folder.")
-    try:
-        import transformers
-    except ImportError as error:
-        raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
+    transformers = library("transformers", "hf")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=local)
         names = [getattr(transformers, name, None) for name in config.architectures or ()]

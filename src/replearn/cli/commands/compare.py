@@ -86,7 +86,9 @@ def compare(
         comparisons = compare_results(results)
         show(comparisons, as_json)
         if picture is not None and str(picture) != "none":
-            draw(only(comparisons, "a picture"), picture)
+            if len(comparisons) > 1:
+                raise ReplearnError("--picture is of one comparison: name the folder of one with --from.")
+            draw(comparisons[0], picture)
         return
     if picture is not None and len(names) > 1:
         raise ReplearnError("--picture is of one recipe: name one, or leave it out.")
@@ -170,12 +172,3 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
         return
     drawn = draw(comparison, picture or folder / "comparison.svg")
     typer.echo(f"The picture is {drawn}.", err=True)
-
-
-def only(comparisons: Sequence[Comparison], what: str) -> Comparison:
-    if len(comparisons) > 1:
-        names = ", ".join(f"{comparison.recipe} on {comparison.data}" for comparison in comparisons)
-        raise ReplearnError(
-            f"There are several comparisons ({names}); for {what} name the folder of one with --from."
-        )
-    return comparisons[0]

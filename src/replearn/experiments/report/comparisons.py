@@ -131,9 +131,9 @@ def _inside(section: Section) -> Iterator[Raw]:
         yield from (tag("p", note, class_="note") for note in comparison.notes[:20])
     recipes = [f"replearn compare {(run.path.parent / 'recipe.json').as_posix()}" for run in section.runs]
     pairs = zip(section.runs, recipes, strict=True)  # no command is recorded of a run that Python started
-    yield trained_by(list(dict.fromkeys(run.result.command or recipe for run, recipe in pairs)))
+    commands = dict.fromkeys(run.result.command or recipe for run, recipe in pairs)
     made = f"Trained on {section.made_with}. Files: {section.folder.as_posix()}"
-    yield tag("p", made, class_="quiet")
+    yield trained_by(list(commands), tag("p", made, class_="quiet"))
     yield fold(f"Every run ({len(section.runs)})", runs_table(section), open_=comparison is None)
 
 

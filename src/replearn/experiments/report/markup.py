@@ -119,5 +119,5 @@ def figures(drawings: Sequence[Drawing]) -> Raw:
     return tag("div", *shown, class_="figures")
 
 
-def trained_by(commands: Sequence[str]) -> Raw:
-    return fold("Trained by", tag("ul", *(tag("li", command(text)) for text in commands)))
+def trained_by(commands: Sequence[str], *more: Content) -> Raw:
+    return fold("Trained by", tag("ul", *(tag("li", command(text)) for text in commands)), *more)

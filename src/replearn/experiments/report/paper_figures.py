@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...blocks.stacks import find_stacks
 from ...errors import ReplearnError
 from ...planning.serialization import encode
+from ..training.architectures import library
 from ..training.results import write_atomically
 from ..training.trained import Labelled, Trained, fresh_model, read_trained
 from .matplotlib_figure import new_figure, save
@@ -92,27 +93,24 @@ def check_alike(runs: Sequence[Trained], folders: Sequence[str | Path]) -> None:
 
 def feature_scores(run: Trained, test_images: int = 1000, train_images: int = 5000) -> FeatureScores:
     """The numbers and the t-SNE points of one run. Deterministic: the same images and start every time."""
-    try:
-        from sklearn.manifold import TSNE
-        from sklearn.metrics import silhouette_score
-        from sklearn.neighbors import KNeighborsClassifier
-    except ImportError as error:
-        raise ReplearnError("These figures need scikit-learn: pip install 'replearn[report]'.") from error
+    manifold, metrics, neighbors = (
+        library(f"sklearn.{part}", "report") for part in ("manifold", "metrics", "neighbors")
+    )
     x, y = bounded(run, test_images, run.test)
     if len(y) < 10 or len(set(y.tolist())) < 2:
         raise ReplearnError(f"{len(y)} images are too few for a t-SNE; write at least 10, of two classes.")
     known_x, known_y = bounded(run, train_images, run.train)
     features, known = (penultimate(run.model, images).cpu().numpy() for images in (x, known_x))
     labels, known_labels = y.cpu().numpy(), known_y.cpu().numpy()
-    vote = KNeighborsClassifier(n_neighbors=min(NEIGHBOURS, len(known_labels))).fit(known, known_labels)
+    vote = neighbors.KNeighborsClassifier(n_neighbors=min(NEIGHBOURS, len(known_labels))).fit(known, known_labels)
     perplexity = min(30.0, (len(labels) - 1) / 3)
-    points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
+    points = manifold.TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
     return FeatureScores(
         label=run.label,
         seed=run.result.seed,
         test_images=len(labels),
         train_images=len(known_labels),
-        silhouette=float(silhouette_score(features, labels)),
+        silhouette=float(metrics.silhouette_score(features, labels)),
         knn_accuracy=100 * float(vote.score(features, labels)),
         points=tuple((float(a), float(b)) for a, b in points),
         classes=tuple(int(label) for label in labels),

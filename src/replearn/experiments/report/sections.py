@@ -131,13 +131,11 @@ def _section(
 
 def plans_of(results: Sequence[Result]) -> list[str]:
     """Each plan that differs in words; rows that share one are named together."""
-    plans: dict[str, dict[str, Result]] = {}
+    labels: dict[str, list[str]] = {}
     for result in results:
-        if result.plan:
-            label = str(result.variant["label"])
-            plans.setdefault(json.dumps(result.plan, sort_keys=True), {}).setdefault(label, result)
-    words = [plan_in_words(next(iter(held.values())), ", ".join(held)) for held in plans.values()]
-    return list(filter(None, words))
+        held, label = labels.setdefault(plan_in_words(result), []), str(result.variant["label"])
+        held += [label] if label not in held else []
+    return [f"{', '.join(held)}: {words}" for words, held in labels.items() if words]
 
 
 class NoDraws(TorchFunctionMode):
@@ -184,7 +182,7 @@ def deployed_share(result: Result) -> float | None:
     return deployed / full if deployed and full else None
 
 
-def plan_in_words(result: Result, label: str) -> str:
+def plan_in_words(result: Result) -> str:
     """Which blocks a run's plan replaces, and by what; empty where it has none, or is not of its form."""
     plan: Any = result.plan
     try:
@@ -194,7 +192,7 @@ def plan_in_words(result: Result, label: str) -> str:
         parts = [f"{', '.join(names)} by {operator}" for operator, names in blocks.items()]
         parts += [f"{entry['name']} kept ({entry['reason']})" for entry in plan["skipped"]]
         share = f"{len(plan['targets'])} of {plan['num_blocks']} blocks replaced"
-        return f"{label}: {share} ({plan['placement']}): {'; '.join(parts)}."
+        return f"{share} ({plan['placement']}): {'; '.join(parts)}."
     except (KeyError, TypeError, ValueError, AttributeError):
         return ""
 
