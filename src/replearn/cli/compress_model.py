@@ -14,8 +14,7 @@ from ..errors import ReplearnError
 from ..experiments.training.architectures import architecture, library
 from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.trained import Trained, read_full_model
-from .commands.export import built_by
-from .subjects import is_hub_name, is_small
+from .subjects import built_by, is_hub_name, is_small
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 WORDS = "a run's folder, hf:FOLDER_OR_NAME, timm:NAME, torchvision:NAME, or FILE.py:FUNCTION"

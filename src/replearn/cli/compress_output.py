@@ -20,8 +20,10 @@ from ..errors import ReplearnError
 from .compress_model import Subject
 
 EVERY = 10.0  # seconds between plain lines
-WITH_THE_MODEL = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
-WITH_THE_MODEL += ("spiece.model", "chat_template*", "preprocessor_config.json", "processor_config.json")
+WITH_THE_MODEL = (
+    *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model"),
+    *("chat_template*", "preprocessor_config.json", "processor_config.json"),
+)
 Progress = Callable[[str], None]
 
 

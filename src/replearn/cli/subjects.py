@@ -1,4 +1,4 @@
-"""Models by name for `replearn plan`: built without weights, with a batch as each of them takes it."""
+"""Models by name for `replearn plan`, built without weights, with a batch for them; and those of own files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import torch
@@ -102,3 +103,23 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
         f"{name}: a {type(config).__name__} is no image classifier and no language model; plan it in Python, "
         "with replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."
     )
+
+
+def called(flag: str, place: str) -> Any:
+    """What a function in a file of the user's own returns: FILE.py:FUNCTION."""
+    file, _, name = place.rpartition(":")
+    try:
+        return run_path(file)[name]()
+    except (OSError, KeyError) as error:
+        raise ReplearnError(f"{flag} {place}: there is no such file or no function {name!r} in it.") from error
+
+
+def built_by(place: str) -> tuple[nn.Module, Any]:
+    """The model and the example of its input that such a function returns."""
+    made = called("--model", place)
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        raise ReplearnError(
+            f"--model {place}: the function has to return the fresh model and an example of its input, as "
+            "`return model, torch.randn(2, 3, 224, 224)`."
+        )
+    return made

@@ -134,9 +134,15 @@ def inference(
 
     names = tuple(models or MODELS)
     sizes = tuple(flags.whole_numbers("--batch-size", batch_size or ["1", "32", "64"], least=1))
-    compiled = {"compiled": tuple((name, batch) for name in names for batch in sizes)} if compile_all else {}
-    chosen = {"models": names, "batches": sizes, "backends": tuple(backend or DEFAULT)}
-    setting = Setting(**chosen, **compiled, size=size, first=first, rounds=rounds)
+    setting = Setting(
+        models=names,
+        batches=sizes,
+        backends=tuple(backend or DEFAULT),
+        compiled=tuple((name, batch) for name in names for batch in sizes) if compile_all else Setting.compiled,
+        size=size,
+        first=first,
+        rounds=rounds,
+    )
     where = device_named(device)
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True

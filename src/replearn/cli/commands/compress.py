@@ -87,8 +87,8 @@ def compress(
     if out.exists() and not out.is_dir():
         raise ReplearnError(f"--out {out} is a file: name a folder.")
     subject = subject_of(model, pretrained, num_classes, size, device_named(device), data_root)
-    found = samples_of(data, subject, samples, batch_size, length, data_root)
-    batches = list(found.batches)
+    given, accuracy = samples_of(data, subject, samples, batch_size, length, data_root)
+    batches = list(given)
     with said() as progress:
         small = compress_model(
             subject.model,
@@ -103,7 +103,7 @@ def compress(
         # everything that was measured is written first, so that a refused format loses nothing
         out.mkdir(parents=True, exist_ok=True)
         table, lines = written(
-            small, subject, batches, out, wanted, plain(batches[0], None), found.accuracy if drawn else None,
+            small, subject, batches, out, wanted, plain(batches[0], None), accuracy if drawn else None,
             picture=picture if drawn else False, samples=samples, progress=progress,
         )  # fmt: skip
     typer.echo(table if as_json else "\n".join([str(small), "", *lines]))

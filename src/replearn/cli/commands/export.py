@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from runpy import run_path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ...errors import ReplearnError
 from .. import flags
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def export(
@@ -53,7 +49,7 @@ def export(
     from ...experiments.training.trained import filled, read_trained
     from ...fast.inference import streamline
     from ...surgery.plan_metadata import attached_plan
-    from ..subjects import is_small
+    from ..subjects import built_by, is_small
 
     format_of(out, to)  # a wrong name is told before anything is loaded
     if not source.exists():
@@ -76,22 +72,3 @@ def export(
         trained = filled(fresh, source)
     plain = deploy(trained, example) if attached_plan(trained) is not None else streamline(trained, example)
     typer.echo(str(write(plain, out, example, to=to, dynamic_batch=not fixed_batch)))
-
-
-def built_by(place: str) -> tuple[nn.Module, Any]:
-    """The model and the example that a function in a file of the user's own returns: FILE.py:FUNCTION."""
-    from torch import nn
-
-    file, _, name = place.rpartition(":")
-    try:
-        made = run_path(file)[name]()
-    except (OSError, KeyError) as error:
-        raise ReplearnError(
-            f"--model {place}: there is no such file or no function {name!r} in it ({error})."
-        ) from error
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
-        raise ReplearnError(
-            f"--model {place}: the function has to return the fresh model and an example of its input, as "
-            "`return model, torch.randn(2, 3, 224, 224)`."
-        )
-    return made

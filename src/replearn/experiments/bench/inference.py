@@ -69,7 +69,7 @@ def measure(
     setting: Setting,
     device: torch.device,
     told: Callable[[dict[str, Any]], None],
-    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+    keep: Callable[[dict[str, Any]], object] = lambda found: None,
 ) -> dict[str, Any]:
     """Every cell of the setting; `told` hears of each row as it is measured, and `keep` gets all there is then.
 

@@ -31,8 +31,8 @@ def measured_in(others: Sequence[Other]) -> tuple[list[Measured], list[tuple[Pat
         key = f"measured-{slug(other.path.with_suffix('').as_posix()) or 'file'}"
         try:
             found = show(data, key)
-            about = {"made_on": made_on(data), "command": command_of(data)}
-            known.append(replace(found, key=key, path=other.path, **about))
+            made = replace(found, key=key, path=other.path, made_on=made_on(data), command=command_of(data))
+            known.append(made)
         except BROKEN as error:
             rest.append((other.path, f"looks like {show.__name__}, but {error!r}"))
     often = Counter(entry.title for entry in known)

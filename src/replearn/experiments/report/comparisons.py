@@ -126,7 +126,11 @@ def _inside(section: Section) -> Iterator[Raw]:
         yield join(tag("h3", "Plans"), tag("ul", *(tag("li", plan) for plan in section.plans)))
     if comparison is not None:
         shares = [ratio(section.deployed.get(row.label)) for row in comparison.rows]
-        cells = {**cost_columns(comparison.rows), "method": labels_of(comparison.rows), "deployed share": shares}
+        cells: dict[str, Sequence[Content]] = {
+            **cost_columns(comparison.rows),
+            "method": labels_of(comparison.rows),
+            "deployed share": shares,
+        }
         yield join(tag("h3", "Costs"), columns(cells, f"costs of {section.title}"))
         yield from (tag("p", note, class_="note") for note in comparison.notes[:20])
     recipes = [f"replearn compare {(run.path.parent / 'recipe.json').as_posix()}" for run in section.runs]

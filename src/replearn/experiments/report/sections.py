@@ -5,36 +5,22 @@ With its figures, its plans in words, and the sizes that models deploy to.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
-
-from ...deployment.deploy import deploy
 from ...errors import ReplearnError
-from ...planning.data import Plan
-from ...surgery.replace import replace_
-from ..training.architectures import is_language_model, language_model
 from ..training.comparable import machine
 from ..training.compare import Comparison, Row, compare
 from ..training.metrics import Metric
-from ..training.recipe import recipe_from_dict, slug
+from ..training.recipe import slug
 from ..training.results import Result
-from ..training.trained import fresh_model
 from .collecting import Collection, RunFile
 from .examples import example_sheet
 from .figures import cost_figure, curves_figure, runs_figure
 from .svg import Drawing
-
-BROKEN = (ReplearnError, NotImplementedError, RuntimeError, ImportError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,48 +124,12 @@ def plans_of(results: Sequence[Result]) -> list[str]:
     return [f"{', '.join(held)}: {words}" for words, held in labels.items() if words]
 
 
-class NoDraws(TorchFunctionMode):
-    """Leaves out random starting values: on the meta device they load the compiler, which takes seconds."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("normal_", "uniform_", "erfinv_"):
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
-def on_meta(recipe_text: str, data: str, parameters: int) -> nn.Module:
-    """The recipe's model without weights; a language model has as many words as `parameters` say."""
-    recipe = recipe_from_dict(json.loads(recipe_text))
-    with torch.device("meta"), NoDraws():
-        if not is_language_model(recipe.model):
-            return fresh_model(recipe, data)[0]
-        length = recipe.text.sequence_length
-        one, two = (language_model(recipe.model, num_words=count, max_length=length) for count in (1, 2))
-        words = 1 + (parameters - size(one)) // (size(two) - size(one))
-        return language_model(recipe.model, num_words=words, max_length=length)
-
-
-def size(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-@lru_cache(maxsize=256)
-def deployed_parameters(recipe_text: str, data: str, plan_text: str) -> int | None:
-    """Parameters once each operator has its deployed form; None where the model can't be built here."""
-    with suppress(*BROKEN):
-        plan = Plan.from_json(plan_text)
-        model = replace_(on_meta(recipe_text, data, plan.parameters_before), plan)
-        return size(deploy(model.eval(), fold="operators"))
-    return None
-
-
 def deployed_share(result: Result) -> float | None:
-    """The parameters of a deployed run over those of the model before its plan."""
+    """The deployed parameters over those of the model before its plan; None where the plan has no count."""
     if not result.plan:
         return 1.0
-    recipe_text, plan_text = (json.dumps(part, sort_keys=True) for part in (result.recipe, result.plan))
-    deployed, full = deployed_parameters(recipe_text, result.data, plan_text), result.plan["parameters_before"]
-    return deployed / full if deployed and full else None
+    before, after = (result.plan.get(f"deployed_{when}") for when in ("before", "after"))
+    return after / before if isinstance(before, int) and isinstance(after, int) and before > 0 else None
 
 
 def plan_in_words(result: Result) -> str:
