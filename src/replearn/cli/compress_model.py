@@ -91,13 +91,9 @@ def published(name: str) -> nn.Module:
     kind, _, rest = name.partition(":")
     try:
         if kind == "timm":
-            import timm
-
-            return timm.create_model(rest, pretrained=True)
+            return library("timm", "vision").create_model(rest, pretrained=True)
         if kind == "torchvision":
-            from torchvision.models import get_model
-
-            return get_model(rest, weights="DEFAULT")
+            return library("torchvision.models", "vision").get_model(rest, weights="DEFAULT")
     except (OSError, RuntimeError, KeyError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 
 from ..training.compare import Row
 from ..training.comparison_table import cost_columns, ratio, score_columns, signed, spread
 from ..training.intervals import Difference
-from .examples import as_address
 from .kinds import Measured
 from .markup import (
     Content,
@@ -120,7 +120,8 @@ def _inside(section: Section) -> Iterator[Raw]:
     yield figures(section.figures)
     if section.examples is not None:
         about = "Test pictures with what is in them, and with what each method found (its first seed)."
-        sheet = tag("img", src=as_address(section.examples), alt=about, loading="lazy")
+        address = f"data:image/png;base64,{b64encode(section.examples).decode()}"
+        sheet = tag("img", src=address, alt=about, loading="lazy")
         yield tag("figure", sheet, tag("figcaption", about), id=f"{section.key}-examples")
     if section.plans:
         yield join(tag("h3", "Plans"), tag("ul", *(tag("li", plan) for plan in section.plans)))

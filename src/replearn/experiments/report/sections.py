@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,9 @@ def deployed_share(result: Result) -> float | None:
     """The deployed parameters over those of the model before its plan; None where the plan has no count."""
     if not result.plan:
         return 1.0
-    before, after = (result.plan.get(f"deployed_{when}") for when in ("before", "after"))
-    return after / before if isinstance(before, int) and isinstance(after, int) and before > 0 else None
+    with suppress(KeyError, TypeError, ZeroDivisionError, OverflowError):  # files may hold anything
+        return float(result.plan["deployed_after"] / result.plan["deployed_before"])
+    return None
 
 
 def plan_in_words(result: Result) -> str:
