@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import replearn
+from replearn.experiments.report.benchmarks import measured_in
 from replearn.experiments.report.collecting import collect
+from replearn.experiments.report.comparisons import cost_of
+from replearn.experiments.report.kinds import Measured
 from replearn.experiments.report.page import page
-from replearn.experiments.report.parts import View, view_of
-from replearn.experiments.report.parts.summary import cost_of
-from replearn.experiments.report.sections import sections_of
+from replearn.experiments.report.sections import Section, sections_of
 from replearn.experiments.training.comparison_table import ratio, signed, spread
 from replearn.operators import available
 from replearn.operators._base.options import Options
@@ -29,7 +30,7 @@ def on_files(files: Any, config: Any) -> Any:
     pages = {
         "operators.md": operators_page(),
         "api.md": api_page(),
-        "results.md": results_page(view_of(collection, sections)),
+        "results.md": results_page(sections, measured_in(collection.others)[0]),
         "report.html": page(collection, sections, title="Results"),
     }
     for name, text in pages.items():
@@ -48,7 +49,7 @@ def operators_page() -> str:
     return "\n".join([head, *(operator_card(options) for options in own_operators().values())])
 
 
-def results_page(view: View) -> str:
+def results_page(sections: list[Section], measured: list[Measured]) -> str:
     """Every comparison in a line, and every benchmark in a sentence, with links to the whole report."""
     lines = [
         "# Results",
@@ -63,10 +64,10 @@ def results_page(view: View) -> str:
         "| comparison | against E2E | E2E | RepL | time | memory | deployed |",
         "|---|---|---|---|---|---|---|",
     ]
-    for section in view.sections:
+    for section in sections:
         full, row = section.row("e2e"), section.row("repl")
         if full is not None and row is not None:
-            time, memory, _ = cost_of(section, row, view.measured)
+            time, memory, _ = cost_of(section, row, measured)
             against = f"{row.against_e2e.verdict}, {signed(row.against_e2e.mean)}" if row.against_e2e else ""
             scores = [spread(each.score, each.std) for each in (full, row)]
             shares = [ratio(value) for value in (time, memory, section.deployed.get(row.label))]
@@ -74,7 +75,7 @@ def results_page(view: View) -> str:
             cells = [name, against, *scores, *shares]
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Benchmarks", ""]
-    lines += [f"- [{one.title}](report.html#{one.key}): {one.found.sentence}." for one in view.measured]
+    lines += [f"- [{one.title}](report.html#{one.key}): {one.sentence}." for one in measured]
     return "\n".join([*lines, ""])
 
 

@@ -42,9 +42,9 @@ stem() { "$PYTHON" benchmarks/stem.py --out "$OUT/stem.json"; }
 short() { "$PYTHON" benchmarks/short_attention.py --out "$OUT/short_attention.json"; }
 epochs() {
   for recipe in t1_resnet32 t1_vit_tiny8; do
-    replearn bench epochs $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST -o "$OUT/epochs_$recipe.json"
+    "$PYTHON" benchmarks/epochs.py $recipe --data cifar10 --methods e2e,repl --rounds 5 $FAST --out "$OUT/epochs_$recipe.json"
   done
-  replearn bench epochs bccd_retinanet --methods e2e,removal,repl,repl-reduced --rounds 3 -o "$OUT/epochs_bccd_retinanet.json"
+  "$PYTHON" benchmarks/epochs.py bccd_retinanet --methods e2e,removal,repl,repl-reduced --rounds 3 --out "$OUT/epochs_bccd_retinanet.json"
 }
 wikitext2() { runs tab_wikitext2 --seeds 0,1,2 --set compile=true; }
 transfer() {

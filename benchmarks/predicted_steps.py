@@ -2,7 +2,7 @@
 
     python benchmarks/predicted_steps.py benchmarks/results/steps_h200.json --gpu H200 --out FILE
 
-Needs no GPU. New records hold the predicted numbers already (`promised` in each row); this is for older ones.
+Needs no GPU.
 """
 
 from __future__ import annotations
@@ -10,13 +10,31 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from replearn.costs import named_machine
-from replearn.experiments.bench.cases import SUITE, candidates
-from replearn.experiments.bench.promised import promised
+import torch
+
+from replearn.costs import Machine, named_machine, predict
+from replearn.experiments.bench.cases import SUITE, Case, candidates
 from replearn.experiments.training.results import versions_of, write_atomically
+from replearn.fast.kernels.reduced_bottleneck import free_launches
+
+
+def predicted(case: Case, backend: str, machine: Machine) -> dict[str, Any]:
+    """The cost of every candidate's training step from shapes alone, by label."""
+    layout = torch.contiguous_format if backend == "tf32" else torch.channels_last
+    example = torch.empty(case.batch_size, 3, case.size, case.size, device="meta", memory_format=layout)
+    precision = "tf32" if backend == "tf32" else "bfloat16"
+    states = "sgd_momentum" if case.optimizer.name == "sgd" else case.optimizer.name
+    found = {}
+    for side in candidates(case):
+        model = side.build().to("meta")
+        with free_launches() if backend in ("captured", "compiled") else nullcontext():
+            found[side.label] = predict(model, example, optimizer=states, precision=precision, machine=machine)
+    return found
 
 
 def main() -> None:
@@ -28,12 +46,12 @@ def main() -> None:
     record, machine, rows = json.loads(options.record.read_text()), named_machine(options.gpu), []
     for entry in record["training"]:
         case = next(case for case in SUITE if case.model == entry["case"]["model"])
-        said = promised(case, candidates(case), entry["backend"], machine)
+        said = predicted(case, entry["backend"], machine)
         for row in entry["rows"]:
             if row["label"] not in said:
                 continue
             own, base = said[row["label"]], said["E2E"]
-            time, memory = own.over(base, "milliseconds"), own.over(base, "memory")
+            time, memory = own.total.seconds / base.total.seconds, own.peak_bytes / base.peak_bytes
             rows.append(
                 {
                     "model": case.model,
@@ -41,7 +59,7 @@ def main() -> None:
                     "candidate": row["label"],
                     "time": {"predicted": time, "measured": row["time"]["median"]},
                     "memory": {"predicted": memory, "measured": row["memory_ratio"]},
-                    "memory_bytes": {"predicted": own.memory, "measured": row["memory"]},
+                    "memory_bytes": {"predicted": own.peak_bytes, "measured": row["memory"]},
                 }
             )
             print(

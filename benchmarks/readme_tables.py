@@ -21,7 +21,7 @@ from typing import Any
 
 from replearn.experiments import recipes
 from replearn.experiments.bench.cases import E2E, REMOVAL, REPL
-from replearn.experiments.report.parts import claims
+from replearn.experiments.report import claims
 from replearn.experiments.training.compare import Comparison, compare
 from replearn.experiments.training.comparison_table import spread
 from replearn.experiments.training.intervals import Difference

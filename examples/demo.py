@@ -20,7 +20,7 @@ import replearn
 from replearn.cli.progress import watching
 from replearn.cli.runs import spec_of
 from replearn.experiments import recipes
-from replearn.experiments.report.building import build_report
+from replearn.experiments.report.page import build_report
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.trained import read_full_model, read_trained

@@ -15,21 +15,28 @@ from typer.testing import CliRunner
 
 from replearn.cli.app import app
 from replearn.experiments.bench import inference
-from replearn.experiments.bench.inference import Setting, difference_of, line_of, measure
-from replearn.experiments.bench.inference_paper import BASELINE, DYNAMIC, printed
+from replearn.experiments.bench.inference import (
+    PAPER_DYNAMIC,
+    PAPER_E2E,
+    Setting,
+    difference_of,
+    line_of,
+    measure,
+    printed,
+)
 from replearn.experiments.bench.inference_sides import (
     BACKENDS,
     DEFAULT,
     DEPLOYED,
+    DYNAMIC,
     E2E,
     Sides,
     make_sides,
     runner,
 )
-from replearn.experiments.bench.inference_sides import DYNAMIC as MOVING
 from replearn.experiments.bench.timing import Timing
+from replearn.experiments.report.benchmarks import measured_in
 from replearn.experiments.report.collecting import Other
-from replearn.experiments.report.kinds import measured_in
 from replearn.fast.graph_module import FlatGraph
 from replearn.fast.graphs import replay as replaying
 from replearn.fast.graphs.replay import Replayed
@@ -38,7 +45,7 @@ from replearn.surgery.replace import operators_of
 
 CPU = torch.device("cpu")
 TINY = Setting(models=("cifar_resnet:20:4",), batches=(1, 2), backends=BACKENDS, size=8, rounds=2)
-KINDS = (E2E, MOVING, DEPLOYED)
+KINDS = (E2E, DYNAMIC, DEPLOYED)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +93,7 @@ def test_every_side_of_a_graph_backend_is_replayed(sides: Sides, monkeypatch: py
 
 
 def test_a_speedup_is_the_others_time_over_the_faster_ones(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {E2E: 6.0, MOVING: 8.0, DEPLOYED: 2.0}
+    times = {E2E: 6.0, DYNAMIC: 8.0, DEPLOYED: 2.0}
 
     def timed(bodies: dict[str, Any], *_: Any, **__: Any) -> dict[str, Timing]:
         return {kind: Timing(milliseconds=(times[kind],)) for kind in bodies}
@@ -95,7 +102,7 @@ def test_a_speedup_is_the_others_time_over_the_faster_ones(sides: Sides, monkeyp
     row = inference.row_of(sides, "net", 2, "fp32", Setting(size=8), CPU)
     assert {name: found["median"] for name, found in row["speedup"].items()} == {
         f"{DEPLOYED} against {E2E}": 3.0,
-        f"{DEPLOYED} against {MOVING}": 4.0,
+        f"{DEPLOYED} against {DYNAMIC}": 4.0,
     }
 
 
@@ -119,8 +126,8 @@ def test_sides_differ_in_nothing_but_the_method(sides: Sides) -> None:
     plain = sides.built("fp32", KINDS, images)
     norms = {kind: sum(isinstance(m, nn.BatchNorm2d) for m in side.modules()) for kind, side in plain.items()}
     assert norms[E2E] == norms[DEPLOYED] == 0  # folded on both sides
-    assert norms[MOVING] > 0
-    assert len(list(operators_of(plain[MOVING]))) == 3
+    assert norms[DYNAMIC] > 0
+    assert len(list(operators_of(plain[DYNAMIC]))) == 3
     assert not list(operators_of(plain[DEPLOYED]))
     assert all(isinstance(side, Autocast) for side in sides.built("amp", (E2E, DEPLOYED), images).values())
     for side in sides.built("channels_last", KINDS, images).values():
@@ -132,12 +139,12 @@ def test_sides_differ_in_nothing_but_the_method(sides: Sides) -> None:
 
 def test_the_papers_rows_stand_beside_the_same_setting() -> None:
     both = printed("resnet34", 64, "fp32")
-    assert set(both) == {DYNAMIC, BASELINE}
-    assert both[BASELINE] == {"base": 9.931, "deployed": 7.858, "speedup": 1.264}
+    assert set(both) == {PAPER_DYNAMIC, PAPER_E2E}
+    assert both[PAPER_E2E] == {"base": 9.931, "deployed": 7.858, "speedup": 1.264}
     assert printed("resnet34", 1, "fp32") == {}
     times = {kind: {"median": 1.5, "low": 1.0, "high": 2.0} for kind in (E2E, DEPLOYED)}
     row = {"model": "resnet34", "batch": 64, "backend": "fp32", "milliseconds": times}
-    row |= {"speedup": {f"{DEPLOYED} against {E2E}": {"median": 1.25}}, "paper": {BASELINE: {"speedup": 1.264}}}
+    row |= {"speedup": {f"{DEPLOYED} against {E2E}": {"median": 1.25}}, "paper": {PAPER_E2E: {"speedup": 1.264}}}
     line = line_of(row)
     assert line.startswith("resnet34              64 fp32")
     assert line.endswith("E2E 1.250 [paper 1.264]")
@@ -209,9 +216,9 @@ def test_a_stopped_run_keeps_its_rows_and_is_reported(tmp_path: Path, monkeypatc
     assert not data["finished"]
     assert data["rows"] == json.loads(json.dumps(measured))
     (entry,), _ = measured_in([Other(path=file, data=data)])
-    assert "stopped before its end" in entry.found.about
+    assert "stopped before its end" in entry.about
     (entry,), _ = measured_in([Other(path=file, data={k: v for k, v in data.items() if k != "finished"})])
-    assert "stopped" not in entry.found.about  # files of before say nothing of it, and were written at the end
+    assert "stopped" not in entry.about  # files of before say nothing of it, and were written at the end
 
 
 @pytest.mark.parametrize(

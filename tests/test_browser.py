@@ -15,7 +15,7 @@ from runs_made_up import run
 
 import replearn
 from replearn.experiments.report import serving
-from replearn.experiments.report.building import build_report
+from replearn.experiments.report.page import build_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

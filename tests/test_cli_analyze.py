@@ -72,7 +72,7 @@ def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
 
 def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> None:
     checkpoint = runs / "e2e" / "seed-0" / "checkpoint.safetensors"
-    more = ["--json", "--intervals", "none", "--no-gradients", "--start", "--out", str(tmp_path)]
+    more = ["--json", "--intervals", "none", "--no-gradients", "--out", str(tmp_path)]
     shown = call("analyze", str(checkpoint), *QUICK, "--operator", "no_weights", *more)
     found = Analysis.from_json(shown)
     assert found.gradient is None

@@ -123,10 +123,10 @@ REFUSED = {
     "wrong data": ("mine.py:net", "nowhere", [], "there is no such folder, file or data set"),
     "no images": ("hf:vit", "vit", [], "there is no image in it"),
     "text without tokenizer": ("mine.py:net", "mine.py", [], "has no tokenizer"),
-    "wrong budget": ("mine.py:net", "mine.py:batches", ["--budget", "speed"], "--budget speed: can't be read"),
+    "wrong budget": ("mine.py:net", "mine.py:batches", ["--budget", "speed"], "--budget speed can't be read"),
     "budget too small": (
         "mine.py:net", "mine.py:batches", ["--budget", "parameters<=1%"],
-        r"--budget parameters<=1%: Net can't meet parameters<=1%: with all",
+        r"Net can't meet parameters<=1%: with all",
     ),
     "too many blocks": ("mine.py:net", "mine.py:batches", ["--budget", "blocks=9"], "blocks=9: Net has 5 blocks"),
     "wrong heal": ("mine.py:net", "mine.py:batches", ["--heal", "soon"], "--heal soon: write a number of epochs"),

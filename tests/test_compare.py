@@ -11,7 +11,7 @@ from runs_made_up import RECIPE, run
 
 from replearn import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.report.parts.claims import tables
+from replearn.experiments.report.claims import tables
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.intervals import corrected, paired_difference
@@ -280,7 +280,7 @@ def test_a_comparison_is_plain_json(three):
 
 
 def test_the_picture_has_every_run_the_verdicts_and_the_costs(three, tmp_path):
-    from replearn.experiments.report.overview import draw
+    from replearn.experiments.report.figures import draw
 
     (comparison,) = compare(three)
     text = draw(comparison, tmp_path / "three.svg").read_text()

@@ -18,7 +18,7 @@ from test_engine import interrupt_at_step
 from replearn import ReplearnError, deploy
 from replearn.deployment.exporting import export
 from replearn.experiments import recipes
-from replearn.experiments.report.building import build_report
+from replearn.experiments.report.page import build_report
 from replearn.experiments.training.coco_metrics import coco_metrics, read_results_file
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table

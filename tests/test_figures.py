@@ -16,8 +16,17 @@ pytest.importorskip("matplotlib")
 
 from replearn.errors import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.report.features import bounded, feature_scores, features_figure, penultimate
-from replearn.experiments.report.paper_figures import cka, default_layers, maps_of, outputs_at, paper_figures
+from replearn.experiments.report.paper_figures import (
+    bounded,
+    cka,
+    default_layers,
+    feature_scores,
+    features_figure,
+    maps_of,
+    outputs_at,
+    paper_figures,
+    penultimate,
+)
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.run import RunSpec

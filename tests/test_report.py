@@ -19,14 +19,10 @@ from runs_made_up import RECIPE, run
 import replearn
 from replearn.errors import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.report.building import build_report
 from replearn.experiments.report.collecting import Reader, collect
-from replearn.experiments.report.curves import MOST_POINTS, curves_figure, thinned
-from replearn.experiments.report.deployed import plan_in_words
-from replearn.experiments.report.page import page
-from replearn.experiments.report.parts.comparisons import command_of
-from replearn.experiments.report.scatter import cost_figure
-from replearn.experiments.report.sections import sections_of
+from replearn.experiments.report.figures import MOST_POINTS, cost_figure, curves_figure, thinned
+from replearn.experiments.report.page import build_report, page
+from replearn.experiments.report.sections import plan_in_words, sections_of
 from replearn.experiments.report.svg import PALETTE, standalone_svg
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
@@ -225,7 +221,7 @@ def test_the_command_writes_the_page_and_names_what_it_could_not_read(runs: Path
     words = ["report", str(runs), "-o", str(out), "--no-figures", "--title", "Mine & yours"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "9 runs in 1 comparisons, 0 figures" in done.output
+    assert "9 runs in 1 comparison, 0 figures" in done.output
     assert "not read: half.json" in done.output
     assert "<h1>Mine &amp; yours</h1>" in out.read_text(encoding="utf-8")
     failed = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")], prog_name="replearn")
@@ -291,11 +287,11 @@ def test_the_plan_is_told_in_words() -> None:
     plan = json.loads(replearn.plan(replearn.models.resnet32(), interval=4).to_json())
     plan["skipped"] = [{"name": "layer1.1", "position": 2, "reason": "has hooks"}]
     result = run("RepL", 0, 91.0, plan=plan)
-    words = plan_in_words(result, "RepL")
+    words = plan_in_words(result)
     assert "3 of 15 blocks replaced" in words
     assert "layer1.3, layer2.3, layer3.3 by basic" in words
     assert "layer1.1 kept (has hooks)" in words
-    assert plan_in_words(replace(result, plan={"targets": 3}), "RepL") == ""
+    assert plan_in_words(replace(result, plan={"targets": 3})) == ""
 
 
 def light(colour: str) -> float:
@@ -359,23 +355,16 @@ def test_a_run_that_blew_up_is_shown_and_breaks_no_figure(tmp_path: Path) -> Non
     assert ">inf<" in html(tmp_path)
 
 
-def test_the_command_names_what_was_changed_and_the_shell_takes_it(tmp_path: Path) -> None:
-    shipped = recipes.recipe("t1_resnet32")
-    changed = replace(shipped, epochs=3, optimizer=replace(shipped.optimizer, lr=0.4), precision="bfloat16")
-    for seed in (0, 1, 2, 5):
-        put(tmp_path, run("RepL", seed, 90.0, recipe=changed))
-    command = command_of(collect(tmp_path).runs)
-    assert f"<code>{command}</code>" in html(tmp_path)
-    assert command == (
-        "replearn compare t1_resnet32 --data cifar10 --methods repl --seeds 0-2,5 --epochs 3 "
-        "--set optimizer.lr=0.4 --set precision=bfloat16"
+def test_the_commands_that_trained_the_runs_are_shown_once_each(tmp_path: Path) -> None:
+    words = "replearn compare t1_resnet32 --seeds 0,1 --set 'classes=[1, 2]'"
+    for seed in (0, 1):
+        put(tmp_path, run("RepL", seed, 90.0, command=words))
+    assert (
+        html(tmp_path).count("<code>replearn compare t1_resnet32 --seeds 0,1 --set &#x27;classes=[1, 2]&#x27;<")
+        == 1
     )
-    from replearn.cli.runs import resolved
-
-    assert resolved("t1_resnet32", 3, ["optimizer.lr=0.4", "precision=bfloat16"]) == changed
-    own = tmp_path / "own"  # a recipe that is not shipped is named by its file
-    put(own, run("E2E", 0, 90.0))
-    assert command_of(collect(own).runs).split()[2] == "cifar10/e2e/seed-0/recipe.json"
+    put(tmp_path, run("E2E", 0, 90.0))  # of a run that Python started the recipe is named
+    assert "<code>replearn compare cifar10/e2e/seed-0/recipe.json</code>" in html(tmp_path)
 
 
 def test_the_data_file_holds_every_table_of_the_paper() -> None:

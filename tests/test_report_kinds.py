@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from replearn.experiments.report.benchmarks import command_of, measured_in
 from replearn.experiments.report.chart import Case, Dot, dot_figure
 from replearn.experiments.report.collecting import Other, Reader, collect
-from replearn.experiments.report.kinds import command_of, made_on, measured_in
+from replearn.experiments.report.comparisons import cost_of, summary
 from replearn.experiments.report.page import page
-from replearn.experiments.report.parts import view_of
-from replearn.experiments.report.parts.summary import cost_of, entries
 from replearn.experiments.report.sections import Section, sections_of
 from replearn.experiments.report.svg import standalone_svg
 
@@ -49,21 +48,22 @@ def test_every_committed_file_has_a_table_and_a_figure(measured: dict[str, Any])
         "int8_throughput_cpu",
     } <= measured.keys()
     for entry in measured.values():
-        assert entry.found.tables
-        assert all(len(row) == len(table.heads) for table in entry.found.tables for row in table.rows)
-        assert entry.found.figures
+        assert entry.tables
+        for _, columns in entry.tables:
+            assert len({len(cells) for cells in columns.values()}) == 1
+        assert entry.figures
         assert entry.command
         small = entry.path.stem.startswith("int8_")
         assert ("cpu" if small else "H200") in entry.made_on
-        for drawing in entry.found.figures:
+        for drawing in entry.figures:
             assert "nan" not in standalone_svg(drawing)
 
 
 def test_the_numbers_are_the_files_own(measured: dict[str, Any]) -> None:
     data = json.loads((RESULTS / "steps_h200.json").read_text())
     first = {row["label"]: row for row in data["training"][0]["rows"]}
-    table = measured["steps_h200"].found.tables[0]
-    line = dict(zip(table.heads, table.rows[0], strict=True))
+    ((_, columns),) = measured["steps_h200"].tables
+    line = {head: cells[0] for head, cells in columns.items()}
     assert line["RepL: time"] == f"{first['RepL']['time']['median']:.3f}"
     assert line["removal: memory"] == f"{first['removal']['memory_ratio']:.3f}"
 
@@ -84,11 +84,9 @@ def test_a_time_of_a_benchmark_fills_in_where_a_comparison_has_none(measured: di
     time, _, source = cost_of(section, row, list(measured.values()))
     assert (
         time
-        == measured[source.removeprefix("measured-").replace("-", "_")].found.costs[
-            "t1_resnet32", "cifar10", "RepL"
-        ][0]
+        == measured[source.removeprefix("measured-").replace("-", "_")].costs["t1_resnet32", "cifar10", "RepL"][0]
     )
-    (part,) = entries(view_of(collect(RESULTS), sections))
+    (part,) = summary(sections, list(measured.values()))
     assert f"{time:.2f} of E2E" in part.html.text
     assert f'href="#{source}"' in part.html.text
 
@@ -96,8 +94,8 @@ def test_a_time_of_a_benchmark_fills_in_where_a_comparison_has_none(measured: di
 def test_int8_rows_say_where_they_were_measured() -> None:
     (entry,), _ = kind_of({"rows": [ROW], "hardware": {"device": "cpu", "threads": 2}, "versions": {"torch": "9"}})
     assert entry.made_on == "cpu, 2 threads, torch 9"
-    (table,) = entry.found.tables
-    assert dict(zip(table.heads, table.rows[0], strict=True))["paper, INT8 img/s"] == "250"
+    ((_, columns),) = entry.tables
+    assert columns["paper, INT8 img/s"] == ["250"]
 
 
 @pytest.mark.parametrize(
@@ -140,4 +138,3 @@ def test_commands_are_written_from_what_a_file_says() -> None:
     given = {"epochs": 3, "no_operators": True, "run": None, "ranks": [1, 2], "x": False}
     shown = "python b.py --epochs 3 --no-operators --ranks 1 2 --out FILE"
     assert command_of({"script": "b.py", "arguments": given}) == shown
-    assert made_on({"about": {"device": "a GPU", "torch": "9"}}) == "a GPU, torch 9"

@@ -60,7 +60,7 @@ def test_the_report_of_the_committed_results_is_part_of_the_site(site: Path) -> 
     assert len(re.sub(r"<[^>]*>", " ", summary.partition("<article")[2]).split()) < 2_000
     text = (site / "report.html").read_text(encoding="utf-8")
     assert "91.87 ± 0.22" in text
-    command = "replearn compare t1_resnet32 --data cifar10 --methods repl --seeds [0-9,-]+ --epochs 100"
+    command = "replearn compare t1_resnet32 --data cifar10 --seeds [0-9,-]+ --epochs 100 --methods e2e,removal"
     assert re.search(command, text)
     assert "inference_h200.json" in text
     assert "Does it hold?" in text

@@ -161,16 +161,6 @@ def test_a_pipe_and_a_link_out_of_the_folder_are_named_and_not_read(server: Serv
     assert "not an ordinary file" in text
 
 
-def test_too_many_connections_are_turned_away(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_seats", threading.Semaphore(1))
-    monkeypatch.setattr(serving.Handler, "timeout", 5.0)
-    with socket.create_connection(server.server_address[:2], timeout=20) as first:
-        first.sendall(b"GET ")
-        time.sleep(0.2)
-        with socket.create_connection(server.server_address[:2], timeout=20) as second:
-            assert second.recv(10) == b""
-
-
 def test_a_missing_folder_and_a_taken_port_are_told(server: Server, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ReplearnError, match=r"There is no folder .*nowhere"):
         make_server(tmp_path / "nowhere")

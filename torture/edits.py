@@ -23,7 +23,7 @@ from typing import Any
 
 from replearn import ReplearnError
 from replearn.cli.runs import results_below
-from replearn.experiments.report.building import build_report
+from replearn.experiments.report.page import build_report
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.packed import unpack
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import torch
@@ -15,55 +13,39 @@ from torch.nn.functional import interpolate
 from ..errors import ReplearnError
 from ..experiments.training import data as data_room
 from .compress_model import Subject
-from .subjects import is_hub_name
+from .subjects import called, is_hub_name
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TESTED = 2000  # labelled images that the accuracy is taken on
 
 
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Batches, and the accuracy of a model in percent where there are test labels."""
-
-    batches: Iterable[Any]
-    accuracy: Callable[[nn.Module], float] | None = None
+Samples = tuple[Iterable[Any], Callable[[nn.Module], float] | None]
 
 
 def samples_of(
     text: str | None, subject: Subject, count: int, batch_size: int, length: int, root: Path | None
 ) -> Samples:
-    """Read --data; ReplearnError that names it for what can't be read."""
+    """Batches, and the accuracy of a model in percent where there are test labels, by --data."""
     if text is None:
-        return of_run(subject, count, batch_size)
+        if (run := subject.run) is None:
+            raise ReplearnError(
+                f"--data is missing: {subject.name} does not say what it is for. Add --data FOLDER."
+            )
+        accuracy = run.score if run.metric.lower().endswith("accuracy") else None
+        return run.train_batches(count, batch_size), accuracy
     if ".py:" in text:
-        return Samples(of_function(text))
+        return called("--data", text), None
     if text in data_room.available():
         return of_set(text, subject, count, batch_size, root)
     path = Path(text)
     if path.is_dir():
-        return Samples(of_pictures(path, subject, count, batch_size))
+        return of_pictures(path, subject, count, batch_size), None
     if path.is_file():
-        return Samples(of_text(path, subject, count, batch_size, length))
+        return of_text(path, subject, count, batch_size, length), None
     raise ReplearnError(
         f"--data {text}: there is no such folder, file or data set. Write a folder of images, a text file, "
         f"FILE.py:FUNCTION, or one of {', '.join(data_room.available())}."
     )
-
-
-def of_run(subject: Subject, count: int, batch_size: int) -> Samples:
-    run = subject.run
-    if run is None:
-        raise ReplearnError(f"--data is missing: {subject.name} does not say what it is for. Add --data FOLDER.")
-    accuracy = run.score if run.metric.lower().endswith("accuracy") else None
-    return Samples(run.train_batches(count, batch_size), accuracy)
-
-
-def of_function(text: str) -> Any:
-    file, _, name = text.rpartition(":")
-    try:
-        return run_path(file)[name]()
-    except (OSError, KeyError) as error:
-        raise ReplearnError(f"--data {text}: there is no such file or no function {name!r} in it.") from error
 
 
 def of_set(name: str, subject: Subject, count: int, batch_size: int, root: Path | None) -> Samples:
@@ -91,7 +73,7 @@ def of_set(name: str, subject: Subject, count: int, batch_size: int, root: Path 
         return 100 * hits / total
 
     order = torch.randperm(loaded.num_train, generator=torch.Generator().manual_seed(0))[:count]
-    return Samples([ready(loaded.train_images[part]) for part in order.split(batch_size)], accuracy)
+    return [ready(loaded.train_images[part]) for part in order.split(batch_size)], accuracy
 
 
 def of_pictures(folder: Path, subject: Subject, count: int, batch_size: int) -> list[Tensor]:

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from ..errors import ReplearnError
-from ..experiments.training.architectures import architecture
+from ..experiments.training.architectures import architecture, library
 from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.trained import Trained, read_full_model
-from .commands.export import built_by
-from .subjects import is_hub_name, is_small
+from .subjects import built_by, is_hub_name, is_small
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 WORDS = "a run's folder, hf:FOLDER_OR_NAME, timm:NAME, torchvision:NAME, or FILE.py:FUNCTION"
@@ -92,13 +91,9 @@ def published(name: str) -> nn.Module:
     kind, _, rest = name.partition(":")
     try:
         if kind == "timm":
-            import timm
-
-            return timm.create_model(rest, pretrained=True)
+            return library("timm", "vision").create_model(rest, pretrained=True)
         if kind == "torchvision":
-            from torchvision.models import get_model
-
-            return get_model(rest, weights="DEFAULT")
+            return library("torchvision.models", "vision").get_model(rest, weights="DEFAULT")
     except (OSError, RuntimeError, KeyError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(
@@ -126,10 +121,7 @@ def of_folder(folder: Path, size: int | None) -> Subject:
     local = not is_hub_name(str(folder))
     if local and not (folder / "config.json").is_file():
         raise ReplearnError(f"MODEL hf:{folder}: there is no config.json in that folder.")
-    try:
-        import transformers
-    except ImportError as error:
-        raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
+    transformers = library("transformers", "hf")
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=local)
         names = [getattr(transformers, name, None) for name in config.architectures or ()]

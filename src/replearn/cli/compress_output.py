@@ -21,15 +21,8 @@ from .compress_model import Subject
 
 EVERY = 10.0  # seconds between plain lines
 WITH_THE_MODEL = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-    "chat_template*",
-    "preprocessor_config.json",
-    "processor_config.json",
+    *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model"),
+    *("chat_template*", "preprocessor_config.json", "processor_config.json"),
 )
 Progress = Callable[[str], None]
 
@@ -96,25 +89,18 @@ def written(
             wanted = ["pt2"]
     # beside a standard model's own file a bare one would have the same name
     names = {"safetensors": "weights.safetensors", "pt2": "model.pt2", "onnx": "model.onnx"}
-    about["files"] = [
-        str(made.path) for made in made_by(small, out, example, [n for n in wanted if n in names], names, lines)
-    ]
+    about["files"] = []
+    for name in wanted:
+        if name in names:
+            try:
+                made = export(small.model.eval(), out / names[name], example, to=name)
+            except ReplearnError as error:
+                raise ReplearnError(f"--format {name}: {error}") from error
+            about["files"].append(str(made.path))
+            lines.append(str(made))
     text = json.dumps(about, indent=1)
     file.write_text(text + "\n", encoding="utf-8")
     return text, lines
-
-
-def made_by(
-    small: Compressed, out: Path, example: Any, wanted: Sequence[str], names: dict[str, str], lines: list[str]
-) -> list[Any]:
-    made = []
-    for name in wanted:
-        try:
-            made.append(export(small.model.eval(), out / names[name], example, to=name))
-        except ReplearnError as error:
-            raise ReplearnError(f"--format {name}: {error}") from error
-        lines.append(str(made[-1]))
-    return made
 
 
 def beside(subject: Subject, out: Path) -> None:
@@ -127,20 +113,16 @@ def beside(subject: Subject, out: Path) -> None:
 
 def summary(small: Compressed, subject: Subject) -> dict[str, Any]:
     """What went and what it brought, as JSON has it."""
+    plain = {name: getattr(small, name) for name in ("budget", "num_blocks", "num_samples", "seconds")}
+    parts = {name: asdict(getattr(small, name)) for name in ("before", "promised", "after", "agreement")}
     return {
         "model": subject.name,
         "class": type(small.model).__name__,
-        "budget": small.budget,
-        "num_blocks": small.num_blocks,
+        **plain,
+        **parts,
         "removed": list(small.removed),
         "blocks": [{"name": fit.name, "form": fit.form, "error": fit.error} for fit in small.fitted.blocks],
-        "before": asdict(small.before),
-        "promised": asdict(small.promised),
-        "after": asdict(small.after),
-        "agreement": asdict(small.agreement),
         "bare_removal": {key: value if value < 1e300 else None for key, value in asdict(small.removal).items()},
-        "num_samples": small.num_samples,
-        "seconds": small.seconds,
         "healing": None if small.healing is None else asdict(small.healing),
         "notes": list(small.notes),
     }

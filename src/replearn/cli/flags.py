@@ -50,11 +50,6 @@ def whole_numbers(flag: str, given: list[str], least: int = 0) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def one_machine(gpu: str | None, probe: bool) -> None:
-    if gpu is not None and probe:
-        raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
-
-
 def out(help: str) -> Any:
     return typer.Option("--out", "-o", help=help)
 

@@ -1,22 +1,31 @@
-"""From the command line's words to runs: the recipe, the rows, the seeds, and the folders of their files."""
+"""From the command line's words to runs: the recipe with its `--set`, the rows, the seeds, and their folders."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import ReplearnError
 from ..experiments import recipes
+from ..experiments.report.collecting import Reader
 from ..experiments.training.comparable import differences
 from ..experiments.training.packed import read_results
-from ..experiments.training.recipe import Recipe, Variant, slug
+from ..experiments.training.recipe import Recipe, Variant, recipe_from_dict, slug
 from ..experiments.training.results import Result, read_result
 from ..experiments.training.run import RunSpec
 from ..planning.serialization import encode
 from .flags import whole_numbers
-from .overrides import with_settings
+
+FIXED = ("name", "table", "data", "variants", "paper")
+SIZES = ("sequence_length", "resize", "crop", "min_size", "max_size")
+AT_LEAST_ONE = ("epochs", "batch_size", "accumulate", *SIZES)
+SHARES = ("momentum", "label_smoothing")
 
 
 def resolved(name: str, epochs: int | None, settings: Sequence[str], pretrained: str | None = None) -> Recipe:
@@ -25,6 +34,64 @@ def resolved(name: str, epochs: int | None, settings: Sequence[str], pretrained:
     if pretrained is not None:
         recipe = replace(recipe, pretrained=pretrained)
     return recipe if epochs is None else replace(recipe, epochs=epochs)
+
+
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with `field=value` or `group.field=value` applied, in order."""
+    if not settings:
+        return recipe
+    fields: dict[str, Any] = recipe.to_dict()
+    for text in settings:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise ReplearnError(f"--set {text}: write field=value, as --set optimizer.lr=0.1.")
+        *groups, field = path.strip().split(".")
+        holder: Any = fields
+        for group in groups:
+            holder = holder.setdefault(group, {}) if isinstance(holder, dict) else None
+        known = path.partition(".")[0] not in FIXED and (groups[:1] != ["augment"] or groups[-1] in recipe.data)
+        if not isinstance(holder, dict) or not known:
+            raise ReplearnError(f"--set {text}: a recipe has no field {path!r} to set.")
+        holder[field] = value_of(value)
+    try:
+        changed = recipe_from_dict(fields)  # which knows all other fields, and their types
+        check_ranges(changed)
+    except ReplearnError as error:
+        raise ReplearnError(f"--set {' --set '.join(settings)}: {error}") from error
+    return changed
+
+
+def value_of(text: str) -> Any:
+    """JSON where it is JSON (0.1, true, null, [0.9, 0.95]), else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def check_ranges(data: Any, where: str = "") -> None:
+    """ReplearnError for a number out of its range; dataclasses are checked all the way down."""
+    for name in (field.name for field in dataclasses.fields(data)):
+        value, field = getattr(data, name), f"{where}{name}"
+        for number in numbers_in(value):
+            if name in AT_LEAST_ONE and number < 1:
+                raise ReplearnError(f"{field}={value!r}: must be at least 1.")
+            if not 0 <= number < math.inf:
+                raise ReplearnError(f"{field}={value!r}: must be a finite number, and not below 0.")
+            if name in SHARES and number > 1:
+                raise ReplearnError(f"{field}={value!r}: must lie between 0 and 1.")
+            if name == "betas" and number >= 1:
+                raise ReplearnError(f"{field}={value!r}: must lie between 0 and 1, below 1.")
+        held = value.items() if isinstance(value, Mapping) else [("", value)]
+        for key, inner in held:
+            if dataclasses.is_dataclass(inner) and name not in FIXED:
+                check_ranges(inner, f"{field}.{key}." if key else f"{field}.")
+
+
+def numbers_in(value: Any) -> list[float]:
+    """A number, or those in a tuple."""
+    held = value if isinstance(value, tuple) else (value,)
+    return [each for each in held if isinstance(each, (int, float)) and not isinstance(each, bool)]
 
 
 def data_of(recipe: Recipe, data: str | None) -> str:
@@ -87,22 +154,13 @@ def found(spec: RunSpec, held: Result | None = None) -> Result | None:
 
 def results_below(folder: Path) -> list[Result]:
     """The runs of one file, or of all result files and packed files below a folder, in order of their paths."""
-    if not folder.exists():
-        raise ReplearnError(f"There is no folder {folder}; write the one that the runs were trained into.")
-    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.json*"))
-    files = [path for path in paths if folder.is_file() or is_result(path)]
-    results = [result for path in files for result in read_results(path)]
-    if not results:
+    if folder.is_file():
+        return read_results(folder)
+    there = Reader(folder).read()
+    for entry in there.unread:  # left out, it could change what a comparison comes to
+        raise ReplearnError(f"{folder / entry.path} can't be compared: {entry.reason}. Mend it, or move it away.")
+    if not there.runs:
         raise ReplearnError(
             f"There are no result files below {folder}; train some with `replearn compare RECIPE`."
         )
-    return results
-
-
-def is_result(path: Path) -> bool:
-    """Whether a file says of itself that it is a result; recipes and comparisons lie beside them."""
-    if not path.is_file():  # a pipe may never end
-        return False
-    with open(path, "rb") as file:
-        begin = file.read(200)
-    return b'"replearn-result' in begin or b'"replearn-runs' in begin
+    return [run.result for run in there.runs]

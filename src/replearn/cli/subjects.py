@@ -1,4 +1,4 @@
-"""Models by name for `replearn plan`: built without weights, with a batch as each of them takes it."""
+"""Models by name for `replearn plan`, built without weights, with a batch for them; and those of own files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import ReplearnError
-from ..experiments.training.architectures import architecture, is_language_model, language_model
+from ..experiments.training.architectures import architecture, is_language_model, language_model, library
 from ..experiments.training.scene_models import is_detector, is_segmenter, on_meta
 
 SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32
@@ -73,22 +74,13 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 
 def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
     """`hf:FOLDER` with a config.json, `hf:ORG/NAME` of the hub, or `hf:TYPE` (gpt2, vit, ...) of the library."""
-    try:
-        from transformers import (
-            AutoConfig,
-            AutoModelForCausalLM,
-            AutoModelForImageClassification,
-            AutoModelForMaskedLM,
-        )
-        from transformers.models.auto import modeling_auto as known
-    except ImportError as error:
-        raise ReplearnError("This model needs transformers: pip install 'replearn[hf]'.") from error
+    transformers, known = library("transformers", "hf"), library("transformers.models.auto.modeling_auto", "hf")
     source = name.partition(":")[2]
     try:
         if Path(source).exists() or is_hub_name(source):
-            config = AutoConfig.from_pretrained(source, local_files_only=not is_hub_name(source))
+            config = transformers.AutoConfig.from_pretrained(source, local_files_only=not is_hub_name(source))
         else:
-            config = AutoConfig.for_model(source)
+            config = transformers.AutoConfig.for_model(source)
     except (OSError, ValueError) as error:
         raise ReplearnError(
             f"{name}: there is no config.json of a Hugging Face model at {source!r}, and it is no type of model "
@@ -99,12 +91,11 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
         size = getattr(config, "image_size", None) or 224
         sides = size if isinstance(size, (list, tuple)) else (size, size)
         images = torch.empty(batch, getattr(config, "num_channels", 3), *sides, device="meta")
-        return without_weights(partial(AutoModelForImageClassification.from_config, config)), images
-    language = {
-        AutoModelForMaskedLM: known.MODEL_FOR_MASKED_LM_MAPPING,
-        AutoModelForCausalLM: known.MODEL_FOR_CAUSAL_LM_MAPPING,
-    }
-    for auto, mapping in language.items():
+        return without_weights(partial(transformers.AutoModelForImageClassification.from_config, config)), images
+    for auto, mapping in (
+        (transformers.AutoModelForMaskedLM, known.MODEL_FOR_MASKED_LM_MAPPING),
+        (transformers.AutoModelForCausalLM, known.MODEL_FOR_CAUSAL_LM_MAPPING),
+    ):
         if type(config) in mapping:
             words = tokens(batch, min(length, getattr(config, "max_position_embeddings", None) or length))
             return without_weights(partial(auto.from_config, config)), {"input_ids": words, "labels": words}
@@ -112,3 +103,23 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
         f"{name}: a {type(config).__name__} is no image classifier and no language model; plan it in Python, "
         "with replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."
     )
+
+
+def called(flag: str, place: str) -> Any:
+    """What a function in a file of the user's own returns: FILE.py:FUNCTION."""
+    file, _, name = place.rpartition(":")
+    try:
+        return run_path(file)[name]()
+    except (OSError, KeyError) as error:
+        raise ReplearnError(f"{flag} {place}: there is no such file or no function {name!r} in it.") from error
+
+
+def built_by(place: str) -> tuple[nn.Module, Any]:
+    """The model and the example of its input that such a function returns."""
+    made = called("--model", place)
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        raise ReplearnError(
+            f"--model {place}: the function has to return the fresh model and an example of its input, as "
+            "`return model, torch.randn(2, 3, 224, 224)`."
+        )
+    return made

@@ -18,9 +18,6 @@ def analyze(
     first: flags.First = None,
     targets: flags.Targets = None,
     operator: flags.Operator = None,
-    fit: Annotated[
-        bool, typer.Option("--fit/--start", help="Operators fitted to the blocks, or with starting values.")
-    ] = True,
     intervals: Annotated[
         list[str] | None, flags.several(help="Intervals of the trade-off curve, 2-4,6,8 if not given; or none.")
     ] = None,
@@ -32,7 +29,6 @@ def analyze(
         int,
         typer.Option(min=0, help="Steps of plain SGD from fresh weights, to measure the convergence bounds."),
     ] = 0,
-    lr: Annotated[float, typer.Option(help="Learning rate of these steps.")] = 0.005,
     seed: flags.Seed = 0,
     device: flags.Device = "auto",
     data_root: flags.DataRoot = None,
@@ -50,11 +46,8 @@ def analyze(
     Examples:
 
     * `replearn train t1_resnet32 --method e2e --epochs 40`
-
     * `replearn analyze runs/t1_resnet32/cifar10/e2e/seed-0 --operator basic:correction=full`
-
     * `replearn analyze runs/t1_vit_tiny8/cifar10/e2e/seed-0 --first 2 --samples 500 --device cuda`
-
     * `replearn analyze runs/demo/digits/e2e/seed-0 --first 2 --convergence 400`
     """
     import torch
@@ -85,7 +78,6 @@ def analyze(
         forward=trained.forward,
         loss=trained.loss,
         score=trained.hits,
-        fit=fit,
         gradients=gradients,
         intervals=wanted,
         first=first,
@@ -101,7 +93,7 @@ def analyze(
             whole,
             loss=trained.loss,
             forward=trained.forward,
-            lr=lr,
+            lr=0.005,
             steps=convergence,
             points=min(20, convergence),
             seed=seed,

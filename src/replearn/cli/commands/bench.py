@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import ReplearnError
 from .. import flags
-from ..bench_inference import inference
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +48,6 @@ def steps(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch.")] = None,
     size: flags.Size = None,
-    gpu: flags.Gpu = None,
-    probe: flags.Probe = False,
     rounds: Rounds = 10,
     inner: Inner = 3,
     builds: Annotated[
@@ -62,95 +57,100 @@ def steps(
     out: flags.Record = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Time training steps: E2E, removal, RepL, RepL with its weights given or frozen.
-
-    Predicted time, memory and FLOPs stand beside what is measured.
+    """Time training steps: E2E, removal, RepL, and further operators and methods.
 
     Examples:
 
     * `replearn bench steps`
-
     * `replearn bench steps resnet32 --backend bf16,captured -o bench.json`
-
     * `replearn bench steps resnet32 --backend captured --builds 3`
-
     * `replearn bench steps resnet152 --operator bottleneck --method checkpointing --method stochastic_depth`
-
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
     from ...experiments.bench.cases import SMALL_SUITE, SUITE, candidates
-    from ...experiments.bench.promised import machine_for
-    from ...experiments.bench.record import new_record
-    from ...experiments.bench.steps import ABOUT
-    from ...experiments.bench.tables import LEGEND, training_table
-    from ...experiments.bench.training import compare_steps
+    from ...experiments.bench.record import LEGEND, new_record, record_json, training_table
+    from ...experiments.bench.steps import compare_steps
     from ...experiments.training.fit import device_named
     from ...operators._base.options import options_named
 
-    flags.one_machine(gpu, probe)
     where = device_named(device)
-    machine = machine_for(where, gpu, probe)
     cases = [case_of(name, interval, first, batch_size, size, where) for name in models or []]
     cases = cases or list(SUITE if where.type == "cuda" else SMALL_SUITE)
     backends = backend or ["tf32", "bf16", *(["captured"] if where.type == "cuda" else [])]
-    for name in backends:
-        if name not in ABOUT:
-            raise ReplearnError(f"--backend {name}: there are {', '.join(ABOUT)}.")
     extra = tuple(map(options_named, operator or []))
-    record = new_record(command(), where, rounds, inner, builds=builds)
+    often = {"rounds": rounds, "inner": inner, "builds": builds}
+    record = new_record(command(), where, **often, training=[])
     for case in cases:
         for name in backends:
             sides = candidates(case, extra=extra, methods=method or ())
             chosen: Backend = name  # type: ignore[assignment]
-            often = {"rounds": rounds, "inner": inner, "builds": builds}
-            found = compare_steps(case, chosen, where, sides=sides, **often, machine=machine, say=say)
-            record = replace(record, training=(*record.training, found))
-            if out is not None:
-                record.write(out)  # after each: an hour's measurements are not lost with the last
+            found = compare_steps(case, chosen, where, sides=sides, **often, say=say)
+            record["training"].append(found)
+            record_json(record, out)  # after each: an hour's measurements are not lost with the last
             if not as_json:
                 typer.echo(training_table(found) + "\n\n")
-    typer.echo(record.to_json() if as_json else LEGEND)
+    typer.echo(record_json(record, None) if as_json else LEGEND)
 
 
 @app.command()
-def epochs(
-    recipe: flags.RecipeName,
-    methods: flags.Methods = None,
-    data: flags.Data = None,
-    together: Annotated[int, typer.Option(min=0, help="Also time this many seeds of the first row at once.")] = 0,
-    rounds: Rounds = 5,
+def inference(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Models; resnet34, resnet101 and vit_small_16 if not given.")
+    ] = None,
+    batch_size: Annotated[list[str] | None, flags.several(help="Images in a batch; 1,32,64 if not given.")] = None,
+    backend: Annotated[
+        list[str] | None,
+        flags.several(
+            help="fp32, amp, channels_last, channels_last+compile, graph, channels_last+graph, amp+graph (these "
+            "are the default), channels_last+compile+graph, amp+compile, amp+compile+graph; with "
+            "convolutions fused by cuDNN: channels_last+fuse, channels_last+fuse+graph, amp+fuse, amp+fuse+graph."
+        ),
+    ] = None,
+    size: Annotated[int, typer.Option(min=4, help="Side length of the images.")] = 224,
+    first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
+    rounds: Annotated[int, typer.Option(min=2, help="How often each side is timed.")] = 20,
+    compile_all: Annotated[
+        bool, typer.Option("--compile-all", help="Compile every model at every batch size; minutes.")
+    ] = False,
     device: flags.Device = "auto",
-    settings: flags.Settings = None,
-    data_root: flags.DataRoot = None,
     out: flags.Record = None,
-    as_json: flags.Json = False,
 ) -> None:
-    """Time whole training epochs of a recipe's rows in turns: data, augmentation, loss and optimizer included.
+    """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
+
+    Medians with synchronisation, in turns. BatchNorms are folded on the E2E side too.
 
     Examples:
 
-    * `replearn bench epochs demo`
-
-    * `replearn bench epochs t1_resnet32 --set precision=bfloat16 --set channels_last=true --together 4`
+    * `replearn bench inference -o inference.json`
+    * `replearn bench inference resnet34 --batch-size 1 --backend fp32,graph,amp+graph`
+    * `replearn bench inference cifar_resnet:20:16 --device cpu --size 32 --batch-size 1,4 --backend fp32`
     """
-    from ...experiments.bench.epochs import compare_epochs
-    from ...experiments.bench.record import new_record
-    from ...experiments.bench.tables import epochs_table
-    from ...experiments.training.fit import device_named
-    from ...planning.serialization import encode
-    from ..runs import data_of, resolved, spec_of, variants_named
+    import torch
 
+    from ...experiments.bench.inference import HEADER, HEADING, MODELS, Setting, line_of, measure
+    from ...experiments.bench.inference_sides import DEFAULT
+    from ...experiments.bench.record import record_json
+    from ...experiments.training.fit import device_named
+
+    names = tuple(models or MODELS)
+    sizes = tuple(flags.whole_numbers("--batch-size", batch_size or ["1", "32", "64"], least=1))
+    setting = Setting(
+        models=names,
+        batches=sizes,
+        backends=tuple(backend or DEFAULT),
+        compiled=tuple((name, batch) for name in names for batch in sizes) if compile_all else Setting.compiled,
+        size=size,
+        first=first,
+        rounds=rounds,
+    )
     where = device_named(device)
-    chosen = resolved(recipe, None, settings or [])
-    on = data_of(chosen, data)
-    specs = [spec_of(chosen, row, on, 0, None, data_root) for row in variants_named(chosen, methods)]
-    rows = compare_epochs(specs, where, rounds=rounds, together=together)
-    title = f"{chosen.name}: {chosen.model} on {on}, batch {chosen.batch_size}"
-    entry = {"title": title, "recipe": encode(chosen), "data": on, "rows": encode(rows)}
-    record = new_record(command(), where, rounds, 1, epochs=(entry,))
+    if where.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+    typer.echo(f"{HEADING}\n{HEADER}")
+    about = {"command": command()}
+    measure(setting, where, lambda row: typer.echo(line_of(row)), lambda found: record_json(about | found, out))
     if out is not None:
-        record.write(out)
-    typer.echo(record.to_json() if as_json else epochs_table(title, rows))
+        typer.echo(out)
 
 
 def case_of(
@@ -183,6 +183,3 @@ def command() -> str:
     from ...experiments.training.results import command_line
 
     return command_line(sys.argv[1:])
-
-
-app.command()(inference)

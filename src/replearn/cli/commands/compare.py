@@ -60,18 +60,13 @@ def compare(
     Examples:
 
     * `replearn compare demo`
-
     * `replearn compare t1_resnet32 --data cifar10 --methods e2e,removal,repl --seeds 0-4`
-
     * `replearn compare t1_resnet32 --seeds 0-9 --together 10`
-
     * `replearn compare tab_finetune_vit --pretrained vit_small.safetensors --equal-time`
-
     * `replearn compare t1_resnet32 t1_vit_tiny8 --data cifar10 --seeds 0-4 --into cifar10.jsonl`
-
     * `replearn compare --from runs/t1_resnet32 --json`
     """
-    from ...experiments.report.overview import draw
+    from ...experiments.report.figures import draw
     from ...experiments.training.comparable import at_equal_time
     from ...experiments.training.compare import compare as compare_results
     from ...experiments.training.packed import Kept
@@ -91,7 +86,9 @@ def compare(
         comparisons = compare_results(results)
         show(comparisons, as_json)
         if picture is not None and str(picture) != "none":
-            draw(only(comparisons, "a picture"), picture)
+            if len(comparisons) > 1:
+                raise ReplearnError("--picture is of one comparison: name the folder of one with --from.")
+            draw(comparisons[0], picture)
         return
     if picture is not None and len(names) > 1:
         raise ReplearnError("--picture is of one recipe: name one, or leave it out.")
@@ -159,7 +156,7 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     """The comparison beside its runs: as text, as JSON and as a picture."""
     from ...experiments.report.collecting import Reader
     from ...experiments.report.examples import example_sheet
-    from ...experiments.report.overview import draw
+    from ...experiments.report.figures import draw
     from ...experiments.training.comparison_table import comparison_table
     from ...experiments.training.results import write_atomically
 
@@ -175,12 +172,3 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
         return
     drawn = draw(comparison, picture or folder / "comparison.svg")
     typer.echo(f"The picture is {drawn}.", err=True)
-
-
-def only(comparisons: Sequence[Comparison], what: str) -> Comparison:
-    if len(comparisons) > 1:
-        names = ", ".join(f"{comparison.recipe} on {comparison.data}" for comparison in comparisons)
-        raise ReplearnError(
-            f"There are several comparisons ({names}); for {what} name the folder of one with --from."
-        )
-    return comparisons[0]

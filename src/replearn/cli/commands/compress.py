@@ -58,13 +58,9 @@ def compress(
     Examples:
 
     * `replearn compress runs/t1_resnet32/cifar10/e2e/seed-0 --budget "latency<=75%" --heal 1 -o out`
-
     * `replearn compress hf:my_llama --data text.txt --budget blocks=4 --form removal -o out`
-
     * `replearn compress torchvision:resnet50 --data images --budget "flops<=80%" -o out`
-
     * `replearn compress timm:resnet50 --pretrained mine.safetensors --data images --budget blocks=3 -o out`
-
     * `replearn compress my_models.py:trained --data cifar10 --budget blocks=12 --format onnx -o out`
 
     FUNCTION returns the trained model and an example of its input; that of --data returns batches.
@@ -79,9 +75,9 @@ def compress(
     from ..compress_model import subject_of
     from ..compress_output import said, written
 
-    flagged("--budget", budget, lambda: read_budget(budget))
+    read_budget(budget)  # what is wrong is told before anything is loaded
     if heal is not None:
-        flagged("--heal", heal, lambda: read_heal(heal))
+        read_heal(heal)
     if form not in ("auto", *FORMS):
         raise ReplearnError(f"--form {form}: write auto or one of {', '.join(FORMS)}.")
     wanted = formats or []
@@ -91,41 +87,23 @@ def compress(
     if out.exists() and not out.is_dir():
         raise ReplearnError(f"--out {out} is a file: name a folder.")
     subject = subject_of(model, pretrained, num_classes, size, device_named(device), data_root)
-    found = samples_of(data, subject, samples, batch_size, length, data_root)
-    batches = list(found.batches)
+    given, accuracy = samples_of(data, subject, samples, batch_size, length, data_root)
+    batches = list(given)
     with said() as progress:
-        small = flagged(
-            "--budget",
-            budget,
-            lambda: compress_model(
-                subject.model,
-                batches,
-                budget=budget,
-                form=cast(Any, form),
-                realign=realign,
-                heal=heal,
-                samples=samples,
-                progress=progress,
-            ),
+        small = compress_model(
+            subject.model,
+            batches,
+            budget=budget,
+            form=cast(Any, form),
+            realign=realign,
+            heal=heal,
+            samples=samples,
+            progress=progress,
         )
         # everything that was measured is written first, so that a refused format loses nothing
         out.mkdir(parents=True, exist_ok=True)
         table, lines = written(
-            small, subject, batches, out, wanted, plain(batches[0], None), found.accuracy if drawn else None,
+            small, subject, batches, out, wanted, plain(batches[0], None), accuracy if drawn else None,
             picture=picture if drawn else False, samples=samples, progress=progress,
         )  # fmt: skip
     typer.echo(table if as_json else "\n".join([str(small), "", *lines]))
-
-
-def flagged(flag: str, value: str, call: Any) -> Any:
-    """Call; an error about the budget or the healing names the flag."""
-    try:
-        return call()
-    except ReplearnError as error:
-        text = str(error)
-        name = flag.removeprefix("--")
-        if text.startswith(f"{name}={value!r}"):
-            text = text.removeprefix(f"{name}={value!r}").lstrip(": ")
-        elif "can't meet" not in text:
-            raise
-        raise ReplearnError(f"{flag} {value}: {text}") from error

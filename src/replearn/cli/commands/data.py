@@ -22,9 +22,7 @@ def listing(context: typer.Context, data_root: flags.DataRoot = None) -> None:
     Examples:
 
     * `replearn data`
-
     * `replearn data check cifar10`
-
     * `replearn data download svhn --data-root ~/data`
     """
     from ...experiments.training import data as room

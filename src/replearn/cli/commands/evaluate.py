@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import ReplearnError
 from .. import flags
+
+if TYPE_CHECKING:
+    from ...experiments.training.trained import Trained
 
 
 def evaluate(
@@ -38,7 +42,6 @@ def evaluate(
     Examples:
 
     * `replearn evaluate runs/t2_resnet34/imagenet/repl/seed-0 --int8 --compile`
-
     * `replearn evaluate runs/bccd_retinanet/bccd/repl/seed-0/predictions.json --annotations instances_test.json`
     """
     if source.is_dir():
@@ -54,11 +57,10 @@ def evaluate(
 def evaluate_run(run: Path, int8: bool, samples: int, compile: bool, root: Path | None, as_json: bool) -> None:
     import torch
 
-    from ...experiments.bench.inference_int8 import int8_measures
     from ...experiments.training.trained import read_trained
 
     trained = read_trained(run, torch.device("cpu"), root)
-    found = int8_measures(trained, int8=int8, images=samples, compile=compile)
+    found = measures_of(trained, int8=int8, images=samples, compile=compile)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -66,6 +68,31 @@ def evaluate_run(run: Path, int8: bool, samples: int, compile: bool, root: Path 
     for side, measures in found["measures"].items():
         numbers = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in measures.items())
         typer.echo(f"{side:8s} {numbers}")
+
+
+def measures_of(run: Trained, *, int8: bool, images: int, compile: bool = False) -> dict[str, Any]:
+    """The test metrics of a run's model, deployed, in float32, and in INT8 calibrated on training images."""
+    import torch
+
+    from ...deployment.deploy import deploy
+    from ...deployment.quantizing import quantize
+    from ...fast.inference import streamline
+    from ...surgery.plan_metadata import attached_plan
+
+    model = run.model
+    plain = deploy(model) if attached_plan(model) is not None else streamline(model)
+    sides = {"float32": plain}
+    found: dict[str, Any] = {"run": run.name}
+    if int8:
+        calibration = [x for x, _ in run.train_batches(images, 64)]
+        sides["int8"], found["int8"] = quantize(plain, calibration)
+        found["calibration_images"] = sum(map(len, calibration))
+    found["measures"] = {}
+    for name, side in sides.items():
+        made: Any = torch.compile(side) if compile else side
+        with torch.no_grad():
+            found["measures"][name] = run.task.evaluate(made, nullcontext())
+    return found
 
 
 def evaluate_results(results: Path, annotations: Path, as_json: bool) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from runpy import run_path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
 from ...errors import ReplearnError
 from .. import flags
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def export(
@@ -30,11 +26,6 @@ def export(
     ] = None,
     num_classes: flags.NumClasses = None,
     size: flags.Size = None,
-    fold: Annotated[str, typer.Option(help="Fold BatchNorms of 'all' blocks, or of 'operators'.")] = "all",
-    merge: Annotated[
-        bool,
-        typer.Option("--merge", help="Take each operator's sum x + Wx into its weight; fastest, not for INT8."),
-    ] = False,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Fix the batch size.")] = False,
 ) -> None:
     """Deploy a trained model and write it as weights, as a torch.export archive or as ONNX.
@@ -44,9 +35,7 @@ def export(
     Examples:
 
     * `replearn export runs/t1_resnet32/RepL -o resnet32.onnx`
-
     * `replearn export run.safetensors --model torchvision:resnet50 -o resnet50.pt2`
-
     * `replearn export lm.safetensors --model my_models.py:make_gpt2 -o gpt2.onnx`
 
     FUNCTION returns the fresh, unreplaced model and an example of its input.
@@ -56,12 +45,11 @@ def export(
     from ...deployment.deploy import deploy
     from ...deployment.exporting import export as write
     from ...deployment.exporting import format_of
-    from ...deployment.merge import find_merges
     from ...experiments.training.architectures import architecture
     from ...experiments.training.trained import filled, read_trained
     from ...fast.inference import streamline
     from ...surgery.plan_metadata import attached_plan
-    from ..subjects import is_small
+    from ..subjects import built_by, is_small
 
     format_of(out, to)  # a wrong name is told before anything is loaded
     if not source.exists():
@@ -82,35 +70,5 @@ def export(
             fresh = architecture(model, num_classes=num_classes or (10 if is_small(model) else 1000), size=side)
             example = torch.randn(2, 3, side, side)
         trained = filled(fresh, source)
-    replaced = attached_plan(trained) is not None
-    if merge and not replaced:
-        raise ReplearnError(f"--merge: {source} holds a model without operators, so there is no sum to merge.")
-    if fold != "all" and not replaced:
-        raise ReplearnError(
-            f"--fold {fold}: {source} holds a model without operators, whose BatchNorms are all folded."
-        )
-    plain = (
-        deploy(trained, example, fold=cast(Any, fold), merge=merge) if replaced else streamline(trained, example)
-    )
-    for found in find_merges(trained) if merge else ():
-        typer.echo(f"merge: {found}")
+    plain = deploy(trained, example) if attached_plan(trained) is not None else streamline(trained, example)
     typer.echo(str(write(plain, out, example, to=to, dynamic_batch=not fixed_batch)))
-
-
-def built_by(place: str) -> tuple[nn.Module, Any]:
-    """The model and the example that a function in a file of the user's own returns: FILE.py:FUNCTION."""
-    from torch import nn
-
-    file, _, name = place.rpartition(":")
-    try:
-        made = run_path(file)[name]()
-    except (OSError, KeyError) as error:
-        raise ReplearnError(
-            f"--model {place}: there is no such file or no function {name!r} in it ({error})."
-        ) from error
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
-        raise ReplearnError(
-            f"--model {place}: the function has to return the fresh model and an example of its input, as "
-            "`return model, torch.randn(2, 3, 224, 224)`."
-        )
-    return made

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ...costs import Promise
-    from ...planning.data import Plan
-
 
 def plan(
     model: Annotated[
@@ -47,7 +44,6 @@ def plan(
     length: flags.Length = 128,
     precision: Annotated[str, typer.Option(help="float32, tf32, bfloat16 or float16.")] = "float32",
     optimizer: Annotated[str, typer.Option(help="adamw, sgd_momentum, sgd, lion, ...")] = "adamw",
-    promise: Annotated[Path | None, typer.Option(help="Write the predicted costs to this file, as JSON.")] = None,
     as_json: flags.Json = False,
 ) -> None:
     """Show which blocks of a model would be replaced, by what, and what it saves.
@@ -60,17 +56,11 @@ def plan(
     Examples:
 
     * `replearn plan resnet110`
-
     * `replearn plan vit_small_16 --first 2 --gpu H200 --precision bfloat16`
-
     * `replearn plan torchvision:resnet50 --first 2 --operator reduced_bottleneck`
-
     * `replearn plan resnet34 --budget "memory<=85%" --batch-size 256`
-
     * `replearn plan timm:convnext_tiny --fraction 0.2 --json`
-
     * `replearn plan hf:gpt2 --first 2 --length 1024 --batch-size 8 --precision bfloat16 --gpu A100`
-
     * `replearn plan --run runs/t1_resnet32/cifar10/e2e/seed-0 --budget "time<=85%" --score error --gpu H200`
     """
     from ...costs import estimate, named_machine
@@ -79,7 +69,8 @@ def plan(
     from ...operators._base.options import options_named
     from ...planning.planner import plan as plan_model
 
-    flags.one_machine(gpu, probe)
+    if gpu is not None and probe:
+        raise ReplearnError("--gpu names a machine and --probe measures this one: give one of them.")
     machine = named_machine(gpu) if gpu is not None else probe_machine() if probe else None
     options = None if operator is None else options_named(operator)
     terms: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "machine": machine}
@@ -101,20 +92,19 @@ def plan(
                 f"--budget {budget} needs to know the machine: give --gpu H100, or --probe on the machine itself."
             )
         placement = place(network, budget, example, score=score, data=data, operator=options, **terms)
-        show(placement.plan, placement.promise, str(placement), promise, as_json)
+        typer.echo(placement.plan.to_json() if as_json else f"{placement.plan}\n\n{placement}")
         return
     found = plan_model(network, interval, first, fraction=fraction, targets=targets, operator=options)
-    if as_json and promise is None:
+    if as_json:
         typer.echo(found.to_json())
         return
     try:
-        costs = estimate(network, example, found, **terms)
+        costs = str(estimate(network, example, found, **terms))
     except ReplearnError as error:
-        if machine is not None or promise is not None or terms != {**DEFAULTS, "machine": None}:
+        if terms != {"optimizer": "adamw", "precision": "float32", "machine": None}:
             raise
-        typer.echo(f"{found}\n\nnote     its costs can't be predicted: {error}")
-        return
-    show(found, costs, str(costs), promise, as_json)
+        costs = f"note     its costs can't be predicted: {error}"
+    typer.echo(f"{found}\n\n{costs}")
 
 
 def subject_of(
@@ -134,11 +124,8 @@ def subject_of(
     if (model is None) == (run is None):
         raise ReplearnError("Name a model, as `replearn plan resnet110`, or a run with --run FOLDER: one of them.")
     if run is None:
-        for flag, value, default in (
-            ("--device", device, "auto"),
-            ("--samples", samples, 500),
-            ("--data-root", root, None),
-        ):
+        given = (("--device", device, "auto"), ("--samples", samples, 500), ("--data-root", root, None))
+        for flag, value, default in given:
             if value != default:
                 raise ReplearnError(
                     f"{flag} {value}: a named model is planned from shapes alone, without a device or data. "
@@ -152,12 +139,3 @@ def subject_of(
     data = [inputs for inputs, _ in trained.train_batches(samples, max(1, min(100, samples // 5)))]
     example = torch.empty(batch, *data[0].shape[1:], dtype=data[0].dtype, device="meta")
     return trained.model, example, data
-
-
-DEFAULTS = {"optimizer": "adamw", "precision": "float32"}
-
-
-def show(plan: Plan, costs: Promise, text: str, file: Path | None, as_json: bool) -> None:
-    if file is not None:
-        file.write_text(costs.to_json(), encoding="utf-8")
-    typer.echo(plan.to_json() if as_json else f"{plan}\n\n{text}")

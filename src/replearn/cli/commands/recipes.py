@@ -18,7 +18,6 @@ def listing(context: typer.Context) -> None:
     Examples:
 
     * `replearn recipes`
-
     * `replearn recipes show t1_resnet32`
     """
     from ...experiments import recipes

@@ -20,17 +20,16 @@ def report(
 ) -> None:
     """Write one self-contained HTML page from all results below a folder.
 
-    Tables with intervals and verdicts, the paper's numbers beside ours, curves, costs, plans, and how
-    to make each row again. Files that can't be read are named on the page.
+    Tables with intervals and verdicts, the paper's numbers beside ours, curves, costs, plans, and
+    the commands that trained the runs. Files that can't be read are named on the page.
 
     Examples:
 
     * `replearn report runs/ -o report.html`
-
     * `replearn report benchmarks/results --no-figures`
     """
-    from ...experiments.report.building import build_report
     from ...experiments.report.markup import counted
+    from ...experiments.report.page import build_report
 
     made = build_report(folder, out, title=title, figures=figures)
     runs, sections = counted(len(made.collection.runs), "run"), counted(len(made.sections), "comparison")

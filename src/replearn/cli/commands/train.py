@@ -40,13 +40,9 @@ def train(
     Examples:
 
     * `replearn train demo`
-
     * `replearn train t1_resnet32 --method e2e --data svhn --seed 1`
-
     * `replearn train t1_resnet32 --epochs 50 --set optimizer.lr=0.4 --out runs/half-rate`
-
     * `replearn train tab_finetune_vit --pretrained vit_small.safetensors`
-
     * `torchrun --nproc_per_node 4 -m replearn train t2_resnet34 --method repl-first-2`
     """
     from ...experiments.training.fit import fit  # seconds to import, which help and errors need not wait for

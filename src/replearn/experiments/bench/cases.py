@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from ...fast.synthesis.ahead import made_for, readers_in
 from ...operators import ReducedBottleneck, Removal
-from ...operators._base.mixture import HandOut, Made
 from ...operators._base.options import Options
 from ...planning.planner import plan
 from ...surgery.replace import replace_
@@ -21,7 +19,6 @@ from ..training.methods import Method, Setting, method_for
 from ..training.recipe import Optimizer, Variant
 
 E2E, REMOVAL, REPL = "E2E", "removal", "RepL"
-LEAVES, FROZEN = "RepL, weights given", "RepL, weights frozen"
 SGD = Optimizer(name="sgd", lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
 ADAMW = Optimizer(name="adamw", lr=1e-3, weight_decay=0.05)
 
@@ -88,14 +85,11 @@ class Candidate:
 
 
 def candidates(case: Case, *, extra: Sequence[Options] = (), methods: Sequence[str] = ()) -> list[Candidate]:
-    """E2E, removal, RepL, RepL with weights given and frozen, further operators and methods."""
-    build: Callable[..., nn.Module] = partial(replaced, case, case.operator)
+    """E2E, removal, RepL, further operators and methods."""
     sides = [
         Candidate(label=E2E, build=case.build),
         Candidate(label=REMOVAL, build=partial(replaced, case, Removal())),
-        Candidate(label=REPL, build=build),
-        Candidate(label=LEAVES, build=build, around=partial(Given, learn=True)),
-        Candidate(label=FROZEN, build=build, around=partial(Given, learn=False)),
+        Candidate(label=REPL, build=partial(replaced, case, case.operator)),
     ]
     for options in extra:
         sides.append(Candidate(label=f"{REPL}, {options.label()}", build=partial(replaced, case, options)))
@@ -110,27 +104,3 @@ def candidates(case: Case, *, extra: Sequence[Options] = (), methods: Sequence[s
 def replaced(case: Case, operator: Options | None) -> nn.Module:
     model = case.build()
     return replace_(model, plan(model, case.interval, case.first, operator=operator))
-
-
-class Given:
-    """The operators' weights, made once instead of for every step: RepL against them is what synthesis costs.
-
-    As constants nothing learns from them; as leaves they have a gradient.
-    """
-
-    def __init__(self, model: nn.Module, *, learn: bool) -> None:
-        self._model, self._learn = model, learn
-        self._made: dict[int, Made] | None = None
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        if self._made is None:  # not before: the first forward pass knows in which precision
-            made = made_for(readers_in(self._model))
-            self._made = {
-                owner: {name: weight.detach().clone().requires_grad_(self._learn) for name, weight in own.items()}
-                for owner, own in made.items()
-            }
-        for weight in (weight for own in self._made.values() for weight in own.values()):
-            weight.grad = None
-        with HandOut(self._made):
-            yield

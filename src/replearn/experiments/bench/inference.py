@@ -14,14 +14,22 @@ from ...costs.precision import convolves_in_tf32, matmul_precision
 from ...errors import ReplearnError
 from ...fast.graphs.replay import Replayed
 from ...fast.verify import compare, exact, tensors_in
+from ..training.paper import paper_tables
 from ..training.results import hardware_of, versions_of
 from ..training.step import many_graphs
-from . import inference_paper as paper
 from .inference_sides import BACKENDS, DEFAULT, DEPLOYED, DYNAMIC, E2E, Sides, has, make_sides, runner
 from .timing import Timing, interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
 MODELS = ("resnet34", "resnet101", "vit_small_16")
+# the paper's two tables: of an A100-80GB, synthetic images of 224x224, synchronised medians
+PAPER_DYNAMIC, PAPER_E2E = "tab:dynamic_vs_deploy", "tab:bp_vs_repl_deploy"
+PAPER_MODELS = {"ResNet34": "resnet34", "ResNet-34": "resnet34", "ResNet101": "resnet101"}
+PAPER_MODELS |= {"ViT-S": "vit_small_16", "ViT-S/16": "vit_small_16"}
+PAPER_BACKENDS = {"RepL": "fp32", "RepL + AMP": "amp", "FP32": "fp32", "AMP": "amp"}
+PAPER_BACKENDS |= {"channels-last": "channels_last", "channels-last + compile": "channels_last+compile"}
+# the second table does not print its batch sizes; its deployed column is the first table's at these
+PAPER_BATCHES = {"resnet34": 64, "vit_small_16": 64, "resnet101": 32}
 LEAD = 1  # runs before each that is timed: a model that is served has run just before
 HEADING = (
     "E2E and RepL deployed: flat graphs, BatchNorms folded, under amp weights cast once; RepL deployed: its "
@@ -61,7 +69,7 @@ def measure(
     setting: Setting,
     device: torch.device,
     told: Callable[[dict[str, Any]], None],
-    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+    keep: Callable[[dict[str, Any]], object] = lambda found: None,
 ) -> dict[str, Any]:
     """Every cell of the setting; `told` hears of each row as it is measured, and `keep` gets all there is then.
 
@@ -69,8 +77,6 @@ def measure(
     """
     if unknown := [backend for backend in setting.backends if backend not in BACKENDS]:
         raise ReplearnError(f"There is no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}.")
-    if not setting.models or not setting.batches or min(setting.batches) < 1:
-        raise ReplearnError("Give at least one model and one batch size of 1 or more.")
     cells = list(setting.cells(device))
     if not cells:
         compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)
@@ -134,7 +140,7 @@ def row_of(
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED])) for kind in kinds[:-1]
         },
         "output_difference": difference,
-        "paper": paper.printed(model, batch, backend),
+        "paper": printed(model, batch, backend),
     }
 
 
@@ -155,12 +161,28 @@ def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, bac
     return found
 
 
+def printed(model: str, batch: int, backend: str) -> dict[str, dict[str, float]]:
+    """The paper's milliseconds of one setting by table; `base` is dynamic RepL, or BP.
+
+    >>> printed("resnet34", 64, "fp32")["tab:bp_vs_repl_deploy"]["speedup"]
+    1.264
+    """
+    found = {}
+    for table, base in ((PAPER_DYNAMIC, "dynamic"), (PAPER_E2E, "bp")):
+        for row in paper_tables()[table].rows:
+            name = PAPER_MODELS[row["backbone"]]
+            setting = (name, row.get("batch", PAPER_BATCHES[name]), PAPER_BACKENDS[row["method"]])
+            if setting == (model, batch, backend):
+                found[table] = {"base": row[base], "deployed": row["deploy"], "speedup": row["speedup"]}
+    return found
+
+
 def line_of(row: dict[str, Any]) -> str:
     """One cell in a line: milliseconds, and the ratios with the paper's in brackets."""
     times, told = row["milliseconds"], []
     kinds = (E2E, DYNAMIC, DEPLOYED)
     shown = "  ".join(f"{times[kind]['median']:8.3f}" if kind in times else " " * 8 for kind in kinds)
-    for label, slow, table in (("dynamic", DYNAMIC, paper.DYNAMIC), ("E2E", E2E, paper.BASELINE)):
+    for label, slow, table in (("dynamic", DYNAMIC, PAPER_DYNAMIC), ("E2E", E2E, PAPER_E2E)):
         if gain := row["speedup"].get(f"{DEPLOYED} against {slow}"):
             theirs = row["paper"].get(table)
             printed = f" [paper {theirs['speedup']:.3f}]" if theirs else ""

@@ -1,4 +1,4 @@
-"""What a benchmark found, as data: rows with ratios to E2E in the same run, and how they were measured."""
+"""What a benchmark found: rows with ratios to E2E in the same run, how they were measured, and as text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...costs import Machine
-from ...errors import ReplearnError
+import torch
+
 from ...planning.serialization import encode
+from ...planning.table import text_table
+from ..training.comparison_table import ratio
 from ..training.results import hardware_of, now, versions_of, write_atomically
-from .promised import Promised
 from .timing import Ratio, Timing
 
 FORMAT = "replearn-bench-1"
+LEGEND = """\
+time and memory are ratios to E2E in the same run, medians over rounds (of all builds) with quartiles in brackets
+eta: the operators' FLOPs over the removed blocks'
+yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +32,6 @@ class Row:
     memory_ratio: float | None
     parameters: int
     flops: int  # of a forward pass on one image
-    promised: Promised | None = None  # what the cost model predicted; None in older files, and for some sides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,38 +44,36 @@ class Comparison:
     rows: tuple[Row, ...]
     eta: float  # the operators' FLOPs over the removed blocks'
     yield_: float | None  # of the saving that arithmetic allows, the share that was reached
-    synthesis: Ratio | None  # RepL over RepL with its weights given
-    frozen: Ratio | None  # RepL over RepL with its weights frozen as constants
     notes: tuple[str, ...] = ()
-    machine: Machine | None = None  # that the predicted times are for
-
-    def row(self, label: str) -> Row:
-        found = next((row for row in self.rows if row.label == label), None)
-        if found is None:
-            raise ReplearnError(f"{self.title} on {self.backend} has no row {label!r}.")
-        return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    command: str
-    rounds: int
-    inner: int
-    hardware: Mapping[str, Any]
-    versions: Mapping[str, str]
-    started: str
-    training: tuple[Comparison, ...] = ()
-    epochs: tuple[Mapping[str, Any], ...] = ()
-    builds: int = 1  # of every candidate, each of which is timed for all the rounds
-
-    def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **encode(self)}, indent=1)
-
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, self.to_json() + "\n")
+def new_record(command: str, device: torch.device, **found: Any) -> dict[str, Any]:
+    about = {"format": FORMAT, "command": command, "started": now()}
+    return about | {"hardware": hardware_of(device), "versions": versions_of(), **found}
 
 
-def new_record(command: str, device: Any, rounds: int, inner: int, **found: Any) -> Record:
-    about: dict[str, Any] = {"hardware": hardware_of(device), "versions": versions_of(), "started": now()}
-    return Record(command=command, rounds=rounds, inner=inner, **about, **found)
+def record_json(record: Mapping[str, Any], out: Path | None) -> str:
+    """The record as JSON, which is also written to a file if there is to be one."""
+    text = json.dumps(encode(record), indent=1)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text + "\n")
+    return text
+
+
+def training_table(comparison: Comparison) -> str:
+    """One case on one backend as text."""
+    head = ("candidate", "ms a step", "time", "memory", "of E2E", "parameters")
+    rows = []
+    for row in comparison.rows:
+        memory = (gibibytes(row.memory), ratio(row.memory_ratio))
+        rows.append((row.label, f"{row.timing.median:.2f}", str(row.time), *memory, f"{row.parameters:,}"))
+    lines = [f"{comparison.title}; {comparison.backend}", "", *text_table(head, rows, right=(1, 3, 4, 5))]
+    facts = [f"eta {comparison.eta:.3f}"]
+    if comparison.yield_ is not None:
+        facts.append(f"yield {comparison.yield_:.2f}")
+    return "\n".join([*lines, "", ", ".join(facts), *(f"note: {note}" for note in comparison.notes)])
+
+
+def gibibytes(memory: int | None) -> str:
+    return "" if memory is None else f"{memory / 2**30:.2f} GiB"

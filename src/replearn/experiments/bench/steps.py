@@ -1,8 +1,13 @@
-"""Training steps on fixed random batches: one candidate on one backend, ready to be timed."""
+"""Training steps on fixed random batches, side by side: build every candidate, then time them in turns.
+
+Two runs of a benchmark can differ by more than the rounds of either: what a build happens to get, as its place in
+memory, stays the same from round to round. So a careful measurement builds everything several times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Literal, get_args
 
@@ -13,18 +18,16 @@ from torch.nn.functional import cross_entropy
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...fast.graphs.capture import take_workspaces
+from ...planning.serialization import encode
 from ..training.optimizers import make_optimizer
-from ..training.run import to_channels_last_
+from ..training.run import count_flops, to_channels_last_
 from ..training.step import CapturedStep, autocast_for, many_graphs, step_body
-from .cases import Candidate, Case
+from .cases import E2E, REMOVAL, REPL, Candidate, Case, candidates
+from .record import Comparison, Row
+from .timing import Timing, interleave, ratio
 
+# all but tf32 in bfloat16 autocast and channels_last; captured and compiled steps are replayed as a CUDA graph
 Backend = Literal["tf32", "bf16", "captured", "compiled"]
-ABOUT = {
-    "tf32": "float32 with TF32 products, eager",
-    "bf16": "bfloat16 autocast, channels_last, eager",
-    "captured": "bfloat16 autocast, channels_last, the step as a CUDA graph",
-    "compiled": "bfloat16 autocast, channels_last, torch.compile, the step as a CUDA graph",
-}
 WARM_UP = 3
 
 
@@ -37,12 +40,11 @@ class TrainingStep:
     def __init__(
         self, case: Case, candidate: Candidate, backend: Backend, device: torch.device, *, accelerated: bool = True
     ) -> None:
-        self.on_gpu = device.type == "cuda"
-        if self.on_gpu:
+        if on_gpu := device.type == "cuda":
             take_workspaces(device)
-        before = torch.cuda.memory_allocated(device) if self.on_gpu else 0
+        before = torch.cuda.memory_allocated(device) if on_gpu else 0
         torch.manual_seed(0)
-        self.device, self.method, self._taken = device, candidate.method, 0
+        self.method, self._taken = candidate.method, 0
         self.model = candidate.build().to(device).train()
         self.channels_last = backend != "tf32"
         if self.channels_last:
@@ -62,11 +64,16 @@ class TrainingStep:
         self._captured: CapturedStep | None = None
         for _ in range(WARM_UP):
             self()
-        if self.on_gpu and backend in ("captured", "compiled") and candidate.capturable:
+        if on_gpu and backend in ("captured", "compiled") and candidate.capturable:
             self._captured = CapturedStep(self.body, self.model, self.optimizer, [])
             self.memory: int | None = self._captured.peak_memory - before
         else:
-            self.memory = self._measure_memory() - before if self.on_gpu else None
+            self.memory = None
+            if on_gpu:
+                torch.cuda.synchronize(device)
+                torch.cuda.reset_peak_memory_stats(device)
+                self()
+                self.memory = torch.cuda.max_memory_allocated(device) - before
 
     def __call__(self) -> None:
         if self.method is not None:
@@ -80,12 +87,6 @@ class TrainingStep:
         self.loss.copy_(loss.detach())
         return loss
 
-    def _measure_memory(self) -> int:
-        torch.cuda.synchronize(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        self()
-        return int(torch.cuda.max_memory_allocated(self.device))
-
 
 @contextmanager
 def precision_of(backend: Backend) -> Iterator[None]:
@@ -96,9 +97,85 @@ def precision_of(backend: Backend) -> Iterator[None]:
         yield
 
 
-def losses(step: TrainingStep, count: int) -> Tensor:
-    found = []
-    for _ in range(count):
-        step()
-        found.append(step.loss.clone())
-    return torch.stack(found)
+def compare_steps(
+    case: Case,
+    backend: Backend,
+    device: torch.device,
+    *,
+    sides: Sequence[Candidate] | None = None,
+    rounds: int = 10,
+    inner: int = 3,
+    builds: int = 1,
+    say: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Time the training steps of all candidates of a case on one backend, and compare them with E2E.
+
+    All are built `builds` times and timed for `rounds` each time.
+    """
+    chosen = list(candidates(case) if sides is None else sides)
+    if chosen[0].label != E2E:
+        raise ReplearnError("The first candidate is E2E, which all others are compared with.")
+    if builds < 1:
+        raise ReplearnError(f"builds={builds}: there is nothing to time unless everything is built once or more.")
+    notes: list[str] = []
+    for side in [side for side in chosen if side.method is not None]:
+        try:
+            side.build()
+        except ReplearnError as error:  # a method for other models: the rest is worth measuring
+            chosen.remove(side)
+            notes.append(str(error))
+        if not side.capturable and backend in ("captured", "compiled"):
+            notes.append(f"{side.label} takes another path each step, so it ran as it is written")
+    if backend == "captured" and device.type != "cuda":
+        notes.append("there is nothing to capture on a CPU: the step ran as it is written")
+    times: dict[str, list[float]] = {side.label: [] for side in chosen}
+    memory: dict[str, int | None] = dict.fromkeys(times)
+    parameters: dict[str, int] = {}
+    with precision_of(backend):
+        for turn in range(builds):  # in another order each time, so that each comes to lie elsewhere
+            if builds > 1:
+                say(f"{case.title}, {backend}: build {turn + 1} of {builds}")
+            start = turn % len(chosen)
+            steps: dict[str, TrainingStep] = {}
+            for side in chosen[start:] + chosen[:start]:
+                say(f"{case.title}, {backend}: building {side.label}")
+                steps[side.label] = TrainingStep(case, side, backend, device)
+            say(f"{case.title}, {backend}: timing")
+            for label, timing in interleave(steps, device, rounds=rounds, inner=inner).items():
+                times[label] += timing.milliseconds
+                parameters[label] = steps[label].parameters
+                if (most := steps[label].memory) is not None:
+                    memory[label] = max(most, memory[label] or 0)
+            del steps
+            if device.type == "cuda":
+                gc.collect()  # modules are full of cycles, and what comes next wants the memory
+                torch.cuda.empty_cache()
+    timings = {label: Timing(milliseconds=tuple(found)) for label, found in times.items()}
+    example = torch.empty(1, 3, case.size, case.size, device="meta")
+    flops = {side.label: count_flops(side.build().to("meta"), example) for side in chosen}
+    base = memory[E2E]
+    rows = tuple(
+        Row(
+            label=label,
+            timing=timing,
+            time=ratio(timing, timings[E2E]),
+            memory=memory[label],
+            memory_ratio=None if base is None else (memory[label] or 0) / base,
+            parameters=parameters[label],
+            flops=flops[label],
+        )
+        for label, timing in timings.items()
+    )
+    removed = flops[E2E] - flops[REMOVAL]
+    eta = (flops[REPL] - flops[REMOVAL]) / removed
+    allowed = (1 - ratio(timings[REMOVAL], timings[E2E]).median) * (1 - eta)
+    reached = 1 - ratio(timings[REPL], timings[E2E]).median
+    return Comparison(
+        case=encode(case),
+        title=case.title,
+        backend=backend,
+        rows=rows,
+        eta=eta,
+        yield_=reached / allowed if allowed > 0 else None,
+        notes=tuple(notes),
+    )

@@ -17,8 +17,6 @@ import torch
 from ...errors import ReplearnError
 from ...fast.graphs.capture import collector_off
 
-Body = Callable[[], object]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
@@ -46,7 +44,7 @@ class Ratio:
 
 
 def interleave(
-    bodies: Mapping[str, Body],
+    bodies: Mapping[str, Callable[[], object]],
     device: torch.device,
     *,
     rounds: int = 20,
@@ -87,7 +85,7 @@ def interleave(
     return {name: Timing(milliseconds=tuple(values)) for name, values in found.items()}
 
 
-def elapsed(body: Body, device: torch.device, inner: int) -> float:
+def elapsed(body: Callable[[], object], device: torch.device, inner: int) -> float:
     """Milliseconds that `inner` runs take together, from an idle device to an idle device."""
     if device.type != "cuda":
         return 1000 * timeit(body, number=inner)

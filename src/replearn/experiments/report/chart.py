@@ -17,6 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 14.0, 46.0
 LETTER, LINE = 7.1, 19.0  # the width of a letter and the height of a line of text
 BESIDE = 13  # of a dot plot: longer names stand on a line of their own, above their dots
 T = TypeVar("T")
+Sign = tuple[str, str, str]  # of a legend: a role, its text, and how it is drawn: dot, ring, line or dash
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,9 @@ class Frame:
     def y(self, value: float) -> float:
         inside = min(max(value, self.y0), self.y1)
         return self.top + (self.bottom - self.top) * (self.y1 - inside) / ((self.y1 - self.y0) or 1.0)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return self.x(x), self.y(y)
 
 
 def padded(values: Sequence[float], share: float = 0.12, least: float = 0.1) -> tuple[float, float]:
@@ -91,10 +95,8 @@ def y_axis(frame: Frame, title: str) -> list[str]:
     return [*marks, text(12, middle, title, "muted", "middle", upright=True)]
 
 
-def legend(
-    entries: Sequence[tuple[str, str, str]], left: float, top: float, right: float = WIDTH
-) -> tuple[list[str], float]:
-    """Roles, texts and signs (dot, ring, line, dash) in as many lines as they need, and where they end."""
+def legend(entries: Sequence[Sign], left: float, top: float, right: float = WIDTH) -> tuple[list[str], float]:
+    """The signs in as many lines as they need, and where they end."""
     marks: list[str] = []
     x, y = left, top + 13
     for role, words, sign in entries:
@@ -158,7 +160,7 @@ def dot_figure(
     title: str,
     about: str,
     x_title: str,
-    legend_of: Sequence[tuple[str, str, str]] = (),
+    legend_of: Sequence[Sign] = (),
     rule: tuple[float, str] | None = None,
     width: float = WIDTH,
 ) -> Drawing:

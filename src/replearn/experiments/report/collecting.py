@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import ReplearnError
 from ...planning.serialization import read_text
@@ -19,13 +19,16 @@ from ..training.results import FORMAT, LARGEST, Result, result_from_json
 BESIDE_RUNS = ("recipe.json", "comparison.json", "predictions.json")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunFile:
-    """One result file, by its path below the folder, and when it was written last."""
+    """One run, by the path of its file below the folder."""
 
     path: Path
     result: Result
-    changed: float
+
+    @property
+    def label(self) -> str:
+        return str(self.result.variant["label"])
 
     @property
     def group(self) -> Path:
@@ -35,18 +38,19 @@ class RunFile:
         return self.path.parents[2] if self.path.parent.name.startswith("seed-") else self.path.parent
 
 
-@dataclass(frozen=True, kw_only=True)
-class Other:
+class Other(NamedTuple):
     """A JSON file of another kind: a benchmark's measurements, say."""
 
     path: Path
     data: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unread:
+class Unread(NamedTuple):
     path: Path
     reason: str
+
+
+Found = RunFile | Other | Unread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +70,13 @@ class Reader:
     """Reads a folder again and again; a file that did not change is not parsed twice."""
 
     root: Path
-    _known: dict[Path, tuple[tuple[int, int], list[RunFile | Other | Unread]]] = field(default_factory=dict)
+    _known: dict[Path, tuple[tuple[int, int], list[Found]]] = field(default_factory=dict)
 
     def read(self) -> Collection:
         """What is there now. A file that vanishes or is half written meanwhile is named, never an error."""
         if not self.root.is_dir():
             raise ReplearnError(f"There is no folder {self.root}; write the one that the runs were trained into.")
-        found: list[RunFile | Other | Unread] = []
+        found: list[Found] = []
         known, begun = {}, []
         for path in files_below(self.root):
             if path.name == "log.jsonl" and not (path.parent / "result.json").exists():
@@ -85,7 +89,7 @@ class Reader:
                 continue  # gone since it was listed
             stamp = (about.st_mtime_ns, about.st_size)
             held = self._known.get(path)
-            entries = held[1] if held and held[0] == stamp else list(read_file(path, self.root, about))
+            entries = held[1] if held and held[0] == stamp else read_file(path, self.root)
             known[path] = (stamp, entries)
             found += entries
         self._known = known
@@ -122,41 +126,32 @@ def leads_out(path: Path, root: Path) -> bool:
     return not path.resolve().is_relative_to(root.resolve())
 
 
-def read_file(path: Path, root: Path, about: os.stat_result) -> Iterator[RunFile | Other | Unread]:
+def read_file(path: Path, root: Path) -> list[Found]:
     """The run of a result file, every run of a packed one, or a file of another kind."""
     place = path.relative_to(root)
     if leads_out(path, root):
-        yield Unread(path=place, reason="a link that leads out of the folder")
-        return
+        return [Unread(place, "a link that leads out of the folder")]
     try:
         text = read_text(path, LARGEST)
     except (OSError, UnicodeDecodeError, ReplearnError) as error:
-        yield Unread(path=place, reason=f"can't be read: {error}")
-        return
+        return [Unread(place, f"can't be read: {error}")]
     if path.suffix == ".jsonl":
-        for run in unpack(text, str(place)) if f'"{PACKED}"' in text[:200] else ():
-            if isinstance(run, Result):
-                yield RunFile(path=place, result=run, changed=about.st_mtime)
-            else:
-                yield Unread(path=place, reason=f"a damaged line: {run}")
-        return
-    yield _read_json(text, place, about.st_mtime)
-
-
-def _read_json(text: str, place: Path, changed: float) -> RunFile | Other | Unread:
+        return [
+            RunFile(place, run) if isinstance(run, Result) else Unread(place, f"a damaged line: {run}")
+            for run in (unpack(text, str(place)) if f'"{PACKED}"' in text[:200] else ())
+        ]
     if not text.strip():
-        return Unread(path=place, reason="empty: a run may be writing it just now")
+        return [Unread(place, "empty: a run may be writing it just now")]
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Unread(path=place, reason=f"not whole JSON ({error}): a run may be writing it just now")
+        return [Unread(place, f"not whole JSON ({error}): a run may be writing it just now")]
     version = data.get("format") if isinstance(data, dict) else None
     if not (isinstance(version, str) and version.startswith("replearn-result")):
-        return Other(path=place, data=data)
+        return [Other(place, data)]
     if version != FORMAT:
-        return Unread(path=place, reason=f"a result file of another version ({version}; this one reads {FORMAT})")
+        return [Unread(place, f"a result file of another version ({version}; this one reads {FORMAT})")]
     try:
-        result = result_from_json(text, str(place))
+        return [RunFile(place, result_from_json(text, str(place)))]
     except ReplearnError as error:
-        return Unread(path=place, reason=f"a damaged result file: {error}")
-    return RunFile(path=place, result=result, changed=changed)
+        return [Unread(place, f"a damaged result file: {error}")]

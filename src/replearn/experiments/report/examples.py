@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +84,3 @@ def opened(root: Path, path: Path) -> Any:
             return picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ReplearnError(f"{place} is no picture that can be read ({error}).") from error
-
-
-def as_address(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

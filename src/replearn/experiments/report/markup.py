@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from .svg import Drawing, inline_svg
+
 
 @dataclass(frozen=True)
 class Raw:
@@ -78,3 +80,44 @@ def fold(summary: Content, *inside: Content, open_: bool = False) -> Raw:
 
 def command(text: str) -> Raw:
     return join(tag("code", text), tag("button", "copy", type="button", class_="copy"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A piece of the page that the list of contents names; `words` are what the filter finds it by."""
+
+    key: str
+    title: str
+    html: Raw
+    words: str = ""
+
+
+def card(key: str, title: str, *inside: Content) -> Entry:
+    html = tag("section", tag("h2", title), *inside, class_="card", id=key)
+    return Entry(key=key, title=title, html=html)
+
+
+def folded(
+    key: str, title: str, words: str, sentence: str, *inside: Content, chip: str = "", opened: bool = False
+) -> Entry:
+    """A card that opens on a click; closed it lies in a template, which the browser does not lay out."""
+    chips = [tag("span", chip, class_="chip")] if chip else []
+    summary = tag("summary", tag("h2", title, *chips), tag("p", sentence, class_="sentence"))
+    words = f"{title} {words}".lower()
+    held = tag("div", *inside, class_="inside")
+    about: dict[str, str | bool] = {"id": key, "class_": "card comparison", "data_words": words, "open": opened}
+    html = tag("details", summary, held if opened else tag("template", held), **about)
+    return Entry(key=key, title=title, html=html, words=words)
+
+
+def figures(drawings: Sequence[Drawing]) -> Raw:
+    shown = []
+    for drawing in drawings:
+        about = f" {drawing.about[:1].upper()}{drawing.about[1:]}"
+        caption = tag("figcaption", tag("b", f"{drawing.title}."), about)
+        shown.append(tag("figure", Raw(inline_svg(drawing)), caption, id=drawing.name))
+    return tag("div", *shown, class_="figures")
+
+
+def trained_by(commands: Sequence[str], *more: Content) -> Raw:
+    return fold("Trained by", tag("ul", *(tag("li", command(text)) for text in commands)), *more)

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ReplearnError
+from ..training.architectures import library
 
 
 def new_figure(width: float, height: float) -> Any:
     """A figure of so many inches; ReplearnError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ReplearnError("A picture needs matplotlib: pip install 'replearn[report]'.") from error
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure: Any = library("matplotlib.figure", "report").Figure(
+        figsize=(width, height), dpi=150, layout="constrained"
+    )
+    return figure
 
 
 def save(figure: Any, path: Path) -> Path:

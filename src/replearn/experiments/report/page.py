@@ -1,23 +1,85 @@
-"""The page: one HTML file with its style, script and figures inside, which needs no network."""
+"""The door `build_report`: a folder of results in; a page and its figures out.
+
+The page is one HTML file with its style, script and figures inside, which needs no network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 from ... import __version__
-from ..training.results import now
-from .collecting import Collection
-from .markup import Content, Raw, counted, join, tag
-from .parts import Entry, entries_of, view_of
-from .sections import Section
-from .svg import style_rules
+from ...errors import ReplearnError
+from ..training.results import now, write_atomically
+from . import benchmarks, claims, comparisons
+from .collecting import Collection, collect
+from .markup import Content, Entry, Raw, card, counted, join, table, tag
+from .sections import Section, sections_of
+from .svg import standalone_svg, style_rules
+
+MOST = 200  # files in a list
+MOST_FIGURES = 400  # files beside the page; the page itself has all of them
+MOST_OPEN = 3  # with more comparisons and benchmarks all are closed, and laid out when they are opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    page: Path
+    figures: tuple[Path, ...]
+    collection: Collection
+    sections: tuple[Section, ...]
+
+
+def build_report(
+    folder: str | os.PathLike[str], out: str | os.PathLike[str], *, title: str = "", figures: bool = True
+) -> Report:
+    """Write one self-contained HTML page, and each of its figures as SVG in a folder beside it.
+
+    ReplearnError for a folder without results, or where nothing can be written.
+    """
+    out = Path(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ReplearnError(f"The report is one HTML file: write a name such as {out / 'report.html'}, not {out}.")
+    collection = collect(folder)
+    sections = sections_of(collection)
+    beside = out.with_name(f"{out.stem}_figures")
+    written: list[Path] = []
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, page(collection, sections, title=title))
+        if figures:
+            drawings = [drawing for section in sections for drawing in section.figures]
+            drawings += [
+                drawing for entry in benchmarks.measured_in(collection.others)[0] for drawing in entry.figures
+            ]
+            beside.mkdir(parents=True, exist_ok=True)
+            for drawing in drawings[:MOST_FIGURES]:
+                written.append(beside / f"{drawing.name}.svg")
+                write_atomically(written[-1], standalone_svg(drawing))
+            for section in sections:
+                if section.examples is not None:
+                    written.append(beside / f"{section.key}-examples.png")
+                    written[-1].write_bytes(section.examples)
+    except OSError as error:
+        raise ReplearnError(f"Can't write {out}: {error}.") from error
+    return Report(page=out, figures=tuple(written), collection=collection, sections=tuple(sections))
 
 
 def page(collection: Collection, sections: Sequence[Section], *, title: str = "", live: int = 0) -> str:
     """The whole page as text; `live` is after how many seconds it asks for itself again, 0 for never."""
     title = title or f"Replacement Learning: {collection.root.resolve().name}"
-    entries = list(entries_of(view_of(collection, sections)))
+    measured, rest = benchmarks.measured_in(collection.others)
+    opened = len(sections) + len(measured) <= MOST_OPEN
+    entries = [
+        *comparisons.summary(sections, measured),
+        *claims.entries(collection, measured),
+        *comparisons.entries(sections, opened),
+        *benchmarks.entries(measured, opened),
+        *_files(collection, rest),
+    ]
     empty = tag("p", "There is nothing here yet. Runs appear as soon as they have written a file.")
     shown = [*([] if collection else [empty]), *(entry.html for entry in entries)]
     body = join(
@@ -59,6 +121,17 @@ def _header(collection: Collection, sections: Sequence[Section], title: str, liv
         tag("div", search, theme, class_="tools"),
         tag("p", "No match.", id="nothing", role="status", hidden=True),
     )
+
+
+def _files(collection: Collection, rest: Sequence[tuple[Path, str]]) -> Iterator[Entry]:
+    """Runs that have only begun, and files that are not shown, with the reason."""
+    if begun := collection.begun:
+        names = [tag("li", tag("code", path.as_posix())) for path in begun[:MOST]]
+        yield card("begun", "Just begun", tag("ul", *names))
+    unread = [*((entry.path, entry.reason) for entry in collection.unread), *rest]
+    if unread:
+        rows = [(path.as_posix(), reason) for path, reason in unread[:MOST]]
+        yield card("unread", "Files not read", table(("file", "why"), rows, "files not read"))
 
 
 def _contents(entries: Sequence[Entry]) -> Raw:

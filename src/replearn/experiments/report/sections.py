@@ -1,12 +1,16 @@
-"""The comparisons of a report as plain data: one for each recipe, data set and folder, with its figures."""
+"""The comparisons of a report as plain data: one for each recipe, data set and folder.
+
+With its figures, its plans in words, and the sizes that models deploy to.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ...errors import ReplearnError
 from ..training.comparable import machine
@@ -15,11 +19,8 @@ from ..training.metrics import Metric
 from ..training.recipe import slug
 from ..training.results import Result
 from .collecting import Collection, RunFile
-from .curves import curves_figure
-from .deployed import deployed_share, plan_in_words
 from .examples import example_sheet
-from .overview import overview_figure
-from .scatter import cost_figure
+from .figures import cost_figure, curves_figure, runs_figure
 from .svg import Drawing
 
 
@@ -93,7 +94,7 @@ def _section(
         variants = {str(result.variant["label"]): result.variant for result in results}
         order = {row.label: place for place, row in enumerate(comparison.rows)}  # colours agree between figures
         results.sort(key=lambda result: order.get(str(result.variant["label"]), len(order)))
-        figures.append(overview_figure(comparison, f"{key}-runs"))
+        figures.append(runs_figure(comparison, f"{key}-runs"))
         figures.append(cost_figure(comparison.rows, variants, metric, f"{key}-cost"))
     figures.append(curves_figure(results, metric, f"{key}-curves"))
     deployed = {str(result.variant["label"]): deployed_share(result) for result in results}
@@ -117,10 +118,39 @@ def _section(
 
 def plans_of(results: Sequence[Result]) -> list[str]:
     """Each plan that differs in words; rows that share one are named together."""
-    plans: dict[str, dict[str, Result]] = {}
+    labels: dict[str, list[str]] = {}
     for result in results:
-        if result.plan:
-            label = str(result.variant["label"])
-            plans.setdefault(json.dumps(result.plan, sort_keys=True), {}).setdefault(label, result)
-    words = [plan_in_words(next(iter(held.values())), ", ".join(held)) for held in plans.values()]
-    return list(filter(None, words))
+        held, label = labels.setdefault(plan_in_words(result), []), str(result.variant["label"])
+        held += [label] if label not in held else []
+    return [f"{', '.join(held)}: {words}" for words, held in labels.items() if words]
+
+
+def deployed_share(result: Result) -> float | None:
+    """The deployed parameters over those of the model before its plan; None where the plan has no count."""
+    if not result.plan:
+        return 1.0
+    with suppress(KeyError, TypeError, ZeroDivisionError, OverflowError):  # files may hold anything
+        return float(result.plan["deployed_after"] / result.plan["deployed_before"])
+    return None
+
+
+def plan_in_words(result: Result) -> str:
+    """Which blocks a run's plan replaces, and by what; empty where it has none, or is not of its form."""
+    plan: Any = result.plan
+    try:
+        blocks: dict[str, list[str]] = {}
+        for target in plan["targets"]:
+            blocks.setdefault(operator_of(target), []).append(target["name"])
+        parts = [f"{', '.join(names)} by {operator}" for operator, names in blocks.items()]
+        parts += [f"{entry['name']} kept ({entry['reason']})" for entry in plan["skipped"]]
+        share = f"{len(plan['targets'])} of {plan['num_blocks']} blocks replaced"
+        return f"{share} ({plan['placement']}): {'; '.join(parts)}."
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ""
+
+
+def operator_of(target: Mapping[str, Any]) -> str:
+    options = target["operator"]
+    given = (options.get(key) for key in ("sources", "correction"))
+    extra = [str(value) for value in given if value not in (None, "both", "none")]
+    return str(options["name"]).replace("_", " ") + (f" ({', '.join(extra)})" if extra else "")

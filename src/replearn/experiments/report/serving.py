@@ -14,7 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR
-from threading import Lock, Semaphore, Timer
+from threading import Lock, Timer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,7 +26,6 @@ from .sections import sections_of
 HOST = "127.0.0.1"
 SLOW_CLIENT = 10.0  # seconds that a client may take to send its request or to read its answer
 LONGEST = 60.0  # seconds that a connection may last in all: one byte at a time is slow, too
-AT_ONCE = 32  # connections; more are turned away
 FRESH = 1.0  # seconds for which the folder is not looked at again
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -69,14 +68,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each connection, of a limited number; the page is made again only if a file changed."""
+    """A thread for each connection; the page is made again only if a file changed."""
 
     daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, root: Path, port: int, every: int) -> None:
         self.reader, self.every = Reader(root), every
-        self._lock, self._seats, self._looked = Lock(), Semaphore(AT_ONCE), float("-inf")
+        self._lock, self._looked = Lock(), float("-inf")
         self._seen: Collection | None = None
         self._held = b"", ""
         super().__init__((HOST, port), Handler)
@@ -95,30 +94,21 @@ class Server(ThreadingHTTPServer):
                 self._looked = time.monotonic()
             return self._held
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._seats.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        limit = Timer(LONGEST, hang_up, (request,))
+        def hang_up() -> None:  # whoever reads from the connection sees its end
+            with suppress(OSError):
+                request.shutdown(SHUT_RDWR)
+
+        limit = Timer(LONGEST, hang_up)
         limit.daemon = True
         limit.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
             limit.cancel()
-            self._seats.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is nothing to tell."""
-
-
-def hang_up(request: Any) -> None:
-    """End a connection from outside; whoever reads from it sees its end."""
-    with suppress(OSError):
-        request.shutdown(SHUT_RDWR)
 
 
 def make_server(folder: str | Path, port: int = 0, every: int = 5) -> Server:

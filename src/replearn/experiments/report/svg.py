@@ -97,9 +97,12 @@ def unseen(x: float, y: float, width: float, height: float, tip: str) -> str:
     return f'<rect class="f-ground" opacity="0" {place} data-tip="{escape(tip)}"/>'
 
 
-def inline_svg(drawing: Drawing) -> str:
+def inline_svg(drawing: Drawing, head: str = "", size: str = "") -> str:
     """The drawing for the page: colours by class, hints in `data-tip`, which the page's script shows."""
-    return _svg(drawing, "", "")
+    box = f'viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}"{size}'
+    label = escape(f"{drawing.title}. {drawing.about}")
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="group" aria-label="{label}">'
+    return f"{start}{head}{''.join(drawing.marks)}</svg>"
 
 
 def standalone_svg(drawing: Drawing) -> str:
@@ -107,7 +110,7 @@ def standalone_svg(drawing: Drawing) -> str:
     light, dark = ("".join(_rules(role, tints[shade]) for role, tints in PALETTE.items()) for shade in (0, 1))
     style = f"<style>text{{font-family:{FONT}}}{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
     head = f'{style}<title>{escape(drawing.title)}</title><rect class="f-ground" width="100%" height="100%"/>'
-    made = _svg(drawing, head, f' width="{_n(drawing.width)}" height="{_n(drawing.height)}"')
+    made = inline_svg(drawing, head, f' width="{_n(drawing.width)}" height="{_n(drawing.height)}"')
     titled = re.sub(r'<(\w+)([^<>]*) data-tip="([^"]*)"([^<>]*)/>', r"<\1\2\4><title>\3</title></\1>", made)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{titled}\n'
 
@@ -125,13 +128,6 @@ def style_rules() -> str:
 
 def _rules(role: str, tint: str) -> str:
     return f".f-{role}{{fill:{tint}}}.s-{role}{{stroke:{tint};fill:none}}"
-
-
-def _svg(drawing: Drawing, head: str, size: str) -> str:
-    box = f'viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}"{size}'
-    label = escape(f"{drawing.title}. {drawing.about}")
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="group" aria-label="{label}">'
-    return f"{start}{head}{''.join(drawing.marks)}</svg>"
 
 
 def _places(points: Points) -> str:

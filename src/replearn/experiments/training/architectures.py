@@ -108,7 +108,7 @@ def library(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ReplearnError(f"This model needs {name}: pip install 'replearn[{extra}]'.") from error
+        raise ReplearnError(f"This needs {name.partition('.')[0]}: pip install 'replearn[{extra}]'.") from error
 
 
 def _timm(name: str, **settings: Any) -> nn.Module:

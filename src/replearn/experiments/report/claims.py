@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....errors import ReplearnError
-from ... import recipes
-from ...bench.inference import FORMAT as INFERENCE
-from ...bench.record import FORMAT as STEPS
-from ...training.compare import Comparison, Row, compare, judged, paper_ratio
-from ...training.comparison_table import difference, ratio, spread
-from ...training.intervals import Difference
-from ...training.recipe import PaperRow
-from ...training.results import Result
-from ..markup import Raw, command, fold, table, tag
-from . import Entry, View, card
+from ...errors import ReplearnError
+from .. import recipes
+from ..bench.inference import FORMAT as INFERENCE
+from ..bench.record import FORMAT as STEPS
+from ..training.compare import Comparison, Row, compare, judged, paper_ratio
+from ..training.comparison_table import difference, ratio, spread
+from ..training.intervals import Difference
+from ..training.recipe import PaperRow
+from ..training.results import Result
+from .collecting import Collection
+from .kinds import Measured
+from .markup import Entry, Raw, card, fold, table, tag, trained_by
 
-ORDER = 20
 NOT_HERE = ("svhn", "stl10", "imagenet", "coco", "cityscapes")  # data sets that no committed run was trained on
 BROKEN = (ReplearnError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError)
 PAPER = "What the paper prints"
@@ -43,14 +43,14 @@ class Table:
 Claim = tuple[Comparison, Row, Cells]  # a row that is held against E2E, and the commands that trained its table
 
 
-def entries(view: View) -> Iterator[Entry]:
+def entries(collection: Collection, measured: Sequence[Measured]) -> Iterator[Entry]:
     groups: dict[Path, list[Result]] = defaultdict(list)
-    for run in view.collection.runs:
+    for run in collection.runs:
         groups[run.group].append(run.result)
     if len(groups) < 2:
         return
-    known = {measured.path for measured in view.measured}
-    benches = {other.path.name: other.data for other in view.collection.others if other.path in known}
+    known = {found.path for found in measured}
+    benches = {other.path.name: other.data for other in collection.others if other.path in known}
     try:
         made = tables(list(groups.values()), benches)
     except BROKEN:  # of a benchmark's file
@@ -63,8 +63,7 @@ def entries(view: View) -> Iterator[Entry]:
 
 def _fold(shown: Table) -> Raw:
     rows = [[tag("code", cell.strip("`")) if cell.startswith("`") else cell for cell in row] for row in shown.rows]
-    commands = [tag("li", command(text)) for text in shown.commands]
-    trained = [fold("Trained by", tag("ul", *commands))] if commands else []
+    trained = [trained_by(shown.commands)] if shown.commands else []
     title = f"{shown.title} ({len(shown.rows)} rows)"
     return fold(title, tag("p", shown.about), table(shown.heads, rows, shown.title), *trained)
 

@@ -1,0 +1,192 @@
+"""The comparisons of the page: a card each and a table of all, and one fold each with everything."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+
+from ..training.compare import Row
+from ..training.comparison_table import cost_columns, ratio, score_columns, signed, spread
+from ..training.intervals import Difference
+from .kinds import Measured
+from .markup import (
+    Content,
+    Entry,
+    Raw,
+    card,
+    columns,
+    counted,
+    figures,
+    fold,
+    folded,
+    join,
+    table,
+    tag,
+    trained_by,
+)
+from .sections import Section
+from .svg import series_roles
+
+MOST_RUNS = 60  # of one section, in its list of runs
+LEGEND = """\
+RepL is the recipe's first row of that method. Scores are those of the last epoch, mean ± standard deviation over
+seeds; differences are taken seed by seed, with the 95 % interval of their mean. Undecided: the interval contains
+0. Deployed: parameters once operators are plain layers, over E2E's."""
+Cost = tuple[float | None, float | None, str]  # time and memory over E2E's, and where they were measured
+
+
+def summary(sections: Sequence[Section], measured: Sequence[Measured]) -> Iterator[Entry]:
+    """Comparisons that have a row with Replacement Learning; the first such row stands for each."""
+    found = [(section, row) for section in sections if (row := section.row("repl")) is not None]
+    if not found:
+        return
+    costs = [cost_of(section, row, measured) for section, row in found]
+    cards = [_card(section, row, cost) for (section, row), cost in zip(found, costs, strict=True)]
+    cells: dict[str, list[Content]] = {
+        "comparison": [join(tag("a", section.title, href=f"#{section.key}")) for section, _ in found],
+        "against E2E": [difference(row.against_e2e) for _, row in found],
+        "against removal": [difference(row.against_removal) for _, row in found],
+        "RepL": [tag("b", spread(row.score, row.std)) for _, row in found],
+        "removal": [_score(section.row("removal")) for section, _ in found],
+        "E2E": [_score(section.row("e2e")) for section, _ in found],
+        "time": [ratio(time) for time, _, _ in costs],
+        "memory": [ratio(memory) for _, memory, _ in costs],
+        "deployed": [ratio(section.deployed.get(row.label)) for section, row in found],
+    }
+    shown = columns(cells, "every comparison: RepL against E2E and removal")
+    yield card("summary", "Summary", tag("div", *cards, class_="cards"), shown, tag("p", LEGEND, class_="quiet"))
+
+
+def _score(row: Row | None) -> str:
+    return spread(row.score, row.std) if row else ""
+
+
+def cost_of(section: Section, row: Row, measured: Sequence[Measured]) -> Cost:
+    """Of the runs themselves, or of a benchmark of the same recipe where the runs shared their device."""
+    if row.time_ratio is not None:
+        return row.time_ratio, row.memory_ratio, ""
+    for entry in measured:
+        if found := entry.costs.get((section.recipe, section.data, row.label)):
+            return *found, entry.key
+    return None, None, ""
+
+
+def _card(section: Section, row: Row, cost: Cost) -> Raw:
+    against, (time, memory, key) = row.against_e2e, cost
+    verdict = against.verdict if against else "no E2E"
+    full = section.row("e2e")
+    reached = f"{_score(full)} → {_score(row)}" if full else _score(row)
+    facts = {section.metric.title.removeprefix("test "): reached}
+    shares = {"time": time, "memory": memory, "deployed size": section.deployed.get(row.label)}
+    for name, value in shares.items():
+        facts[name] = "not measured" if value is None else f"{value:.2f} of E2E"
+    values = tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()))
+    head = tag("h3", tag("a", section.title, href=f"#{section.key}"))
+    chip = tag("p", tag("span", verdict, class_=f"verdict {verdict}"), f" {row.label} against E2E")
+    source = [tag("p", "Costs by ", tag("a", "a benchmark", href=f"#{key}"), class_="quiet")] if key else []
+    return tag("article", head, chip, values, *source, class_="card small", data_words=section.title.lower())
+
+
+def entries(sections: Sequence[Section], opened: bool) -> Iterator[Entry]:
+    for section in sections:
+        labels = dict.fromkeys(run.label for run in section.runs)
+        words = " ".join([*labels, section.folder.as_posix()])
+        chip = f"{len(section.running)} in progress" if section.running else ""
+        about = (section.key, section.title, words, sentence(section))
+        yield folded(*about, *_inside(section), chip=chip, opened=opened)
+
+
+def sentence(section: Section) -> str:
+    """What the section comes to, in one line: the rows with Replacement Learning against both baselines."""
+    if section.comparison is None:
+        return section.problem
+    rows = [row for row in section.comparison.rows if "repl" in row.method] or list(section.comparison.rows)
+    phrases = []
+    for row in rows[:3]:
+        parts = [f"{row.label} {spread(row.score, row.std)} {section.metric.unit or section.metric.name}"]
+        for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal)):
+            if found is not None:
+                parts.append(f"{found.verdict} against {name} ({signed(found.mean)})")
+        phrases.append(", ".join(parts))
+    return "; ".join(phrases)
+
+
+def _inside(section: Section) -> Iterator[Raw]:
+    comparison = section.comparison
+    if comparison is not None:
+        yield reached_table(section)
+        if section.problem:
+            yield tag("p", section.problem, class_="note")
+    yield figures(section.figures)
+    if section.examples is not None:
+        about = "Test pictures with what is in them, and with what each method found (its first seed)."
+        address = f"data:image/png;base64,{b64encode(section.examples).decode()}"
+        sheet = tag("img", src=address, alt=about, loading="lazy")
+        yield tag("figure", sheet, tag("figcaption", about), id=f"{section.key}-examples")
+    if section.plans:
+        yield join(tag("h3", "Plans"), tag("ul", *(tag("li", plan) for plan in section.plans)))
+    if comparison is not None:
+        shares = [ratio(section.deployed.get(row.label)) for row in comparison.rows]
+        cells: dict[str, Sequence[Content]] = {
+            **cost_columns(comparison.rows),
+            "method": labels_of(comparison.rows),
+            "deployed share": shares,
+        }
+        yield join(tag("h3", "Costs"), columns(cells, f"costs of {section.title}"))
+        yield from (tag("p", note, class_="note") for note in comparison.notes[:20])
+    recipes = [f"replearn compare {(run.path.parent / 'recipe.json').as_posix()}" for run in section.runs]
+    pairs = zip(section.runs, recipes, strict=True)  # no command is recorded of a run that Python started
+    commands = dict.fromkeys(run.result.command or recipe for run, recipe in pairs)
+    made = f"Trained on {section.made_with}. Files: {section.folder.as_posix()}"
+    yield trained_by(list(commands), tag("p", made, class_="quiet"))
+    yield fold(f"Every run ({len(section.runs)})", runs_table(section), open_=comparison is None)
+
+
+def reached_table(section: Section) -> Raw:
+    """The verdicts first, which a phone shows; then spread, other metrics, and the paper's number."""
+    assert section.comparison is not None
+    rows, metric = section.comparison.rows, section.metric
+    cells: dict[str, Sequence[Content]] = {
+        "method": labels_of(rows),
+        metric.title.removeprefix("test "): [tag("b", spread(row.score, row.std)) for row in rows],
+        "against E2E": [difference(row.against_e2e) for row in rows],
+        "against removal": [difference(row.against_removal) for row in rows],
+    }
+    rest = {head: cell for head, cell in score_columns(rows, metric).items() if head not in (*cells, metric.name)}
+    return columns({**cells, **rest}, f"what was reached by {section.title}")
+
+
+def labels_of(rows: Sequence[Row]) -> list[Content]:
+    roles = series_roles([row.method for row in rows])
+    return [
+        join(tag("span", "", class_=f"dot b-{role}"), row.label) for row, role in zip(rows, roles, strict=True)
+    ]
+
+
+def difference(value: Difference | None) -> Raw | str:
+    """The verdict in words and colour, the mean difference, and its 95 % interval."""
+    if value is None:
+        return ""
+    interval = "1 seed" if len(value.seeds) == 1 else "no spread"
+    if value.low is not None and value.high is not None:
+        interval = f"[{signed(value.low)}, {signed(value.high)}]"
+    verdict = tag("span", value.verdict, class_=f"verdict {value.verdict}")
+    shown = tag("span", interval, class_="interval")
+    return tag("span", verdict, f" {signed(value.mean)} ", shown, class_="difference")
+
+
+def runs_table(section: Section) -> Raw:
+    rows = []
+    for run in section.runs[:MOST_RUNS]:
+        result = run.result
+        done, epochs = len(result.epochs), int(result.recipe["epochs"])
+        last = section.metric.at(result.last.measures) if result.epochs else None
+        bar = tag("progress", value=str(min(done, epochs)), max=str(max(epochs, 1)), aria_label="epochs done")
+        state = "finished" if result.finished else join(bar, f" {done} of {epochs} epochs")
+        numbers = ("" if last is None else f"{last:.2f}", f"{result.epoch_seconds:.2f}")
+        where = (result.started, run.path.as_posix(), "; ".join(result.notes))
+        rows.append((run.label, str(result.seed), state, *numbers, *where))
+    heads = ("method", "seed", "state", section.metric.name, "s/epoch", "started", "file", "notes")
+    rest = len(section.runs) - MOST_RUNS
+    more = [tag("p", f"and {counted(rest, 'more run')}, in the same tables and figures.")] if rest > 0 else []
+    return join(table(heads, rows, "runs"), *more)
