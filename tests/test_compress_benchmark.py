@@ -148,10 +148,9 @@ def test_a_measurement_is_one_line_and_is_not_made_again(subject: Subject, tmp_p
     path = tmp_path / "results.jsonl"
     measuring = Measuring(subject, Results(path), ABOUT, steps=3)
     measuring.trained()
-    chosen = [method for method in all_methods().values() if method.fits(subject) and "fewer" not in method.name]
+    chosen = [all_methods()[name] for name in ("removal", "ReplaceMe", "full", "PRACTISE")]
     for method in chosen:
-        if not method.ours or not method.trains:
-            measuring.measure(method, 40, 0, "3 steps" if method.trains else "none")
+        measuring.measure(method, 40, 0, "3 steps" if method.trains else "none")
     fit = measuring.known(kind="method", method="full", images=40, seed=0, budget="none")["seconds"]
     measuring.measure(all_methods()["full, healed"], 40, 0, f"{fit + 0.5:.3f} s")
     found = path.read_text().splitlines()

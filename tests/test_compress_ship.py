@@ -21,7 +21,7 @@ pytest.importorskip("timm")
 pytest.importorskip("torchvision")
 
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 5, "num_attention_heads": 2}
-BARE = "import sys; sys.modules['replearn'] = None; import torch\n"  # an import of replearn fails
+BARE = "import os, sys; sys.modules['replearn'] = None; import torch\n"  # an import of replearn fails
 
 
 def hugging_face(name: str, **settings: Any) -> nn.Module:
@@ -92,16 +92,18 @@ def logits(made: Any) -> Tensor:
     return made if isinstance(made, Tensor) else made.logits
 
 
-def loads_bare(script: str, x: Tensor, folder: Path) -> Tensor:
-    """The logits of what a script makes, in a process that can't import replearn."""
-    torch.save(x, folder / "x.pt")
-    tail = f"""
-made = model(torch.load({str(folder / "x.pt")!r}))
-torch.save(getattr(made, "logits", made).detach(), {str(folder / "y.pt")!r})
-"""
-    subprocess.run([sys.executable, "-c", BARE + script + tail], check=True, capture_output=True, cwd=folder)
-    found: Tensor = torch.load(folder / "y.pt")
-    return found
+def load_bare(scripts: dict[Path, str]) -> None:
+    """Run scripts that make a model, each with its folder's x.pt, where replearn can't be imported; write y.pt."""
+    parts = [BARE]
+    for folder, script in scripts.items():
+        parts.append(f"""
+os.chdir({str(folder)!r})
+{script}
+made = model(torch.load("x.pt"))
+torch.save(getattr(made, "logits", made).detach(), "y.pt")
+sys.modules.pop("load", None)
+""")
+    subprocess.run([sys.executable, "-c", "".join(parts)], check=True, capture_output=True)
 
 
 @torch.no_grad()
@@ -131,51 +133,60 @@ def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_pa
         assert torch.equal(again.generate(x, use_cache=False, **told), expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "vit"])
-def test_auto_classes_load_it_without_this_package(name: str, tmp_path: Path) -> None:
-    small = without(hugging_face(name))
-    shipped = ship(small, tmp_path / "out")
-    x = batches(small.model)[0]
-    with torch.no_grad():
-        expected = logits(small.model(x))
+def test_auto_classes_and_snippets_load_it_without_this_package(tmp_path: Path) -> None:
     auto = {
         "llama": "AutoModelForCausalLM",
         "bert": "AutoModelForMaskedLM",
         "vit": "AutoModelForImageClassification",
     }
-    script = (
-        f"from transformers import {auto[name]} as A\nmodel = A.from_pretrained({str(tmp_path / 'out')!r}).eval()"
-    )
-    assert torch.equal(loads_bare(script, x, tmp_path), expected)
-    if name == "llama":
-        assert torch.equal(loads_bare(shipped.snippet, x, tmp_path), expected)
+    scripts: dict[Path, str] = {}
+    expected: dict[Path, Tensor] = {}
+    for name, kind in auto.items():
+        small = without(hugging_face(name))
+        shipped = ship(small, tmp_path / name / "out")
+        x = batches(small.model)[0]
+        folder = str(tmp_path / name / "out")
+        load = f"from transformers import {kind} as A\nmodel = A.from_pretrained({folder!r}).eval()"
+        for place, script in {tmp_path / name: load, tmp_path / name / "snippet": shipped.snippet}.items():
+            place.mkdir(exist_ok=True)
+            torch.save(x, place / "x.pt")
+            scripts[place] = script
+            with torch.no_grad():
+                expected[place] = logits(small.model(x))
+    load_bare(scripts)
+    for folder, y in expected.items():
+        assert torch.equal(torch.load(folder / "y.pt"), y), folder
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["timm_vit", "timm_distilled", "timm_resnet", "timm_convnext", "torchvision_resnet", "torchvision_vit"],
-)
-def test_timm_and_torchvision_build_it_by_constructor_arguments(name: str, tmp_path: Path) -> None:
-    model = other(name)
-    small = without(model)
-    shipped = ship(small, tmp_path / "out", batches(model)[0])
-    assert shipped.files == ("load.py", "model.json", "model.safetensors")
-    about = json.loads((tmp_path / "out" / "model.json").read_text())
-    wanted: dict[str, tuple[str, Any]] = {
-        "timm_vit": ("depth", 3),
-        "timm_distilled": ("depth", 3),
-        "timm_resnet": ("layers", [2, 2, 1, 2]),
-        "timm_convnext": ("depths", [2, 2, 4, 2]),
-        "torchvision_resnet": ("layers", [2, 2, 1, 2]),
-        "torchvision_vit": ("num_layers", 3),
-    }
-    key, value = wanted[name]
-    assert about["arguments"][key] == value
-    x = batches(model)[0]
-    with torch.no_grad():
-        expected = logits(small.model(x))
-    assert str(shipped).endswith(shipped.snippet)
-    torch.testing.assert_close(loads_bare(shipped.snippet, x, tmp_path), expected, rtol=1e-5, atol=1e-5)
+BUILT: dict[str, tuple[str, Any]] = {
+    "timm_vit": ("depth", 3),
+    "timm_distilled": ("depth", 3),
+    "timm_resnet": ("layers", [2, 2, 1, 2]),
+    "timm_convnext": ("depths", [2, 2, 4, 2]),
+    "torchvision_resnet": ("layers", [2, 2, 1, 2]),
+    "torchvision_vit": ("num_layers", 3),
+}
+
+
+def test_timm_and_torchvision_build_it_by_constructor_arguments(tmp_path: Path) -> None:
+    scripts: dict[Path, str] = {}
+    expected: dict[Path, Tensor] = {}
+    for name, (key, value) in BUILT.items():
+        model = other(name)
+        small = without(model)
+        folder = tmp_path / name
+        shipped = ship(small, folder / "out", batches(model)[0])
+        assert shipped.files == ("load.py", "model.json", "model.safetensors")
+        assert json.loads((folder / "out" / "model.json").read_text())["arguments"][key] == value
+        assert str(shipped).endswith(shipped.snippet)
+        x = batches(model)[0]
+        torch.save(x, folder / "x.pt")
+        scripts[folder] = shipped.snippet
+        with torch.no_grad():
+            expected[folder] = logits(small.model(x))
+    load_bare(scripts)
+    for folder, y in expected.items():
+        torch.testing.assert_close(torch.load(folder / "y.pt"), y, rtol=1e-5, atol=1e-5)
 
 
 def test_tied_weights_stay_tied_and_the_compressed_model_keeps_its_own() -> None:
