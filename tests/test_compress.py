@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import cache
 from typing import Any
 
@@ -214,6 +215,21 @@ def test_a_model_in_train_mode_is_read_in_eval_mode_and_left_as_it_was() -> None
     assert "train mode" in str(small)
 
 
+def test_a_model_made_in_inference_mode_is_compressed() -> None:
+    with torch.inference_mode():
+        model = copy.deepcopy(trained())
+    small = compress(model, loader(), budget=["body.1"])
+    assert small.model(loader()[0][0]).shape == (50, 10)
+
+
+def test_a_model_that_the_metric_has_no_number_for_is_the_worst() -> None:
+    untouched = trained()
+    broken_by_removal = iter([1.0, *[math.nan, 0.5, 0.4] * 40])
+    small = compress(untouched, loader(), budget="blocks=1", metric=lambda model: next(broken_by_removal))
+    assert small.choice is not None
+    assert all(math.isfinite(step.damage) for step in small.choice.steps)
+
+
 class NoBlocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -246,6 +262,10 @@ def broken() -> Net:
         (trained, loader, {"budget": 3}, "can't be read"),
         (trained, loader, {"budget": "blocks=1", "form": "big"}, "form='big'"),
         (trained, loader, {"budget": "blocks=1", "heal": "long"}, "heal='long'"),
+        (trained, loader, {"budget": "blocks=1", "rank": 0}, "rank=0: write a whole number of at least 1"),
+        (trained, loader, {"budget": "blocks=1", "samples": 0}, "samples=0: write a whole number of at least 2"),
+        (trained, loader, {"budget": "blocks=1", "metric": lambda model: "good"}, "returned .good.: return one"),
+        (trained, loader, {"budget": "blocks=1", "metric": lambda model: math.nan}, "is nan for the untouched"),
         (trained, lambda: [torch.zeros(4, 3, 8, 8)], {"budget": "blocks=1"}, "could not be run on a batch"),
     ],
 )

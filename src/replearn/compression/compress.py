@@ -24,7 +24,7 @@ from .choose import Choice, read_budget
 from .corrections import adopt_attributes_, pass_through, plain_
 from .fit import Fitted
 from .heal import Healing, heal_, read_heal
-from .measure import Agreement, Metric, Price, agreement, answers, outputs
+from .measure import Agreement, Metric, Price, agreement, answers, outputs, read_metric
 from .prices import Prices, eval_copy
 from .recognise import Recognition, recognise
 from .stand_ins import FORMS, Form
@@ -88,9 +88,9 @@ def compressed_text(small: Compressed) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, small: Compressed, quantity: str, spell: object) -> tuple[str, str, str, str, str]:
-    if not callable(spell):
-        raise TypeError(f"{spell!r} can't spell a number")
+def _row(
+    name: str, small: Compressed, quantity: str, spell: Callable[[float], str]
+) -> tuple[str, str, str, str, str]:
     before, promised, after = (cost.of(quantity) for cost in (small.before, small.promised, small.after))
     return name, spell(before), spell(promised), spell(after), f"{after / before:.3f}" if before else ""
 
@@ -139,6 +139,9 @@ def compress(
     wanted = read_budget(budget)
     if form != "auto" and form not in FORMS:
         raise ReplearnError(f"form={form!r}: write 'auto' or one of {', '.join(map(repr, FORMS))}.")
+    for name, number, least in (("samples", samples, 2), ("rank", rank, 1)):
+        if not isinstance(number, int) or number < least:
+            raise ReplearnError(f"{name}={number!r}: write a whole number of at least {least}.")
     if heal is not None:
         read_heal(heal)
     change = read_augment(augment)
@@ -146,6 +149,8 @@ def compress(
     data = read(loader, forward=forward, augment=change, samples=samples, heal=heal is not None, stream=stream)
     notes = ["the model was in train mode; it was read in eval mode"] if model.training else []
     with unchanged(model):
+        if metric is not None:
+            metric = read_metric(metric, model)
         found = recognise(model, data)
         data = data.through(found.way.blocks)
         taught = outputs(model, data, data.held())

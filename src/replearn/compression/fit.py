@@ -191,9 +191,9 @@ def parts(layer: nn.Module) -> list[nn.Linear]:
     bias = [] if layer.bias is None else layer.get_parameter("bias").split(OUTPUTS)
     for weight, shift in zip_longest(layer.get_parameter("weight").split(OUTPUTS), bias):
         part = nn.Linear(weight.shape[1], len(weight), bias=shift is not None, device="meta")
-        part.weight = nn.Parameter(weight)
+        part.weight = nn.Parameter(weight, requires_grad=False)
         if shift is not None:
-            part.bias = nn.Parameter(shift)
+            part.bias = nn.Parameter(shift, requires_grad=False)
         found.append(part)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,28 @@ class Agreement:
 
     divergence: float
     same: float
+
+
+def read_metric(metric: Callable[[nn.Module], Any], model: nn.Module) -> Metric:
+    """The metric with what it returns checked; a model that it gives NaN for is the worst there is."""
+
+    def number(found: Any) -> float:
+        try:
+            return float(found)
+        except (TypeError, ValueError) as error:
+            raise ReplearnError(
+                f"metric(model) returned {found!r}: return one number, higher for a better model."
+            ) from error
+
+    top = number(metric(model))
+    if not math.isfinite(top):
+        raise ReplearnError(f"metric(model) is {top} for the untouched model: return a finite number.")
+
+    def checked(other: nn.Module) -> float:
+        value = top if other is model else number(metric(other))
+        return -math.inf if math.isnan(value) else value
+
+    return checked
 
 
 def example_of(data: Data, most: int = 64) -> Batch:
