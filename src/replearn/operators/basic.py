@@ -20,14 +20,12 @@ from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy
 from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
-from ._base.least_squares import fit_rows
 from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
 from ._base.ridge import Moments
 from ._base.site import Site
-from ._base.synthesis import unit_rows
 from .functional import norm_add_act
 
 
@@ -71,16 +69,7 @@ class BasicOperator(MixingOperator, options=Basic):
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
         """Channel coefficients first, then the correction, then the BatchNorm that leaves both as they are."""
-        units = {side: unit_rows(weight).flatten(1).double() for side, weight in self.weights("kernel").items()}
-        base = torch.zeros_like(moments.mixed[0].T)
-        if units:
-            directions = (
-                [torch.stack(list(units.values())).sum(0)] if self._shared(tuple(units)) else list(units.values())
-            )
-            sides = list(units)[: len(directions)]
-            for side, direction, scale in zip(sides, directions, fit_rows(moments, directions), strict=True):
-                self.coefficient(side).copy_(scale)
-                base += scale[:, None] * direction
+        base, _ = self.fit_factors("kernel", moments)
         weight, ridge = self.fit_correction("kernel", base, moments, held)
         fit_norm(self.norm, weight, moments)
         return ridge

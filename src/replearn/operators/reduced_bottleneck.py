@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
-from ._base.correction import FullCorrection
 from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
 from ._base.least_squares import Step, fit_rows
 from ._base.mixture import Mixtures
@@ -73,7 +72,7 @@ class ReducedBottleneckOperator(ReadingOperator, options=ReducedBottleneck):
         if not self.corrections or not self.conv1.ordinary:
             return ((),)
         own = (Step("conv1", self.conv1.patches, self._fit_reduce),)
-        if not isinstance(self.corrections["reduce"], FullCorrection):
+        if self._correction("reduce").rank is not None:
             return ((), own)
         return ((), own, (Step("branch", self.conv1.patches, self._fit_directions),))
 
@@ -125,14 +124,9 @@ def fit_expansion(operator: ReadingOperator, norm: nn.Module, moments: Moments, 
     if "expand" not in operator.corrections:
         fit_norm(norm, base, moments, scale=scale)
         return 0.0
-    correction = operator._correction("expand")
-    if isinstance(correction, FullCorrection):
-        weight, ridge = operator.fit_correction("expand", base, moments, held)
-        fit_norm(norm, weight, moments)
-        return ridge
     least = 1e-2 * scale.abs().max().clamp_min(1e-6)  # a row must not be divided by nothing
     scale = torch.where(scale.abs() < least, least, scale)
     weight, ridge = operator.fit_correction("expand", scale[:, None] * base, moments, held)
-    operator.scale_correction("expand", 1 / scale[:, None])
+    operator._correction("expand").scale(1 / scale)
     fit_norm(norm, weight / scale[:, None], moments, scale=scale)
     return ridge

@@ -28,7 +28,7 @@ from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.shell import Turn, parameter_names, shell_of
 from ._base.site import Site
-from ._base.synthesis import full_precision
+from ._base.synthesis import full_precision, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,11 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         made = {}
         for index, name in enumerate(self._names):
             terms = [self.coefficient(side)[index] * weight for side, weight in self.weights(name).items()]
+            if (delta := self.delta(self._key(name))) is not None:
+                terms.append(wide(delta))
             source = next(iter(self._sources[name].values()))
             dtype = source.read().dtype if x is None else source.dtype_with(x)
-            made[name] = self.corrected(self._key(name), terms).to(dtype)
+            made[name] = sum(terms[1:], terms[0]).to(dtype)
         return made
 
     def compute(self, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,18 +24,17 @@ class Step:
     fit: Callable[[Moments, Moments], object]
 
 
-def fit_rows(moments: Moments, directions: list[Tensor]) -> list[Tensor]:
-    """Per output row c, the coefficients of W_c = sum_i s_ic D_ic that fit best, with a free shift."""
+def fit_rows(moments: Moments, directions: Sequence[Tensor]) -> Tensor:
+    """Per output row c, the coefficients (I, R) of W_c = sum_i s_ic D_ic that fit best, with a free shift."""
     covariance, cross = moments.products()
     stacked = torch.stack([direction.double() for direction in directions])  # (I, R, K)
     system = torch.einsum("irk,jrk->rij", stacked @ covariance[0], stacked)
     right = torch.einsum("irk,kr->ri", stacked, cross[0])
-    found = damped_solve(system, right)
-    return list(found.unbind(1))
+    return damped_solve(system, right).T
 
 
-def fit_scalars(moments: Moments, directions: list[Tensor], shifts: list[Tensor], fixed: Tensor) -> Tensor:
-    """Scalars of Y = sum_i s_i (F D_i^T + t_i) + fixed; nothing else is free."""
+def fit_scalars(moments: Moments, directions: Sequence[Tensor], shifts: Sequence[Tensor]) -> Tensor:
+    """Scalars of Y = sum_i s_i (F D_i^T + t_i); nothing else is free."""
     d = torch.stack([direction.double() for direction in directions])
     t = torch.stack([shift.double() for shift in shifts])
     made = d @ moments.second[0]  # (I, R, K)
@@ -43,7 +42,7 @@ def fit_scalars(moments: Moments, directions: list[Tensor], shifts: list[Tensor]
     num = len(directions)
     system = made.reshape(num, -1) @ d.reshape(num, -1).T
     system = system + dm @ t.T + t @ dm.T + t @ t.T
-    aim = (d * moments.mixed[0].T).sum((1, 2)) + t @ moments.mean_y[0] - (dm + t) @ fixed.double()
+    aim = (d * moments.mixed[0].T).sum((1, 2)) + t @ moments.mean_y[0]
     return damped_solve(system[None], aim[None])[0]
 
 

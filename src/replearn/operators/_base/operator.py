@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ...errors import ReplearnError
 from ..functional import load_faster, synthesize
-from .correction import Correction, LowRankCorrection, correction_of
+from .correction import Correction, correction_of
 from .layers import BorrowedNorm, foldable
-from .least_squares import Step
+from .least_squares import Step, fit_rows, fit_scalars
 from .mixture import Along, Made, Mixture, Mixtures, compute_dtype, handed_out
 from .ridge import Moments, solve
 from .site import Site
@@ -255,15 +255,40 @@ class ReadingOperator(Operator):
     def weights(self, role: str) -> dict[str, Tensor]:
         return {side: wide(source.weight()) for side, source in self._sources[role].items()}
 
-    def biases(self, role: str) -> dict[str, Tensor]:
-        found = {side: source.bias() for side, source in self._sources[role].items()}
-        return {side: wide(bias) for side, bias in found.items() if bias is not None}
+    @torch.no_grad()
+    def fit_factors(self, role: str, moments: Moments) -> tuple[Tensor, Tensor]:
+        """Fit the coefficients and gains of the last linear map; the weight and the bias that they make."""
+        mixtures = self.mixtures()
+        weight, bias = cast(Mixture, mixtures[role]), mixtures.get(f"{role}_bias")
 
-    def corrected(self, role: str, terms: Sequence[Tensor]) -> Tensor:
-        """The sum of the terms and of this role's correction."""
-        delta = self.delta(role)
-        first, *rest = terms if delta is None else (*terms, wide(delta))
-        return sum(rest, first)
+        def made() -> tuple[Tensor, Tensor]:
+            shift = torch.zeros_like(moments.mean_y[0]) if bias is None else bias.plain().double()
+            return weight.plain().flatten(1).double(), shift
+
+        factors, by_row = [*self.coefficients(), *self.gains()], weight.along == "rows"
+        units = []  # what each factor makes alone
+        for factor in factors:
+            factor.zero_()
+        for part in factors if by_row else [part for factor in factors for part in factor.split(1)]:
+            part.fill_(1)
+            units.append(made())
+            part.zero_()
+        if units:
+            directions, shifts = zip(*units, strict=True)
+            found = fit_rows(moments, directions) if by_row else fit_scalars(moments, directions, shifts)
+            for factor, value in zip(factors, found.flatten().split([len(f) for f in factors]), strict=True):
+                factor.copy_(value)
+        return made()
+
+    def fit_map(self, role: str, moments: Moments, held: Moments) -> float:
+        """Fit the factors of the last linear map, then the corrections of its weight and bias; the ridge."""
+        base, shift = self.fit_factors(role, moments)
+        weight, ridge = self.fit_correction(role, base, moments, held)
+        if role in self.corrections:  # the forward scales it with the rest of the weight
+            self._correction(role).scale(1 / cast(Mixture, self.mixtures()[role]).scale)
+        if f"{role}_bias" in self.corrections:
+            self._correction(f"{role}_bias").set(moments.shift(weight)[0] - shift)
+        return ridge
 
     @torch.no_grad()
     def fit_correction(
@@ -273,22 +298,11 @@ class ReadingOperator(Operator):
         if role not in self.corrections:
             return base.double(), 0.0
         correction = self._correction(role)
-        rank = correction.left.shape[1] if isinstance(correction, LowRankCorrection) else None
-        solution = solve(moments, held, base[None].double(), shifted=shifted, rank=rank, ridges=FINE_RIDGES)
+        solution = solve(
+            moments, held, base[None].double(), shifted=shifted, rank=correction.rank, ridges=FINE_RIDGES
+        )
         correction.set(solution.weight[0] - base.double(), solution.factors)
         return solution.weight[0], solution.ridge
-
-    @torch.no_grad()
-    def scale_correction(self, role: str, factor: float | Tensor) -> None:
-        correction = self._correction(role)
-        (correction.left if isinstance(correction, LowRankCorrection) else next(correction.parameters())).mul_(
-            factor
-        )
-
-    def fit_shift(self, role: str, weight: Tensor, base: Tensor, moments: Moments) -> None:
-        """Fit the bias correction of a linear map, on top of its synthesized bias."""
-        if f"{role}_bias" in self.corrections:
-            self._correction(f"{role}_bias").set(moments.shift(weight)[0] - base.double())
 
     def borrowed(self, role: str, like: Tensor) -> Tensor:
         """A weight that is read from one side, uncorrected, as a matrix in float64; zeros where none is read."""
