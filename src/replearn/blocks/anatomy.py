@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -27,33 +27,6 @@ class Part:
     rows: tuple[int, int] | None = None
 
 
-class Parts(Mapping[str, Part]):
-    """The parts by role, unchangeable and hashable, because plans are."""
-
-    __slots__ = ("_items",)
-
-    def __init__(self, parts: Mapping[str, Part]) -> None:
-        self._items = tuple(parts.items())
-
-    def __getitem__(self, role: str) -> Part:
-        for name, part in self._items:
-            if name == role:
-                return part
-        raise KeyError(role)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._items))
-
-    def __repr__(self) -> str:
-        return repr(dict(self._items))
-
-
 @dataclass(frozen=True, slots=True)
 class Anatomy:
     """One block: its kind, and which part of it plays which role.
@@ -70,7 +43,7 @@ class Anatomy:
 
     family: str
     kind: Kind
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict, hash=False)
     num_heads: int = 0
     input: str = "x"
     returns: Returns = "tensor"
@@ -83,7 +56,7 @@ class Anatomy:
                     f"The anatomy of {self.family!r} says {name}={getattr(self, name)!r}, which is one of "
                     f"{', '.join(map(repr, allowed))}."
                 )
-        object.__setattr__(self, "parts", Parts(self.parts))
+        object.__setattr__(self, "parts", dict(self.parts))  # its own
 
 
 def anatomy(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -29,7 +29,6 @@ class Seen:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     preactivation: Tensor | None = None  # what the block's last activation was given
-    inner: Mapping[str, Tensor] = field(default_factory=dict)  # by role of a convolution: what its activation saw
     held_out: bool = False
 
     def through(self, module: nn.Module) -> Tensor:
@@ -45,7 +44,6 @@ def observe(
     forward: Forward | None = None,
     *,
     held_out: bool | None = None,
-    inner: bool = False,
     split: bool = True,
 ) -> Iterator[Seen]:
     """Every batch's call of a target, as the model stands now; with `held_out`, only those or only the others.
@@ -60,7 +58,7 @@ def observe(
     if not ahead:
         raise ReplearnError("The calibration data is empty: give at least one batch.")
     alone = len(ahead) == 1 and split
-    with _watching(model.get_submodule(target.name), target, inner) as caught:
+    with _watching(model.get_submodule(target.name), target) as caught:
         for number, batch in enumerate(chain(ahead, batches)):
             if not alone and held_out is not None and held_out != (number % HELD_OUT == 1):
                 continue
@@ -96,7 +94,7 @@ def _split(seen: Seen) -> list[Seen]:
     edge = size - max(1, size // HELD_OUT)
     if edge < 1:
         raise ReplearnError("The calibration data is one batch with a single sample: give more.")
-    names = ("x", "y", "args", "kwargs", "preactivation", "inner")
+    names = ("x", "y", "args", "kwargs", "preactivation")
     whole = {name: getattr(seen, name) for name in names}
     return [
         Seen(**cut(whole, size, begin, end), held_out=held_out)
@@ -125,7 +123,7 @@ def _checked(caught: dict[str, Any], target: Target, number: int, held_out: bool
 
 
 @contextmanager
-def _watching(block: nn.Module, target: Target, inner: bool) -> Iterator[dict[str, Any]]:
+def _watching(block: nn.Module, target: Target) -> Iterator[dict[str, Any]]:
     """Hooks that note one call of the block and end the model's run; gone afterwards."""
     caught: dict[str, Any] = {}
     anatomy = target.anatomy
@@ -149,36 +147,11 @@ def _watching(block: nn.Module, target: Target, inner: bool) -> Iterator[dict[st
         activation = resolve(block, anatomy.parts["activation"].path)
         if isinstance(activation, nn.Module):
             handles.append(activation.register_forward_pre_hook(before_activation))
-    if inner and anatomy.kind == "bottleneck":
-        handles += _watch_inner(block, target, caught)
     try:
         yield caught
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _watch_inner(block: nn.Module, target: Target, caught: dict[str, Any]) -> list[Any]:
-    """Note what the activations after conv1 and conv2 were given: the last output of a layer with values of
-    its own (a convolution or a norm) before the next convolution runs."""
-    latest: list[Tensor] = []
-
-    def ran(module: nn.Module, args: Any, made: Any) -> None:
-        if isinstance(made, Tensor):
-            latest[:] = [made.clone()]  # the activation may work in place
-
-    def next_one(role: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: Any) -> None:
-            caught["inner"] = {**caught.get("inner", {}), role: latest[0]}
-
-        return note
-
-    leaves = [module for module in block.modules() if not list(module.children()) and module.state_dict()]
-    handles = [leaf.register_forward_hook(ran) for leaf in leaves]
-    for role, following in (("conv1", "conv2"), ("conv2", "conv3")):
-        layer = resolve(block, target.anatomy.parts[following].path)
-        handles.append(layer.register_forward_pre_hook(next_one(role)))
-    return handles
 
 
 def first(made: Any) -> Any:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
-from ._base.least_squares import Step, fit_rows
+from ._base.least_squares import fit_rows
 from ._base.mixture import Mixtures
-from ._base.operator import FINE_RIDGES, ReadingOperator
+from ._base.operator import FINE_RIDGES, Inner, ReadingOperator
 from ._base.options import Need, ReadingOptions
 from ._base.plain import as_module, residual
 from ._base.ridge import Moments, solve
@@ -67,19 +67,11 @@ class ReducedBottleneckOperator(ReadingOperator, options=ReducedBottleneck):
     def regressors(self, x: Tensor) -> Tensor:
         return self.conv3.patches(self.activation(self.conv1(x, self.made()["reduce"])))
 
-    def ways(self) -> tuple[tuple[Step, ...], ...]:
-        """As it starts; the reduction fitted to the block's own; or to the directions that matter most."""
-        if not self.corrections or not self.conv1.ordinary:
-            return ((),)
-        own = (Step("conv1", self.conv1.patches, self._fit_reduce),)
-        if self._correction("reduce").rank is not None:
-            return ((), own)
-        return ((), own, (Step("branch", self.conv1.patches, self._fit_directions),))
-
-    @torch.no_grad()
-    def _fit_reduce(self, moments: Moments, held: Moments) -> None:
-        """Fit the borrowed reduction, which has no bias and no norm, to what the block's own gives."""
-        self.fit_correction("reduce", self.borrowed("reduce", moments.mixed[0].T), moments, held, shifted=False)
+    def inner(self) -> Inner | None:
+        """The reduction, fitted to the directions that matter most."""
+        if "reduce" not in self.corrections or self._correction("reduce").rank or not self.conv1.ordinary:
+            return None
+        return self.conv1.patches, self._fit_directions
 
     @torch.no_grad()
     def _fit_directions(self, moments: Moments, held: Moments) -> None:

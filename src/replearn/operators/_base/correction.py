@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Correction(nn.Module):
-    """D, a learned tensor that is added to a weight: of its shape, or of a rank as left @ right, (out, all the rest)."""
+    """D, a learned tensor added to a weight: of its shape, or of a rank, as left @ right of the flat one."""
 
     delta: nn.Parameter
     left: nn.Parameter

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .ridge import Moments
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One inner linear map that is fitted before the operator's last one.
-
-    `aim` names what it should give: the role of the block's convolution whose pre-activation it imitates,
-    or `branch`, the residual branch as a whole.
-    """
-
-    aim: str
-    features: Callable[[Tensor], Tensor]
-    fit: Callable[[Moments, Moments], object]
 
 
 def fit_rows(moments: Moments, directions: Sequence[Tensor]) -> Tensor:

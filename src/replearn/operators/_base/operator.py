@@ -14,7 +14,7 @@ from ...errors import ReplearnError
 from ..functional import load_faster, synthesize
 from .correction import Correction, correction_of
 from .layers import BorrowedNorm, foldable
-from .least_squares import Step, fit_rows, fit_scalars
+from .least_squares import fit_rows, fit_scalars
 from .mixture import Along, Made, Mixture, Mixtures, compute_dtype, handed_out
 from .ridge import Moments, solve
 from .site import Site
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .options import MixingOptions, Options
 
 
+Inner = tuple[Callable[[Tensor], Tensor], Callable[[Moments, Moments], None]]  # rows of its inputs, and the fit
 FINE_RIDGES = tuple(10.0**exponent for exponent in range(-8, 2))
 
 
@@ -81,9 +82,9 @@ class Operator(nn.Module, ABC):
         """The parts that are fitted one after another, each seeing the output of those before."""
         return (self,)
 
-    def ways(self) -> tuple[tuple[Step, ...], ...]:
-        """Ways of setting inner maps before the last is fitted; the one that does best on held-out data wins."""
-        return ((),)
+    def inner(self) -> Inner | None:
+        """An inner map that may be fitted to the whole branch before the last map is; None if there is none."""
+        return None
 
     def silence(self) -> bool:
         """Make the branch give zero, if this form can; what a fit that is worse than nothing falls back to."""
@@ -291,16 +292,12 @@ class ReadingOperator(Operator):
         return ridge
 
     @torch.no_grad()
-    def fit_correction(
-        self, role: str, base: Tensor, moments: Moments, held: Moments, *, shifted: bool = True
-    ) -> tuple[Tensor, float]:
+    def fit_correction(self, role: str, base: Tensor, moments: Moments, held: Moments) -> tuple[Tensor, float]:
         """Fit this role's correction on top of a base weight (R, K); the weight it makes, and the ridge."""
         if role not in self.corrections:
             return base.double(), 0.0
         correction = self._correction(role)
-        solution = solve(
-            moments, held, base[None].double(), shifted=shifted, rank=correction.rank, ridges=FINE_RIDGES
-        )
+        solution = solve(moments, held, base[None].double(), rank=correction.rank, ridges=FINE_RIDGES)
         correction.set(solution.weight[0] - base.double(), solution.factors)
         return solution.weight[0], solution.ridge
 
