@@ -181,9 +181,16 @@ def fitted_errors(
             f"The error of a replacement needs a model with values, and this {type(model).__name__} is on the "
             "meta device. Score by 'count', or take the model itself."
         )
-    if iter(data) is data:
-        raise ReplearnError(
-            "Scoring by error goes through the data once per target; give a list or a loader, not an iterator."
-        )
+    check_data(data)
     with unchanged(model), torch.no_grad():
         return tuple(Imitation(model, target, data, forward).fit() for target in targets)
+
+
+def check_data(data: Any) -> None:
+    """Refuse what can't be gone through once for every target."""
+    if not isinstance(data, Iterable):
+        raise ReplearnError(f"Fitting takes a list or a loader of batches, got {type(data).__name__}.")
+    if iter(data) is data:
+        raise ReplearnError(
+            "Fitting goes through the data once per target; give a list or a loader, not an iterator."
+        )

@@ -35,11 +35,6 @@ def replace_(model: nn.Module, plan: Plan) -> nn.Module:
     and not the operator. Raises ReplearnError, with the model unchanged, if the plan was not made for such a
     model, if it was replaced before, or if it is wrapped, sharded or compiled.
     """
-    if not isinstance(plan, Plan):
-        raise ReplearnError(
-            f"replace_ takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model)."
-        )
-    refuse_wrapped(model)
     check_fit(model, plan)
     before, after = count_parameters(model, plan.targets)
     if (before, after) != (plan.parameters_before, plan.parameters_after):
@@ -172,6 +167,9 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
     Every target is planned again on this model and compared, because a plan may come from a file of a
     stranger: nothing is done that `plan` itself would not have done.
     """
+    if not isinstance(plan, Plan):
+        raise ReplearnError(f"This takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model).")
+    refuse_wrapped(model)
     stacks = find_stacks(model)
     again = {options: Survey(model, stacks, options) for options in {target.operator for target in plan.targets}}
     for target in plan.targets:
