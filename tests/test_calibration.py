@@ -13,9 +13,8 @@ from torch import nn
 import replearn
 from replearn import ReplearnError, operators
 from replearn.fitting.observe import observe
-from replearn.operators._base.least_squares import fit_rows, fit_scalars
 from replearn.operators._base.operator import FINE_RIDGES
-from replearn.operators._base.ridge import Moments, Solution, solve
+from replearn.operators._base.ridge import Moments, Solution, fit_rows, fit_scalars, solve
 from replearn.surgery.replace import plan_of
 
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from .planning.data import Plan
     from .surgery.checkpoint import load, save
     from .surgery.hugging_face import from_pretrained
-    from .surgery.param_groups import param_groups
-    from .surgery.replace import replace_
+    from .surgery.replace import param_groups, replace_
 
 __version__ = "0.1.0"
 
@@ -48,7 +47,7 @@ _HOME = {
     "find_stacks": "blocks.stacks",
     "from_pretrained": "surgery.hugging_face",
     "load": "surgery.checkpoint",
-    "param_groups": "surgery.param_groups",
+    "param_groups": "surgery.replace",
     "plan": "fitting.plan",
     "replace_": "surgery.replace",
     "save": "surgery.checkpoint",

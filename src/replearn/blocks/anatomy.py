@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -25,6 +25,25 @@ class Part:
     path: str
     transposed: bool = False
     rows: tuple[int, int] | None = None
+
+
+class Parts(Mapping[str, Part]):
+    """The parts by role, unchangeable, because plans are."""
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        self._parts = dict(parts)
+
+    def __getitem__(self, role: str) -> Part:
+        return self._parts[role]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return repr(self._parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +75,7 @@ class Anatomy:
                     f"The anatomy of {self.family!r} says {name}={getattr(self, name)!r}, which is one of "
                     f"{', '.join(map(repr, allowed))}."
                 )
-        object.__setattr__(self, "parts", dict(self.parts))  # its own
+        object.__setattr__(self, "parts", Parts(self.parts))
 
 
 def anatomy(

@@ -17,8 +17,8 @@ from ..operators.whole_block import WholeBlock
 from ..planning.data import Plan
 from ..planning.table import text_table
 from ..planning.targets import build_target
+from ..planning.validate import ordinary_tensors
 from ..surgery.hidden_states import record_replacement
-from ..surgery.inference_mode import ordinary_tensors
 from ..surgery.plan_metadata import attach_plan_
 from ..surgery.replace import check_fit, restored_on_error, set_submodule
 from .closed_form import Fit as Fit

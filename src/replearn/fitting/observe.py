@@ -1,18 +1,20 @@
-"""Watch one block of a model at work on calibration data: what goes in, what comes out, what lies between."""
+"""Watch blocks of a model at work on calibration data: what goes in, what comes out, and how alike these are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from ..blocks.anatomy import resolve
-from ..blocks.running import call, cut
+from ..blocks.running import call, cut, unchanged
 from ..errors import ReplearnError
 from ..planning.data import Target
 
@@ -161,3 +163,46 @@ def first(made: Any) -> Any:
 def repeatable(value: Any) -> Any:
     """An argument as it can be given again: a cache of keys and values would grow with every call."""
     return None if hasattr(value, "get_seq_length") else value
+
+
+@torch.no_grad()
+def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) -> dict[str, float]:
+    """Mean cosine similarity of each block's output to its input; high means redundant.
+
+    `blocks` gives each block's name and that of its input argument. Runs the model once in eval mode
+    without gradients and leaves no trace on it: modes, buffers, hooks and the random state are as before.
+    A block that runs several times is scored by the mean, one that changes the shape by the worst score.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ReplearnError(
+            f"similarity needs a model with values, and this {type(model).__name__} is on the meta device. "
+            "Plan by interval or fraction, or on the model itself."
+        )
+    found: dict[str, list[float]] = {name: [] for name in blocks}
+    given: list[Tensor] = []
+
+    def before(argument: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given.append((args[0] if args else kwargs[argument]).clone())  # a block may write into its input
+
+    def after(name: str, module: nn.Module, args: Any, made: Any) -> None:
+        found[name].append(_cosine(given.pop(), first(made)))
+
+    with ExitStack() as hooks, unchanged(model):
+        for name, argument in blocks.items():
+            block = model.get_submodule(name)
+            pre = block.register_forward_pre_hook(partial(before, argument), with_kwargs=True)
+            for handle in (pre, block.register_forward_hook(partial(after, name))):
+                hooks.callback(handle.remove)
+        run_to(model, batch, call, 0)
+    for name, scores in found.items():
+        if not scores:
+            raise ReplearnError(f"The calibration batch never reached {name}: pass one that runs every block.")
+    return {name: sum(scores) / len(scores) for name, scores in found.items()}
+
+
+def _cosine(given: Tensor, made: Any) -> float:
+    """The mean over the batch; -1, the worst there is, if the shape changes."""
+    if not isinstance(made, Tensor) or made.shape != given.shape:
+        return -1.0
+    rows = max(1, len(given)) if given.dim() > 1 else 1
+    return float(cosine_similarity(given.float().reshape(rows, -1), made.float().reshape(rows, -1), dim=1).mean())

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from ...errors import ReplearnError
 from ..functional import load_faster, synthesize
-from .correction import Correction, correction_of
-from .layers import BorrowedNorm, foldable
-from .least_squares import fit_rows, fit_scalars
+from .layers import BorrowedNorm, Correction, correction_of, foldable
 from .mixture import Along, Made, Mixture, Mixtures, compute_dtype, handed_out
-from .ridge import Moments, solve
+from .ridge import Moments, fit_rows, fit_scalars, solve
 from .site import Site
 from .synthesis import Source, row_norms, wide
 
