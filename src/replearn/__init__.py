@@ -1,6 +1,7 @@
 """Make networks cheaper by replacing blocks, while they are trained or afterwards."""
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from .errors import ReplearnError
@@ -52,29 +53,12 @@ _HOME = {
     "replace_": "surgery.replace",
     "save": "surgery.checkpoint",
 }
-_FOLDERS = frozenset(
-    [
-        *(
-            "analysis",
-            "blocks",
-            "compression",
-            "costs",
-            "deployment",
-            "experiments",
-            "fast",
-            "fitting",
-            "models",
-            "operators",
-        ),
-        *("planning", "surgery"),
-    ]
-)
 
 
 def __getattr__(name: str) -> Any:  # loaded when first used, so that `import replearn` costs next to nothing
     if name in _HOME:
         value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    elif name in _FOLDERS:
+    elif any(folder.name == name and folder.ispkg for folder in iter_modules(__path__)):
         value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

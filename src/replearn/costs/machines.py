@@ -107,11 +107,10 @@ SECONDS = 2.0  # for each of the measurements
 SIZES = {"cuda": (8192, 256, 2**29), "cpu": (1024, 8, 2**26)}  # matrix rows, images, bytes to copy
 
 
-def probe(device: str | torch.device | None = None, *, again: bool = False) -> Machine:
+def probe(device: str | torch.device | None = None) -> Machine:
     """This machine's speeds, measured in less than 20 seconds and remembered in the user's cache folder.
 
-    The cache is one JSON file for each device and version of torch; `again=True` measures anew. A damaged file
-    is measured over.
+    The cache is one JSON file for each device and version of torch. A damaged file is measured over.
     """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if where.type not in SIZES:
@@ -123,8 +122,7 @@ def probe(device: str | torch.device | None = None, *, again: bool = False) -> M
         name = torch.cuda.get_device_name(where)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replearn"
     file = folder / f"machine-{FORMAT}-{_plain(f'{platform.node()} {name} {torch.__version__}')}.json"
-    found = None if again else _remembered(file)
-    if found is None:
+    if (found := _remembered(file)) is None:
         found = measure(where, name, SECONDS)
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(f".{os.getpid()}")

@@ -12,7 +12,6 @@ from ..costs.budgets import Budget, as_budgets
 from ..costs.data import Cost, ModelCost, Promise
 from ..costs.estimator import Terms, cost_of, replaced_double, shapes_of
 from ..costs.machines import Machine
-from ..costs.training_step import Loss
 from ..errors import ReplearnError
 from ..operators._base.options import Options
 from ..planning.data import Plan, Target
@@ -92,7 +91,6 @@ def place(
     optimizer: str = "adamw",
     precision: str = "float32",
     machine: Machine | None = None,
-    loss: Loss | None = None,
 ) -> Placement:
     """Choose the targets that meet a budget with the least predicted damage; the model is not touched.
 
@@ -130,7 +128,7 @@ def place(
         plan_targets(model, 2, 2, operator=operator)  # says why there are none
         raise ReplearnError(f"{type(model).__name__} has no block that can be replaced.")
 
-    terms = Terms(optimizer, precision, machine, loss)
+    terms = Terms(optimizer, precision, machine)
     blocks = [name for stack in stacks for name in stack.blocks]
 
     def planned(names: Sequence[str]) -> tuple[Plan, ModelCost]:
