@@ -73,12 +73,10 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
     """Put the operators of a plan that fits in place, with their starting values if they are wanted."""
     # everything is built before anything is touched, so a failure leaves the model as it was
     built = [(target, build_operator(model, target, device_of(model, target))) for target in plan.targets]
-    for _, operator in built:
-        if start and all(parameter.device.type != "meta" for parameter in operator.parameters()):
+    for target, operator in built if start else ():
+        if all(parameter.device.type != "meta" for parameter in operator.parameters()):
             operator.reset_parameters()
-    if start:
-        for target, operator in built:
-            refuse_infinite(model, target, operator)
+        refuse_infinite(model, target, operator)
     for target, operator in built:
         block = model.get_submodule(target.name)
         operator.train(block.training)

@@ -52,7 +52,11 @@ class Operator(nn.Module, ABC):
         self._as_tuple = site.target.anatomy.returns == "tuple"
         # Hugging Face models read such labels off their layers (attention_type, layer_idx)
         own = {"a", "b", *dir(self)}
-        self._labels = {name: value for name, value in labels_of(site.block).items() if name not in own}
+        self._labels = {
+            name: value
+            for name, value in vars(site.block).items()
+            if isinstance(value, (str, int, bool)) and not name.startswith("_") and name not in own
+        }
         for name, value in self._labels.items():
             setattr(self, name, value)
 
@@ -374,12 +378,3 @@ class MixingOperator(ReadingOperator):
             return
         for side in scales:
             self.coefficient(side).copy_(value(side))
-
-
-def labels_of(block: nn.Module) -> dict[str, str | int | bool]:
-    """The plain public settings of a block."""
-    return {
-        name: value
-        for name, value in vars(block).items()
-        if isinstance(value, (str, int, bool)) and not name.startswith("_")
-    }
