@@ -63,8 +63,7 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
                 "Use operators.Projection()."
             )
         self._scale = width**-0.5
-        self.use(site, "proj")
-        self.use_bias(site, "proj")
+        self.use(site, "proj", bias=True)
         self.make_coefficients(site, tuple(self._sources["proj"]), heads)
         self.norm1 = BorrowedNorm(one_source(site, "norm1"), site.device)
         self.make_gain(site)

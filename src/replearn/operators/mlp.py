@@ -53,8 +53,7 @@ class MLPOperator(ReadingOperator, options=MLP):
         super().__init__(site)
         self._matrices = matrices_of(site.target.anatomy)
         for role in self._matrices:
-            self.use(site, role)
-            self.use_bias(site, role)
+            self.use(site, role, bias=True)
         self.norm2 = BorrowedNorm(one_source(site, "norm2"), site.device)
         self.activation = own_activation(site.part("activation"))
         self.make_gain(site)

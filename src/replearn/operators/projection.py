@@ -46,8 +46,7 @@ class ProjectionOperator(MixingOperator, options=Projection):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         require_square(site)
-        self.use(site, "proj")
-        self.use_bias(site, "proj")
+        self.use(site, "proj", bias=True)
         self.make_coefficients(site, tuple(self._sources["proj"]), 1)
 
     def mixtures(self) -> Mixtures:

@@ -108,7 +108,7 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         super().reset_parameters()
         sides = [side for side in SIDES if any(side in s for s in self._sources.values())]
         counts = [max(1, len(found)) for found in self._sources.values()]
-        scales = {side: torch.ones_like(self.coefficient(side)) for side in sides}
+        scales: dict[str, Tensor] = {side: torch.ones_like(self.coefficient(side)) for side in sides}
         self.start_coefficients(scales)
         if self._options.start == "mean":  # a parameter that fits one side only is that side's
             for index, count in enumerate(counts):

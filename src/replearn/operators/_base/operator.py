@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 Inner = tuple[Callable[[Tensor], Tensor], Callable[[Moments, Moments], None]]  # rows of its inputs, and the fit
+LETTERS = {"previous": "a", "next": "b"}
 FINE_RIDGES = tuple(10.0**exponent for exponent in range(-8, 2))
 
 
@@ -161,22 +162,18 @@ class ReadingOperator(Operator):
         self._num_synthesized = 0
         self.corrections = nn.ModuleDict()
 
-    def use(self, site: Site, role: str, like: str | None = None) -> None:
-        """Read this role's weight, shaped like the block's part of that role, with its correction."""
+    def use(self, site: Site, role: str, like: str | None = None, *, bias: bool = False) -> None:
+        """Read this role's weight, shaped like the block's part of the role, with its correction; its bias too."""
         self._sources[role] = site.sources(role)
         shape = site.shape(like or role)
         self._num_synthesized += math.prod(shape)
         correction = correction_of(site.options, shape, site, where=f"{site.target.name}, {role}")
         if correction is not None:
             self.corrections[role] = correction
-
-    def use_bias(self, site: Site, role: str) -> None:
-        """The role's bias has a correction of its own wherever the weight has one."""
-        correction = correction_of(site.options, site.shape(role)[:1], site, where=site.target.name)
-        if correction is not None:
-            self.corrections[f"{role}_bias"] = correction
-        if correction is not None or any(source.bias() is not None for source in self._sources[role].values()):
-            self._num_synthesized += site.shape(role)[0]
+        if bias and correction is not None:
+            self.corrections[f"{role}_bias"] = Correction(shape[:1], None, site.device, site.dtype)
+        if bias and (correction is not None or any(s.bias() is not None for s in self._sources[role].values())):
+            self._num_synthesized += shape[0]
 
     def num_deployed(self) -> int:
         kept = sum(layer.num_deployed() for layer in self.children() if isinstance(layer, BorrowedNorm))
@@ -229,9 +226,7 @@ class ReadingOperator(Operator):
 
     def gained(self, role: str, gain: Tensor | None) -> dict[str, Tensor]:
         """One factor on all sources of a role, as a mixture's coefficients."""
-        if gain is None:
-            return {}
-        return {"a" if side == "previous" else "b": gain for side in self._sources[role]}
+        return {} if gain is None else {LETTERS[side]: gain for side in self._sources[role]}
 
     def make_gain(self, site: Site) -> None:
         """Register a factor that is 1 until a fit sets it."""
@@ -332,7 +327,7 @@ class MixingOperator(ReadingOperator):
     def make_coefficients(self, site: Site, sides: tuple[str, ...], count: int) -> None:
         """One coefficient vector per side that is read, or one for both if they are shared."""
         dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
-        names = ["a"] if self._shared(sides) else [{"previous": "a", "next": "b"}[side] for side in sides]
+        names = ["a"] if self._shared(sides) else [LETTERS[side] for side in sides]
         for name in ("a", "b"):
             parameter = nn.Parameter(torch.zeros(count, device=site.device, dtype=dtype))
             self.register_parameter(name, parameter if name in names else None)
@@ -352,7 +347,7 @@ class MixingOperator(ReadingOperator):
         return self.mixture(role, along=along, **self.coefficients_of(role), **how)
 
     def coefficients_of(self, role: str) -> dict[str, Tensor]:
-        return {"a" if side == "previous" else "b": self.coefficient(side) for side in self._sources[role]}
+        return {LETTERS[side]: self.coefficient(side) for side in self._sources[role]}
 
     @torch.no_grad()
     def start_rows(self, role: str) -> None:
