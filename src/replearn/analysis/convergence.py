@@ -11,7 +11,7 @@ network's loss with the kept weights of the step and the removed blocks as they 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,11 @@ def converge(
         )
     check_fit(model, plan)
     full = copy.deepcopy(model).requires_grad_(True)
-    estimate_statistics_(full.eval(), [lambda net, batch=batch: forward(net, batch) for batch in batches])
+
+    def on(batch: Any) -> Callable[[nn.Module], Any]:
+        return lambda net: forward(net, batch)
+
+    estimate_statistics_(full.eval(), map(on, batches))
     student = replace_(copy.deepcopy(full), plan).eval()
     flowing = flowing_copy(full, student, plan)
     names = [name for name, parameter in student.named_parameters() if parameter.requires_grad]

@@ -35,9 +35,7 @@ class ChainOperator(MixingOperator):
         self._last = next(reversed(self.chain))
 
     def convolution(self, role: str) -> Convolution:
-        found = self._modules[self.chain[role]]
-        if not isinstance(found, Convolution):
-            raise TypeError(f"{role} is a {type(found).__name__}")
+        found: Convolution = getattr(self, self.chain[role])
         return found
 
     def mixtures(self) -> Mixtures:

@@ -260,8 +260,8 @@ class ReadingOperator(Operator):
         weight, bias = cast(Mixture, mixtures[role]), mixtures.get(f"{role}_bias")
 
         def made() -> tuple[Tensor, Tensor]:
-            shift = torch.zeros_like(moments.mean_y[0]) if bias is None else bias.plain().double()
-            return weight.plain().flatten(1).double(), shift
+            shift = torch.zeros_like(moments.mean_y[0]) if bias is None else bias.plain()
+            return weight.plain().flatten(1), shift
 
         factors, by_row = [*self.coefficients(), *self.gains()], weight.along == "rows"
         units = []  # what each factor makes alone
@@ -276,7 +276,8 @@ class ReadingOperator(Operator):
             found = fit_rows(moments, directions) if by_row else fit_scalars(moments, directions, shifts)
             for factor, value in zip(factors, found.flatten().split([len(f) for f in factors]), strict=True):
                 factor.copy_(value)
-        return made()
+        base, shift = made()
+        return base.double(), shift.double()
 
     def fit_map(self, role: str, moments: Moments, held: Moments) -> float:
         """Fit the factors of the last linear map, then the corrections of its weight and bias; the ridge."""
