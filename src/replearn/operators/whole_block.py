@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
+from ._base.checkpointing import checkpointed
 from ._base.layers import correction_of
 from ._base.operator import MixingOperator
 from ._base.options import SIDES, MixingOptions, Need
-from ._base.shell import Turn, checkpointed, parameter_names, shell_of
+from ._base.shell import Turn, parameter_names, shell_of
 from ._base.site import Site
 from ._base.synthesis import full_precision, wide
 

@@ -1,19 +1,17 @@
-"""A module's code without its parameters, to be run with synthesized ones; and run twice, for checkpointing."""
+"""A module's code without its parameters, to be run with synthesized ones."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
-from ...blocks.shadow import twin_of
+from ...blocks.twins import twin_of
 
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") or "_hooks_" in name)
 
@@ -81,36 +79,3 @@ class Turn:
 
     def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
         return Turn, ()
-
-
-def checkpointed(run: Callable[..., Any], parts: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
-    """Call `run`, keep its inputs alone, and call it again for the backward pass.
-
-    The second call draws the same random numbers, and leaves the running statistics of these parts as they are.
-    """
-    if not torch.is_grad_enabled():
-        return run(*args, **kwargs)
-    if torch.compiler.is_compiling():  # the compiler updates statistics once, and takes no contexts
-        return checkpoint(run, *args, use_reentrant=False, **kwargs)
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), held_statistics(parts)
-
-    return checkpoint(run, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-
-
-@contextmanager
-def held_statistics(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Let BatchNorm layers compute as in training, and leave their running statistics as they are."""
-    layers = (layer for part in parts for layer in part.modules())
-    norms = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase)]
-    before = [(layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in norms]
-    for layer in norms:
-        layer.momentum = 0.0  # not track_running_stats: that would change which tensors are saved
-        layer._buffers["num_batches_tracked"] = None
-    try:
-        yield
-    finally:
-        for layer, (momentum, batches) in zip(norms, before, strict=True):
-            layer.momentum = momentum
-            layer._buffers["num_batches_tracked"] = batches

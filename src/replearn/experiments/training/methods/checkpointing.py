@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ....blocks.stacks import Stack
-from ....operators._base.shell import checkpointed
+from ....operators._base.checkpointing import checkpointed
 from .wrapping import Patch, Wrapper, branches, is_removed, unpatch_
 
 
