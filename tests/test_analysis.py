@@ -267,7 +267,7 @@ def test_plans_and_models_that_do_not_fit_are_refused(
     other = replearn.models.CifarResNet(32, width=4).eval()
     with pytest.raises(ReplearnError, match="The plan does not fit"):
         analyze(other, plan, batches())
-    with pytest.raises(ReplearnError, match=r"analyze takes a Plan, got int"):
+    with pytest.raises(ReplearnError, match=r"takes a Plan, got int"):
         analyze(model, 4, batches())  # type: ignore[arg-type]
     with pytest.raises(ReplearnError, match="replaced"):
         analyze(replaced, plan, batches())

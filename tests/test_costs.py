@@ -280,7 +280,7 @@ predict, estimate, given = replearn.costs.predict, replearn.costs.estimate, torc
         (lambda: predict(Plain(), given, optimizer="shampoo"), ("'shampoo'", "adamw")),
         (lambda: replearn.costs.named_machine("abacus"), ("'abacus'", "H200", "probe")),
         (lambda: predict(Plain().requires_grad_(False), given), ("no trainable parameter", "Unfreeze")),
-        (lambda: estimate(resnet(5), images(), "a plan"), ("not str", "replearn.plan(model)")),
+        (lambda: estimate(resnet(5), images(), "a plan"), ("got str", "replearn.plan(model)")),
         (lambda: predict(resnet(3), images()).of("layer9"), ("no block 'layer9'", "stages.0.1")),
         (lambda: replearn.costs.probe("meta"), ("cpu and cuda", "'meta'")),
     ],

@@ -16,8 +16,8 @@ from zoo import everything
 
 import replearn
 from replearn import ReplearnError
+from replearn.fitting.observe import block_similarity
 from replearn.planning.positions import best_apart, evenly, most_apart
-from replearn.planning.similarity import block_similarity
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -249,7 +249,7 @@ def test_similarity_leaves_no_trace_on_the_model(fails: bool) -> None:
         handle = model.blocks[4].register_forward_pre_hook(lambda module, args: 1 / 0)
     before = everything(model, versions=False)
     if fails:
-        with pytest.raises(ReplearnError, match="could not be run on the calibration batch"):
+        with pytest.raises(ReplearnError, match="could not be run on calibration batch 0"):
             by_similarity(model, batch)
     else:
         by_similarity(model, batch)

@@ -1,6 +1,7 @@
 """Make networks cheaper by replacing blocks, while they are trained or afterwards."""
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from .errors import ReplearnError
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from .planning.data import Plan
     from .surgery.checkpoint import load, save
     from .surgery.hugging_face import from_pretrained
-    from .surgery.param_groups import param_groups
-    from .surgery.replace import replace_
+    from .surgery.replace import param_groups, replace_
 
 __version__ = "0.1.0"
 
@@ -48,34 +48,17 @@ _HOME = {
     "find_stacks": "blocks.stacks",
     "from_pretrained": "surgery.hugging_face",
     "load": "surgery.checkpoint",
-    "param_groups": "surgery.param_groups",
+    "param_groups": "surgery.replace",
     "plan": "fitting.plan",
     "replace_": "surgery.replace",
     "save": "surgery.checkpoint",
 }
-_FOLDERS = frozenset(
-    [
-        *(
-            "analysis",
-            "blocks",
-            "compression",
-            "costs",
-            "deployment",
-            "experiments",
-            "fast",
-            "fitting",
-            "models",
-            "operators",
-        ),
-        *("planning", "surgery"),
-    ]
-)
 
 
 def __getattr__(name: str) -> Any:  # loaded when first used, so that `import replearn` costs next to nothing
     if name in _HOME:
         value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    elif name in _FOLDERS:
+    elif any(folder.name == name and folder.ispkg for folder in iter_modules(__path__)):
         value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

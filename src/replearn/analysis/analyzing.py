@@ -15,7 +15,6 @@ from ..errors import ReplearnError
 from ..fitting.calibrate import calibrate_
 from ..fitting.observe import HELD_OUT, Forward
 from ..planning.data import Plan, Target
-from ..planning.validate import refuse_wrapped
 from ..surgery.replace import check_fit, exchange_
 from .deviation import deviation, local_error, quality, tradeoff
 from .gradients import gradient_bias
@@ -54,11 +53,6 @@ def analyze(
     The model is left as it was. Raises ReplearnError for a plan that does not fit it, a model whose blocks are
     gone already, data that does not fit, and NaN.
     """
-    if not isinstance(plan, Plan):
-        raise ReplearnError(
-            f"analyze takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model)."
-        )
-    refuse_wrapped(model)
     check_fit(model, plan)
     batches = list(data)
     if len(batches) < 2:

@@ -11,7 +11,7 @@ network's loss with the kept weights of the step and the removed blocks as they 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..blocks.running import call, differentiable_attention
 from ..errors import ReplearnError
+from ..fitting.closed_form import estimate_statistics_
 from ..fitting.observe import Forward
 from ..planning.data import Plan
 from ..surgery.replace import check_fit, replace_
@@ -54,7 +55,11 @@ def converge(
         )
     check_fit(model, plan)
     full = copy.deepcopy(model).requires_grad_(True)
-    settle_norms_(full, batches, forward)
+
+    def on(batch: Any) -> Callable[[nn.Module], Any]:
+        return lambda net: forward(net, batch)
+
+    estimate_statistics_(full.eval(), map(on, batches))
     student = replace_(copy.deepcopy(full), plan).eval()
     flowing = flowing_copy(full, student, plan)
     names = [name for name, parameter in student.named_parameters() if parameter.requires_grad]
@@ -126,17 +131,3 @@ def converge(
 
 def flat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.flatten() for part in parts])
-
-
-@torch.no_grad()
-def settle_norms_(model: nn.Module, batches: Sequence[Any], forward: Forward) -> None:
-    """BatchNorm statistics of all batches, then eval mode."""
-    model.eval()
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over the batches
-        norm.train()
-    for batch in batches if norms else ():
-        forward(model, batch)
-    model.eval()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.anatomy import Part, resolve
-from ..operators._base.least_squares import damped_solve
+from ..operators._base.ridge import damped_solve
 from ..operators._base.synthesis import Source
 from ..planning.data import Target
 from .results import Distance

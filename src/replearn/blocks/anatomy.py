@@ -28,30 +28,22 @@ class Part:
 
 
 class Parts(Mapping[str, Part]):
-    """The parts by role, unchangeable and hashable, because plans are."""
-
-    __slots__ = ("_items",)
+    """The parts by role, unchangeable, because plans are."""
 
     def __init__(self, parts: Mapping[str, Part]) -> None:
-        self._items = tuple(parts.items())
+        self._parts = dict(parts)
 
     def __getitem__(self, role: str) -> Part:
-        for name, part in self._items:
-            if name == role:
-                return part
-        raise KeyError(role)
+        return self._parts[role]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._items)
+        return iter(self._parts)
 
     def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._items))
+        return len(self._parts)
 
     def __repr__(self) -> str:
-        return repr(dict(self._items))
+        return repr(self._parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +62,7 @@ class Anatomy:
 
     family: str
     kind: Kind
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict, hash=False)
     num_heads: int = 0
     input: str = "x"
     returns: Returns = "tensor"

@@ -16,8 +16,7 @@ from ..deployment.saving import refuse_saving_
 from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.table import shown, text_table
-from ..planning.validate import refuse_wrapped
-from ..surgery.inference_mode import ordinary_tensors
+from ..planning.validate import ordinary_tensors, refuse_wrapped
 from ..surgery.replace import set_submodule
 from .batches import Augment, Data, Forward, device_of, read, read_augment
 from .choose import Choice, read_budget

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
+from operator import add, sub
 
 from ..errors import ReplearnError
 from ..planning.serialization import encode
@@ -51,10 +52,10 @@ class Cost:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Cost)))
+        return Cost(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(Cost)))
+        return Cost(*map(sub, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

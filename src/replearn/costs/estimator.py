@@ -92,8 +92,6 @@ def predict(
 
 def replaced_double(model: nn.Module, plan: Plan) -> nn.Module:
     """The replaced model on the meta device; the user's own is not touched."""
-    if not isinstance(plan, Plan):
-        raise ReplearnError(f"plan is a Plan, not {type(plan).__name__}; make one with replearn.plan(model).")
     double = double_of(model, on_meta)
     check_fit(double, plan)
     exchange_(double, plan, start=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,11 +107,10 @@ SECONDS = 2.0  # for each of the measurements
 SIZES = {"cuda": (8192, 256, 2**29), "cpu": (1024, 8, 2**26)}  # matrix rows, images, bytes to copy
 
 
-def probe(device: str | torch.device | None = None, *, again: bool = False) -> Machine:
+def probe(device: str | torch.device | None = None) -> Machine:
     """This machine's speeds, measured in less than 20 seconds and remembered in the user's cache folder.
 
-    The cache is one JSON file for each device and version of torch; `again=True` measures anew. A damaged file
-    is measured over.
+    The cache is one JSON file for each device and version of torch. A damaged file is measured over.
     """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if where.type not in SIZES:
@@ -124,8 +122,7 @@ def probe(device: str | torch.device | None = None, *, again: bool = False) -> M
         name = torch.cuda.get_device_name(where)
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replearn"
     file = folder / f"machine-{FORMAT}-{_plain(f'{platform.node()} {name} {torch.__version__}')}.json"
-    found = None if again else _remembered(file)
-    if found is None:
+    if (found := _remembered(file)) is None:
         found = measure(where, name, SECONDS)
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(f".{os.getpid()}")
@@ -148,9 +145,9 @@ def measure(device: torch.device, name: str, seconds: float) -> Machine:
     half = fastest(torch.bfloat16)
     memory = torch.empty(copied // 4, device=device)
     target = torch.empty_like(memory)
-    bandwidth = 2 * copied / _each(lambda: target.copy_(memory), device, seconds)
+    bandwidth = 2 * copied / _each(lambda: target.copy_(memory), seconds)
     small = torch.zeros(16, device=device)
-    launch = _each(lambda: small.add_(1), device, min(seconds, 0.5))
+    launch = _each(lambda: small.add_(1), min(seconds, 0.5))
     return Machine(
         name, half, max(fast, single), single, bandwidth, launch, f"probed with torch {torch.__version__}"
     )
@@ -158,34 +155,23 @@ def measure(device: torch.device, name: str, seconds: float) -> Machine:
 
 def _matmul(device: torch.device, dtype: torch.dtype, rows: int, seconds: float) -> float:
     left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-    return 2 * rows**3 / _each(lambda: left @ right, device, seconds)
+    return 2 * rows**3 / _each(lambda: left @ right, seconds)
 
 
 def _convolution(device: torch.device, dtype: torch.dtype, images: int, seconds: float) -> float:
     given = torch.randn(images, 128, 28, 28, device=device).to(dtype).to(memory_format=torch.channels_last)
     kernel = torch.randn(128, 128, 3, 3, device=device).to(dtype)
     work = 2 * images * 28 * 28 * 128 * 128 * 9
-    return work / _each(lambda: torch.nn.functional.conv2d(given, kernel, padding=1), device, seconds)
+    return work / _each(lambda: torch.nn.functional.conv2d(given, kernel, padding=1), seconds)
 
 
 @torch.no_grad()
-def _each(work: Callable[[], Tensor], device: torch.device, seconds: float) -> float:
-    """Seconds of one call: in growing runs until the time is up, the best run counts."""
+def _each(work: Callable[[], Tensor], seconds: float) -> float:
+    """Seconds of one call: the best of many runs."""
+    from torch.utils.benchmark import Timer  # slow to import
 
-    def timed(times: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(times):
-            work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - begin) / times
-
-    timed(1)  # the first call sets things up
-    times, best, end = 1, float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        best = min(best, timed(times))
-        times = max(1, min(times * 2, int(seconds / 8 / best)))
-    return best
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return min(timer.blocked_autorange(min_run_time=seconds).times)
 
 
 def _remembered(file: Path) -> Machine | None:

@@ -25,9 +25,8 @@ from ..fast.passes._context import Context
 from ..fast.verify import tensors_in as tensors_in
 from ..fast.verify import verify as verify
 from ..planning.targets import records_hidden_states
-from ..planning.validate import own_copy, unwrapped
+from ..planning.validate import ordinary_tensors, own_copy, unwrapped, writable
 from ..surgery.hidden_states import record_replacement
-from ..surgery.inference_mode import ordinary_tensors, writable
 from ..surgery.plan_metadata import detach_plan_
 from ..surgery.replace import operators_of, plan_of, set_submodule
 from .absorb import absorb_

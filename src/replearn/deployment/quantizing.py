@@ -110,19 +110,17 @@ def checked(model: nn.Module, given: Iterable[Tensor]) -> list[Tensor]:
             "are usual."
         )
     for index, batch in enumerate(batches):
+        wrong = ""
         if not isinstance(batch, Tensor) or batch.dim() < 2 or not len(batch):
             told = f"shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
-            raise ReplearnError(
-                f"Calibration batch {index} is no batch of inputs ({told}). Give tensors as the model takes them, "
-                "as (64, 3, 224, 224), without labels."
-            )
-        if batch.shape[1:] != batches[0].shape[1:]:
-            raise ReplearnError(
-                f"Calibration batch {index} holds inputs of shape {tuple(batch.shape[1:])}, and the first batch "
-                f"{tuple(batches[0].shape[1:])}. Only the batch size may differ."
-            )
-        if not bool(batch.isfinite().all()):
-            raise ReplearnError(f"Calibration batch {index} holds inf or NaN, from which no scale can be set.")
+            wrong = f"is no batch of inputs ({told}). Give tensors as the model takes them, without labels"
+        elif batch.shape[1:] != batches[0].shape[1:]:
+            shapes = tuple(batch.shape[1:]), tuple(batches[0].shape[1:])
+            wrong = f"holds inputs of shape {shapes[0]}, and the first {shapes[1]}. Only the batch size may differ"
+        elif not bool(batch.isfinite().all()):
+            wrong = "holds inf or NaN, from which no scale can be set"
+        if wrong:
+            raise ReplearnError(f"Calibration batch {index} {wrong}.")
     try:
         model(batches[0][:1])
     except Exception as error:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from ..blocks.tracing import trace
 from ..errors import ReplearnError
 from ..operators._base.operator import Operator
-from ..planning.validate import own_copy, unwrapped
-from ..surgery.inference_mode import ordinary_tensors, writable
+from ..planning.validate import ordinary_tensors, own_copy, unwrapped, writable
 from ..surgery.replace import set_submodule
 from .folding import CONVOLUTIONS, fold_, names_in_code, reaches
 from .graph_module import FlatGraph

@@ -1,7 +1,6 @@
 """What needs data: closed-form fits to trained models, scores of blocks, and the choice under a budget."""
 
 from .calibrate import Calibration
-from .choose import place
-from .placement import Placement
+from .choose import Placement, place
 
 __all__ = ["Calibration", "Placement", "place"]

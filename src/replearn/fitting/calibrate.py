@@ -17,13 +17,12 @@ from ..operators.whole_block import WholeBlock
 from ..planning.data import Plan
 from ..planning.table import text_table
 from ..planning.targets import build_target
-from ..planning.validate import refuse_wrapped
+from ..planning.validate import ordinary_tensors
 from ..surgery.hidden_states import record_replacement
-from ..surgery.inference_mode import ordinary_tensors
 from ..surgery.plan_metadata import attach_plan_
 from ..surgery.replace import check_fit, restored_on_error, set_submodule
 from .closed_form import Fit as Fit
-from .closed_form import Imitation
+from .closed_form import Imitation, check_data
 from .observe import Forward as Forward
 
 
@@ -62,17 +61,7 @@ def calibrate_(
 
     Raises ReplearnError, with the model unchanged, for data that does not fit the model or gives NaN.
     """
-    if not isinstance(plan, Plan):
-        raise ReplearnError(
-            f"calibrate_ takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model)."
-        )
-    if not isinstance(data, Iterable):
-        raise ReplearnError(f"calibrate_ takes a list or a loader of batches, got {type(data).__name__}.")
-    if iter(data) is data:
-        raise ReplearnError(
-            "calibrate_ goes through the data once per target; give a list or a loader, not an iterator."
-        )
-    refuse_wrapped(model)
+    check_data(data)
     check_fit(model, plan)
     plan = corrected(model, plan, correction)
     fits, samples = [], 0

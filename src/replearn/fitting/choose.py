@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -12,20 +12,72 @@ from ..costs.budgets import Budget, as_budgets
 from ..costs.data import Cost, ModelCost, Promise
 from ..costs.estimator import Terms, cost_of, replaced_double, shapes_of
 from ..costs.machines import Machine
-from ..costs.training_step import Loss
 from ..errors import ReplearnError
 from ..operators._base.options import Options
 from ..planning.data import Plan, Target
 from ..planning.legality import Survey
 from ..planning.planner import plan as plan_targets
 from ..planning.planner import stacks_of
-from ..planning.similarity import block_similarity
+from ..planning.table import shown, text_table
 from .closed_form import fitted_errors
 from .knapsack import Item, choose, most_saved
-from .placement import Candidate, Placement
+from .observe import block_similarity
 
 SCORES = ("count", "similarity", "error")
 ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A block that may go: what its replacement saves, what it is predicted to hurt, and whether it was chosen."""
+
+    name: str
+    stack: str
+    position: int
+    damage: float
+    saves: Cost
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A plan that meets its budgets, and why it is this one; `print` shows both."""
+
+    plan: Plan
+    promise: Promise
+    budgets: tuple[Budget, ...]
+    score: str
+    candidates: tuple[Candidate, ...]
+    reachable: tuple[float, ...]  # the least of each budget's quantity that any plan comes to
+
+    def __str__(self) -> str:
+        head = ("module", "position", "damage", *(f"saves {budget.quantity}" for budget in self.budgets), "")
+        whole = self.promise.before.total
+        rows = [
+            (
+                shown(candidate.name),
+                str(candidate.position),
+                f"{candidate.damage:.4g}",
+                *(_share(budget.measure(candidate.saves), budget.measure(whole)) for budget in self.budgets),
+                "replaced" if candidate.chosen else "",
+            )
+            for candidate in self.candidates
+        ]
+        chosen = [candidate for candidate in self.candidates if candidate.chosen]
+        lines = [
+            f"{len(chosen)} of {len(rows)} legal targets, the least total damage "
+            f"({sum(candidate.damage for candidate in chosen):.4g} by {self.score}) that meets the budget",
+            "",
+            *text_table(head, rows, right=range(1, 3 + len(self.budgets))),
+            "",
+        ]
+        for budget, least in zip(self.budgets, self.reachable, strict=True):
+            before, after = (budget.measure(cost.total) for cost in (self.promise.before, self.promise.after))
+            lines.append(
+                f"budget   {budget}: {budget.spell(before)} -> {budget.spell(after)} ({after / before:.1%}); the "
+                f"least that is reachable is {budget.spell(least)} ({least / before:.1%})"
+            )
+        return "\n".join([*lines, "", str(self.promise)])
 
 
 def place(
@@ -39,7 +91,6 @@ def place(
     optimizer: str = "adamw",
     precision: str = "float32",
     machine: Machine | None = None,
-    loss: Loss | None = None,
 ) -> Placement:
     """Choose the targets that meet a budget with the least predicted damage; the model is not touched.
 
@@ -58,7 +109,7 @@ def place(
     >>> placement.plan.parameters_after <= 400_000
     True
     """
-    budgets = as_budgets(budget)
+    budgets, by = as_budgets(budget), score if isinstance(score, str) else "given scores"
     for found in budgets:
         if machine is None and found.quantity in ("time", "latency"):
             raise ReplearnError(
@@ -77,7 +128,7 @@ def place(
         plan_targets(model, 2, 2, operator=operator)  # says why there are none
         raise ReplearnError(f"{type(model).__name__} has no block that can be replaced.")
 
-    terms = Terms(optimizer, precision, machine, loss)
+    terms = Terms(optimizer, precision, machine)
     blocks = [name for stack in stacks for name in stack.blocks]
 
     def planned(names: Sequence[str]) -> tuple[Plan, ModelCost]:
@@ -115,10 +166,10 @@ def place(
         if all(missing <= 0 for missing in short):
             chosen = {target.name for target in plan.targets}
             return Placement(
-                plan=replace(plan, placement=f"budget {', '.join(map(str, budgets))}, by {_name_of(score)}"),
+                plan=replace(plan, placement=f"budget {', '.join(map(str, budgets))}, by {by}"),
                 promise=Promise(before, after, precision, optimizer, machine, shapes_of(example)),
                 budgets=budgets,
-                score=_name_of(score),
+                score=by,
                 candidates=tuple(
                     Candidate(t.name, t.stack, t.position, damage[t.name], saves[t.name], t.name in chosen)
                     for t in legal
@@ -179,10 +230,6 @@ def _first(data: Any) -> Any:
     raise ReplearnError("The calibration data is empty: give at least one batch.")
 
 
-def _name_of(score: str | Mapping[str, float]) -> str:
-    return score if isinstance(score, str) else "given scores"
-
-
 def _unreachable(
     model: nn.Module,
     budgets: Sequence[Budget],
@@ -208,3 +255,7 @@ def _unreachable(
         f"No choice of targets of this {type(model).__name__} meets the budget: {'; '.join(parts)}.{together} "
         "Ask for less, or take a lighter operator; operators.Removal() is the floor."
     )
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "0%"

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ..blocks.running import unchanged
 from ..errors import ReplearnError
-from ..operators._base.least_squares import Step
-from ..operators._base.operator import Operator
+from ..operators._base.operator import Inner, Operator
 from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
@@ -81,9 +80,9 @@ class Imitation:
         error, removal, share = self.errors()
         start = best = copied(operator)
         ridge, fitted = 0.0, False
-        for way in operator.ways():
+        for inner in dict.fromkeys((None, operator.inner())):  # which does better, is told by held-out data
             operator.load_state_dict(start)
-            used = self.fit_stages(way)
+            used = self.fit_stages(inner)
             if used is None:
                 continue
             fitted = True
@@ -98,18 +97,16 @@ class Imitation:
             error = self.errors()[0]
         return Fit(self.target.name, min(error, removal), removal, ridge, "; ".join(notes), share)
 
-    def fit_stages(self, way: tuple[Step, ...]) -> float | None:
-        """Fit inner maps, then one stage after another; the last ridge, or None where nothing can be fitted."""
+    def fit_stages(self, inner: Inner | None) -> float | None:
+        """Fit the inner map, then one stage after another; the last ridge, or None where nothing can be fitted."""
         stages = self.operator.stages()
-        for step in way:
-            moments = self.moments(stages[0], (), step)
-            if moments is None:
-                return None
-            step.fit(*moments)
+        if inner is not None:
+            features, fit = inner
+            if (moments := self.moments(stages[0], (), features)) is not None:
+                fit(*moments)
         ridge = None
         for index, stage in enumerate(stages):
-            moments = self.moments(stage, stages[:index])
-            if moments is not None:
+            if (moments := self.moments(stage, stages[:index], stage.regressors)) is not None:
                 ridge = stage.fit(*moments)
         return ridge
 
@@ -122,30 +119,22 @@ class Imitation:
         return "no fit was better than removal, so its branch starts at zero"
 
     def moments(
-        self, stage: Operator, before: tuple[Operator, ...], step: Step | None = None
+        self, stage: Operator, before: tuple[Operator, ...], features: Callable[[Tensor], Tensor | None]
     ) -> tuple[Moments, Moments] | None:
-        """Moments for fitting and held-out ones; None where there is nothing to fit or to aim at."""
+        """Moments for fitting and held-out ones; None where there is nothing to fit."""
         fitted, held = (Moments(narrow=math.inf) for _ in range(2))
-        inner = step is not None and step.aim != "branch"
         self.samples = 0
-        for seen in self.observe(inner=inner):
+        for seen in self.observe():
             self.samples += len(seen.x)
             x = seen.x
             for earlier in before:
                 x = earlier.compute(x)
-            if step is not None and inner:
-                if step.aim not in seen.inner:
+            whole = seen.preactivation if stage.ends_in_activation else None
+            for piece, aimed in chunks(x, (seen.y if whole is None else whole) - x):
+                if (rows := features(piece)) is None:
                     return None
-                aim = seen.inner[step.aim]
-            else:
-                whole = seen.preactivation if stage.ends_in_activation else None
-                aim = (seen.y if whole is None else whole) - x
-            for piece, aimed in chunks(x, aim):
-                features = stage.regressors(piece) if step is None else step.features(piece)
-                if features is None:
-                    return None
-                rows = (features.double()[None], as_rows(aimed, self.target).double()[None])
-                (held if seen.held_out else fitted).add(*rows)
+                pair = rows.double()[None], as_rows(aimed, self.target).double()[None]
+                (held if seen.held_out else fitted).add(*pair)
         return fitted, held
 
     def errors(self) -> tuple[float, float, float]:
@@ -160,8 +149,8 @@ class Imitation:
         power = power or 1.0
         return error / power if error == error else math.inf, removal / power, power / (output or 1.0)
 
-    def observe(self, held_out: bool | None = None, inner: bool = False) -> Iterator[Seen]:
-        return observe(self.model, self.target, self.data, self.forward, held_out=held_out, inner=inner)
+    def observe(self, held_out: bool | None = None) -> Iterator[Seen]:
+        return observe(self.model, self.target, self.data, self.forward, held_out=held_out)
 
 
 def copied(operator: nn.Module) -> dict[str, Tensor]:
@@ -192,9 +181,16 @@ def fitted_errors(
             f"The error of a replacement needs a model with values, and this {type(model).__name__} is on the "
             "meta device. Score by 'count', or take the model itself."
         )
-    if iter(data) is data:
-        raise ReplearnError(
-            "Scoring by error goes through the data once per target; give a list or a loader, not an iterator."
-        )
+    check_data(data)
     with unchanged(model), torch.no_grad():
         return tuple(Imitation(model, target, data, forward).fit() for target in targets)
+
+
+def check_data(data: Any) -> None:
+    """Refuse what can't be gone through once for every target."""
+    if not isinstance(data, Iterable):
+        raise ReplearnError(f"Fitting takes a list or a loader of batches, got {type(data).__name__}.")
+    if iter(data) is data:
+        raise ReplearnError(
+            "Fitting goes through the data once per target; give a list or a loader, not an iterator."
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MOST_STATES = 4000
 GRID = 1000
@@ -25,8 +26,7 @@ class Item:
     saves: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     damage: float
     saved: tuple[float, ...]
     last: int  # the position taken last in this stack
@@ -57,7 +57,7 @@ def _choose(
     caps = [float("inf") if below else need for below, need in zip(negative, needs, strict=True)]
     states = [State(0.0, tuple(0.0 for _ in needs), NEVER, ())]
     for stack, items in enumerate(stacks):
-        states = [State(s.damage, s.saved, NEVER, s.taken) for s in states]
+        states = [s._replace(last=NEVER) for s in states]
         for index in sorted(range(len(items)), key=lambda i: items[i].position):
             item = items[index]
             more = [
@@ -88,7 +88,7 @@ def _rounded(state: State, needs: Sequence[float], grid: int) -> State:
         max((a // unit) * unit, need) if a >= need else (a // unit) * unit
         for a, unit, need in zip(state.saved, units, needs, strict=True)
     )
-    return State(state.damage, tuple(saved), state.last, state.taken)
+    return state._replace(saved=tuple(saved))
 
 
 def _front(states: Sequence[State], position: int) -> list[State]:
@@ -116,15 +116,6 @@ def _covered(state: State, others: Sequence[State]) -> bool:
 
 def most_saved(stacks: Sequence[Sequence[Item]], which: int) -> tuple[float, int]:
     """The most that can be saved of one need, and how many items that takes."""
-    total, number = 0.0, 0
-    for items in stacks:
-        # best with the last position taken, and best without it
-        taken, free, before = (float("-inf"), 0), (0.0, 0), NEVER
-        for item in sorted(items, key=lambda found: found.position):
-            skipped = max(taken, free)
-            start = free if item.position == before + 1 else skipped
-            taken, free = (start[0] + item.saves[which], start[1] + 1), skipped
-            before = item.position
-        best = max(taken, free)
-        total, number = total + best[0], number + best[1]
-    return total, number
+    rows = [[Item(item.position, -item.saves[which], ()) for item in items] for items in stacks]
+    taken = _choose(rows, (), MOST_STATES, GRID)[0] or []
+    return sum(stacks[stack][index].saves[which] for stack, index in taken), len(taken)

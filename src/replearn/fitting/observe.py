@@ -1,18 +1,20 @@
-"""Watch one block of a model at work on calibration data: what goes in, what comes out, what lies between."""
+"""Watch blocks of a model at work on calibration data: what goes in, what comes out, and how alike these are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from ..blocks.anatomy import resolve
-from ..blocks.running import call, cut
+from ..blocks.running import call, cut, unchanged
 from ..errors import ReplearnError
 from ..planning.data import Target
 
@@ -29,7 +31,6 @@ class Seen:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     preactivation: Tensor | None = None  # what the block's last activation was given
-    inner: Mapping[str, Tensor] = field(default_factory=dict)  # by role of a convolution: what its activation saw
     held_out: bool = False
 
     def through(self, module: nn.Module) -> Tensor:
@@ -45,7 +46,6 @@ def observe(
     forward: Forward | None = None,
     *,
     held_out: bool | None = None,
-    inner: bool = False,
     split: bool = True,
 ) -> Iterator[Seen]:
     """Every batch's call of a target, as the model stands now; with `held_out`, only those or only the others.
@@ -60,7 +60,7 @@ def observe(
     if not ahead:
         raise ReplearnError("The calibration data is empty: give at least one batch.")
     alone = len(ahead) == 1 and split
-    with _watching(model.get_submodule(target.name), target, inner) as caught:
+    with _watching(model.get_submodule(target.name), target) as caught:
         for number, batch in enumerate(chain(ahead, batches)):
             if not alone and held_out is not None and held_out != (number % HELD_OUT == 1):
                 continue
@@ -96,7 +96,7 @@ def _split(seen: Seen) -> list[Seen]:
     edge = size - max(1, size // HELD_OUT)
     if edge < 1:
         raise ReplearnError("The calibration data is one batch with a single sample: give more.")
-    names = ("x", "y", "args", "kwargs", "preactivation", "inner")
+    names = ("x", "y", "args", "kwargs", "preactivation")
     whole = {name: getattr(seen, name) for name in names}
     return [
         Seen(**cut(whole, size, begin, end), held_out=held_out)
@@ -125,7 +125,7 @@ def _checked(caught: dict[str, Any], target: Target, number: int, held_out: bool
 
 
 @contextmanager
-def _watching(block: nn.Module, target: Target, inner: bool) -> Iterator[dict[str, Any]]:
+def _watching(block: nn.Module, target: Target) -> Iterator[dict[str, Any]]:
     """Hooks that note one call of the block and end the model's run; gone afterwards."""
     caught: dict[str, Any] = {}
     anatomy = target.anatomy
@@ -149,36 +149,11 @@ def _watching(block: nn.Module, target: Target, inner: bool) -> Iterator[dict[st
         activation = resolve(block, anatomy.parts["activation"].path)
         if isinstance(activation, nn.Module):
             handles.append(activation.register_forward_pre_hook(before_activation))
-    if inner and anatomy.kind == "bottleneck":
-        handles += _watch_inner(block, target, caught)
     try:
         yield caught
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _watch_inner(block: nn.Module, target: Target, caught: dict[str, Any]) -> list[Any]:
-    """Note what the activations after conv1 and conv2 were given: the last output of a layer with values of
-    its own (a convolution or a norm) before the next convolution runs."""
-    latest: list[Tensor] = []
-
-    def ran(module: nn.Module, args: Any, made: Any) -> None:
-        if isinstance(made, Tensor):
-            latest[:] = [made.clone()]  # the activation may work in place
-
-    def next_one(role: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: Any) -> None:
-            caught["inner"] = {**caught.get("inner", {}), role: latest[0]}
-
-        return note
-
-    leaves = [module for module in block.modules() if not list(module.children()) and module.state_dict()]
-    handles = [leaf.register_forward_hook(ran) for leaf in leaves]
-    for role, following in (("conv1", "conv2"), ("conv2", "conv3")):
-        layer = resolve(block, target.anatomy.parts[following].path)
-        handles.append(layer.register_forward_pre_hook(next_one(role)))
-    return handles
 
 
 def first(made: Any) -> Any:
@@ -188,3 +163,46 @@ def first(made: Any) -> Any:
 def repeatable(value: Any) -> Any:
     """An argument as it can be given again: a cache of keys and values would grow with every call."""
     return None if hasattr(value, "get_seq_length") else value
+
+
+@torch.no_grad()
+def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) -> dict[str, float]:
+    """Mean cosine similarity of each block's output to its input; high means redundant.
+
+    `blocks` gives each block's name and that of its input argument. Runs the model once in eval mode
+    without gradients and leaves no trace on it: modes, buffers, hooks and the random state are as before.
+    A block that runs several times is scored by the mean, one that changes the shape by the worst score.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ReplearnError(
+            f"similarity needs a model with values, and this {type(model).__name__} is on the meta device. "
+            "Plan by interval or fraction, or on the model itself."
+        )
+    found: dict[str, list[float]] = {name: [] for name in blocks}
+    given: list[Tensor] = []
+
+    def before(argument: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        given.append((args[0] if args else kwargs[argument]).clone())  # a block may write into its input
+
+    def after(name: str, module: nn.Module, args: Any, made: Any) -> None:
+        found[name].append(_cosine(given.pop(), first(made)))
+
+    with ExitStack() as hooks, unchanged(model):
+        for name, argument in blocks.items():
+            block = model.get_submodule(name)
+            pre = block.register_forward_pre_hook(partial(before, argument), with_kwargs=True)
+            for handle in (pre, block.register_forward_hook(partial(after, name))):
+                hooks.callback(handle.remove)
+        run_to(model, batch, call, 0)
+    for name, scores in found.items():
+        if not scores:
+            raise ReplearnError(f"The calibration batch never reached {name}: pass one that runs every block.")
+    return {name: sum(scores) / len(scores) for name, scores in found.items()}
+
+
+def _cosine(given: Tensor, made: Any) -> float:
+    """The mean over the batch; -1, the worst there is, if the shape changes."""
+    if not isinstance(made, Tensor) or made.shape != given.shape:
+        return -1.0
+    rows = max(1, len(given)) if given.dim() > 1 else 1
+    return float(cosine_similarity(given.float().reshape(rows, -1), made.float().reshape(rows, -1), dim=1).mean())

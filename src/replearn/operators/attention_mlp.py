@@ -56,8 +56,6 @@ class AttentionMLPOperator(Operator, options=AttentionMLP):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self.attention: Operator
-        self.mlp: Operator
         self.attention, self.mlp = (
             half.module(replace(site, target=replace(site.target, operator=half)))
             for half in cast(AttentionMLP, site.options).halves()

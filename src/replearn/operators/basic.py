@@ -14,21 +14,11 @@ left.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
+from typing import ClassVar
 
 from ..blocks.anatomy import Anatomy
-from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
-from ._base.least_squares import fit_rows
-from ._base.mixture import Mixtures
-from ._base.operator import MixingOperator
+from ._base.chain import ChainOperator
 from ._base.options import MixingOptions, Need
-from ._base.plain import residual
-from ._base.ridge import Moments
-from ._base.site import Site
-from ._base.synthesis import unit_rows
-from .functional import norm_add_act
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,47 +33,6 @@ class Basic(MixingOptions):
         return (Need("kernel", previous="conv2", next="conv1", like="conv2"),)
 
 
-class BasicOperator(MixingOperator, options=Basic):
-    ends_in_activation = True
-
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self.use(site, "kernel", like="conv2")
-        self.make_coefficients(site, tuple(self._sources["kernel"]), site.shape("conv2")[0])
-        self.conv = Convolution(site.part("conv2"), site.device)
-        self.norm = fresh_norm(site.part("norm"), site.device)
-        self.activation = own_activation(site.part("activation"))
-
-    def mixtures(self) -> Mixtures:
-        return {"kernel": self.weighed("kernel", "rows", normalise=True)}
-
-    def compute(self, x: Tensor) -> Tensor:
-        return norm_add_act(self.conv(x, self.synthesized(x)["kernel"]), self.norm, self.activation, x)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.start_rows("kernel")
-
-    def regressors(self, x: Tensor) -> Tensor:
-        return self.conv.patches(x)
-
-    @torch.no_grad()
-    def fit(self, moments: Moments, held: Moments) -> float:
-        """Channel coefficients first, then the correction, then the BatchNorm that leaves both as they are."""
-        units = {side: unit_rows(weight).flatten(1).double() for side, weight in self.weights("kernel").items()}
-        base = torch.zeros_like(moments.mixed[0].T)
-        if units:
-            directions = (
-                [torch.stack(list(units.values())).sum(0)] if self._shared(tuple(units)) else list(units.values())
-            )
-            sides = list(units)[: len(directions)]
-            for side, direction, scale in zip(sides, directions, fit_rows(moments, directions), strict=True):
-                self.coefficient(side).copy_(scale)
-                base += scale[:, None] * direction
-        weight, ridge = self.fit_correction("kernel", base, moments, held)
-        fit_norm(self.norm, weight, moments)
-        return ridge
-
-    def plain(self) -> nn.Module:
-        return residual(self.conv.plain(self.made()["kernel"], self._dtype, self.norm), self.activation)
+class BasicOperator(ChainOperator, options=Basic):
+    chain: ClassVar = {"kernel": "conv2"}
+    mixed = "kernel"

@@ -24,14 +24,13 @@ from torch.nn.functional import linear
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import BorrowedNorm, plain_linear
-from ._base.least_squares import fit_scalars
 from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
 from ._base.ridge import Moments
 from ._base.site import Site, one_source
-from ._base.synthesis import per_head, row_norms, unit_rows
+from ._base.synthesis import row_norms, unit_rows
 from .projection import require_square
 
 
@@ -64,8 +63,7 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
                 "Use operators.Projection()."
             )
         self._scale = width**-0.5
-        self.use(site, "proj")
-        self.use_bias(site, "proj")
+        self.use(site, "proj", bias=True)
         self.make_coefficients(site, tuple(self._sources["proj"]), heads)
         self.norm1 = BorrowedNorm(one_source(site, "norm1"), site.device)
         self.make_gain(site)
@@ -73,12 +71,12 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
     def mixtures(self) -> Mixtures:
         """The weight with d^-1/2 in it, and the bias without."""
         weight = self.weighed("proj", "heads", normalise=True, scale=self._scale)
-        return {"weight": weight, "bias": self.mean_bias_mixture("proj", self.gain)}
+        return {"proj": weight, "proj_bias": self.mean_bias_mixture("proj", self.gain)}
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm1(x)
         made = self.synthesized(normed)
-        return x + linear(normed, made["weight"], made.get("bias"))
+        return x + linear(normed, made["proj"], made.get("proj_bias"))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -97,41 +95,11 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
     def regressors(self, x: Tensor) -> Tensor:
         return self.norm1(x).reshape(-1, x.shape[-1])
 
-    @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
-        """A coefficient per head and side first, then the correction of weight and bias."""
-        weights = self.weights("proj")
-        units = {side: unit_rows(weight) for side, weight in weights.items()}
-        if self._shared(tuple(units)):
-            units = {"previous": units["previous"] + units["next"]}
-        heads = self.coefficient("previous" if "previous" in units else "next").shape[0]
-        directions = [
-            self._scale * unit * per_head(one, unit)
-            for unit in units.values()
-            for one in torch.eye(heads, dtype=unit.dtype, device=unit.device)
-        ]
-        if "proj_bias" in self.corrections:
-            self._correction("proj_bias").reset_parameters()
-        self.gain.fill_(1)
-        nothing = torch.zeros_like(moments.mean_y[0])
-        mean = self.mean_bias_mixture("proj")
-        bias = nothing if mean is None else mean.plain().double()
-        matrices = [*directions, torch.zeros_like(directions[0])]
-        *scales, gain = fit_scalars(moments, matrices, [nothing] * len(directions) + [bias], fixed=nothing)
-        found = torch.stack(scales)
-        self.gain.fill_(float(gain))
-        for side, values in zip(units, found.view(len(units), heads), strict=True):
-            self.coefficient(side).copy_(values)
-        base = sum(
-            (s * d.double() for s, d in zip(found, directions, strict=True)), torch.zeros_like(moments.mixed[0].T)
-        )
-        weight, ridge = self.fit_correction("proj", base, moments, held)
-        if "proj" in self.corrections:  # the forward scales the correction with the rest of the weight
-            self.scale_correction("proj", 1 / self._scale)
-        self.fit_shift("proj", weight, self.gain.double() * bias, moments)
-        return ridge
+        """The coefficients of the heads and the gain first, then the correction of weight and bias."""
+        return self.fit_map("proj", moments, held)
 
     def plain(self) -> nn.Module:
         made = self.made()
-        linear = plain_linear(made["weight"], made.get("bias"), self._dtype)
+        linear = plain_linear(made["proj"], made.get("proj_bias"), self._dtype)
         return residual(nn.Sequential(self.norm1.plain(), linear))

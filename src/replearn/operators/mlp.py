@@ -23,7 +23,6 @@ from torch.nn.functional import linear
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import BorrowedNorm, own_activation, plain_linear
-from ._base.least_squares import fit_scalars
 from ._base.mixture import Made, Mixture, Mixtures
 from ._base.operator import ReadingOperator
 from ._base.options import Need, ReadingOptions
@@ -54,8 +53,7 @@ class MLPOperator(ReadingOperator, options=MLP):
         super().__init__(site)
         self._matrices = matrices_of(site.target.anatomy)
         for role in self._matrices:
-            self.use(site, role)
-            self.use_bias(site, role)
+            self.use(site, role, bias=True)
         self.norm2 = BorrowedNorm(one_source(site, "norm2"), site.device)
         self.activation = own_activation(site.part("activation"))
         self.make_gain(site)
@@ -90,22 +88,9 @@ class MLPOperator(ReadingOperator, options=MLP):
         hidden = self.hidden(normed, self.synthesized(normed))
         return hidden.reshape(-1, hidden.shape[-1])
 
-    @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
         """Fit the factor of the last matrix, then its correction and its bias; those before it stay at zero."""
-        for role in ("down", "down_bias"):
-            if role in self.corrections:
-                self._correction(role).reset_parameters()
-        self.gain.fill_(1)
-        nothing = torch.zeros_like(moments.mean_y[0])
-        made = self.made()
-        base = made["down"].double()
-        bias = made["down_bias"].double() if "down_bias" in made else nothing
-        self.gain.fill_(float(fit_scalars(moments, [base], [bias], fixed=nothing)[0]))
-        scale = self.gain.double()
-        weight, ridge = self.fit_correction("down", scale * base, moments, held)
-        self.fit_shift("down", weight, scale * bias, moments)
-        return ridge
+        return self.fit_map("down", moments, held)
 
     def plain(self) -> nn.Module:
         made = self.made()

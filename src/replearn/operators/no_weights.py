@@ -18,11 +18,10 @@ from torch.nn.functional import linear
 
 from ..blocks.anatomy import Anatomy
 from ._base.layers import plain_linear
-from ._base.least_squares import fit_rows
 from ._base.operator import Operator
 from ._base.options import Need, Options
 from ._base.plain import affine
-from ._base.ridge import Moments
+from ._base.ridge import Moments, fit_rows
 from ._base.site import Site
 
 

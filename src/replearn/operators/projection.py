@@ -22,7 +22,6 @@ from torch.nn.functional import linear
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import plain_linear
-from ._base.least_squares import fit_scalars
 from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
@@ -47,19 +46,18 @@ class ProjectionOperator(MixingOperator, options=Projection):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         require_square(site)
-        self.use(site, "proj")
-        self.use_bias(site, "proj")
+        self.use(site, "proj", bias=True)
         self.make_coefficients(site, tuple(self._sources["proj"]), 1)
 
     def mixtures(self) -> Mixtures:
         return {
-            "weight": self.weighed("proj", "all"),
-            "bias": self.bias_mixture("proj", **self.coefficients_of("proj")),
+            "proj": self.weighed("proj", "all"),
+            "proj_bias": self.bias_mixture("proj", **self.coefficients_of("proj")),
         }
 
     def compute(self, x: Tensor) -> Tensor:
         made = self.synthesized(x)
-        return x + linear(x, made["weight"], made.get("bias"))
+        return x + linear(x, made["proj"], made.get("proj_bias"))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -69,28 +67,13 @@ class ProjectionOperator(MixingOperator, options=Projection):
     def regressors(self, x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1])
 
-    @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
         """The two scalars first, then the correction of weight and bias."""
-        weights, biases = self.weights("proj"), self.biases("proj")
-        nothing = torch.zeros_like(moments.mean_y[0])
-        base, base_bias = torch.zeros_like(moments.mixed[0].T), nothing
-        if weights:
-            directions, shifts = list(weights.values()), [biases.get(side, nothing) for side in weights]
-            if self._shared(tuple(weights)):
-                directions, shifts = [directions[0] + directions[1]], [shifts[0] + shifts[1]]
-            found = fit_scalars(moments, directions, shifts, fixed=nothing)
-            for side, scale, direction, shift in zip(weights, found, directions, shifts, strict=False):
-                self.coefficient(side).fill_(float(scale))
-                base = base + scale * direction.double()
-                base_bias = base_bias + scale * shift.double()
-        weight, ridge = self.fit_correction("proj", base, moments, held)
-        self.fit_shift("proj", weight, base_bias, moments)
-        return ridge
+        return self.fit_map("proj", moments, held)
 
     def plain(self) -> nn.Module:
         made = self.made()
-        return residual(plain_linear(made["weight"], made.get("bias"), self._dtype))
+        return residual(plain_linear(made["proj"], made.get("proj_bias"), self._dtype))
 
 
 def require_square(site: Site) -> None:

@@ -13,21 +13,17 @@ a stack of them loses receptive field.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
-from ._base.correction import FullCorrection
-from ._base.layers import Convolution, fit_norm, fresh_norm, own_activation
-from ._base.least_squares import Step, fit_rows
-from ._base.mixture import Mixtures
-from ._base.operator import FINE_RIDGES, ReadingOperator
+from ._base.chain import ChainOperator
+from ._base.operator import FINE_RIDGES, Inner
 from ._base.options import Need, ReadingOptions
-from ._base.plain import as_module, residual
 from ._base.ridge import Moments, solve
-from ._base.site import Site
 from .functional import reduced_bottleneck
 
 
@@ -45,42 +41,19 @@ class ReducedBottleneck(ReadingOptions):
         )
 
 
-class ReducedBottleneckOperator(ReadingOperator, options=ReducedBottleneck):
-    ends_in_activation = True
-
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self.use(site, "reduce", like="conv1")
-        self.use(site, "expand", like="conv3")
-        self.conv1 = Convolution(site.part("conv1"), site.device)
-        self.conv3 = Convolution(site.part("conv3"), site.device)
-        self.norm = fresh_norm(site.part("norm"), site.device)
-        self.activation = own_activation(site.part("activation"))
-
-    def mixtures(self) -> Mixtures:
-        return {"reduce": self.mixture("reduce"), "expand": self.mixture("expand")}
+class ReducedBottleneckOperator(ChainOperator, options=ReducedBottleneck):
+    chain: ClassVar = {"reduce": "conv1", "expand": "conv3"}
 
     def compute(self, x: Tensor) -> Tensor:
         made = self.synthesized(x)
-        reduction, expansion = (self.conv1, made["reduce"]), (self.conv3, made["expand"])
+        reduction, expansion = ((self.convolution(role), made[role]) for role in ("reduce", "expand"))
         return reduced_bottleneck(x, reduction, expansion, self.norm, self.activation)
 
-    def regressors(self, x: Tensor) -> Tensor:
-        return self.conv3.patches(self.activation(self.conv1(x, self.made()["reduce"])))
-
-    def ways(self) -> tuple[tuple[Step, ...], ...]:
-        """As it starts; the reduction fitted to the block's own; or to the directions that matter most."""
-        if not self.corrections or not self.conv1.ordinary:
-            return ((),)
-        own = (Step("conv1", self.conv1.patches, self._fit_reduce),)
-        if not isinstance(self.corrections["reduce"], FullCorrection):
-            return ((), own)
-        return ((), own, (Step("branch", self.conv1.patches, self._fit_directions),))
-
-    @torch.no_grad()
-    def _fit_reduce(self, moments: Moments, held: Moments) -> None:
-        """Fit the borrowed reduction, which has no bias and no norm, to what the block's own gives."""
-        self.fit_correction("reduce", self.borrowed("reduce", moments.mixed[0].T), moments, held, shifted=False)
+    def inner(self) -> Inner | None:
+        """The reduction, fitted to the directions that matter most."""
+        reduce = self.convolution("reduce")
+        free = "reduce" in self.corrections and self._correction("reduce").rank is None and reduce.ordinary
+        return (reduce.patches, self._fit_directions) if free else None
 
     @torch.no_grad()
     def _fit_directions(self, moments: Moments, held: Moments) -> None:
@@ -97,42 +70,3 @@ class ReducedBottleneckOperator(ReadingOperator, options=ReducedBottleneck):
         rows[: len(found)] = found[: len(base)]
         rows[half : half + len(found)] = -found[: len(base) - half]
         correction.set(rows - base)
-
-    @torch.no_grad()
-    def fit(self, moments: Moments, held: Moments) -> float:
-        """Fit the expansion's correction, or without one the scale of each output channel."""
-        return fit_expansion(self, self.norm, moments, held)
-
-    def plain(self) -> nn.Module:
-        made = self.made()
-        branch = nn.Sequential(
-            self.conv1.plain(made["reduce"], self._dtype),
-            as_module(self.activation),
-            self.conv3.plain(made["expand"], self._dtype, self.norm),
-        )
-        return residual(branch, self.activation)
-
-
-@torch.no_grad()
-def fit_expansion(operator: ReadingOperator, norm: nn.Module, moments: Moments, held: Moments) -> float:
-    """Fit the last 1x1 convolution of a bottleneck operator and the BatchNorm after it.
-
-    The borrowed kernel's rows get the scale that suits best, which the BatchNorm applies; a correction comes
-    on top.
-    """
-    base = operator.borrowed("expand", moments.mixed[0].T)
-    scale = fit_rows(moments, [base])[0]
-    if "expand" not in operator.corrections:
-        fit_norm(norm, base, moments, scale=scale)
-        return 0.0
-    correction = operator._correction("expand")
-    if isinstance(correction, FullCorrection):
-        weight, ridge = operator.fit_correction("expand", base, moments, held)
-        fit_norm(norm, weight, moments)
-        return ridge
-    least = 1e-2 * scale.abs().max().clamp_min(1e-6)  # a row must not be divided by nothing
-    scale = torch.where(scale.abs() < least, least, scale)
-    weight, ridge = operator.fit_correction("expand", scale[:, None] * base, moments, held)
-    operator.scale_correction("expand", 1 / scale[:, None])
-    fit_norm(norm, weight / scale[:, None], moments, scale=scale)
-    return ridge

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from ..blocks.anatomy import Anatomy, holds, resolve
 from ..errors import ReplearnError
 from ._base.checkpointing import checkpointed
-from ._base.correction import correction_of
+from ._base.layers import correction_of
 from ._base.operator import MixingOperator
-from ._base.options import MixingOptions, Need
+from ._base.options import SIDES, MixingOptions, Need
 from ._base.shell import Turn, parameter_names, shell_of
 from ._base.site import Site
-from ._base.synthesis import full_precision
+from ._base.synthesis import full_precision, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
             )
             if correction is not None:
                 self.corrections[self._key(name)] = correction
-        sides = tuple(s for s in ("previous", "next") if any(s in found for found in self._sources.values()))
+        sides = tuple(s for s in SIDES if any(s in found for found in self._sources.values()))
         self.make_coefficients(site, sides, len(self._names))
         self.run = _ForwardOnly(shell_of(site.block, device=site.device))
         self._turn = Turn()  # functional_call swaps the parameters of what it runs, which another thread may run
@@ -82,9 +82,11 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         made = {}
         for index, name in enumerate(self._names):
             terms = [self.coefficient(side)[index] * weight for side, weight in self.weights(name).items()]
+            if (delta := self.delta(self._key(name))) is not None:
+                terms.append(wide(delta))
             source = next(iter(self._sources[name].values()))
             dtype = source.read().dtype if x is None else source.dtype_with(x)
-            made[name] = self.corrected(self._key(name), terms).to(dtype)
+            made[name] = sum(terms[1:], terms[0]).to(dtype)
         return made
 
     def compute(self, x: Tensor) -> Tensor:
@@ -105,9 +107,9 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        sides = [side for side in ("previous", "next") if any(side in s for s in self._sources.values())]
+        sides = [side for side in SIDES if any(side in s for s in self._sources.values())]
         counts = [max(1, len(found)) for found in self._sources.values()]
-        scales = {side: torch.ones_like(self.coefficient(side)) for side in sides}
+        scales: dict[str, Tensor] = {side: torch.ones_like(self.coefficient(side)) for side in sides}
         self.start_coefficients(scales)
         if self._options.start == "mean":  # a parameter that fits one side only is that side's
             for index, count in enumerate(counts):
@@ -119,12 +121,10 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         """Zero the last maps of the branches, where the family tells which; else every tensor."""
         super().reset_parameters()
         parts = self.target.anatomy.parts
-        last = {"transformer": ("proj", "down"), "basic": ("norm",), "bottleneck": ("norm",)}
-        roles = last.get(self.target.anatomy.kind, ())
-        paths = tuple(f"{parts[role].path}." for role in roles if role in parts)
-        known = bool(roles) and len(paths) == len(roles)
+        roles = ("proj", "down") if self.target.anatomy.kind == "transformer" else ("norm",)
+        last = tuple(f"{parts[role].path}." for role in roles) if parts.keys() >= set(roles) else ("",)
         for index, name in enumerate(self._names):
-            if not known or name.startswith(paths):
+            if name.startswith(last):
                 for coefficient in self.coefficients():
                     coefficient[index] = 0
         return True
@@ -164,7 +164,7 @@ def start_statistics(shell: nn.Module, site: Site) -> None:
             continue
         layer.reset_running_stats()
         # the first block of a stage may lack a layer
-        blocks = [resolve(block, path) for block in (site.previous, site.next) if holds(block, path)]
+        blocks = [resolve(block, path) for block in map(site.neighbour, SIDES) if holds(block, path)]
         for name in ("running_mean", "running_var"):
             own: Any = getattr(layer, name)
             values: list[Any] = [getattr(block, name, None) for block in blocks]

@@ -100,14 +100,12 @@ class Plan:
         """Read a plan back; raises ReplearnError for anything that is not one."""
         try:
             data = parse(text, "it")
+            if not isinstance(data, dict) or "replearn_plan" not in data:
+                raise ReplearnError("JSON without the key 'replearn_plan'")
         except ReplearnError as error:
             raise ReplearnError(
                 f"This is not a plan: {str(error).removesuffix('.')}. Pass the text that plan.to_json() gave."
             ) from error
-        if not isinstance(data, dict) or "replearn_plan" not in data:
-            raise ReplearnError(
-                "This is not a plan: JSON without the key 'replearn_plan'. Pass the text that plan.to_json() gave."
-            )
         version = data.pop("replearn_plan")
         if type(version) is not int or version != FORMAT:
             found = ascii(version)[:40] if isinstance(version, (int, float, str)) else type(version).__name__
@@ -117,11 +115,10 @@ class Plan:
             )
         try:
             return decode(cls, data, "plan")
-        except RecursionError:
-            raise ReplearnError("This is a damaged plan: it is nested too deeply. Make it again.") from None
-        except ReplearnError as error:
-            reason = str(error).removesuffix(".")
+        except (RecursionError, ReplearnError) as error:
+            deep = isinstance(error, RecursionError)
+            reason = "it is nested too deeply" if deep else str(error).removesuffix(".")
             raise ReplearnError(
                 f"This is a damaged plan: {reason if len(reason) < 400 else reason[:400] + '...'}. "
                 "Make it again with replearn.plan."
-            ) from error
+            ) from None

@@ -68,7 +68,7 @@ def plan_of_targets(
     notes: Sequence[str] = (),
 ) -> Plan:
     """The plan with these targets, and the parameters that the model has before and after."""
-    trained, all_of_them = count_parameters(model, targets), count_deployed(model, targets)
+    trained, deployed = count_parameters(model, targets), count_deployed(model, targets)
     return Plan(
         type(model).__name__,
         placement,
@@ -77,7 +77,7 @@ def plan_of_targets(
         tuple(skipped),
         *trained,
         tuple(notes),
-        *all_of_them,
+        *deployed,
     )
 
 

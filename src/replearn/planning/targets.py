@@ -79,10 +79,7 @@ def build_target(model: nn.Module, stack: Stack, position: int, options: Options
 
 def build_operator(model: nn.Module, target: Target, device: torch.device) -> Operator:
     """Build a target's operator next to the model's own neighbours; the model is not touched."""
-    block, previous, following = (
-        model.get_submodule(name) for name in (target.name, target.previous, target.next)
-    )
-    return target.operator.module(Site(target, block, previous, following, device, model))
+    return target.operator.module(Site(target, device, model))
 
 
 def settle(

@@ -15,9 +15,8 @@ from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
 from ..planning.data import Plan, Target
 from ..planning.planner import plan, plan_of_targets
-from ..planning.validate import refuse_wrapped
+from ..planning.validate import ordinary_tensors, refuse_wrapped
 from .checkpoint import FORMAT, read
-from .inference_mode import ordinary_tensors
 from .replace import exchange_, restored_on_error
 from .state_dicts import check_weights
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.serialization import parse
-from ..planning.validate import refuse_wrapped
-from .inference_mode import ordinary_tensors
+from ..planning.validate import ordinary_tensors, refuse_wrapped
 from .replace import check_fit, exchange_, plan_of, restored_on_error
 from .state_dicts import check_copyable, check_names, check_storable, plain_names, tied
 from .tensor_file import LARGEST_HEADER, read_file, write_file
@@ -71,7 +69,7 @@ def load(model: nn.Module, path: PathLike) -> nn.Module:
     True
     """
     refuse_wrapped(model)
-    with _explained(path):
+    try:
         plan, tensors = read(path, largest=most_bytes(model))
         check_fit(model, plan)
         with restored_on_error(model, plan):
@@ -82,6 +80,8 @@ def load(model: nn.Module, path: PathLike) -> nn.Module:
             check_copyable(model, own, tensors)
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
+    except ReplearnError as error:
+        raise ReplearnError(f"Can't load {path}: {error} The model is unchanged.") from error
     return model
 
 
@@ -115,12 +115,3 @@ def _path(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)):
         raise ReplearnError(f"Expected the name of a file, as 'run.safetensors', got {type(path).__name__}.")
     return os.fsdecode(path)
-
-
-@contextmanager
-def _explained(path: PathLike) -> Iterator[None]:
-    """Say which file it was."""
-    try:
-        yield
-    except ReplearnError as error:
-        raise ReplearnError(f"Can't load {path}: {error} The model is unchanged.") from error

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,9 +20,8 @@ from ..planning.data import Plan, Target
 from ..planning.legality import Survey
 from ..planning.planner import count_parameters
 from ..planning.targets import build_operator
-from ..planning.validate import refuse_wrapped
+from ..planning.validate import ordinary_tensors, refuse_wrapped
 from .hidden_states import record_replacement
-from .inference_mode import ordinary_tensors
 from .plan_metadata import attach_plan_, attached_plan, detach_plan_
 
 DECIDED = ("stack", "position", "previous", "next", "anatomy", "reads", "parameters_after")
@@ -35,11 +35,6 @@ def replace_(model: nn.Module, plan: Plan) -> nn.Module:
     and not the operator. Raises ReplearnError, with the model unchanged, if the plan was not made for such a
     model, if it was replaced before, or if it is wrapped, sharded or compiled.
     """
-    if not isinstance(plan, Plan):
-        raise ReplearnError(
-            f"replace_ takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model)."
-        )
-    refuse_wrapped(model)
     check_fit(model, plan)
     before, after = count_parameters(model, plan.targets)
     if (before, after) != (plan.parameters_before, plan.parameters_after):
@@ -78,12 +73,10 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
     """Put the operators of a plan that fits in place, with their starting values if they are wanted."""
     # everything is built before anything is touched, so a failure leaves the model as it was
     built = [(target, build_operator(model, target, device_of(model, target))) for target in plan.targets]
-    for _, operator in built:
-        if start and all(parameter.device.type != "meta" for parameter in operator.parameters()):
+    for target, operator in built if start else ():
+        if all(parameter.device.type != "meta" for parameter in operator.parameters()):
             operator.reset_parameters()
-    if start:
-        for target, operator in built:
-            refuse_infinite(model, target, operator)
+        refuse_infinite(model, target, operator)
     for target, operator in built:
         block = model.get_submodule(target.name)
         operator.train(block.training)
@@ -172,6 +165,9 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
     Every target is planned again on this model and compared, because a plan may come from a file of a
     stranger: nothing is done that `plan` itself would not have done.
     """
+    if not isinstance(plan, Plan):
+        raise ReplearnError(f"This takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model).")
+    refuse_wrapped(model)
     stacks = find_stacks(model)
     again = {options: Survey(model, stacks, options) for options in {target.operator for target in plan.targets}}
     for target in plan.targets:
@@ -206,3 +202,26 @@ def check_fit(model: nn.Module, plan: Plan) -> None:
             f"The plan does not fit: this {type(model).__name__} has {total} blocks, and the plan was made for "
             f"{plan.num_blocks}. Plan again, or use the model it was made for."
         )
+
+
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for an optimizer: everything with weight decay, and the coefficients without.
+
+    >>> import replearn, torch
+    >>> model = replearn.models.resnet32()
+    >>> _ = replearn.replace_(model, replearn.plan(model))
+    >>> optimizer = torch.optim.SGD(replearn.param_groups(model, 1e-4), lr=0.1)
+    >>> [group["weight_decay"] for group in optimizer.param_groups]
+    [0.0001, 0.0]
+    """
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
+    number = isinstance(weight_decay, (int, float)) and not isinstance(weight_decay, bool)
+    if not number or not 0 <= weight_decay < float("inf"):
+        raise ReplearnError(f"weight_decay={weight_decay!r}: write a number from 0 up, as 1e-4.")
+    free = {id(p) for m in model.modules() if isinstance(m, Operator) for p in m.coefficients()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in trained if id(p) not in free], "weight_decay": weight_decay},
+        {"params": [p for p in trained if id(p) in free], "weight_decay": 0.0},
+    ]

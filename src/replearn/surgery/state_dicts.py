@@ -37,11 +37,8 @@ def check_storable(state: Mapping[str, Any]) -> None:
 
 def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors under the names that they have without torch.compile's wrappers."""
-
-    def plain(name: str) -> str:
-        return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-    return {plain(name): tensor for name, tensor in state.items()}
+    paths = ((name.split("."), tensor) for name, tensor in state.items())
+    return {".".join(part for part in path if part != "_orig_mod"): tensor for path, tensor in paths}
 
 
 def check_names(own: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:

@@ -7,7 +7,6 @@ import copy
 import io
 import logging
 import os
-import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -84,17 +83,14 @@ def read_pt2(job: Job, path: Path) -> Runner:
 
 
 def write_onnx(job: Job, path: Path) -> None:
-    onnx = onnx_libraries()[0]
+    onnx_libraries()
     large = sum(t.numel() * t.element_size() for t in job.model.state_dict().values()) > LIMIT
-    names = names_of(job.reference[1])
+    free = {id(tensor) for tensor in batched(job.inputs)} if job.dynamic_batch else set()
+    options: dict[str, Any] = {"external_data": large, "output_names": names_of(job.reference[1])}
+    if free:  # called "batch" wherever it stands, where the tracer says s77
+        options["dynamic_shapes"] = tuple({0: "batch"} if id(t) in free else {} for t in tensors_in(job.inputs))
     with quiet():
-        torch.onnx.export(
-            job.program, (), path, dynamo=True, external_data=large, verbose=False, output_names=names
-        )
-    if job.dynamic_batch:
-        file = onnx.load(path, load_external_data=False)
-        name_batch_(file.graph)
-        path.write_bytes(file.SerializeToString())
+        torch.onnx.export(job.program, (), path, dynamo=True, verbose=False, **options)
 
 
 def names_of(made: Any) -> list[str]:
@@ -103,16 +99,6 @@ def names_of(made: Any) -> list[str]:
         return [str(name) for name, value in made.items() if isinstance(value, Tensor)]
     count = len(tensors_in(made))
     return ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
-
-
-def name_batch_(graph: Any) -> None:
-    """Call the free size "batch" wherever it stands, where the tracer says s77."""
-    firsts = [side for entry in graph.input for side in entry.type.tensor_type.shape.dim[:1] if side.dim_param]
-    symbol = firsts[0].dim_param if firsts else "batch"
-    for entry in (*graph.input, *graph.output, *graph.value_info):
-        for side in entry.type.tensor_type.shape.dim:
-            if side.dim_param:
-                side.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", "batch", side.dim_param)
 
 
 def read_onnx(job: Job, path: Path) -> Runner:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ...errors import ReplearnError
-from ...surgery.param_groups import param_groups
+from ...surgery.replace import param_groups
 from .recipe import Optimizer, Schedule
 
 

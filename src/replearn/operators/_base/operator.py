@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from ...errors import ReplearnError
 from ..functional import load_faster, synthesize
-from .correction import Correction, LowRankCorrection, correction_of
-from .layers import BorrowedNorm, foldable
-from .least_squares import Step
+from .layers import BorrowedNorm, Correction, correction_of, foldable
 from .mixture import Along, Made, Mixture, Mixtures, compute_dtype, handed_out
-from .ridge import Moments, solve
+from .ridge import Moments, fit_rows, fit_scalars, solve
 from .site import Site
 from .synthesis import Source, row_norms, wide
 
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from .options import MixingOptions, Options
 
 
+Inner = tuple[Callable[[Tensor], Tensor], Callable[[Moments, Moments], None]]  # rows of its inputs, and the fit
+LETTERS = {"previous": "a", "next": "b"}
 FINE_RIDGES = tuple(10.0**exponent for exponent in range(-8, 2))
 
 
@@ -53,7 +53,11 @@ class Operator(nn.Module, ABC):
         self._as_tuple = site.target.anatomy.returns == "tuple"
         # Hugging Face models read such labels off their layers (attention_type, layer_idx)
         own = {"a", "b", *dir(self)}
-        self._labels = {name: value for name, value in labels_of(site.block).items() if name not in own}
+        self._labels = {
+            name: value
+            for name, value in vars(site.block).items()
+            if isinstance(value, (str, int, bool)) and not name.startswith("_") and name not in own
+        }
         for name, value in self._labels.items():
             setattr(self, name, value)
 
@@ -81,9 +85,9 @@ class Operator(nn.Module, ABC):
         """The parts that are fitted one after another, each seeing the output of those before."""
         return (self,)
 
-    def ways(self) -> tuple[tuple[Step, ...], ...]:
-        """Ways of setting inner maps before the last is fitted; the one that does best on held-out data wins."""
-        return ((),)
+    def inner(self) -> Inner | None:
+        """An inner map that may be fitted to the whole branch before the last map is; None if there is none."""
+        return None
 
     def silence(self) -> bool:
         """Make the branch give zero, if this form can; what a fit that is worse than nothing falls back to."""
@@ -158,22 +162,18 @@ class ReadingOperator(Operator):
         self._num_synthesized = 0
         self.corrections = nn.ModuleDict()
 
-    def use(self, site: Site, role: str, like: str | None = None) -> None:
-        """Read this role's weight, shaped like the block's part of that role, with its correction."""
+    def use(self, site: Site, role: str, like: str | None = None, *, bias: bool = False) -> None:
+        """Read this role's weight, shaped like the block's part of the role, with its correction; its bias too."""
         self._sources[role] = site.sources(role)
         shape = site.shape(like or role)
         self._num_synthesized += math.prod(shape)
         correction = correction_of(site.options, shape, site, where=f"{site.target.name}, {role}")
         if correction is not None:
             self.corrections[role] = correction
-
-    def use_bias(self, site: Site, role: str) -> None:
-        """The role's bias has a correction of its own wherever the weight has one."""
-        correction = correction_of(site.options, site.shape(role)[:1], site, where=site.target.name)
-        if correction is not None:
-            self.corrections[f"{role}_bias"] = correction
-        if correction is not None or any(source.bias() is not None for source in self._sources[role].values()):
-            self._num_synthesized += site.shape(role)[0]
+        if bias and correction is not None:
+            self.corrections[f"{role}_bias"] = Correction(shape[:1], None, site.device, site.dtype)
+        if bias and (correction is not None or any(s.bias() is not None for s in self._sources[role].values())):
+            self._num_synthesized += shape[0]
 
     def num_deployed(self) -> int:
         kept = sum(layer.num_deployed() for layer in self.children() if isinstance(layer, BorrowedNorm))
@@ -226,9 +226,7 @@ class ReadingOperator(Operator):
 
     def gained(self, role: str, gain: Tensor | None) -> dict[str, Tensor]:
         """One factor on all sources of a role, as a mixture's coefficients."""
-        if gain is None:
-            return {}
-        return {"a" if side == "previous" else "b": gain for side in self._sources[role]}
+        return {} if gain is None else {LETTERS[side]: gain for side in self._sources[role]}
 
     def make_gain(self, site: Site) -> None:
         """Register a factor that is 1 until a fit sets it."""
@@ -255,40 +253,51 @@ class ReadingOperator(Operator):
     def weights(self, role: str) -> dict[str, Tensor]:
         return {side: wide(source.weight()) for side, source in self._sources[role].items()}
 
-    def biases(self, role: str) -> dict[str, Tensor]:
-        found = {side: source.bias() for side, source in self._sources[role].items()}
-        return {side: wide(bias) for side, bias in found.items() if bias is not None}
+    @torch.no_grad()
+    def fit_factors(self, role: str, moments: Moments) -> tuple[Tensor, Tensor]:
+        """Fit the coefficients and gains of the last linear map; the weight and the bias that they make."""
+        mixtures = self.mixtures()
+        weight, bias = cast(Mixture, mixtures[role]), mixtures.get(f"{role}_bias")
 
-    def corrected(self, role: str, terms: Sequence[Tensor]) -> Tensor:
-        """The sum of the terms and of this role's correction."""
-        delta = self.delta(role)
-        first, *rest = terms if delta is None else (*terms, wide(delta))
-        return sum(rest, first)
+        def made() -> tuple[Tensor, Tensor]:
+            shift = torch.zeros_like(moments.mean_y[0]) if bias is None else bias.plain()
+            return weight.plain().flatten(1), shift
+
+        factors, by_row = [*self.coefficients(), *self.gains()], weight.along == "rows"
+        units = []  # what each factor makes alone
+        for factor in factors:
+            factor.zero_()
+        for part in factors if by_row else [part for factor in factors for part in factor.split(1)]:
+            part.fill_(1)
+            units.append(made())
+            part.zero_()
+        if units:
+            directions, shifts = zip(*units, strict=True)
+            found = fit_rows(moments, directions) if by_row else fit_scalars(moments, directions, shifts)
+            for factor, value in zip(factors, found.flatten().split([len(f) for f in factors]), strict=True):
+                factor.copy_(value)
+        base, shift = made()
+        return base.double(), shift.double()
+
+    def fit_map(self, role: str, moments: Moments, held: Moments) -> float:
+        """Fit the factors of the last linear map, then the corrections of its weight and bias; the ridge."""
+        base, shift = self.fit_factors(role, moments)
+        weight, ridge = self.fit_correction(role, base, moments, held)
+        if role in self.corrections:  # the forward scales it with the rest of the weight
+            self._correction(role).scale(1 / cast(Mixture, self.mixtures()[role]).scale)
+        if f"{role}_bias" in self.corrections:
+            self._correction(f"{role}_bias").set(moments.shift(weight)[0] - shift)
+        return ridge
 
     @torch.no_grad()
-    def fit_correction(
-        self, role: str, base: Tensor, moments: Moments, held: Moments, *, shifted: bool = True
-    ) -> tuple[Tensor, float]:
+    def fit_correction(self, role: str, base: Tensor, moments: Moments, held: Moments) -> tuple[Tensor, float]:
         """Fit this role's correction on top of a base weight (R, K); the weight it makes, and the ridge."""
         if role not in self.corrections:
             return base.double(), 0.0
         correction = self._correction(role)
-        rank = correction.left.shape[1] if isinstance(correction, LowRankCorrection) else None
-        solution = solve(moments, held, base[None].double(), shifted=shifted, rank=rank, ridges=FINE_RIDGES)
+        solution = solve(moments, held, base[None].double(), rank=correction.rank, ridges=FINE_RIDGES)
         correction.set(solution.weight[0] - base.double(), solution.factors)
         return solution.weight[0], solution.ridge
-
-    @torch.no_grad()
-    def scale_correction(self, role: str, factor: float | Tensor) -> None:
-        correction = self._correction(role)
-        (correction.left if isinstance(correction, LowRankCorrection) else next(correction.parameters())).mul_(
-            factor
-        )
-
-    def fit_shift(self, role: str, weight: Tensor, base: Tensor, moments: Moments) -> None:
-        """Fit the bias correction of a linear map, on top of its synthesized bias."""
-        if f"{role}_bias" in self.corrections:
-            self._correction(f"{role}_bias").set(moments.shift(weight)[0] - base.double())
 
     def borrowed(self, role: str, like: Tensor) -> Tensor:
         """A weight that is read from one side, uncorrected, as a matrix in float64; zeros where none is read."""
@@ -319,7 +328,7 @@ class MixingOperator(ReadingOperator):
     def make_coefficients(self, site: Site, sides: tuple[str, ...], count: int) -> None:
         """One coefficient vector per side that is read, or one for both if they are shared."""
         dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
-        names = ["a"] if self._shared(sides) else [{"previous": "a", "next": "b"}[side] for side in sides]
+        names = ["a"] if self._shared(sides) else [LETTERS[side] for side in sides]
         for name in ("a", "b"):
             parameter = nn.Parameter(torch.zeros(count, device=site.device, dtype=dtype))
             self.register_parameter(name, parameter if name in names else None)
@@ -339,7 +348,7 @@ class MixingOperator(ReadingOperator):
         return self.mixture(role, along=along, **self.coefficients_of(role), **how)
 
     def coefficients_of(self, role: str) -> dict[str, Tensor]:
-        return {"a" if side == "previous" else "b": self.coefficient(side) for side in self._sources[role]}
+        return {LETTERS[side]: self.coefficient(side) for side in self._sources[role]}
 
     @torch.no_grad()
     def start_rows(self, role: str) -> None:
@@ -365,12 +374,3 @@ class MixingOperator(ReadingOperator):
             return
         for side in scales:
             self.coefficient(side).copy_(value(side))
-
-
-def labels_of(block: nn.Module) -> dict[str, str | int | bool]:
-    """The plain public settings of a block."""
-    return {
-        name: value
-        for name, value in vars(block).items()
-        if isinstance(value, (str, int, bool)) and not name.startswith("_")
-    }

@@ -14,6 +14,7 @@ from ...errors import ReplearnError
 if TYPE_CHECKING:
     from ...blocks.anatomy import Anatomy, Kind
 
+SIDES: tuple[Literal["previous", "next"], ...] = ("previous", "next")
 Sources = Literal["both", "previous", "next", "none"]
 Coefficients = Literal["separate", "shared"]
 Correction = Literal["none", "low-rank", "full"]
@@ -68,14 +69,10 @@ class Options(ABC):
 
     def label(self) -> str:
         """The operator's name with the options that differ from the defaults."""
-        changed = [
-            str(getattr(self, field.name))
-            if isinstance(getattr(self, field.name), str)
-            else f"{field.name}={getattr(self, field.name)}"
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        ]
-        return f"{self.name} ({', '.join(changed)})" if changed else self.name
+        options = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        changed = {name: value for name, (value, default) in options.items() if value != default}
+        shown = (value if isinstance(value, str) else f"{name}={value}" for name, value in changed.items())
+        return f"{self.name} ({', '.join(shown)})" if changed else self.name
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, **dataclasses.asdict(self)}
@@ -118,7 +115,7 @@ class ReadingOptions(Options):
     @property
     def sides(self) -> tuple[Literal["previous", "next"], ...]:
         if self.sources == "both":
-            return ("previous", "next")
+            return SIDES
         return () if self.sources == "none" else (self.sources,)
 
 

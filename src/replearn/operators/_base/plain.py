@@ -25,28 +25,16 @@ def residual(branch: nn.Module, activation: Callable[[Tensor], Tensor] | None = 
     elif activation is not None:
         total = graph.call_function(activation, (total,))
     graph.output(total)
-    return _module(modules, graph, "Residual")
+    made = _module(modules, graph, "Residual")
+    made.meta["residual"] = None if "activation" in modules else activation
+    return made
 
 
 def parts_of_residual(module: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None] | None:
     """The branch and the activation of what `residual` made; None for anything else."""
-    if not isinstance(module, fx.GraphModule) or len(module.graph.nodes) < 4:
+    if not isinstance(module, fx.GraphModule) or "residual" not in module.meta:
         return None
-    x, *steps, output = module.graph.nodes
-    if len(steps) not in (2, 3) or output.args != (steps[-1],):
-        return None
-    branch, total, *after = steps
-    if (branch.op, branch.target, branch.args) != ("call_module", "branch", (x,)):
-        return None
-    if (total.op, total.target, total.args) != ("call_function", torch.add, (x, branch)):
-        return None
-    if not after:
-        return module.get_submodule("branch"), None
-    (last,) = after
-    if last.args != (total,) or last.kwargs:
-        return None
-    activation = module.get_submodule(str(last.target)) if last.op == "call_module" else last.target
-    return module.get_submodule("branch"), activation
+    return module.get_submodule("branch"), getattr(module, "activation", module.meta["residual"])
 
 
 def gated_mlp(layers: Mapping[str, nn.Module], activation: nn.Module) -> nn.Module:

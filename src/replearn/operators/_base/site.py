@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where an operator is built: the target's data, its block, the two neighbours, and the model they are in.
+    """Where an operator is built: the target's data, and the model that its block and the neighbours are in.
 
     `device` is `meta` while planning, so that counting parameters costs nothing.
     """
 
     target: Target
-    block: nn.Module
-    previous: nn.Module
-    next: nn.Module
     device: torch.device
     model: nn.Module
+
+    @property
+    def block(self) -> nn.Module:
+        return self.model.get_submodule(self.target.name)
+
+    def neighbour(self, side: str) -> nn.Module:
+        return self.model.get_submodule(self.target.previous if side == "previous" else self.target.next)
 
     @property
     def options(self) -> Options:
@@ -61,8 +65,7 @@ class Site:
         names = name.split(".")
         shared = next(i for i, (one, other) in enumerate(zip(own, names, strict=False)) if one != other)
         owner = self.model.get_submodule(".".join(names[:shared]))
-        block = self.previous if side == "previous" else self.next
-        return Source(block, part, held, owner, tuple(names[shared:]))
+        return Source(self.neighbour(side), part, held, owner, tuple(names[shared:]))
 
     def shape(self, role: str) -> tuple[int, ...]:
         """The shape, as (out, in, ...), of the removed block's weight in this role."""

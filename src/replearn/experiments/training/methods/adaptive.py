@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ....blocks.stacks import Stack, find_stacks
+from ....fitting.observe import block_similarity
 from ....planning.data import Plan, Target
 from ....planning.legality import Survey
 from ....planning.planner import count_parameters, plan
 from ....planning.positions import best_apart
-from ....planning.similarity import block_similarity
 from ....planning.targets import build_operator, trainable
 from ....surgery.plan_metadata import attach_plan_
 from ....surgery.replace import device_of, set_submodule

@@ -1,0 +1,95 @@
+"""What the operators of ResNet blocks share: a chain of convolutions, a norm, the sum with x, the activation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..functional import norm_add_act
+from .layers import Convolution, fit_norm, fresh_norm, own_activation
+from .mixture import Made, Mixtures
+from .operator import MixingOperator
+from .plain import as_module, residual
+from .ridge import Moments, fit_rows
+from .site import Site
+
+
+class ChainOperator(MixingOperator):
+    """act(x + norm(convolutions of x with activations between)); subclasses name the convolutions."""
+
+    ends_in_activation = True
+    chain: ClassVar[dict[str, str]]  # by role: the block's convolution whose settings and place it has
+    mixed: ClassVar[str] = ""  # the role whose sources a and b weigh; others are borrowed
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        for role, part in self.chain.items():
+            self.use(site, role, like=part)
+            self.add_module(part, Convolution(site.part(part), site.device))
+        if self.mixed:
+            self.make_coefficients(site, tuple(self._sources[self.mixed]), site.shape(self.chain[self.mixed])[0])
+        self.norm = fresh_norm(site.part("norm"), site.device)
+        self.activation = own_activation(site.part("activation"))
+        self._last = next(reversed(self.chain))
+
+    def convolution(self, role: str) -> Convolution:
+        found: Convolution = getattr(self, self.chain[role])
+        return found
+
+    def mixtures(self) -> Mixtures:
+        return {
+            role: self.weighed(role, "rows", normalise=True) if role == self.mixed else self.mixture(role)
+            for role in self.chain
+        }
+
+    def hidden(self, x: Tensor, made: Made) -> Tensor:
+        """What the last convolution is applied to."""
+        for role in self.chain:
+            if role != self._last:
+                x = self.activation(self.convolution(role)(x, made[role]))
+        return x
+
+    def compute(self, x: Tensor) -> Tensor:
+        made = self.synthesized(x)
+        y = self.convolution(self._last)(self.hidden(x, made), made[self._last])
+        return norm_add_act(y, self.norm, self.activation, x)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.mixed:
+            self.start_rows(self.mixed)
+
+    def regressors(self, x: Tensor) -> Tensor:
+        return self.convolution(self._last).patches(self.hidden(x, self.made()))
+
+    @torch.no_grad()
+    def fit(self, moments: Moments, held: Moments) -> float:
+        """Coefficients, or a borrowed row's scale, which the norm applies; then the correction, then the norm."""
+        if self._last == self.mixed:
+            base, _ = self.fit_factors(self._last, moments)
+            weight, ridge = self.fit_correction(self._last, base, moments, held)
+            fit_norm(self.norm, weight, moments)
+            return ridge
+        base = self.borrowed(self._last, moments.mixed[0].T)
+        scale = fit_rows(moments, [base])[0]
+        if self._last not in self.corrections:
+            fit_norm(self.norm, base, moments, scale=scale)
+            return 0.0
+        least = 1e-2 * scale.abs().max().clamp_min(1e-6)  # a row must not be divided by nothing
+        scale = torch.where(scale.abs() < least, least, scale)
+        weight, ridge = self.fit_correction(self._last, scale[:, None] * base, moments, held)
+        self._correction(self._last).scale(1 / scale)
+        fit_norm(self.norm, weight / scale[:, None], moments, scale=scale)
+        return ridge
+
+    def plain(self) -> nn.Module:
+        made = self.made()
+        *first, last = self.chain
+        layers: list[nn.Module] = []
+        for role in first:
+            layers += [self.convolution(role).plain(made[role], self._dtype), as_module(self.activation)]
+        layers.append(self.convolution(last).plain(made[last], self._dtype, self.norm))
+        return residual(nn.Sequential(*layers) if first else layers[0], self.activation)
