@@ -253,7 +253,8 @@ def test_compare_from_a_folder_only_reads(here):
         ("compare --from .", "There are no result files below ."),
         ("data check mnist", "There is no data set 'mnist'"),
         ("recipes show demon", "Did you mean demo"),
-        ("fly", "No such command 'fly'"),
+        ("fly", "No such command 'fly'. There are analyze, bench, compare"),
+        ("pln resnet20", "No such command 'pln'. Did you mean plan?"),
     ],
 )
 def test_an_error_is_one_line_with_the_cure(here, arguments, cure):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
@@ -35,6 +37,11 @@ class Commands(TyperGroup):
         return TyperCommand(cmd_name, help=summary_of(cmd_name)) if cmd_name in self.list_commands(ctx) else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            near = difflib.get_close_matches(args[0], known, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
+            raise UsageError(f"No such command {args[0]!r}. {hint}", ctx)
         name, _, rest = super().resolve_command(ctx, args)
         return name, loaded(str(name)), rest
 
@@ -107,6 +114,10 @@ def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..
                 if (value := values.get(param.name)) is None:
                     continue
                 text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
+                if option:  # what it should be: first=2 becomes --first 2
+                    text = re.sub(
+                        rf"(?<![\w.(,-])(?<!, ){param.name}=(['\"]?)([\w%:<>=-]+)\1", rf"{flag} \2", text
+                    )
                 if option and value != param.default:
                     given = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
                     quoted |= {f"{flag} {item}" for item in given if f"'{item}'" in text}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn.functional import interpolate
 
 from ..errors import ReplearnError
 from ..experiments.training import data as data_room
+from .commands.export import function_of
 from .compress_model import Subject
 from .subjects import is_hub_name
 
@@ -36,7 +36,7 @@ def samples_of(
     if text is None:
         return of_run(subject, count, batch_size)
     if ".py:" in text:
-        return Samples(of_function(text))
+        return Samples(function_of("--data", text)())
     if text in data_room.available():
         return of_set(text, subject, count, batch_size, root)
     path = Path(text)
@@ -56,14 +56,6 @@ def of_run(subject: Subject, count: int, batch_size: int) -> Samples:
         raise ReplearnError(f"--data is missing: {subject.name} does not say what it is for. Add --data FOLDER.")
     accuracy = run.score if run.metric.lower().endswith("accuracy") else None
     return Samples(run.train_batches(count, batch_size), accuracy)
-
-
-def of_function(text: str) -> Any:
-    file, _, name = text.rpartition(":")
-    try:
-        return run_path(file)[name]()
-    except (OSError, KeyError) as error:
-        raise ReplearnError(f"--data {text}: there is no such file or no function {name!r} in it.") from error
 
 
 def of_set(name: str, subject: Subject, count: int, batch_size: int, root: Path | None) -> Samples:

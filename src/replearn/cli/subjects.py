@@ -33,6 +33,15 @@ def is_hub_name(source: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) is not None and not Path(source).exists()
 
 
+def not_fetched(name: str, error: Exception) -> ReplearnError:
+    """The error for a model of the hub that is neither there nor in the cache, or that no network leads to."""
+    told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return ReplearnError(
+        f"{name} can't be read from the Hugging Face hub or its cache ({told}). Check name and network, or save "
+        "the model to a folder (save_pretrained) and write hf:FOLDER."
+    )
+
+
 def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
     """The model of a name and a batch for it, of images or of `length` tokens, both without values.
 
@@ -90,6 +99,8 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
         else:
             config = AutoConfig.for_model(source)
     except (OSError, ValueError) as error:
+        if is_hub_name(source):
+            raise not_fetched(name, error) from error
         raise ReplearnError(
             f"{name}: there is no config.json of a Hugging Face model at {source!r}, and it is no type of model "
             f"that transformers knows, as gpt2, llama or vit ({str(error).splitlines()[0][:120]})."

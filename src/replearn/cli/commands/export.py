@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -76,7 +77,7 @@ def export(
         )
     else:
         if ".py:" in model:
-            fresh, example = built_by(model)
+            fresh, example = built_by("--model", model)
         else:
             side = size or (32 if is_small(model) else 224)
             fresh = architecture(model, num_classes=num_classes or (10 if is_small(model) else 1000), size=side)
@@ -97,20 +98,25 @@ def export(
     typer.echo(str(write(plain, out, example, to=to, dynamic_batch=not fixed_batch)))
 
 
-def built_by(place: str) -> tuple[nn.Module, Any]:
+def built_by(flag: str, place: str) -> tuple[nn.Module, Any]:
     """The model and the example that a function in a file of the user's own returns: FILE.py:FUNCTION."""
     from torch import nn
 
-    file, _, name = place.rpartition(":")
-    try:
-        made = run_path(file)[name]()
-    except (OSError, KeyError) as error:
-        raise ReplearnError(
-            f"--model {place}: there is no such file or no function {name!r} in it ({error})."
-        ) from error
+    made = function_of(flag, place)()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise ReplearnError(
-            f"--model {place}: the function has to return the fresh model and an example of its input, as "
+            f"{flag} {place}: the function has to return the fresh model and an example of its input, as "
             "`return model, torch.randn(2, 3, 224, 224)`."
         )
     return made
+
+
+def function_of(flag: str, place: str) -> Callable[[], Any]:
+    """The function of FILE.py:FUNCTION; its own errors are its own."""
+    file, _, name = place.rpartition(":")
+    if not Path(file).is_file():
+        raise ReplearnError(f"{flag} {place}: there is no file {file}.")
+    found = run_path(file).get(name)
+    if not callable(found):
+        raise ReplearnError(f"{flag} {place}: there is no function {name!r} in {file}.")
+    return cast("Callable[[], Any]", found)
