@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -14,17 +13,17 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from .. import __version__
 from ..errors import ReplearnError
+from .near import Near, UsageError
 
-UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
 COMMANDS = Path(__file__).parent / "commands"
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-class Commands(TyperGroup):
+class Commands(Near):
     """Imports a command's file when that command runs; help reads its first line from the source.
 
     What the user can mend is told in one line, with exit code 2 (130 after Ctrl-C); bugs keep a traceback.
@@ -37,11 +36,6 @@ class Commands(TyperGroup):
         return TyperCommand(cmd_name, help=summary_of(cmd_name)) if cmd_name in self.list_commands(ctx) else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        known = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in known:
-            near = difflib.get_close_matches(args[0], known, 1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
-            raise UsageError(f"No such command {args[0]!r}. {hint}", ctx)
         name, _, rest = super().resolve_command(ctx, args)
         return name, loaded(str(name)), rest
 

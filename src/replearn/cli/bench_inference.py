@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import ReplearnError
 from . import flags
 
 
@@ -14,7 +15,9 @@ def inference(
     models: Annotated[
         list[str] | None, typer.Argument(help="Models; resnet34, resnet101 and vit_small_16 if not given.")
     ] = None,
-    batch_size: Annotated[list[str] | None, flags.several(help="Images in a batch; 1,32,64 if not given.")] = None,
+    batch_size: Annotated[
+        list[str] | None, flags.several(help="Images in a batch; 1,32,64 if not given, 1,8 on a CPU.")
+    ] = None,
     backend: Annotated[
         list[str] | None,
         flags.several(
@@ -23,7 +26,7 @@ def inference(
             "convolutions fused by cuDNN: channels_last+fuse, channels_last+fuse+graph, amp+fuse, amp+fuse+graph."
         ),
     ] = None,
-    size: Annotated[int, typer.Option(min=4, help="Side length of the images.")] = 224,
+    size: flags.Size = None,
     first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
     rounds: Annotated[int, typer.Option(min=2, help="How often each side is timed.")] = 20,
     compile_all: Annotated[
@@ -54,9 +57,17 @@ def inference(
     from ..experiments.bench.inference_sides import DEFAULT
     from ..experiments.training.fit import device_named
     from ..experiments.training.results import hardware_of, versions_of, write_atomically
+    from .subjects import is_small
 
     names = tuple(models or MODELS)
-    sizes = tuple(flags.whole_numbers("--batch-size", batch_size or ["1", "32", "64"], least=1))
+    where = device_named(device)
+    usual = ["1", "32", "64"] if where.type == "cuda" else ["1", "8"]
+    sizes = tuple(flags.whole_numbers("--batch-size", batch_size or usual, least=1))
+    if size is None:
+        small = {is_small(name) for name in names}
+        if len(small) > 1:
+            raise ReplearnError("Some of these models are for images of 32x32, some for larger ones: give --size.")
+        size = 32 if True in small else 224
     chosen = tuple(backend or DEFAULT)
     compiled = {"compiled": tuple((name, batch) for name in names for batch in sizes)} if compile_all else {}
     setting = Setting(
@@ -69,13 +80,13 @@ def inference(
         **compiled,
     )
     if int8:
-        small = names if models else ("resnet34", "vit_small_16")
-        rows = int8_rows(small, size, max(sizes), first, rounds)
+        quantized = names if models else ("resnet34", "vit_small_16")
+        rows = int8_rows(quantized, size, max(sizes), first, rounds)
         for row in rows:
             typer.echo(json.dumps(row))
         about = {
             "format": "replearn-bench-int8-1",
-            "command": f"replearn bench inference --int8 {' '.join(small)} --batch-size {max(sizes)} "
+            "command": f"replearn bench inference --int8 {' '.join(quantized)} --batch-size {max(sizes)} "
             f"--size {size} --first {first} --rounds {rounds}",
             "rows": rows,
             "hardware": hardware_of(torch.device("cpu")) | {"threads": torch.get_num_threads()},
@@ -84,7 +95,6 @@ def inference(
         if out is not None:
             write_atomically(out, json.dumps(about, indent=1))
         return
-    where = device_named(device)
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
     typer.echo(HEADING)

@@ -11,6 +11,7 @@ import typer
 from ...errors import ReplearnError
 from .. import flags
 from ..bench_inference import inference
+from ..near import Near
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ...experiments.bench.cases import Case
     from ...experiments.bench.steps import Backend
 
-app = typer.Typer()
+app = typer.Typer(cls=Near)
 
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")]
 Inner = Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")]
@@ -45,9 +46,11 @@ def steps(
     operator: Annotated[
         list[str] | None, flags.several(help="Operators to measure beside the default, as reduced_bottleneck.")
     ] = None,
-    method: Annotated[
+    methods: Annotated[
         list[str] | None,
-        typer.Option(help="Methods to measure beside them: checkpointing, skip_attention, stochastic_depth."),
+        flags.several(
+            "--methods", "--method", help="Methods beside them, as checkpointing,skip_attention,stochastic_depth."
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch.")] = None,
     size: flags.Size = None,
@@ -74,7 +77,7 @@ def steps(
 
     * `replearn bench steps resnet32 --backend captured --builds 3`
 
-    * `replearn bench steps resnet152 --operator bottleneck --method checkpointing --method stochastic_depth`
+    * `replearn bench steps resnet152 --operator bottleneck --methods checkpointing,stochastic_depth`
 
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
@@ -100,7 +103,7 @@ def steps(
     record = new_record(command(), where, rounds, inner, builds=builds)
     for case in cases:
         for name in backends:
-            sides = candidates(case, extra=extra, methods=method or ())
+            sides = candidates(case, extra=extra, methods=methods or ())
             chosen: Backend = name  # type: ignore[assignment]
             often = {"rounds": rounds, "inner": inner, "builds": builds}
             found = compare_steps(case, chosen, where, sides=sides, **often, machine=machine, say=say)
