@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +27,9 @@ def on_files(files: Any, config: Any) -> Any:
     results = Path(config["config_file_path"]).parent / "benchmarks" / "results"
     collection = collect(results)
     sections = sections_of(collection)
+    notebooks = sorted((Path(config["docs_dir"]) / "notebooks").glob("*.ipynb"))
     pages = {
+        **{f"notebooks/{path.stem}.md": notebook_page(path) for path in notebooks},
         "operators.md": operators_page(),
         "api.md": api_page(),
         "results.md": results_page(view_of(collection, sections)),
@@ -35,6 +38,33 @@ def on_files(files: Any, config: Any) -> Any:
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links to notebooks lead to their pages."""
+    return re.sub(r"(\]\([\w./-]*notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook's texts, code and stored outputs as Markdown."""
+    parts: list[str] = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        printed = ""
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                png = "".join(data["image/png"]).replace("\n", "")
+                parts.append(f'<img alt="What the code above draws" src="data:image/png;base64,{png}">')
+            else:
+                printed += "".join(output.get("text", data.get("text/plain", "")))
+        if printed:
+            parts.append(f"```text\n{printed.rstrip()}\n```")
+    return "\n\n".join([*parts, ""])
 
 
 def operators_page() -> str:
