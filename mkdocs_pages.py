@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,8 @@ from replearn.experiments.report.sections import sections_of
 from replearn.experiments.training.comparison_table import ratio, signed, spread
 from replearn.operators import available
 from replearn.operators._base.options import Options
+
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -37,12 +40,43 @@ def on_files(files: Any, config: Any) -> Any:
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    docs = Path(config["docs_dir"])
+    linked = {
+        path
+        for page in (*docs.rglob("*.md"), *docs.rglob("*.ipynb"))
+        for link in LINK.findall(page.read_text(encoding="utf-8"))
+        if (path := outside(docs, page, link)) is not None
+    }
+    for path in sorted(linked):
+        files.append(File.generated(config, place_of(docs, path), content=path.read_bytes()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links to notebooks lead to their pages."""
+    """Links to notebooks lead to their pages, links out of the documentation to copies in the site."""
+    docs = Path(config["docs_dir"])
+    source = docs / page.file.src_uri
+
+    def moved(found: re.Match[str]) -> str:
+        path = outside(docs, source, found[1])
+        if path is None:
+            return found[0]
+        return found[0].replace(found[1], os.path.relpath(docs / place_of(docs, path), source.parent))
+
+    markdown = LINK.sub(moved, markdown)
     return re.sub(r"(\]\([\w./-]*notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)
+
+
+def outside(docs: Path, page: Path, link: str) -> Path | None:
+    """The file of the repository that a page links to, where it is none of the documentation's."""
+    path = (page.parent / link).resolve()
+    return path if path.is_file() and not path.is_relative_to(docs.resolve()) else None
+
+
+def place_of(docs: Path, path: Path) -> str:
+    """Where a file of the repository lies in the site; a page of another folder is kept as text."""
+    name = path.relative_to(docs.resolve().parent).as_posix()
+    return f"repository/{name}{'.txt' if path.suffix == '.md' else ''}"
 
 
 def notebook_page(path: Path) -> str:

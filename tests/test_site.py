@@ -52,6 +52,17 @@ def test_the_site_shows_the_notebooks_with_what_they_print_and_draw(site: Path) 
     assert ".ipynb" not in start
 
 
+def test_every_link_of_the_site_leads_to_a_file_of_it(site: Path) -> None:
+    dead = [
+        (page.name, link)
+        for page in site.rglob("*.html")
+        if page.name not in ("404.html", "report.html")
+        for link in re.findall(r'<a[^>]+href="([^"#]+)', page.read_text(encoding="utf-8"))
+        if not re.match("[a-z]+:", link) and not (page.parent / link).exists()
+    ]
+    assert dead == []
+
+
 def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
