@@ -93,6 +93,7 @@ def test_hugging_face_models_are_planned_from_a_config_or_a_type(gpt2, tmp_path)
     model, batch = subject_named(gpt2, 2, 64)
     assert batch["input_ids"].shape == (2, 32)  # no longer than its positions
     assert total["trainable"] == sum(parameter.numel() for parameter in model.parameters())
+    assert subject_named("hf:gpt2", 1, 8)[0].loss_type == "ForCausalLM"
     named, images = subject_named("hf:vit", 3, 8)
     assert type(named).__name__ == "ViTForImageClassification"
     assert images.shape == (3, 3, 224, 224)

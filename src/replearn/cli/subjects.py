@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,19 @@ def tokens(batch: int, length: int) -> torch.Tensor:
     return torch.empty(batch, length, dtype=torch.int64, device="meta")
 
 
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """transformers imports torchao, about whose enums torch has advice: nothing for the user."""
+    logger = logging.getLogger("torch.utils._pytree")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@without_advice()
 def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
     """`hf:FOLDER` with a config.json, `hf:ORG/NAME` of the hub, or `hf:TYPE` (gpt2, vit, ...) of the library."""
     try:
@@ -118,7 +133,10 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
     for auto, mapping in language.items():
         if type(config) in mapping:
             words = tokens(batch, min(length, getattr(config, "max_position_embeddings", None) or length))
-            return without_weights(partial(auto.from_config, config)), {"input_ids": words, "labels": words}
+            model: Any = without_weights(partial(auto.from_config, config))
+            if auto is AutoModelForCausalLM and getattr(model, "loss_type", "") is None:
+                model.loss_type = "ForCausalLM"  # what transformers takes anyway, with a warning
+            return model, {"input_ids": words, "labels": words}
     raise ReplearnError(
         f"{name}: a {type(config).__name__} is no image classifier and no language model; plan it in Python, "
         "with replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."
