@@ -254,6 +254,7 @@ def test_compare_from_a_folder_only_reads(here):
         ("compare --from .", "There are no result files below ."),
         ("data check mnist", "There is no data set 'mnist'"),
         ("recipes show demon", "Did you mean demo"),
+        ("export nowhere -o x.foo", "or write --format pt2"),
         ("recipes demo", "Did you mean `replearn recipes show demo`?"),
         ("fly", "No such command 'fly'. There are analyze, bench, compare"),
         ("pln resnet20", "No such command 'pln'. Did you mean plan?"),

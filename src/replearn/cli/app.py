@@ -105,13 +105,14 @@ def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..
             for param in params:
                 option = param.param_type_name == "option"
                 flag = max(param.opts, key=len) if option else param.name.upper()
-                if (value := values.get(param.name)) is None:
-                    continue
-                text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
+                value = values.get(param.name)
+                if value is not None:
+                    text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
                 if option:  # what it should be: first=2 becomes --first 2
-                    text = re.sub(
-                        rf"(?<![\w.(,-])(?<!, ){param.name}=(['\"]?)([\w%:<>=-]+)\1", rf"{flag} \2", text
-                    )
+                    advised = rf"(?<![\w.(,-])(?<!, ){param.name}=(['\"]?)([\w%:<>=-]+)\1"
+                    text = re.sub(advised, rf"{flag} \2", text)
+                if value is None:
+                    continue
                 if option and value != param.default:
                     given = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
                     quoted |= {f"{flag} {item}" for item in given if f"'{item}'" in text}
