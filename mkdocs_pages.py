@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +22,8 @@ from replearn.experiments.training.comparison_table import ratio, signed, spread
 from replearn.operators import available
 from replearn.operators._base.options import Options
 
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
 
 def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
@@ -27,7 +31,9 @@ def on_files(files: Any, config: Any) -> Any:
     results = Path(config["config_file_path"]).parent / "benchmarks" / "results"
     collection = collect(results)
     sections = sections_of(collection)
+    notebooks = sorted((Path(config["docs_dir"]) / "notebooks").glob("*.ipynb"))
     pages = {
+        **{f"notebooks/{path.stem}.md": notebook_page(path) for path in notebooks},
         "operators.md": operators_page(),
         "api.md": api_page(),
         "results.md": results_page(sections, measured_in(collection.others)[0]),
@@ -35,7 +41,65 @@ def on_files(files: Any, config: Any) -> Any:
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    docs = Path(config["docs_dir"])
+    linked = {
+        path
+        for page in (*docs.rglob("*.md"), *docs.rglob("*.ipynb"))
+        for link in LINK.findall(page.read_text(encoding="utf-8"))
+        if (path := outside(docs, page, link)) is not None
+    }
+    for path in sorted(linked):
+        files.append(File.generated(config, place_of(docs, path), content=path.read_bytes()))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links to notebooks lead to their pages, links out of the documentation to copies in the site."""
+    docs = Path(config["docs_dir"])
+    source = docs / page.file.src_uri
+
+    def moved(found: re.Match[str]) -> str:
+        path = outside(docs, source, found[1])
+        if path is None:
+            return found[0]
+        return found[0].replace(found[1], os.path.relpath(docs / place_of(docs, path), source.parent))
+
+    markdown = LINK.sub(moved, markdown)
+    return re.sub(r"(\]\([\w./-]*notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)
+
+
+def outside(docs: Path, page: Path, link: str) -> Path | None:
+    """The file of the repository that a page links to, where it is none of the documentation's."""
+    path = (page.parent / link).resolve()
+    return path if path.is_file() and not path.is_relative_to(docs.resolve()) else None
+
+
+def place_of(docs: Path, path: Path) -> str:
+    """Where a file of the repository lies in the site; a page of another folder is kept as text."""
+    name = path.relative_to(docs.resolve().parent).as_posix()
+    return f"repository/{name}{'.txt' if path.suffix == '.md' else ''}"
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook's texts, code and stored outputs as Markdown."""
+    parts: list[str] = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        printed = ""
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                png = "".join(data["image/png"]).replace("\n", "")
+                parts.append(f'<img alt="What the code above draws" src="data:image/png;base64,{png}">')
+            else:
+                printed += "".join(output.get("text", data.get("text/plain", "")))
+        if printed:
+            parts.append(f"```text\n{printed.rstrip()}\n```")
+    return "\n\n".join([*parts, ""])
 
 
 def operators_page() -> str:

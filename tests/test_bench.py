@@ -156,6 +156,7 @@ def test_epochs_are_timed_by_a_script(tmp_path: Path) -> None:
         ),
         ("steps resnet33", "There is no model 'resnet33'"),
         ("steps cifar_resnet:20:4 --size 8 --first 4", "has no targets"),
+        ("stepps resnet20", "Did you mean steps?"),
     ],
 )
 def test_bad_input_is_told_in_one_line(words: str, says: str) -> None:
@@ -173,7 +174,7 @@ def test_the_readmes_tables_are_the_files() -> None:
 
 def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> None:
     words = "steps vit:16:4:2:4 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16 --json"
-    named = "--method checkpointing --method skip_attention --method stochastic_depth"
+    named = "--method checkpointing --methods skip_attention,stochastic_depth"
     done = run(*words.split(), *named.split())
     assert done.exit_code == 0, done.output
     rows = {row["label"]: row for row in json.loads(done.stdout)["training"][0]["rows"]}

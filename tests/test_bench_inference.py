@@ -166,6 +166,15 @@ def test_a_backend_that_is_not_measured_here_is_told() -> None:
         assert told in " ".join((done.output + done.stderr).split())
 
 
+def test_small_models_are_timed_on_small_images_and_sizes_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[Setting] = []
+    monkeypatch.setattr(inference, "measure", lambda setting, *rest: settings.append(setting))
+    for words in ("cifar_resnet:26:8", "vit_small_16", "resnet20 resnet34 --size 64"):
+        assert call(*words.split(), "--device", "cpu").exit_code == 0
+    assert [(setting.size, setting.batches) for setting in settings] == [(32, (1, 8)), (224, (1, 8)), (64, (1, 8))]
+    assert "give --size" in " ".join(call("resnet20", "resnet34", "--device", "cpu").stderr.split())
+
+
 def test_inference_from_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "inference.json"
     words = "--device cpu vit:16:4:2:4 --size 8 --batch-size 1 --backend fp32 --rounds 2 --out"

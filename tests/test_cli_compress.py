@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +120,9 @@ def test_an_own_model_is_exported_and_json_is_printed(place: Path) -> None:
 REFUSED = {
     "no blocks": ("mine.py:no_blocks", "mine.py:batches", [], "has no stack of blocks"),
     "no data": ("mine.py:net", "mine.py:nothing", [], "The loader is empty"),
+    "no file": ("none.py:net", "mine.py:batches", [], "MODEL .*none.py:net: there is no file"),
+    "no function": ("mine.py:nett", "mine.py:batches", [], "MODEL .*mine.py:nett: there is no function 'nett'"),
+    "no function for data": ("mine.py:net", "mine.py:b", [], "--data .*mine.py:b: there is no function 'b'"),
     "no --data": ("mine.py:net", None, [], "--data is missing"),
     "wrong data": ("mine.py:net", "nowhere", [], "there is no such folder, file or data set"),
     "no images": ("hf:vit", "vit", [], "there is no image in it"),
@@ -140,6 +144,33 @@ REFUSED = {
         "--format standard: .* is of no library",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["hf:some/model", "timm:resnet18", "torchvision:resnet18"])
+def test_without_a_network_published_weights_are_refused_and_nothing_is_written(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import timm
+    import torchvision
+    import transformers
+
+    def unreachable(*given: Any, **more: Any) -> None:
+        if more.get("pretrained", True):
+            raise OSError("We couldn't connect to 'the hub' to load the files.")
+
+    built = timm.create_model
+    for owner, function in (
+        (transformers.AutoConfig, "from_pretrained"),
+        (torchvision.models._api.WeightsEnum, "get_state_dict"),
+    ):
+        monkeypatch.setattr(owner, function, unreachable)
+    monkeypatch.setattr(timm, "create_model", lambda *a, **m: unreachable(**m) or built(*a, **m))
+    out = place / "unreached"
+    error = call(name, "--data", f"{place / 'mine.py'}:batches", "--budget", "blocks=1", "-o", str(out), code=2)
+    assert f"MODEL {name}" in error
+    assert "couldn't connect" in error
+    assert ("write hf:FOLDER" if name.startswith("hf:") else "Add --pretrained FILE") in error
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -50,6 +50,14 @@ def test_a_budget_chooses_and_explains():
         (("--budget", "memory<=1%", "--batch-size", "2"), "the least that can be reached"),
         (("--budget", "memory<=90%", "--first", "2"), "--budget chooses the targets"),
         (("--first", "2", "--precision", "half"), "--precision half"),
+        (("--first", "9"), "(--interval 4, --first 9)"),
+        (("--first", "9"), "Try --first 2, a smaller interval"),
+        (("--budget", "latency<75"), "--budget latency<75"),
+        (("--budget", "parameters<=90%,latency<=75%"), "give --gpu H100"),
+        (
+            ("--operator", "basic:corection=full"),
+            "does not have these options: 'corection'; it has sources, stop_gradient, correction, rank",
+        ),
     ],
 )
 def test_what_cannot_work_is_said(arguments, words):
@@ -79,12 +87,26 @@ def test_hugging_face_models_are_planned_from_a_config_or_a_type(gpt2):
     model, batch = subject_named(gpt2, 2, 64)
     assert batch["input_ids"].shape == (2, 32)  # no longer than its positions
     assert f"training {sum(parameter.numel() for parameter in model.parameters()):,} -> " in text
+    assert subject_named("hf:gpt2", 1, 8)[0].loss_type == "ForCausalLM"
     named, images = subject_named("hf:vit", 3, 8)
     assert type(named).__name__ == "ViTForImageClassification"
     assert images.shape == (3, 3, 224, 224)
     assert type(subject_named("hf:bert", 1, 8)[0]).__name__ == "BertForMaskedLM"
     assert "no type of model" in call(model="hf:abacus", code=2).stderr
     assert "no image classifier and no language model" in call(model="hf:dac", code=2).stderr
+
+
+def test_a_model_of_the_hub_without_a_network_says_what_to_do(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+
+    def unreachable(*given, **more):
+        raise OSError("We couldn't connect to 'the hub' to load the files.")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    error = " ".join(call(model="hf:some/model", code=2).stderr.split())
+    assert "hf:some/model can't be read from the Hugging Face hub or its cache (We couldn't connect" in error
+    assert "write hf:FOLDER" in error
+    assert "no type of model" not in error
 
 
 RECIPE = """

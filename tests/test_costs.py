@@ -145,6 +145,19 @@ def test_flops_are_those_of_torchs_counter_in_a_real_step():
     assert cost.forward_flops + cost.backward_flops == counter.get_total_flops()
 
 
+def test_gradients_of_a_depthwise_convolution_cost_what_its_forward_costs():
+    """torch's own formula takes every channel with every other for the weight's gradient."""
+    for layer in (nn.Conv2d(C, C, Q, groups=C), nn.ConvTranspose2d(C, 2 * C, Q, stride=2, groups=C)):
+        given = torch.empty(B, C, S, S, device="meta")
+        cost = replearn.costs.predict(nn.Sequential(nn.Conv2d(C, C, 1), layer), given, loss=lambda y: y.sum())
+        point = 2 * B * C * C * S * S  # its input takes no gradient
+        depthwise = cost.total.forward_flops - point
+        assert cost.total.backward_flops == point + 2 * depthwise
+        assert depthwise == layer.weight[0].numel() * 2 * B * C * (
+            S * S if isinstance(layer, nn.ConvTranspose2d) else (S - 2) ** 2
+        )
+
+
 def test_autocast_keeps_16_bit_copies_of_weights_and_inputs():
     model, rows = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False)), 32
     given = torch.empty(rows, 256)

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -257,6 +258,36 @@ def test_files_of_the_package_named_on_a_page_exist(page: Path) -> None:
     named = re.findall(r"`([\w./-]+\.(?:py|md|toml|txt))`", page.read_text(encoding="utf-8"))
     homes = (ROOT, SOURCE / "replearn")
     assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+
+
+def commands_on(page: Path) -> list[str]:
+    """What a page tells to type after `replearn`: in backquotes, or as a line of a shell block."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    inline = [" ".join(found.split()) for found in re.findall(r"`(replearn [^`]+)`", text)]
+    return [line.partition(" ")[2] for line in (*lines, *inline) if line.startswith("replearn ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_commands_of_a_page_have_the_flags_that_they_are_given(page: Path) -> None:
+    pytest.importorskip("typer")
+    from replearn.cli.app import UsageError, loaded
+
+    for line in commands_on(page):
+        name, *words = shlex.split(line, comments=True)
+        if name.startswith("-"):
+            continue
+        command = loaded(name)
+        if words and words[0] in getattr(command, "commands", {}):
+            command, words = command.commands[words[0]], words[1:]
+        required = [param.opts[0] for param in command.params if param.required]
+        if not words and required:
+            continue  # the command is spoken of: `replearn compress`
+        try:
+            command.make_context(name, words, resilient_parsing=not words).close()
+        except UsageError as error:
+            raise AssertionError(f"replearn {line}: {error.format_message()}") from error
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

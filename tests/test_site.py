@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +35,32 @@ def test_the_site_has_every_page_and_links_to_it(site: Path) -> None:
     pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")}
     pages |= {Path(name) for name in ("operators.html", "results.html", "api.html")}
     start = (site / "index.html").read_text(encoding="utf-8")
+    entries = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(entries) == len(set(entries))
     for page in pages:
         assert (site / page).exists()
         assert f'href="{page.as_posix()}"' in start or page.name == "index.html"
+
+
+def test_the_site_shows_the_notebooks_with_what_they_print_and_draw(site: Path) -> None:
+    page = (site / "notebooks" / "compress_a_network.html").read_text(encoding="utf-8")
+    assert "realigned removal" in page
+    assert 'src="data:image/png;base64,' in page
+    assert "plt.show" in re.sub(r"<[^>]*>", "", page)
+    start = (site / "index.html").read_text(encoding="utf-8")
+    assert start.count('href="notebooks/compress_a_network.html"') > 1  # in the menu, and in the text
+    assert ".ipynb" not in start
+
+
+def test_every_link_of_the_site_leads_to_a_file_of_it(site: Path) -> None:
+    dead = [
+        (page.name, link)
+        for page in site.rglob("*.html")
+        if page.name not in ("404.html", "report.html")
+        for link in re.findall(r'<a[^>]+href="([^"#]+)', page.read_text(encoding="utf-8"))
+        if not re.match("[a-z]+:", link) and not (page.parent / link).exists()
+    ]
+    assert dead == []
 
 
 def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
@@ -96,10 +121,21 @@ def test_the_notebooks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     settings = {"metadata": {"path": str(tmp_path)}}
     for path in NOTEBOOKS:
         notebook.cells += [*nbformat.read(path, as_version=4).cells, nbformat.v4.new_code_cell("%reset -f")]
+    stored = copy.deepcopy(notebook.cells)
     for cell in notebook.cells:
         cell.source = cell.source.replace("epochs=10", "epochs=3")
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=settings).execute()
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    for before, after in zip(stored, notebook.cells, strict=True):
+        if "%reset" not in before.source:
+            assert words_of(before) == words_of(after), "run `make notebooks`"
+
+
+def words_of(cell: Any) -> list[str]:
+    """The printed lines that no training decides: those without a number, and all of a plan."""
+    text = "".join(output.get("text", "") for output in cell.get("outputs", []))
+    plan = "print(plan)" in cell.source
+    return [line for line in text.splitlines() if plan or not re.search(r"\d", line)]
 
 
 def test_a_users_own_operator_has_no_card_and_breaks_none(monkeypatch: pytest.MonkeyPatch) -> None:

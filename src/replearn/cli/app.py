@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
@@ -12,17 +13,17 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from .. import __version__
 from ..errors import ReplearnError
+from .near import Near, UsageError
 
-UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
 COMMANDS = Path(__file__).parent / "commands"
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-class Commands(TyperGroup):
+class Commands(Near):
     """Imports a command's file when that command runs; help reads its first line from the source.
 
     What the user can mend is told in one line, with exit code 2 (130 after Ctrl-C); bugs keep a traceback.
@@ -104,9 +105,14 @@ def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..
             for param in params:
                 option = param.param_type_name == "option"
                 flag = max(param.opts, key=len) if option else param.name.upper()
-                if (value := values.get(param.name)) is None:
+                value = values.get(param.name)
+                if value is not None:
+                    text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
+                if option:  # what it should be: first=2 becomes --first 2
+                    advised = rf"(?<![\w.(,-])(?<!, ){param.name}=(['\"]?)([\w%:<>=-]+)\1"
+                    text = re.sub(advised, rf"{flag} \2", text)
+                if value is None:
                     continue
-                text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
                 if option and value != param.default:
                     given = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
                     quoted |= {f"{flag} {item}" for item in given if f"'{item}'" in text}

@@ -14,7 +14,7 @@ from ..errors import ReplearnError
 from ..experiments.training.architectures import architecture, library
 from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.trained import Trained, read_full_model
-from .subjects import built_by, is_hub_name, is_small
+from .subjects import built_by, is_hub_name, is_small, not_fetched
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 WORDS = "a run's folder, hf:FOLDER_OR_NAME, timm:NAME, torchvision:NAME, or FILE.py:FUNCTION"
@@ -53,7 +53,7 @@ def subject_of(
     if hugging_face:
         made = of_folder(folder, size)
     elif ".py:" in name:
-        model, example = built_by(name)
+        model, example = built_by("MODEL", name)
         if weights is not None:
             fill_(model, weights)
         side = int(example.shape[-1]) if isinstance(example, torch.Tensor) and example.dim() == 4 else None
@@ -128,6 +128,8 @@ def of_folder(folder: Path, size: int | None) -> Subject:
         kind: Any = next((found for found in names if found is not None), transformers.AutoModel)
         model = kind.from_pretrained(folder, local_files_only=local)
     except (OSError, ValueError, RuntimeError) as error:
+        if not local:
+            raise not_fetched(f"MODEL hf:{folder}", error) from error
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(f"MODEL hf:{folder} can't be loaded by transformers: {told}") from error
     side = getattr(config, "image_size", None) or 224

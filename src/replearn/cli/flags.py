@@ -76,7 +76,8 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instea
 RecipeName: TypeAlias = Annotated[str, typer.Argument(help="A recipe's name, or a file of your own.")]
 Epochs: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Epochs, instead of the recipe's.")]
 Methods: TypeAlias = Annotated[
-    list[str] | None, several(help="Some of its rows, as e2e,removal,repl; all if not given.")
+    list[str] | None,
+    several("--methods", "--method", help="Some of its rows, as e2e,removal,repl; all if not given."),
 ]
 Seeds: TypeAlias = Annotated[list[str] | None, several(help="Seeds, as 0,1,2 or 0-4; 0,1,2 if not given.")]
 Seed: TypeAlias = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]

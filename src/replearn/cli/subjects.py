@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from runpy import run_path
@@ -32,6 +34,15 @@ def is_hub_name(source: str) -> bool:
     (True, False, False)
     """
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) is not None and not Path(source).exists()
+
+
+def not_fetched(name: str, error: Exception) -> ReplearnError:
+    """The error for a model of the hub that is neither there nor in the cache, or that no network leads to."""
+    told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return ReplearnError(
+        f"{name} can't be read from the Hugging Face hub or its cache ({told}). Check name and network, or save "
+        "the model to a folder (save_pretrained) and write hf:FOLDER."
+    )
 
 
 def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
@@ -72,6 +83,19 @@ def tokens(batch: int, length: int) -> torch.Tensor:
     return torch.empty(batch, length, dtype=torch.int64, device="meta")
 
 
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """transformers imports torchao, about whose enums torch has advice: nothing for the user."""
+    logger = logging.getLogger("torch.utils._pytree")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@without_advice()
 def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
     """`hf:FOLDER` with a config.json, `hf:ORG/NAME` of the hub, or `hf:TYPE` (gpt2, vit, ...) of the library."""
     transformers, known = library("transformers", "hf"), library("transformers.models.auto.modeling_auto", "hf")
@@ -82,6 +106,8 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
         else:
             config = transformers.AutoConfig.for_model(source)
     except (OSError, ValueError) as error:
+        if is_hub_name(source):
+            raise not_fetched(name, error) from error
         raise ReplearnError(
             f"{name}: there is no config.json of a Hugging Face model at {source!r}, and it is no type of model "
             f"that transformers knows, as gpt2, llama or vit ({str(error).splitlines()[0][:120]})."
@@ -98,7 +124,10 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
     ):
         if type(config) in mapping:
             words = tokens(batch, min(length, getattr(config, "max_position_embeddings", None) or length))
-            return without_weights(partial(auto.from_config, config)), {"input_ids": words, "labels": words}
+            model: Any = without_weights(partial(auto.from_config, config))
+            if auto is transformers.AutoModelForCausalLM and getattr(model, "loss_type", "") is None:
+                model.loss_type = "ForCausalLM"  # what transformers takes anyway, with a warning
+            return model, {"input_ids": words, "labels": words}
     raise ReplearnError(
         f"{name}: a {type(config).__name__} is no image classifier and no language model; plan it in Python, "
         "with replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."
@@ -106,20 +135,22 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
 
 
 def called(flag: str, place: str) -> Any:
-    """What a function in a file of the user's own returns: FILE.py:FUNCTION."""
+    """What a function in a file of the user's own returns: FILE.py:FUNCTION; its own errors are its own."""
     file, _, name = place.rpartition(":")
-    try:
-        return run_path(file)[name]()
-    except (OSError, KeyError) as error:
-        raise ReplearnError(f"{flag} {place}: there is no such file or no function {name!r} in it.") from error
+    if not Path(file).is_file():
+        raise ReplearnError(f"{flag} {place}: there is no file {file}.")
+    found = run_path(file).get(name)
+    if not callable(found):
+        raise ReplearnError(f"{flag} {place}: there is no function {name!r} in {file}.")
+    return found()
 
 
-def built_by(place: str) -> tuple[nn.Module, Any]:
+def built_by(flag: str, place: str) -> tuple[nn.Module, Any]:
     """The model and the example of its input that such a function returns."""
-    made = called("--model", place)
+    made = called(flag, place)
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise ReplearnError(
-            f"--model {place}: the function has to return the fresh model and an example of its input, as "
+            f"{flag} {place}: the function has to return the fresh model and an example of its input, as "
             "`return model, torch.randn(2, 3, 224, 224)`."
         )
     return made

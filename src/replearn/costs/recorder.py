@@ -222,10 +222,17 @@ def runs_no_kernel(func: Any) -> bool:
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any) -> int:
-    """By torch's own formulas: two for a multiply and add, none for elementwise work."""
-    from torch.utils.flop_counter import flop_registry
+    """By torch's own formulas: two for a multiply and add, none for elementwise work.
+
+    A convolution's gradients cost what its forward costs, each. torch's formula for them leaves out the groups:
+    for a depthwise one it is too large by the number of channels.
+    """
+    from torch.utils.flop_counter import conv_flop_count, flop_registry
 
     packet = func._overloadpacket
+    if packet is torch.ops.aten.convolution_backward:
+        (grad, x, weight), transposed, wanted = args[:3], args[7], args[10]
+        return sum(wanted[:2]) * int(conv_flop_count(x.shape, weight.shape, grad.shape, transposed))
     in_place = {torch.ops.aten.addmm_: torch.ops.aten.addmm, torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm}
     formula = flop_registry.get(in_place.get(packet, packet))
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=made))

@@ -92,7 +92,7 @@ def _no_targets(model: nn.Module, stacks: Sequence[Stack], placement: str, skipp
         text += f"its stacks have {lengths} blocks, and a target needs a block on each side. "
     if max(len(stack) for stack in stacks) < 3:
         return text + "No block of it can be replaced: take a deeper model."
-    return text + "Try a smaller interval, first=2, or another operator."
+    return text + "Try first=2, a smaller interval or another operator."
 
 
 def _check_arguments(

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...errors import ReplearnError
 from .. import flags
+from ..near import Near
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from ...experiments.bench.cases import Case
     from ...experiments.bench.steps import Backend
 
-app = typer.Typer()
+app = typer.Typer(cls=Near)
 
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")]
 Inner = Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")]
@@ -42,9 +44,11 @@ def steps(
     operator: Annotated[
         list[str] | None, flags.several(help="Operators to measure beside the default, as reduced_bottleneck.")
     ] = None,
-    method: Annotated[
+    methods: Annotated[
         list[str] | None,
-        typer.Option(help="Methods to measure beside them: checkpointing, skip_attention, stochastic_depth."),
+        flags.several(
+            "--methods", "--method", help="Methods beside them, as checkpointing,skip_attention,stochastic_depth."
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch.")] = None,
     size: flags.Size = None,
@@ -64,7 +68,7 @@ def steps(
     * `replearn bench steps`
     * `replearn bench steps resnet32 --backend bf16,captured -o bench.json`
     * `replearn bench steps resnet32 --backend captured --builds 3`
-    * `replearn bench steps resnet152 --operator bottleneck --method checkpointing --method stochastic_depth`
+    * `replearn bench steps resnet152 --operator bottleneck --methods checkpointing,stochastic_depth`
     * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
     """
     from ...experiments.bench.cases import SMALL_SUITE, SUITE, candidates
@@ -82,7 +86,7 @@ def steps(
     record = new_record(command(), where, **often, training=[])
     for case in cases:
         for name in backends:
-            sides = candidates(case, extra=extra, methods=method or ())
+            sides = candidates(case, extra=extra, methods=methods or ())
             chosen: Backend = name  # type: ignore[assignment]
             found = compare_steps(case, chosen, where, sides=sides, **often, say=say)
             record["training"].append(found)
@@ -97,7 +101,9 @@ def inference(
     models: Annotated[
         list[str] | None, typer.Argument(help="Models; resnet34, resnet101 and vit_small_16 if not given.")
     ] = None,
-    batch_size: Annotated[list[str] | None, flags.several(help="Images in a batch; 1,32,64 if not given.")] = None,
+    batch_size: Annotated[
+        list[str] | None, flags.several(help="Images in a batch; 1,32,64 if not given, 1,8 on a CPU.")
+    ] = None,
     backend: Annotated[
         list[str] | None,
         flags.several(
@@ -106,7 +112,7 @@ def inference(
             "convolutions fused by cuDNN: channels_last+fuse, channels_last+fuse+graph, amp+fuse, amp+fuse+graph."
         ),
     ] = None,
-    size: Annotated[int, typer.Option(min=4, help="Side length of the images.")] = 224,
+    size: flags.Size = None,
     first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
     rounds: Annotated[int, typer.Option(min=2, help="How often each side is timed.")] = 20,
     compile_all: Annotated[
@@ -131,9 +137,17 @@ def inference(
     from ...experiments.bench.inference_sides import DEFAULT
     from ...experiments.bench.record import record_json
     from ...experiments.training.fit import device_named
+    from ..subjects import is_small
 
     names = tuple(models or MODELS)
-    sizes = tuple(flags.whole_numbers("--batch-size", batch_size or ["1", "32", "64"], least=1))
+    where = device_named(device)
+    usual = ["1", "32", "64"] if where.type == "cuda" else ["1", "8"]
+    sizes = tuple(flags.whole_numbers("--batch-size", batch_size or usual, least=1))
+    if size is None:
+        small = {is_small(name) for name in names}
+        if len(small) > 1:
+            raise ReplearnError("Some of these models are for images of 32x32, some for larger ones: give --size.")
+        size = 32 if True in small else 224
     setting = Setting(
         models=names,
         batches=sizes,
@@ -143,7 +157,6 @@ def inference(
         first=first,
         rounds=rounds,
     )
-    where = device_named(device)
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
     typer.echo(f"{HEADING}\n{HEADER}")

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import flags
+from ..near import Near
 
 if TYPE_CHECKING:
     from ...experiments.training.data import DataStatus
 
-app = typer.Typer()
+app = typer.Typer(cls=Near)
 Name = Annotated[str, typer.Argument(help="A data set's name.")]
 
 

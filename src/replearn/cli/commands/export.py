@@ -64,7 +64,7 @@ def export(
         )
     else:
         if ".py:" in model:
-            fresh, example = built_by(model)
+            fresh, example = built_by("--model", model)
         else:
             side = size or (32 if is_small(model) else 224)
             fresh = architecture(model, num_classes=num_classes or (10 if is_small(model) else 1000), size=side)

@@ -65,6 +65,7 @@ def plan(
     """
     from ...costs import estimate, named_machine
     from ...costs import probe as probe_machine
+    from ...costs.budgets import as_budgets
     from ...fitting.choose import SCORES, place
     from ...operators._base.options import options_named
     from ...planning.planner import plan as plan_model
@@ -83,11 +84,12 @@ def plan(
             "--run, the folder of an end-to-end run of `replearn train`."
         )
     if budget is not None:
+        asked = as_budgets(budget)
         if (interval, first, fraction, targets) != (4, None, None, None):
             raise ReplearnError(
                 "--budget chooses the targets; leave out --interval, --first, --fraction, --targets."
             )
-        if machine is None and budget.strip().startswith(("latency", "time")):
+        if machine is None and any(each.quantity in ("latency", "time") for each in asked):
             raise ReplearnError(
                 f"--budget {budget} needs to know the machine: give --gpu H100, or --probe on the machine itself."
             )

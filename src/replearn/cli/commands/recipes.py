@@ -7,8 +7,9 @@ import json
 import typer
 
 from .. import flags
+from ..near import Near
 
-app = typer.Typer()
+app = typer.Typer(cls=Near)
 
 
 @app.callback(invoke_without_command=True)

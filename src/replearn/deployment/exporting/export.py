@@ -233,6 +233,6 @@ def format_of(path: str | os.PathLike[str], to: str | None) -> str:
     if found is None:
         suffixes = ", ".join(form.suffix for form in FORMATS.values())
         raise ReplearnError(
-            f"The format of {path} is not clear: end its name with one of {suffixes}, or write to=."
+            f"The format of {path} is not clear: end its name with one of {suffixes}, or write to='pt2'."
         )
     return found

@@ -160,10 +160,13 @@ def options_from_dict(data: Mapping[str, Any]) -> Options:
     known = available()
     if not isinstance(name, str) or name not in known:
         raise ReplearnError(f"There is no operator {name!r}; there are {', '.join(sorted(known))}.")
-    try:
-        return known[name](**fields)
-    except TypeError as error:
-        raise ReplearnError(f"The operator {name!r} does not have these options: {error}.") from error
+    own = [field.name for field in dataclasses.fields(known[name]) if field.init]
+    if unknown := [field for field in fields if field not in own]:
+        has = f"it has {', '.join(own)}" if own else "it has none"
+        raise ReplearnError(
+            f"The operator {name!r} does not have these options: {', '.join(map(repr, unknown))}; {has}."
+        )
+    return known[name](**fields)
 
 
 def options_named(text: str) -> Options:
