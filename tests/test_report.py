@@ -22,7 +22,7 @@ from replearn.experiments import recipes
 from replearn.experiments.report.building import build_report
 from replearn.experiments.report.collecting import Reader, collect
 from replearn.experiments.report.curves import MOST_POINTS, curves_figure, thinned
-from replearn.experiments.report.deployed import plan_in_words
+from replearn.experiments.report.deployed import on_meta, plan_in_words
 from replearn.experiments.report.page import page
 from replearn.experiments.report.parts.comparisons import command_of
 from replearn.experiments.report.scatter import cost_figure
@@ -435,6 +435,28 @@ def test_a_field_of_a_wrong_type_never_ends_a_report_or_a_comparison(tmp_path: P
         with suppress(ReplearnError):
             comparison_table(compare([good, read_result(path)])[0])
     assert refused > 80
+
+
+@pytest.mark.parametrize("field", ["parameters_before", "targets", "num_blocks", "placement", "skipped"])
+def test_a_plan_with_a_field_taken_out_never_ends_a_report(field: str, tmp_path: Path) -> None:
+    put(tmp_path, run("E2E", 0, 90.0))
+    plan = json.loads(replearn.plan(replearn.models.resnet32()).to_json())
+    put(tmp_path, run("RepL", 0, 91.0, plan={name: value for name, value in plan.items() if name != field}))
+    collection = collect(tmp_path)
+    assert "RepL" in page(collection, sections_of(collection))
+
+
+@pytest.mark.parametrize(
+    "name", ["cifar_resnet:6000002:1", "vit:16:100000:1:4", "lm:16:100000:2:32", "hf:/somewhere"]
+)
+def test_a_report_builds_no_model_that_takes_for_ever_or_lies_in_another_folder(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for builder in ("fresh_model", "language_model"):
+        monkeypatch.setattr(f"replearn.experiments.report.deployed.{builder}", lambda *args, **kwargs: 1 / 0)
+    recipe = {**run("E2E", 0, 90.0).recipe, "model": name}
+    with pytest.raises(ReplearnError, match="A report builds no"):
+        on_meta(json.dumps(recipe), "cifar10", 1000)
 
 
 def test_pictures_that_are_links_pipes_or_bombs_are_named_and_not_read(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from ...deployment.deploy import deploy
 from ...errors import ReplearnError
 from ...planning.data import Plan
 from ...surgery.replace import replace_
-from ..training.architectures import is_language_model, language_model
+from ..training.architectures import depth_asked_for, is_language_model, language_model
 from ..training.recipe import recipe_from_dict
 from ..training.results import Result
 from ..training.trained import fresh_model
 
 BROKEN = (ReplearnError, NotImplementedError, RuntimeError, ImportError, KeyError, TypeError, ValueError)
+DEEPEST = 1_000  # a deeper model is not built: the name comes from a file, and building takes time for every layer
 
 
 class NoDraws(TorchFunctionMode):
@@ -36,6 +37,8 @@ class NoDraws(TorchFunctionMode):
 def on_meta(recipe_text: str, data: str, parameters: int) -> nn.Module:
     """The recipe's model without weights; a language model has as many words as `parameters` say."""
     recipe = recipe_from_dict(json.loads(recipe_text))
+    if depth_asked_for(recipe.model) > DEEPEST or recipe.model.startswith("hf:"):  # a folder outside the report's
+        raise ReplearnError(f"A report builds no {recipe.model}.")
     with torch.device("meta"), NoDraws():
         if not is_language_model(recipe.model):
             return fresh_model(recipe, data)[0]
@@ -50,12 +53,12 @@ def size(model: nn.Module) -> int:
 
 
 @lru_cache(maxsize=256)
-def deployed_parameters(recipe_text: str, data: str, plan_text: str) -> int | None:
-    """Parameters once each operator has its deployed form; None where the model can't be built here."""
+def deployed_share_of(recipe_text: str, data: str, plan_text: str) -> float | None:
+    """The share of parameters that its deployed form has; None where the model can't be built here."""
     with suppress(*BROKEN):
         plan = Plan.from_json(plan_text)
         model = replace_(on_meta(recipe_text, data, plan.parameters_before), plan)
-        return size(deploy(model.eval(), fold="operators"))
+        return size(deploy(model.eval(), fold="operators")) / plan.parameters_before
     return None
 
 
@@ -64,8 +67,7 @@ def deployed_share(result: Result) -> float | None:
     if not result.plan:
         return 1.0
     recipe_text, plan_text = (json.dumps(part, sort_keys=True) for part in (result.recipe, result.plan))
-    deployed, full = deployed_parameters(recipe_text, result.data, plan_text), result.plan["parameters_before"]
-    return deployed / full if deployed and full else None
+    return deployed_share_of(recipe_text, result.data, plan_text)
 
 
 def plan_in_words(result: Result, label: str) -> str:

@@ -1,5 +1,6 @@
 """Models by name, for recipes and the command line."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -102,11 +103,25 @@ def num_heads(name: str) -> int | None:
     >>> num_heads("lm:16:4:2:32"), num_heads("vit_tiny_8")
     (2, None)
     """
-    base = name.removesuffix(":untied")
-    if base in _TRANSFORMER_LM:
-        return _TRANSFORMER_LM[base][2]
-    kind, *numbers = base.split(":")
-    return int(numbers[2]) if kind in ("lm", "vit") and len(numbers) == 4 else None
+    if name.removesuffix(":untied") in _TRANSFORMER_LM:
+        return _TRANSFORMER_LM[name.removesuffix(":untied")][2]
+    return _number(name, {"vit": 2, "lm": 2})
+
+
+def depth_asked_for(name: str) -> int:
+    """The depth that a model's name gives as a number, which may be any; 0 where it gives none.
+
+    >>> depth_asked_for("cifar_resnet:26:8"), depth_asked_for("vit:16:4:2:8"), depth_asked_for("vit_tiny_8")
+    (26, 4, 0)
+    """
+    return _number(name, {"cifar_resnet": 0, "cifar_bottleneck": 0, "vit": 1, "lm": 1}) or 0
+
+
+def _number(name: str, places: Mapping[str, int]) -> int | None:
+    """One of the numbers of a name with its kind's full count of them, by the place it has there."""
+    kind, *numbers = name.removesuffix(":untied").split(":")
+    whole = kind in places and len(numbers) == (2 if kind.startswith("cifar") else 4)
+    return int(numbers[places[kind]]) if whole else None
 
 
 def check_patch(name: str, patch: int, size: int) -> None:
