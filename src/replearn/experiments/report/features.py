@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
-from ..training.trained import Labelled, Trained
+from ..training.trained import Trained
 from .matplotlib_figure import new_figure
 
 NEIGHBOURS = 20
+PER_CLASS, FEW = (
+    10,
+    10,
+)  # images of a class; up to FEW classes may have fewer
 MOST_BYTES = 2**30  # of images at once, so that a streamed set is read in part
 
 
@@ -39,10 +43,12 @@ def feature_scores(run: Trained, test_images: int = 1000, train_images: int = 50
         from sklearn.neighbors import KNeighborsClassifier
     except ImportError as error:
         raise ReplearnError("These figures need scikit-learn: pip install 'replearn[report]'.") from error
-    x, y = bounded(run, test_images, run.test)
+    shown = bounded(run, test_images)
+    classes = max(shown // PER_CLASS, min(FEW, shown // 2))
+    x, y = run.test(shown, classes)
     if len(y) < 10 or len(set(y.tolist())) < 2:
         raise ReplearnError(f"{len(y)} images are too few for a t-SNE; write at least 10, of two classes.")
-    known_x, known_y = bounded(run, train_images, run.train)
+    known_x, known_y = run.train(bounded(run, train_images), classes)
     features, known = (penultimate(run.model, images).cpu().numpy() for images in (x, known_x))
     labels, known_labels = y.cpu().numpy(), known_y.cpu().numpy()
     vote = KNeighborsClassifier(n_neighbors=min(NEIGHBOURS, len(known_labels))).fit(known, known_labels)
@@ -60,9 +66,9 @@ def feature_scores(run: Trained, test_images: int = 1000, train_images: int = 50
     )
 
 
-def bounded(run: Trained, count: int, read: Callable[[int], Labelled]) -> Labelled:
+def bounded(run: Trained, count: int) -> int:
     """At most so many images, and no more than fit in MOST_BYTES."""
-    return read(min(count, max(10, MOST_BYTES // (4 * run.example[0].numel()))))
+    return min(count, max(10, MOST_BYTES // (4 * run.example[0].numel())))
 
 
 @torch.no_grad()
