@@ -136,6 +136,22 @@ def test_what_files_say_is_escaped(tmp_path: Path) -> None:
     assert "alert('x')" not in text
 
 
+def test_a_name_that_is_no_text_is_shown_by_its_bytes(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from replearn.cli.app import app
+
+    good = put(tmp_path / "runs", run("E2E", 0, 90.0))
+    for name, text in ((b"half-\xff", good.read_text()), (b"cut-\xfe", "{")):
+        folder = Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/" + name))
+        folder.mkdir()
+        (folder / "result.json").write_text(text)
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert "cut-\\udcfe" in done.output
+    assert "cut-\\udcfe" in (tmp_path / "page.html").read_text()
+
+
 def test_an_empty_folder_and_a_missing_one_are_told(tmp_path: Path) -> None:
     with pytest.raises(ReplearnError, match=r"no results below .*replearn compare RECIPE"):
         build_report(tmp_path, tmp_path / "r.html")

@@ -31,9 +31,10 @@ def report(
     """
     from ...experiments.report.building import build_report
     from ...experiments.report.markup import counted
+    from ...experiments.report.page import printable
 
     made = build_report(folder, out, title=title, figures=figures)
     runs, sections = counted(len(made.collection.runs), "run"), counted(len(made.sections), "comparison")
     typer.echo(f"{made.page}: {runs} in {sections}, {counted(len(made.figures), 'figure')} beside it.")
     for entry in made.collection.unread[:5]:
-        typer.echo(f"not read: {entry.path}: {entry.reason}", err=True)
+        typer.echo(printable(f"not read: {entry.path}: {entry.reason}"), err=True)

@@ -95,7 +95,7 @@ def carried_plan(model: nn.Module, variant: Variant) -> Plan | None:
 
 
 def in_words(plan: Plan) -> str:
-    found = re.search(r"interval=\d+, first=\d+(?!.*by similarity)", plan.placement)
+    found = re.search(r"interval=\d+, first=\d+(?: or \d+)?(?!.*by similarity)", plan.placement)
     operators = sorted({target.operator.label() for target in plan.targets})
     return f"{found[0] if found else plan.placement}, {', '.join(operators)}"
 
