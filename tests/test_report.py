@@ -241,7 +241,7 @@ def test_the_command_writes_the_page_and_names_what_it_could_not_read(runs: Path
     words = ["report", str(runs), "-o", str(out), "--no-figures", "--title", "Mine & yours"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "9 runs in 1 comparisons, 0 figures" in done.output
+    assert "9 runs in 1 comparison, 0 figures" in done.output
     assert "not read: half.json" in done.output
     assert "<h1>Mine &amp; yours</h1>" in out.read_text(encoding="utf-8")
     failed = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")], prog_name="replearn")
