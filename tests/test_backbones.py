@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import narrow
 import pytest
@@ -186,11 +187,12 @@ def odd(kind: str) -> Tensor:
         "int8": lambda: weight.to(torch.int8),
         "complex": lambda: weight.to(torch.complex64),
         "nan": lambda: weight.fill_(float("nan")),
+        "too large": lambda: weight.double() * 1e300,
     }
     return makers[kind]()
 
 
-@pytest.mark.parametrize("kind", ["quantized", "sparse", "meta", "int8", "complex", "nan"])
+@pytest.mark.parametrize("kind", ["quantized", "sparse", "meta", "int8", "complex", "nan", "too large"])
 @pytest.mark.parametrize("way", ["backbone", "pretrained"])
 def test_weights_that_are_none_leave_the_model_as_it_was(kind: str, way: str, tmp_path: Path) -> None:
     def load(model: nn.Module) -> None:
@@ -210,6 +212,24 @@ def test_weights_that_are_none_leave_the_model_as_it_was(kind: str, way: str, tm
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def packed(path: Path) -> None:
+    """A file of torch.save, with a pickle that grows a thousand times as it is read."""
+    torch.save(tiny.resnet().state_dict(), path)
+    with ZipFile(path) as given:
+        entries = {entry.filename: given.read(entry) for entry in given.infolist()}
+    with ZipFile(path, "w", ZIP_DEFLATED) as made:
+        for name, data in entries.items():
+            made.writestr(name, data + b"\0" * (2**24 if name.endswith("data.pkl") else 0))
+
+
+def test_a_file_in_a_small_float_is_loaded(tmp_path: Path) -> None:
+    given = tiny.resnet().state_dict()
+    state = {name: t.to(torch.float8_e4m3fn) if t.is_floating_point() else t for name, t in given.items()}
+    torch.save(state, tmp_path / "weights.pth")
+    load_pretrained_(model := tiny.resnet(), str(tmp_path / "weights.pth"))
+    torch.testing.assert_close(model.state_dict()["conv1.weight"], state["conv1.weight"].float())
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -217,6 +237,10 @@ def test_weights_that_are_none_leave_the_model_as_it_was(kind: str, way: str, tm
         pytest.param(lambda f: f.write_bytes(b"\x80\x02}q\x00(X\x01."), id="cut pickle"),
         pytest.param(lambda f: f.write_bytes(b"\x80\x02N0."), id="empty stack"),
         pytest.param(lambda f: f.write_bytes(b""), id="nothing"),
+        pytest.param(
+            lambda f: torch.save({"a": torch.nested.nested_tensor([torch.ones(2)])}, f), id="nested tensor"
+        ),
+        pytest.param(lambda f: packed(f), id="zip bomb"),
     ],
 )
 def test_a_malformed_weight_file_is_refused_by_name(wrong: Callable[[Path], Any], tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
 def streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs on a small ImageNet in the official layout, whose counts nobody asks for."""
     pytest.importorskip("torchvision")
-    write_imagenet(tmp_path / "data" / "imagenet", train=12, val=3)
+    write_imagenet(tmp_path / "data" / "imagenet", train=12, val=6)
     plain = data.load
 
     def loose(name: str, root: Path | None) -> object:
@@ -146,6 +146,20 @@ def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Pa
     assert "float32  loss" in call("evaluate", str(run))
     assert "leave it out" in call("evaluate", str(run), "--annotations", "x.json", code=2)
     assert "add --annotations FILE" in call("evaluate", str(run / "result.json"), code=2)
+
+
+def test_figures_are_drawn_of_a_streamed_set(streamed: Path, tmp_path: Path) -> None:
+    """t-SNE and feature maps of ImageNet look at a part of it."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    runs = [str(streamed / method / "seed-0") for method in ("e2e", "repl")]
+    told = call("figures", *runs, "--samples", "12", "--out", str(tmp_path / "figures"))
+    assert told.count("nearest neighbours") == 2
+    assert "CKA of E2E and RepL" in told
+    numbers = json.loads((tmp_path / "figures" / "figures.json").read_text())
+    assert [(entry["label"], entry["seed"]) for entry in numbers["features"]] == [("E2E", 0), ("RepL", 0)]
+    for name in ("features.svg", "feature_maps.png"):
+        assert (tmp_path / "figures" / name).stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

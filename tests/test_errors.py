@@ -189,6 +189,12 @@ def hooked(model: nn.Module) -> nn.Module:
     return model
 
 
+def patched(model: nn.Module) -> nn.Module:
+    """As accelerate sets its hooks."""
+    model.layer1[1].forward = model.layer1[1].forward
+    return model
+
+
 def with_buffer(buffer: Any) -> nn.Module:
     model = replaced()
     model.register_buffer("odd", buffer)
@@ -476,6 +482,7 @@ CASES: list[tuple[Provoke, str]] = [
      "fc.bias holds inf or NaN ... did not diverge ... The model is unchanged"),
     (lambda f: save(replaced(), pipe(f)), "is no regular file ... Write the name of a new file"),
     # a replaced model that is changed later
+    (lambda f: deploy(patched(ready())), "layer1.1 has a forward of its own ... Take it off first"),
     (lambda f: deploy(hooked(ready())), "layer1.1 has forward hooks ... set them on the deployed model"),
     (lambda f: replearn.param_groups(net(), None), "weight_decay=None: write a number ... as 1e-4"),
     (lambda f: replearn.param_groups([], 1e-4), "Expected a torch.nn.Module, got list"),

@@ -108,14 +108,20 @@ def test_penultimate_features_are_what_the_classifier_is_given() -> None:
 
 
 def test_a_bounded_part_of_a_set_is_read_and_many_classes_have_ten_colours(resnets: dict[str, Path]) -> None:
-    asked: list[int] = []
-    bounded(SimpleNamespace(example=torch.empty(2, 3, 224, 224)), 5000, asked.append)
-    bounded(SimpleNamespace(example=torch.empty(2, 1, 8, 8)), 5000, asked.append)
-    assert asked == [2**30 // (4 * 3 * 224 * 224), 5000]
+    assert bounded(SimpleNamespace(example=torch.empty(2, 3, 224, 224)), 5000) == 2**30 // (4 * 3 * 224 * 224)
+    assert bounded(SimpleNamespace(example=torch.empty(2, 1, 8, 8)), 5000) == 5000
     score = feature_scores(read_trained(resnets["E2E"]), 30, 30)
     assert classes_in(features_figure([score])) == [f"class {label}" for label in range(10)]
     many = replace(score, classes=tuple(range(30)))
     assert classes_in(features_figure([many]))[-1] == "20 other classes"
+
+
+def test_of_many_classes_so_many_are_shown_that_each_has_several_images(resnets: dict[str, Path]) -> None:
+    """A thousand images of ImageNet would be one a class, which has no silhouette."""
+    run = read_trained(resnets["E2E"])
+    assert sorted(set(feature_scores(run, 10, 30).classes)) == [0, 2, 4, 6, 8]
+    labels = run.train(30, 3)[1]
+    assert labels.bincount().tolist() == [10, 0, 0, 10, 0, 0, 10]
 
 
 def classes_in(figure) -> list[str]:

@@ -23,6 +23,7 @@ from replearn import ReplearnError
 from replearn.experiments.training import methods
 from replearn.experiments.training.methods import Method, Setting, available, method_for
 from replearn.experiments.training.methods.adaptive import Adaptive, Switch, agreed
+from replearn.experiments.training.methods.base import carried_plan
 from replearn.experiments.training.methods.checkpointing import Recomputed
 from replearn.experiments.training.methods.skip_attention import skipped_blocks
 from replearn.experiments.training.methods.stochastic_depth import Dropped, Scaled, chances_of
@@ -622,3 +623,14 @@ def test_weights_with_another_placement_or_operator_are_refused_with_both(change
         method_for(Setting(row, seed=0, epochs=1)).prepare(model)
     same = method_for(Setting(Variant(label="RepL", method="repl"), seed=0, epochs=1))
     assert same.prepare(model) is model
+
+
+def test_a_carried_plan_with_two_first_targets_is_none_with_one() -> None:
+    """`plan` takes 2 in short stacks and the interval in others; a row with first=2 has 2 in all of them."""
+    torchvision = pytest.importorskip("torchvision")
+    with torch.device("meta"):
+        model = torchvision.models.resnet34()
+    replearn.replace_(model, replearn.plan(model))
+    told = "asks for interval=4, first=2, basic, and they were trained with interval=4, first=2 or 4, basic"
+    with pytest.raises(ReplearnError, match=told):
+        carried_plan(model, Variant(label="RepL", method="repl", first=2))

@@ -132,6 +132,22 @@ def test_what_files_say_is_escaped(tmp_path: Path) -> None:
     assert "alert('x')" not in text
 
 
+def test_a_name_that_is_no_text_is_shown_by_its_bytes(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from replearn.cli.app import app
+
+    good = put(tmp_path / "runs", run("E2E", 0, 90.0))
+    for name, text in ((b"half-\xff", good.read_text()), (b"cut-\xfe", "{")):
+        folder = Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/" + name))
+        folder.mkdir()
+        (folder / "result.json").write_text(text)
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert "cut-\\udcfe" in done.output
+    assert "cut-\\udcfe" in (tmp_path / "page.html").read_text()
+
+
 def test_an_empty_folder_and_a_missing_one_are_told(tmp_path: Path) -> None:
     with pytest.raises(ReplearnError, match=r"no results below .*replearn compare RECIPE"):
         build_report(tmp_path, tmp_path / "r.html")
@@ -424,6 +440,15 @@ def test_a_field_of_a_wrong_type_never_ends_a_report_or_a_comparison(tmp_path: P
         with suppress(ReplearnError):
             comparison_table(compare([good, read_result(path)])[0])
     assert refused > 80
+
+
+@pytest.mark.parametrize("field", ["parameters_before", "targets", "num_blocks", "placement", "skipped"])
+def test_a_plan_with_a_field_taken_out_never_ends_a_report(field: str, tmp_path: Path) -> None:
+    put(tmp_path, run("E2E", 0, 90.0))
+    plan = json.loads(replearn.plan(replearn.models.resnet32()).to_json())
+    put(tmp_path, run("RepL", 0, 91.0, plan={name: value for name, value in plan.items() if name != field}))
+    collection = collect(tmp_path)
+    assert "RepL" in page(collection, sections_of(collection))
 
 
 def test_pictures_that_are_links_pipes_or_bombs_are_named_and_not_read(tmp_path: Path) -> None:

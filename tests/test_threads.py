@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import sys
 import threading
+import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -14,7 +18,12 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import ReplearnError
+from replearn.blocks.running import PrivateRandom
+from replearn.blocks.switches import plain_encoder_layers
 from replearn.blocks.tracing import trace
+from replearn.costs.fake import _as_with_a_gpu
+from replearn.costs.precision import float32_products
+from replearn.operators._base.operator import Operator
 
 
 def errors_of(*jobs: Callable[[], Any]) -> list[Exception]:
@@ -83,6 +92,59 @@ def test_threads_share_a_whole_block() -> None:
         assert errors_of(*[run] * 4) == []
     finally:
         sys.setswitchinterval(switching)
+
+
+def test_who_looks_at_a_whole_block_that_runs_sees_it_as_ever() -> None:
+    """Another thread may copy, save or deploy the model at any point of a forward."""
+    seen = []
+
+    class Looked(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            if looking:
+                copied = copy.deepcopy(model)  # fails on a tensor with a history
+                seen.append((list(model.state_dict()), list(copied.state_dict())))
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().forward(x)
+
+    looking, model = False, nn.Sequential(*(Looked() for _ in range(5)))
+    replearn.replace_(model, replearn.plan(model))
+    looking, keys = True, list(model.state_dict())
+    for _ in range(2):
+        model(torch.randn(3, 8)).sum().backward()
+    assert len(seen) == 10
+    assert all(one == other == keys for one, other in seen)
+    operators = [block.run.block for block in model if isinstance(block, Operator)]
+    assert [block.calls for block in operators] == [2] * len(operators)
+
+
+def test_switches_of_the_process_are_as_before_whoever_ends_first() -> None:
+    """Four threads that set TF32 off and back in any order leave it as it was, and so do costs of a GPU."""
+
+    def switches() -> list[Any]:
+        matmul, cudnn, mha = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mha
+        patched = torch.cuda.is_bf16_supported, torch._C._conv_determine_backend_memory_format
+        return [
+            matmul.fp32_precision,
+            cudnn.allow_tf32,
+            cudnn.benchmark,
+            mha.get_fastpath_enabled(),
+            *patched,
+        ]
+
+    def holders() -> list[AbstractContextManager[Any]]:
+        return [float32_products(tf32=False, benchmark=True), plain_encoder_layers(), _as_with_a_gpu()]
+
+    before, filters = switches(), list(warnings.filters)
+    for order in itertools.permutations(range(3)):
+        held = [holders() for _ in order]
+        for one in itertools.chain(*held):
+            one.__enter__()
+        assert switches() != before
+        for number in order:
+            for one in held[number]:
+                one.__exit__(None, None, None)
+        assert switches() == before
+        assert warnings.filters == filters
 
 
 def test_tracing_leaves_a_module_and_its_callers_alone() -> None:
@@ -168,6 +230,51 @@ def test_another_thread_draws_the_same_numbers_while_one_deploys() -> None:
     assert errors_of(draw, deploy) == []
     assert len(drawn) > 100
     assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("work", ["calibrate_", "compress", "analyze"])
+def test_another_thread_draws_no_number_twice_while_one_fits(work: str) -> None:
+    batches, done, drawn = [torch.randn(4, 8) for _ in range(3)], [False], list[Tensor]()
+
+    def draw() -> None:
+        while not done[0]:
+            drawn.append(torch.rand(4))
+
+    def fit() -> None:
+        try:
+            for _ in range(3):
+                model = nn.Sequential(*(Block() for _ in range(6))).eval()
+                if work == "compress":
+                    replearn.compress(model, batches, budget="blocks=5")
+                elif work == "calibrate_":
+                    replearn.calibrate_(model, replearn.plan(model), batches)
+                else:
+                    replearn.analysis.analyze(model, replearn.plan(model), batches, intervals=(), gradients=False)
+        finally:
+            done[0] = True
+
+    assert errors_of(draw, fit) == []
+    assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        lambda x: nn.functional.dropout(x, 0.5, training=True),
+        lambda x: torch.normal(x, x.abs()),
+        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5)[0],
+    ],
+    ids=["dropout", "normal", "attention"],
+)
+def test_what_a_thread_draws_for_itself_is_drawn_by_any_function(draws: Callable[[Tensor], Tensor]) -> None:
+    """As a model whose dropout stays on in eval mode, and which is deployed."""
+    x, before = torch.randn(4, 8), torch.get_rng_state()
+    made = []
+    for _ in range(2):
+        with PrivateRandom():
+            made.append(draws(x))
+    assert torch.equal(*made)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_tracing_and_comparing_draw_nothing_from_the_process() -> None:

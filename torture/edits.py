@@ -82,6 +82,18 @@ def replaced(result: Path, put: Callable[[Path], object]) -> None:
     put(result)
 
 
+def model_named(run: Path, name: str) -> None:
+    data = json.loads((run / "result.json").read_text())
+    data["recipe"]["model"] = name
+    (run / "result.json").write_text(json.dumps(data))
+
+
+def folder_without_a_name(run: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(run.parent) + b"/half-\xff"))
+    folder.mkdir()
+    shutil.copy(run / "result.json", folder)
+
+
 ODD: dict[str, Callable[[Path], object]] = {  # what may lie in a run's folder, and should not
     "examples: a link out of the folder": lambda run: os.symlink("/etc/passwd", run / "examples" / "0.png"),
     "examples: a pipe": lambda run: os.mkfifo(run / "examples" / "0.png"),
@@ -93,6 +105,9 @@ ODD: dict[str, Callable[[Path], object]] = {  # what may lie in a run's folder, 
     "a pipe as a result": lambda run: replaced(run / "result.json", os.mkfifo),
     "a folder as a result": lambda run: replaced(run / "result.json", Path.mkdir),
     "a deep result": lambda run: (run / "result.json").write_text("[" * 100_000),
+    "a model of six million layers": lambda run: model_named(run, "cifar_resnet:6000002:1"),
+    "a model in another folder": lambda run: model_named(run, "hf:/etc"),
+    "a folder whose name is no text": folder_without_a_name,
     "half a character": lambda run: (run / "result.json").write_bytes(b'"\xff'),
 }
 

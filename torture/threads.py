@@ -2,12 +2,14 @@
 
     python -m torture.threads
 
-Each case has four threads that plan, replace and deploy, two that call a model that nobody replaced, and two that
-share one replaced model. None may raise, outputs are those of one thread, and torch is left as it was.
+Each case has four threads that plan, replace and deploy, two that call a model that nobody replaced, two that
+share one replaced model, and one that copies it and reads its state dict. None may raise, outputs are those of one
+thread, and torch and its switches are left as they were.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import warnings
@@ -48,9 +50,16 @@ def replaced(kind: str, seed: int) -> nn.Module:
     return replearn.replace_(model, replearn.plan(model, interval=2, first=2, operator=options)).eval()
 
 
+def switches() -> tuple[object, ...]:
+    """What deploying changes for a while in the whole process."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    precision = torch.get_float32_matmul_precision(), matmul.fp32_precision, cudnn.allow_tf32, cudnn.benchmark
+    return (*precision, nn.Module.__call__, nn.Module.__getattr__, torch.arange, torch.full)
+
+
 def trial(seed: int) -> list[str]:
     kind, x = KINDS[seed % len(KINDS)], torch.randn(2, 3, 16, 16)
-    known = nn.Module.__call__, nn.Module.__getattr__, torch.arange, torch.full
+    known = switches()
     models, shared = [replaced(kind, seed + number) for number in range(4)], replaced(kind, seed)
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     given = torch.arange(6.0).view(2, 3)
@@ -70,10 +79,17 @@ def trial(seed: int) -> list[str]:
             if not torch.equal(model(on), expected):
                 raise RuntimeError("another output than in one thread")
 
+    keys = list(shared.state_dict())
+
+    def look() -> None:
+        while left[0] > 0:
+            if list(copy.deepcopy(shared).state_dict()) != keys or list(shared.state_dict()) != keys:
+                raise RuntimeError("a copy or a state dict of a running model holds something else")
+
     jobs: list[Callable[[], None]] = [lambda model=model: deploy(model) for model in models]  # type: ignore[misc]
-    jobs += [lambda: call(net, given, own)] * 2 + [lambda: call(shared, x, right)] * 2
+    jobs += [lambda: call(net, given, own)] * 2 + [lambda: call(shared, x, right)] * 2 + [look]
     found = errors_of(jobs)
-    if known != (nn.Module.__call__, nn.Module.__getattr__, torch.arange, torch.full):
+    if known != switches():
         found.append("torch was left patched")
     return found
 
@@ -81,7 +97,7 @@ def trial(seed: int) -> list[str]:
 def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    ledger = open_ledger("threads", total=100, seconds=300, threads=8)
+    ledger = open_ledger("threads", total=100, seconds=300, threads=9)
     while ledger.open:
         for fault in trial(ledger.done):
             ledger.note("faults", f"seed {ledger.done}: {fault}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -68,16 +69,40 @@ class PrivateRandom(TorchDispatchMode):
 
 def taking_generator(func: Any) -> Any:
     """The overload of the same arguments that takes a generator besides, or None."""
-    names = {argument.name for argument in func._schema.arguments} | {"generator"}
+    own = arguments_of(func)
     overloads = (getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())
-    return next((o for o in overloads if {argument.name for argument in o._schema.arguments} == names), None)
+    return next((o for o in overloads if arguments_of(o) == own and takes_generator(o)), None)
+
+
+def arguments_of(func: Any) -> list[tuple[str, str]]:
+    """Name and type of every argument but a generator."""
+    return [(a.name, str(a.type)) for a in func._schema.arguments if a.name != "generator"]
+
+
+def takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
+
+
+@contextmanager
+def random_state_kept(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Set the random state back at the end, unless another thread may have drawn from it."""
+    cpu, gpus = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
+    alone = threading.active_count() == 1
+    try:
+        yield
+    finally:
+        if alone and threading.active_count() == 1:
+            torch.set_rng_state(cpu)
+            for device, state in zip(devices, gpus, strict=True):
+                torch.cuda.set_rng_state(state, device)
 
 
 @contextmanager
 def unchanged(model: nn.Module, private: bool = False) -> Iterator[None]:
     """Evaluation mode for a while; afterwards modes, buffers and the random state are as before.
 
-    `private` keeps the random state out of other threads' sight too, and makes every operation slower to launch.
+    While other threads run, the random state goes on instead: they may have drawn, and would draw the same again.
+    `private` draws nothing from it at all, and makes every operation slower to launch.
     """
     modes = {module: module.training for module in model.modules()}
     buffers = {module: dict(module._buffers) for module in model.modules()}
@@ -86,7 +111,7 @@ def unchanged(model: nn.Module, private: bool = False) -> Iterator[None]:
     for module in modes:  # not model.eval(), which some models override to freeze parameters too
         module.training = False
     try:
-        with PrivateRandom() if private else torch.random.fork_rng(devices=list(devices)):
+        with PrivateRandom() if private else random_state_kept(list(devices)):
             yield
     finally:
         for module, mode in modes.items():

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from types import MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+# values of these kinds point at no module
+NUMBERS = (bool, int, float, str, type(None), torch.dtype, torch.device)
+PLAIN = frozenset((*NUMBERS, set, Tensor, nn.Parameter, FunctionType, BuiltinFunctionType))
+CONTAINERS = (dict, OrderedDict, list, tuple)
 
 
 def twin_of(root: nn.Module, *, own_containers: bool = False) -> nn.Module:
@@ -19,6 +25,8 @@ def twin_of(root: nn.Module, *, own_containers: bool = False) -> nn.Module:
     twins: dict[int, Any] = {id(module): object.__new__(type(module)) for module in root.modules()}
 
     def turned(value: Any, depth: int = 3) -> Any:
+        if type(value) in PLAIN or (type(value) in CONTAINERS and not value and not own_containers):
+            return value
         if isinstance(value, nn.Module):
             return twins.get(id(value), value)
         if isinstance(value, MethodType):

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..blocks.switches import plain_encoder_layers
 from ..errors import ReplearnError
 from ..fitting.observe import first
 
@@ -70,13 +71,8 @@ def slow_attention() -> Iterator[None]:
     Torch runs a linear layer by other operations where its input is not contiguous, as attention's is but for a
     batch of one; operations are found again by their number, so these must not differ.
     """
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with _ContiguousLinear():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    with plain_encoder_layers(), _ContiguousLinear():
+        yield
 
 
 class _ContiguousLinear(TorchFunctionMode):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from ..blocks.switches import Switch, Undo
 from ..errors import ReplearnError
 from ..operators._base.shell import without_hooks
 
@@ -84,8 +85,7 @@ def fake_gpu(precision: str) -> Iterator[None]:
 
     dtype = AUTOCAST.get(precision)
     was, was_dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), FusedAttention(), _as_with_a_gpu():
-        warnings.filterwarnings("ignore", message=".*CUDA is not available.*")
+    with FakeTensorMode(allow_non_fake_inputs=True), FusedAttention(), _as_with_a_gpu():
         torch.set_autocast_enabled("cuda", dtype is not None)
         torch.set_autocast_dtype("cuda", dtype or torch.bfloat16)
         torch.autocast_increment_nesting()
@@ -98,28 +98,35 @@ def fake_gpu(precision: str) -> Iterator[None]:
             torch.set_autocast_dtype("cuda", was_dtype)
 
 
-@contextmanager
-def _as_with_a_gpu() -> Iterator[None]:
+_gpu = Switch()
+
+
+def _as_with_a_gpu() -> AbstractContextManager[None]:
     """What torch leaves out without a GPU, as it is with one.
 
     torch.autocast("cuda") does nothing there, and recomputing enters it anew; and a convolution forgets that its
     input was channels_last.
     """
+    return nullcontext() if torch.cuda.is_available() else _gpu.changed(_set)
+
+
+def _set() -> Undo:
     from torch.cuda.amp import common
 
-    if torch.cuda.is_available():
-        yield
-        return
     was = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
-    layout = torch._C._conv_determine_backend_memory_format
+    layout, quiet = torch._C._conv_determine_backend_memory_format, warnings.catch_warnings()
+    quiet.__enter__()
+    warnings.filterwarnings("ignore", message=".*CUDA is not available.*")
     common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda including_emulation=True: True
     torch._C._conv_determine_backend_memory_format = kept_layout
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         common.amp_definitely_not_available, torch.cuda.is_bf16_supported = was
         torch._C._conv_determine_backend_memory_format = layout
+        quiet.__exit__(None, None, None)
+
+    return undo
 
 
 def kept_layout(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:

@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 
+from ..blocks.switches import Switch, Undo
+
 _backends: Any = torch.backends
+
+
+_products = Switch()
 
 
 @contextmanager
@@ -22,6 +27,11 @@ def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[N
     What is as asked for already is not touched: cuDNN's switches follow `torch.backends.fp32_precision` until they
     are set for the first time, and torch has no way back to that.
     """
+    with _products.changed(lambda: _set(tf32, benchmark)):
+        yield
+
+
+def _set(tf32: bool, benchmark: bool | None) -> Undo:
     switches = [_backends.cuda.matmul, _backends.mkldnn.matmul, _backends.cudnn.conv, _backends.cudnn.rnn]
     switches += [] if tf32 else [_backends.mkldnn.conv]  # convolutions on a CPU are only ever asked to be exact
     before = [switch.fp32_precision for switch in switches]
@@ -35,9 +45,8 @@ def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[N
             switch.fp32_precision = wanted
     if benchmark is not None:
         _backends.cudnn.benchmark = benchmark
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         _backends.cudnn.benchmark = searched
         if matmul is not None:
             torch.set_float32_matmul_precision(matmul)
@@ -48,6 +57,8 @@ def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[N
                 switch.fp32_precision = "none"  # as the switch for all has it, where it was so before
             if switch.fp32_precision != precision:
                 switch.fp32_precision = precision
+
+    return undo
 
 
 def said(getter: Callable[[], Any]) -> Any:

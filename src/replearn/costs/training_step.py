@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..blocks.running import call
+from ..blocks.switches import plain_encoder_layers
 from ..errors import ReplearnError
 from .fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
 from .recorder import Operation, Recorder, tensors_in
@@ -62,9 +63,7 @@ def run_step(
 
 def run_forward(model: nn.Module, example: Any, kinds: Iterable[str], precision: str) -> list[Operation]:
     """One forward pass on the fake GPU, in evaluation mode; in training mode where that one needs values."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # its one kernel has no FLOPs
-    try:
+    with plain_encoder_layers():
         for training in (False, True):
             with fake_gpu(precision):
                 double, batch = double_of(model, on_fake_gpu).train(training), example_on_fake_gpu(example)
@@ -76,8 +75,6 @@ def run_forward(model: nn.Module, example: Any, kinds: Iterable[str], precision:
                     except Exception as error:
                         if training:
                             raise ReplearnError(_cannot_run(double, recorder, error)) from error
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
     return recorder.operations
 
 

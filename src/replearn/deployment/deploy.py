@@ -119,7 +119,12 @@ def deploy(
 
 
 def refuse_hooks(name: str, operator: nn.Module) -> None:
-    """Refuse hooks that would be lost with the operator that they are set on."""
+    """Refuse hooks, and a `forward` set on the object, that would be lost with the operator."""
+    if "forward" in vars(operator):
+        raise ReplearnError(
+            f"{name} has a forward of its own, which something set on it, and the plain module in its place would "
+            "not run it. Take it off first: del module.forward, or accelerate's remove_hook_from_module."
+        )
     for path, module in operator.named_modules():
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         if any(not records_hidden_states(hook) for hook in hooks):

@@ -26,7 +26,7 @@ from ._base.checkpointing import checkpointed
 from ._base.layers import correction_of
 from ._base.operator import MixingOperator
 from ._base.options import SIDES, MixingOptions, Need
-from ._base.shell import Turn, parameter_names, shell_of
+from ._base.shell import call_with, parameter_names, shell_of
 from ._base.site import Site
 from ._base.synthesis import full_precision, wide
 
@@ -69,7 +69,6 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         sides = tuple(s for s in SIDES if any(s in found for found in self._sources.values()))
         self.make_coefficients(site, sides, len(self._names))
         self.run = _ForwardOnly(shell_of(site.block, device=site.device))
-        self._turn = Turn()  # functional_call swaps the parameters of what it runs, which another thread may run
         if site.device.type != "meta":
             start_statistics(self.run.block, site)
 
@@ -102,7 +101,7 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         x = first_tensor(args, kwargs)
         with full_precision(x.device):
             made = {f"block.{name}": tensor for name, tensor in self.parameters_of_block(x).items()}
-        return self._turn.call(self.run, made, args, kwargs)
+        return call_with(made, self.run, args, kwargs)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -71,7 +71,8 @@ def load_backbone_(
     """
     refuse_wrapped(model)
     if isinstance(source, Mapping) and not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in source.items()
+        isinstance(name, str) and isinstance(tensor, Tensor) and not tensor.is_nested
+        for name, tensor in source.items()
     ):
         raise ReplearnError("A state dict maps names to tensors; this mapping holds something else.")
     named = "the state dict" if isinstance(source, Mapping) else os.fspath(source)

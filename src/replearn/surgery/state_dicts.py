@@ -93,8 +93,13 @@ def check_weights(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[st
     check_storable(found)
     check_copyable(model, own, found)
     for name, tensor in own.items():
-        if tensor.is_floating_point() and bool((~found[name].isfinite() & tensor.isfinite().cpu()).any()):
-            raise ReplearnError(f"{name} holds inf or NaN. Use weights of a training that did not diverge.")
+        if tensor.is_floating_point():
+            copied = found[name].to(tensor.device, tensor.dtype)
+            if bool((~copied.isfinite() & tensor.isfinite()).any()):
+                raise ReplearnError(
+                    f"{name} holds inf or NaN, or is too large for {tensor.dtype}. Use weights of a training "
+                    "that did not diverge."
+                )
 
 
 def tied(state: Mapping[str, Tensor]) -> dict[str, str]:

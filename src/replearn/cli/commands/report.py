@@ -29,10 +29,10 @@ def report(
     * `replearn report benchmarks/results --no-figures`
     """
     from ...experiments.report.markup import counted
-    from ...experiments.report.page import build_report
+    from ...experiments.report.page import build_report, printable
 
     made = build_report(folder, out, title=title, figures=figures)
     runs, sections = counted(len(made.collection.runs), "run"), counted(len(made.sections), "comparison")
     typer.echo(f"{made.page}: {runs} in {sections}, {counted(len(made.figures), 'figure')} beside it.")
     for entry in made.collection.unread[:5]:
-        typer.echo(f"not read: {entry.path}: {entry.reason}", err=True)
+        typer.echo(printable(f"not read: {entry.path}: {entry.reason}"), err=True)

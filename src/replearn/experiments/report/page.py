@@ -97,7 +97,12 @@ def page(collection: Collection, sections: Sequence[Section], *, title: str = ""
         Raw(f"<style>{style_rules()}{asset('page.css')}</style>"),
     )
     html = tag("html", tag("head", head), tag("body", body, data_live=str(live)), lang="en")
-    return f"<!doctype html>\n{html.text}"
+    return printable(f"<!doctype html>\n{html.text}")
+
+
+def printable(text: str) -> str:
+    """The text with what no encoding has, as half a character in a file's name, written as its number."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def asset(name: str) -> str:

@@ -6,7 +6,7 @@ With numbers that a picture can't give: silhouette, nearest neighbours, and how 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt
@@ -21,11 +21,12 @@ from ...errors import ReplearnError
 from ...planning.serialization import encode
 from ..training.architectures import library
 from ..training.results import write_atomically
-from ..training.trained import Labelled, Trained, fresh_model, read_trained
+from ..training.trained import Trained, fresh_model, read_trained
 from .matplotlib_figure import new_figure, save
 
 MOST_LAYERS = 6
 NEIGHBOURS = 20
+PER_CLASS = FEW = 10  # images of a class; up to FEW classes may have fewer
 MOST_BYTES = 2**30  # of images at once, so that a streamed set is read in part
 
 
@@ -96,10 +97,12 @@ def feature_scores(run: Trained, test_images: int = 1000, train_images: int = 50
     manifold, metrics, neighbors = (
         library(f"sklearn.{part}", "report") for part in ("manifold", "metrics", "neighbors")
     )
-    x, y = bounded(run, test_images, run.test)
+    shown = bounded(run, test_images)
+    classes = max(shown // PER_CLASS, min(FEW, shown // 2))
+    x, y = run.test(shown, classes)
     if len(y) < 10 or len(set(y.tolist())) < 2:
         raise ReplearnError(f"{len(y)} images are too few for a t-SNE; write at least 10, of two classes.")
-    known_x, known_y = bounded(run, train_images, run.train)
+    known_x, known_y = run.train(bounded(run, train_images), classes)
     features, known = (penultimate(run.model, images).cpu().numpy() for images in (x, known_x))
     labels, known_labels = y.cpu().numpy(), known_y.cpu().numpy()
     vote = neighbors.KNeighborsClassifier(n_neighbors=min(NEIGHBOURS, len(known_labels))).fit(known, known_labels)
@@ -117,9 +120,9 @@ def feature_scores(run: Trained, test_images: int = 1000, train_images: int = 50
     )
 
 
-def bounded(run: Trained, count: int, read: Callable[[int], Labelled]) -> Labelled:
+def bounded(run: Trained, count: int) -> int:
     """At most so many images, and no more than fit in MOST_BYTES."""
-    return read(min(count, max(10, MOST_BYTES // (4 * run.example[0].numel()))))
+    return min(count, max(10, MOST_BYTES // (4 * run.example[0].numel())))
 
 
 @torch.no_grad()

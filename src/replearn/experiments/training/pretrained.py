@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -178,10 +179,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             # of tied tensors one is held, and safetensors writes its name under those of the others
             tied = {name: held for name, held in metadata_of(path).items() if held in tensors}
             return tensors | {name: tensors[held] for name, held in tied.items()}
+        refuse_compressed(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a malformed pickle can raise any error
         # UnpicklingError's own words are advice to run the code in the file
-        known = isinstance(error, (SafetensorError, OSError, RuntimeError))
+        known = isinstance(error, (SafetensorError, OSError, RuntimeError, ReplearnError))
         told = first_line(error) if known else "it is no file of torch.save, or holds more than tensors"
         raise ReplearnError(
             f"{path} can't be read as weights: {told}. Use a "
@@ -191,10 +193,21 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items()
+        isinstance(key, str) and isinstance(value, Tensor) and not value.is_nested for key, value in loaded.items()
     ):
         raise ReplearnError(f"{path} holds no state dict; save one with torch.save(model.state_dict(), FILE).")
     return dict(loaded)
+
+
+def refuse_compressed(path: Path) -> None:
+    """Refuse a zip whose entries are packed, as torch.save never writes one: it may be a bomb."""
+    if not is_zipfile(path):
+        return
+    with ZipFile(path) as file:
+        if any(entry.compress_type != ZIP_STORED for entry in file.infolist()):
+            raise ReplearnError(
+                "its entries are packed, and torch.save packs none: it may be far larger than it looks"
+            )
 
 
 def timm_weights(name: str) -> dict[str, Tensor]:

@@ -98,16 +98,24 @@ class Trained:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:count]
         return [self._batches.picked(True, part) for part in order.split(size)]
 
-    def test(self, count: int) -> Labelled:
-        """Test images as the model takes them, and labels: the same ones for every run, classes evenly."""
-        return self._evenly(False, count)
+    def test(self, count: int, classes: int | None = None) -> Labelled:
+        """Test images as the model takes them, and labels: the same ones for every run, classes evenly.
 
-    def train(self, count: int) -> Labelled:
+        Of more classes than asked for, so many are taken, evenly from the first to the last.
+        """
+        return self._evenly(False, count, classes)
+
+    def train(self, count: int, classes: int | None = None) -> Labelled:
         """Training images without augmentation, and labels, classes evenly."""
-        return self._evenly(True, count)
+        return self._evenly(True, count, classes)
 
-    def _evenly(self, train: bool, count: int) -> Labelled:
-        return self._batches.picked(train, stratified_order(self._batches.labels_of(train).cpu(), 0)[:count])
+    def _evenly(self, train: bool, count: int, classes: int | None) -> Labelled:
+        labels = self._batches.labels_of(train).cpu()
+        known = labels.unique()
+        if classes is not None and classes < len(known):
+            known = known[torch.arange(classes) * len(known) // classes]
+        rows = torch.isin(labels, known).nonzero()[:, 0]
+        return self._batches.picked(train, rows[stratified_order(labels[rows], 0)[:count]])
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:

@@ -14,7 +14,7 @@ from torch.nn.functional import unfold
 from ...errors import ReplearnError
 from .options import Options, ReadingOptions
 from .ridge import Moments
-from .shell import Turn, shell_of, without_hooks
+from .shell import call_with, shell_of, without_hooks
 from .synthesis import Source, as_computed, full_precision, per_row, wide
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ class Convolution(nn.Module):
 
     def __init__(self, layer: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self.shell, self._turn = shell_of(layer, device=device), Turn()
+        self.shell = shell_of(layer, device=device)
 
     def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         kernel = as_computed(kernel, x)
         shell: Any = self.shell
         if type(shell).forward is nn.Conv2d.forward:  # the plain case without the cost of functional_call
             return shell._conv_forward(x, kernel, None)
-        return self._turn.call(shell, {"weight": kernel}, (x,))
+        return call_with({"weight": kernel}, shell, (x,))
 
     @property
     def ordinary(self) -> bool:
@@ -138,12 +138,12 @@ class BorrowedNorm(nn.Module):
             raise ReplearnError(f"Expected a normalisation layer at {'.'.join(source.path)}.")
         self._source = source
         self._names = tuple(name for name, _ in layer.named_parameters())
-        self.shell, self._turn = shell_of(layer, device=device), Turn()
+        self.shell = shell_of(layer, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         paths = {name: name.split(".") for name in self._names}
         read = {n: self._source.read(*p).to(self._source.dtype_with(x, *p)) for n, p in paths.items()}
-        return self._turn.call(self.shell, read, (x,))
+        return call_with(read, self.shell, (x,))
 
     def num_deployed(self) -> int:
         return sum(self._source.read(*name.split(".")).numel() for name in self._names)

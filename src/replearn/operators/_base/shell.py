@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -57,25 +56,22 @@ def shell_of(
     return without_hooks(shell)
 
 
-class Turn:
-    """Calls a module with other parameters, from any thread; copies and pickles have turns of their own."""
+def call_with(made: Mapping[str, Tensor], module: nn.Module, args: Any, kwargs: Any = None) -> Any:
+    """Call the module with these parameters, which nobody else sees: other threads may call, copy or save it.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def call(self, module: nn.Module, made: dict[str, Tensor], args: Any, kwargs: Any = None) -> Any:
-        """Call the module with these parameters, or a twin of it while another call has it."""
-        if torch.compiler.is_compiling():
-            return functional_call(module, made, args, kwargs)
-        if not self._lock.acquire(blocking=False):
-            return functional_call(twin_of(module), made, args, kwargs)
-        try:
-            return functional_call(module, made, args, kwargs)
-        finally:
-            self._lock.release()
-
-    def __deepcopy__(self, memo: object) -> Turn:
-        return Turn()
-
-    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
-        return Turn, ()
+    A twin runs. What its code sets, as a buffer or an attribute, is set on the module.
+    """
+    if torch.compiler.is_compiling():
+        return functional_call(module, dict(made), args, kwargs)
+    twin = twin_of(module)
+    for name, tensor in made.items():
+        path, _, key = name.rpartition(".")
+        twin.get_submodule(path)._parameters[key] = tensor  # type: ignore[assignment]
+    before = [(dict(vars(layer)), dict(layer._buffers)) for layer in twin.modules()]
+    result = twin(*args, **(kwargs or {}))
+    for layer, ran, (state, buffers) in zip(module.modules(), twin.modules(), before, strict=True):
+        layer._buffers.update(
+            {name: value for name, value in ran._buffers.items() if value is not buffers.get(name)}
+        )
+        vars(layer).update({name: value for name, value in vars(ran).items() if value is not state.get(name)})
+    return result

@@ -73,7 +73,7 @@ def carried_plan(model: nn.Module, variant: Variant) -> Plan | None:
     found = attached_plan(model)
     if found is None:
         return None
-    placed = re.search(r"interval=\d+, first=\d+(?!.*by similarity)", found.placement)
+    placed = re.search(r"interval=\d+, first=\d+(?: or \d+)?(?!.*by similarity)", found.placement)
     there = in_words(placed[0] if placed else found.placement, {target.operator for target in found.targets})
     operators = {variant.operator or default_operator(target.anatomy) for target in found.targets}
     method = variant.method.partition("+")[0]
