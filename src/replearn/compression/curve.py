@@ -83,7 +83,8 @@ def curve(
                 reached = kept(student)
             except ReplearnError:  # NaN
                 reached = 0.0
-            points.append(Point(number, costs([student], data)[0].latency * 1e3, reached))
+            before, after = costs([model, student], data)  # in turns, since the machine may be busier than it was
+            points.append(Point(number, small.before.latency * after.latency / before.latency * 1e3, reached))
             if progress is not None:
                 progress(f"drawing: {number} of {len(names)} blocks out")
     chosen = Point(len(small.removed), small.after.latency * 1e3, kept(small.model))
