@@ -215,6 +215,18 @@ def test_a_model_in_train_mode_is_read_in_eval_mode_and_left_as_it_was() -> None
     assert "train mode" in str(small)
 
 
+@pytest.mark.parametrize("form", ["full", "low-rank"])
+def test_no_random_number_is_taken_and_the_same_comes_out(form: Any) -> None:
+    model = trained()
+    state = torch.get_rng_state()
+    one = compress(model, loader(), budget=["body.1"], form=form)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    other = compress(model, loader(), budget=["body.1"], form=form)
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_model_made_in_inference_mode_is_compressed() -> None:
     with torch.inference_mode():
         model = copy.deepcopy(trained())

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from ..surgery.replace import set_submodule
 from .calls import Arguments
@@ -223,7 +224,7 @@ def merged(correction: Correction) -> nn.Module | None:
     if inner is None:
         return correction.after or nn.Identity()
     if isinstance(inner, nn.Linear):
-        layer: nn.Module = nn.Linear(inner.in_features, inner.out_features).to(inner.weight)
+        layer: nn.Module = skip_init(nn.Linear, inner.in_features, inner.out_features).to(inner.weight)
         weight = inner.weight + torch.eye(inner.in_features).to(inner.weight)
         layer.get_parameter("weight").copy_(weight)
         layer.get_parameter("bias").copy_(inner.bias)
@@ -234,7 +235,7 @@ def merged(correction: Correction) -> nn.Module | None:
         weight = conv.weight.double() * gain[:, None, None, None]
         middle = conv.kernel_size[0] // 2
         weight[:, :, middle, middle] += torch.eye(len(weight)).to(weight)
-        layer = nn.Conv2d(len(weight), len(weight), conv.kernel_size, padding=middle).to(conv.weight)
+        layer = skip_init(nn.Conv2d, len(weight), len(weight), conv.kernel_size, padding=middle).to(conv.weight)
         layer.get_parameter("weight").copy_(weight)
         layer.get_parameter("bias").copy_(norm.bias.double() - norm.running_mean.double() * gain)
     else:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..blocks.running import PrivateRandom
 from ..errors import ReplearnError
 from ..operators._base.ridge import Moments, Solution, solve
 from .calls import Tap
@@ -102,12 +103,12 @@ def _map(
     image = channel == 1 and x.dim() == 4
     fitted = empty_map(place, form, x, rank)
     if form == "channels":
-        layer: nn.Module = nn.Conv1d(width, width, 1, groups=width)
+        layer: nn.Module = nn.Conv1d(width, width, 1, groups=width, device="meta")
     elif image:
         kernel = kernel_of(place.block, width)
-        layer = nn.Conv2d(width, width, kernel, padding=kernel // 2)
+        layer = nn.Conv2d(width, width, kernel, padding=kernel // 2, device="meta")
     else:
-        layer = nn.Linear(width, width)
+        layer = nn.Linear(width, width, device="meta")
     moments = Moments(), Moments()
     share = share_of_rows(layer, stream.load(aims[0]), aims) if form != "channels" else 1.0
     for visit, aim in zip(student, aims, strict=True):
@@ -143,9 +144,10 @@ def empty_map(place: Place, form: Form, x: Tensor, rank: int) -> nn.Module:
     if form == "channels":
         return Channels(width, channel, x.dim())
     low = low_rank(form, width, rank)
-    if channel == 1 and x.dim() == 4:
-        return image_map(width, kernel_of(place.block, width), low)
-    made = token_map(width, low)
+    with PrivateRandom():  # torch starts layers at random
+        if channel == 1 and x.dim() == 4:
+            return image_map(width, kernel_of(place.block, width), low)
+        made = token_map(width, low)
     return made if channel == x.dim() - 1 else OnLast(made, channel)
 
 

@@ -187,7 +187,7 @@ def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) ->
     def after(name: str, module: nn.Module, args: Any, made: Any) -> None:
         found[name].append(_cosine(given.pop(), first(made)))
 
-    with ExitStack() as hooks, unchanged(model):
+    with ExitStack() as hooks, unchanged(model, private=True):
         for name, argument in blocks.items():
             block = model.get_submodule(name)
             pre = block.register_forward_pre_hook(partial(before, argument), with_kwargs=True)
