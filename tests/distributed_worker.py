@@ -35,6 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 import replearn
 from replearn import operators
+from replearn.experiments.training.methods.adaptive import agreed
 from replearn.operators._base.operator import Operator
 
 STEPS = 3
@@ -362,8 +363,14 @@ def same_steps() -> dict[str, Callable[[], Result]]:
     return found
 
 
+def shared_scores() -> Result:
+    """Each process has scores of its own batch; they go on with the mean."""
+    rank = dist.get_rank()
+    return {"scores": agreed({"one": float(rank), "two": 3.0 * (1 - rank)})}
+
+
 def cases() -> dict[str, Callable[[], Result]]:
-    rest: dict[str, Callable[[], Result]] = {"saving": saving}
+    rest: dict[str, Callable[[], Result]] = {"saving": saving, "shared scores": shared_scores}
     rest |= {f"refused: {name}": partial(refusals, wrap) for name, wrap in REFUSED.items()}
     # none with BatchNorm: its statistics stay in float32, which does not fit the rest on a CPU
     lower = ("reduced bottleneck", "attention + MLP low-rank", "whole block")
@@ -373,7 +380,7 @@ def cases() -> dict[str, Callable[[], Result]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     for name, case in cases().items():
         if sys.argv[1:] and not any(part in name for part in sys.argv[1:]):
             continue

@@ -69,6 +69,10 @@ def test_two_processes_take_the_steps_of_one(results: dict[str, dict[str, Any]],
     assert result["difference"] < 1e-6
 
 
+def test_two_processes_with_a_batch_each_agree_on_the_scores(results: dict[str, dict[str, Any]]) -> None:
+    assert result_of(results, "shared scores")["scores"] == {"one": 0.5, "two": 1.5}
+
+
 @pytest.mark.parametrize("case", [name for name in cases() if name.startswith("bfloat16")])
 def test_mixed_precision_of_fsdp2_stays_close_and_keeps_a_and_b_in_float32(
     results: dict[str, dict[str, Any]], case: str

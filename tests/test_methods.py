@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-import multiprocessing
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +21,7 @@ import replearn
 from replearn import ReplearnError
 from replearn.experiments.training import methods
 from replearn.experiments.training.methods import Method, Setting, available, method_for
-from replearn.experiments.training.methods.adaptive import Adaptive, Switch, agreed
+from replearn.experiments.training.methods.adaptive import Adaptive, Switch
 from replearn.experiments.training.methods.base import carried_plan
 from replearn.experiments.training.methods.checkpointing import Recomputed
 from replearn.experiments.training.methods.skip_attention import skipped_blocks
@@ -467,27 +466,6 @@ def test_adaptive_works_in_a_sequential_and_a_long_stack_can_still_be_copied() -
     method.start_epoch(model, 0, images)
     copied = copy.deepcopy(model)
     assert torch.equal(outputs(copied, images()), outputs(model, images()))
-
-
-def score_in_process(rank: int, store: str, answers: multiprocessing.Queue) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    answers.put(agreed({"one": float(rank), "two": 3.0 * (1 - rank)}))
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.distributed
-def test_two_processes_with_a_batch_each_agree_on_the_scores(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    workers = [
-        context.Process(target=score_in_process, args=(rank, str(tmp_path / "store"), answers)) for rank in (0, 1)
-    ]
-    for worker in workers:
-        worker.start()
-    found = [answers.get(timeout=30) for _ in workers]
-    for worker in workers:
-        worker.join(timeout=30)
-    assert found == [{"one": 0.5, "two": 1.5}] * 2
 
 
 # ---- combinations and bad input -----------------------------------------------------------------------
