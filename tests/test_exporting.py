@@ -74,7 +74,7 @@ def test_the_files_of_a_resnet_run_where_replearn_is_not_installed(tmp_path: Pat
     head = f"import sys; sys.path[:] = {clean!r}; sys.meta_path[:] = {finders}\n"
     script.write_text(head + RUN)
     done = subprocess.run(
-        [sys.executable, "-I", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-I", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "equal\n", done.stderr
 

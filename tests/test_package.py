@@ -192,7 +192,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     out = tmp_path_factory.mktemp("wheel")
     # without build isolation the installed hatchling is used, and nothing is fetched
     command = [uv, "build", "--wheel", "--no-build-isolation", "--offline", "--python", sys.executable]
-    done = subprocess.run([*command, "--out-dir", out, ROOT], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--out-dir", out, ROOT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (file,) = out.glob("*.whl")
     return zipfile.ZipFile(file)
