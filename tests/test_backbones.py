@@ -156,7 +156,7 @@ def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(
             from safetensors.torch import save_file
 
             save_file({name: tensor.contiguous() for name, tensor in trained.state_dict().items()}, path)
-    changes = {"epochs": 1, "pretrained": str(tmp_path / "{method}")}
+    changes = {"epochs": 1, "pretrained": str(tmp_path / "{method}" / "model.safetensors")}
     rows = ("E2E", "RepL")
     specs = [segmentation.spec(tmp_path / "out" / row, tmp_path / "data", row, **changes) for row in rows]
     e2e, repl = (fit([spec], device="cpu")[0] for spec in specs)
@@ -171,7 +171,8 @@ def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(
         told = rf"The row {label} .*can't start from these weights: it asks for .*\{{method\}}"
         with pytest.raises(ReplearnError, match=told):
             fit([segmentation.spec(tmp_path / "no", tmp_path / "data", label, **wrong)], device="cpu")
-    start = {**changes, "pretrained": str(tmp_path / "e2e")}  # a whole classifier, and blocks replaced after it
+    whole = str(tmp_path / "e2e" / "model.safetensors")  # blocks are replaced after it is loaded
+    start = {**changes, "pretrained": whole}
     (after,) = fit([segmentation.spec(tmp_path / "after", tmp_path / "data", "RepL", **start)], device="cpu")
     assert after.plan is not None
     assert after.plan["placement"] == "interval=4, first=2"

@@ -7,8 +7,8 @@ Hardware: one GPU
 Overall accuracy, mean accuracy and mean IoU on val. The paper starts from RepL models trained on ImageNet-1K:
 FILE names one for each row, as runs/t2_resnet50/imagenet/{method}/seed-0/model.safetensors. It trains 30,000
 steps, which are 162 epochs; its savings come out under first=2. Not given: poly decay with power 0.9, weight
-decay 1e-4, scales from 0.5 to 2, flips, an auxiliary head of weight 0.4, whole pictures in tests
-(segmentation.evaluation=sliding for windows). DeepLabV3Plus needs the extra scenes.
+decay 1e-4, scales from 0.5 to 2, flips, an auxiliary head of weight 0.4, whole pictures in tests.
+DeepLabV3Plus needs the extra scenes.
 
 ## tab_cityscapes_deeplabv3_r50: DeepLabV3-R50 on Cityscapes
 ## tab_cityscapes_deeplabv3_r101: DeepLabV3-R101 on Cityscapes

@@ -122,14 +122,10 @@ def files_below(root: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def leads_out(path: Path, root: Path) -> bool:
-    return not path.resolve().is_relative_to(root.resolve())
-
-
 def read_file(path: Path, root: Path) -> list[Found]:
     """The run of a result file, every run of a packed one, or a file of another kind."""
     place = path.relative_to(root)
-    if leads_out(path, root):
+    if not path.resolve().is_relative_to(root.resolve()):
         return [Unread(place, "a link that leads out of the folder")]
     try:
         text = read_text(path, LARGEST)

@@ -1,6 +1,7 @@
 """Where a run's batches come from."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 from ...errors import ReplearnError
@@ -47,3 +48,12 @@ class Batches(ABC):
     @abstractmethod
     def calibration(self, seed: int, samples: int) -> list[Any]:
         """Training samples as the model takes them, in batches, for fitting operators to a trained model."""
+
+    @abstractmethod
+    def test(self) -> Iterator[tuple[Any, Any]]:
+        """This process's share of the test part, in batches; over all processes every sample comes once."""
+
+    def share_of(self, count: int, size: int) -> Iterator[range]:
+        """This process's places among so many, some at a time."""
+        mine = range(self.processes.rank, count, self.processes.world)
+        return (mine[start : start + size] for start in range(0, len(mine), size))

@@ -154,6 +154,9 @@ def decoded(data: dict[str, Any]) -> Result:
             raise ReplearnError(f"epoch {epoch.epoch} has no {missing[0]}")
     hints = get_type_hints(Result)
     plain = {name: decode(hints[name], data[name], name) for name in hints if name in data and name not in own}
+    costs = [(epoch.seconds, epoch.peak_memory) for epoch in own["epochs"]]
+    if min(plain["parameters"], plain["flops"], *(value for each in costs for value in each)) < 0:
+        raise ReplearnError("parameters, flops, seconds and peak_memory can't be below 0")
     return Result(**{**data, **plain, **own})
 
 

@@ -1,7 +1,6 @@
 """Detectors and segmenters by name: torchvision's, and DeepLabV3+ of segmentation-models-pytorch."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,7 @@ def is_segmenter(name: str) -> bool:
     return name.startswith(tuple(f"{kind}_" for kind in SEGMENTERS))
 
 
-def detector(
-    name: str, *, num_classes: int, settings: Detection | None = None, mean: Any = None, std: Any = None
-) -> nn.Module:
+def detector(name: str, *, num_classes: int, settings: Detection | None = None) -> nn.Module:
     """Build a detector: retinanet_BACKBONE or retinanet_v2_BACKBONE with a ResNet of torchvision's.
 
     >>> detector("retinanet_resnet34", num_classes=3).head.classification_head.num_classes
@@ -42,8 +39,6 @@ def detector(
         second=kind == "retinanet_v2",
         min_size=settings.min_size,
         max_size=settings.max_size,
-        image_mean=None if mean is None else list(mean),
-        image_std=None if std is None else list(std),
         score_thresh=settings.score_threshold,
         detections_per_img=settings.max_detections,
     )

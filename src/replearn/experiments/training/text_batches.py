@@ -39,11 +39,10 @@ class TextBatches(Batches):
         self.num_words = text.num_classes
         device = text.train.device
         self._offsets = torch.arange(length + 1, device=device)
-        self._starts = torch.zeros(self.windows, dtype=torch.int64, device=device)
         self._slot = torch.zeros(self.share, dtype=torch.int64, device=device)
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        self._starts.copy_(self.starts(seed, epoch))
+        self._starts = self.starts(seed, epoch).to(self._slot.device)
 
     def starts(self, seed: int, epoch: int) -> Tensor:
         """Where the windows of an epoch begin, in training order."""
@@ -63,17 +62,13 @@ class TextBatches(Batches):
         return windows[:, :-1], windows[:, 1:]
 
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
-        starts = self.starts(seed, -1)[:samples].to(self._starts.device)
+        starts = self.starts(seed, -1)[:samples].to(self._slot.device)
         return [self.cut(part)[0] for part in starts.split(CALIBRATION)]
 
-    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The test text from its first word to its last, each predicted once; what fills up is IGNORED."""
         stream = self.text.test
-        windows = -(-(len(stream) - 1) // self.length)
-        share = -(-windows // processes.world)  # alike in every process, so that sharded models stay in step
-        mine = processes.rank + processes.world * torch.arange(share, device=stream.device)
-        for part in (self.length * mine).split(TEST):
-            places = part[:, None] + self._offsets
-            inside = places < len(stream)
+        for part in self.share_of(-(-(len(stream) - 1) // self.length), TEST):
+            places = self.length * torch.tensor(part, device=stream.device)[:, None] + self._offsets
             words = stream[places.clamp(max=len(stream) - 1)]
-            yield words[:, :-1], torch.where(inside, words, IGNORED)[:, 1:]
+            yield words[:, :-1], torch.where(places < len(stream), words, IGNORED)[:, 1:]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .....errors import ReplearnError
-from ..scenes import UNKNOWN, VOID, Defects, Pair, SegmentationSet
+from ..scenes import UNKNOWN, VOID, Pair, SegmentationSet
 from ..source import Root, Source, check_counts, locate
 
 PICTURE, MASK = "_leftImg8bit.png", "_gtFine_labelIds.png"
@@ -25,9 +25,7 @@ CAMVID_CLASSES = (
 )
 
 
-def load_masks(
-    source: Source, root: Root = None, strict_counts: bool = True, defects: Defects | None = None
-) -> SegmentationSet:
+def load_masks(source: Source, root: Root = None, strict_counts: bool = True) -> SegmentationSet:
     folder = locate(source, root)
     if source.name == "cityscapes":
         names, numbers = official_classes()
@@ -51,7 +49,7 @@ def load_masks(
             for part in ("train", "test")
         )
     found = SegmentationSet(name=source.name, class_names=names, numbers=numbers, train=train, test=test)
-    if strict_counts and (defects is None or defects.policy == "refuse"):
+    if strict_counts:
         check_counts(source, folder, found)
     return found
 
