@@ -13,7 +13,7 @@ import test_segmentation as segmentation
 import tiny
 import torch
 from safetensors.torch import save_file
-from scenes import write_camvid
+from scenes import any_count, write_camvid
 from torch import Tensor, nn
 from torchvision.models import get_model
 
@@ -144,6 +144,7 @@ def test_what_does_not_fit_is_told_and_the_model_is_unchanged(tmp_path: Path) ->
     assert "kept as they were: backbone.body.layer2.0.conv2.weight" in str(report)
 
 
+@any_count()
 def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(tmp_path: Path) -> None:
     write_camvid(tmp_path / "data" / "camvid", train=4, test=2)
     for slug, placement in (("e2e", {}), ("repl", {"interval": 4, "first": 2})):

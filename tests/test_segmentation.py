@@ -21,7 +21,7 @@ from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Recipe, Segmentation
 from replearn.experiments.training.run import RunSpec
-from replearn.experiments.training.scene_models import logits_of, segmenter
+from replearn.experiments.training.scene_models import segmenter
 from replearn.experiments.training.state import read_state
 from replearn.experiments.training.tasks.segmentation import SemanticSegmentation, confusion, segmentation_metrics
 
@@ -74,28 +74,11 @@ def test_the_segmenter_is_torchvision_s() -> None:
     assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
 
 
-def test_deeplabv3plus_has_an_auxiliary_head_in_training_alone() -> None:
-    pytest.importorskip("segmentation_models_pytorch")
-    plain, helped = (
-        segmenter("deeplabv3plus_resnet18", num_classes=4, auxiliary=given) for given in (False, True)
-    )
-    missing = helped.load_state_dict(plain.state_dict(), strict=False).missing_keys
-    assert {name.partition(".")[0] for name in missing} == {"auxiliary_head"}
-    images = torch.randn(2, 3, 32, 48)
-    out, auxiliary = logits_of(helped(images))
-    assert auxiliary is not None
-    assert out.shape == auxiliary.shape == (2, 4, 32, 48)
-    (out.mean() + auxiliary.mean()).backward()
-    assert all(parameter.grad is not None for parameter in helped.parameters())
-    with torch.no_grad():
-        helped.load_state_dict(plain.state_dict(), strict=False)  # the step above moved its running statistics
-        assert torch.equal(helped.eval()(images), plain.eval()(images))
-
-
 @pytest.mark.parametrize(
     ("name", "auxiliary", "told"),
     [
         ("deeplabv3_resnet18", False, "deeplabv3_resnet18 can't be built: .*Use a backbone of bottlenecks"),
+        ("deeplabv3plus_resnet18", True, "deeplabv3plus_resnet18 has no auxiliary head: write segmentation.aux"),
         ("unet_resnet50", False, "There is no segmenter 'unet_resnet50'. Write deeplabv3_BACKBONE or"),
     ],
 )

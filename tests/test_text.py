@@ -53,7 +53,7 @@ def test_wikitext2_is_read_from_both_layouts(text_root: Path) -> None:  # noqa: 
     release = data.load("wikitext2", text_root)
     assert torch.equal(release.train, plain.train)
     status = data.status("wikitext2", text_root)
-    assert (status.problem, status.unit, status.classes) == (None, "tokens", "words")
+    assert (status.problem, status.data.unit, status.data.classes) == (None, "tokens", "words")
 
 
 def test_a_broken_text_is_refused_with_its_name_and_the_reason(text_root: Path) -> None:  # noqa: F811

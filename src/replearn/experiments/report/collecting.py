@@ -116,7 +116,7 @@ def collect(folder: str | os.PathLike[str]) -> Collection:
 def files_below(root: Path) -> Iterator[Path]:
     """Every file, sorted; links to folders are not followed, hidden names are left out."""
     for folder, folders, names in os.walk(root, followlinks=False):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "tensorboard")
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith("."):
                 yield Path(folder, name)

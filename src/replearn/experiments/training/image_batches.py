@@ -6,7 +6,6 @@ A small set lives on the device as uint8 and is cropped, flipped and normalised 
 import random
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from itertools import islice
 
 import torch
@@ -47,13 +46,10 @@ class DeviceImages:
     def draws(self, seed: int, epoch: int) -> Tensor:
         """One epoch's choices, a row an image in training order: image, crop row, crop column, flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
-        # so little work, while a GPU waits, is done before other threads have woken up
-        with one_thread() if self.labels.is_cuda else nullcontext():
-            order = torch.randperm(len(self), generator=generator)
-            span = 2 * self.augment.pad + 1
-            corner = torch.randint(span, (len(self), 2), generator=generator)
-            flip = torch.randint(2, (len(self), 1), generator=generator) * int(self.augment.flip)
-            return torch.cat([order[:, None], corner, flip], dim=1)
+        order = torch.randperm(len(self), generator=generator)
+        corner = torch.randint(2 * self.augment.pad + 1, (len(self), 2), generator=generator)
+        flip = torch.randint(2, (len(self), 1), generator=generator) * int(self.augment.flip)
+        return torch.cat([order[:, None], corner, flip], dim=1)
 
     def batch(self, draws: Tensor) -> tuple[Tensor, Tensor]:
         """The training images and labels that these rows of `draws` choose, on the device."""
@@ -86,17 +82,6 @@ class Scale:
 
     def __call__(self, images: Tensor) -> Tensor:
         return images.float().div(255).sub(self.mean).div(self.std)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, torch's operations on a CPU run in the thread that calls them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def padded(images: Tensor, augment: Augment) -> Tensor:

@@ -1,11 +1,10 @@
-"""Where a run's epochs go: a file of JSON lines, TensorBoard, and Weights & Biases or MLflow."""
+"""Where a run's epochs go: a file of JSON lines, and Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -38,16 +37,6 @@ def json_lines(run: Run) -> Log:
             file.write(json.dumps({"format": FORMAT, "epoch": number, **values}) + "\n")
 
     return Log(append)
-
-
-def tensorboard(module: Any, run: Run) -> Log:
-    writer = module.SummaryWriter(str(run.spec.out / "tensorboard"))
-
-    def add(values: Mapping[str, Any], number: int) -> None:
-        for key, value in values.items():
-            writer.add_scalar(key, value, number)
-
-    return Log(add, writer.close)
 
 
 def wandb(module: Any, run: Run) -> Log:
@@ -91,11 +80,9 @@ def module_of(service: str) -> Any:
 
 
 def logs_of(run: Run, service: str | None) -> list[Log]:
-    """The file, TensorBoard where it is installed, and the service of this name."""
-    made = [json_lines(run)]
-    with suppress(ImportError):  # TensorBoard is optional; the JSON lines hold the same numbers
-        made.append(tensorboard(import_module("torch.utils.tensorboard"), run))
-    return made if service is None else [*made, SERVICES[service](module_of(service), run)]
+    """The file, and the service of this name."""
+    services = [] if service is None else [SERVICES[service](module_of(service), run)]
+    return [json_lines(run), *services]
 
 
 def about(run: Run) -> dict[str, Any]:

@@ -47,18 +47,16 @@ def detector(name: str, *, num_classes: int, settings: Detection | None = None) 
 def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Module:
     """Build a segmenter: deeplabv3_BACKBONE (torchvision) or deeplabv3plus_BACKBONE (segmentation-models-pytorch).
 
-    `auxiliary` adds a head at the third stage, which helps in training.
+    `auxiliary` adds a head at the third stage, which helps in training; deeplabv3plus has none.
     """
     kind, backbone = known(name, SEGMENTERS, "segmenter")
+    if auxiliary and kind == "deeplabv3plus":
+        raise ReplearnError(f"{name} has no auxiliary head: write segmentation.auxiliary=0.")
     try:
         if kind == "deeplabv3":
             return _deeplabv3(backbone, num_classes, auxiliary)
         import segmentation_models_pytorch as smp
 
-        if auxiliary:
-            from .deeplabv3plus import AuxiliaryDeepLabV3Plus
-
-            return AuxiliaryDeepLabV3Plus(backbone, num_classes)
         plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
         return plus
     except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation

@@ -34,6 +34,7 @@ class Adaptive(Method):
     name = "adaptive"
     has_targets = True
     leaves_idle = True
+    moves = True
 
     _fixed: Plan
     _stacks: tuple[Stack, ...]
@@ -136,9 +137,6 @@ class Switch(Patch):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self.operator if self.replaced else self.run)(*args, **kwargs)
-
-    def alternatives(self) -> tuple[nn.Module, ...]:
-        return (self.operator,)
 
 
 def chosen_plan(model: nn.Module, fixed: Plan, targets: tuple[Target, ...], how: str) -> Plan:
