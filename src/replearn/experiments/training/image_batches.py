@@ -97,12 +97,17 @@ class ImageBatches(Batches):
     """Batches of images, and the loss that mixup changes."""
 
     def __init__(
-        self, data: ImageSet | StreamedSet, size: int, mixup: float, processes: Processes, batch_size: int
+        self,
+        data: ImageSet | StreamedSet,
+        augment: Augment,
+        processes: Processes,
+        batch_size: int,
+        device: torch.device,
     ) -> None:
-        super().__init__(processes, batch_size, data.num_train, "images", data.name)
+        super().__init__(processes, device, batch_size, data.num_train, "images", data.name)
+        size = augment.resize or data.size
         self.shape, self.size = (data.num_classes, data.channels, size), size
-        self.mixup = mixup
-        self._place = (0, 0, 0)  # seed, epoch and step
+        self.mixup = augment.mixup
         self._share = 1.0  # mixup's share of the image itself; the rest is its partner's
 
     @abstractmethod
@@ -125,41 +130,28 @@ class ImageBatches(Batches):
         """Each image mixed with its partner, the batch in reverse order, by one share a batch."""
         if not self.mixup:
             return images
-        chance = random.Random(seed_at(*self._place, "mixup"))
+        chance = random.Random(seed_at(*self.place, "mixup"))
         self._share = chance.betavariate(self.mixup, self.mixup)
         return self._share * images + (1 - self._share) * images.flip(0)
-
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        self._place = seed, epoch, first_step
-
-    def advance(self, step: int) -> None:
-        self._place = (*self._place[:2], step)
 
 
 class DeviceBatches(ImageBatches):
     """Batches of a data set that lives on the device; the draws of an epoch are made up front."""
 
     def __init__(self, images: DeviceImages, processes: Processes, batch_size: int) -> None:
-        super().__init__(images.data, images.size, images.augment.mixup, processes, batch_size)
+        super().__init__(images.data, images.augment, processes, batch_size, images.labels.device)
         self.images = images
         self.fixed = not self.mixup
-        self._slot = torch.zeros(self.share, 4, dtype=torch.int64, device=images.labels.device)
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        super().start_epoch(seed, epoch, first_step)
-        self._draws = self.images.draws(seed, epoch).to(self._slot.device)
+    def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[Tensor]:
+        return self.split(self.images.draws(seed, epoch).to(self.device), first_step)
 
-    def advance(self, step: int) -> None:
-        super().advance(step)
-        whole = self._draws[step * self.batch_size : (step + 1) * self.batch_size]
-        self._slot.copy_(self.processes.share(whole))
-
-    def current(self) -> tuple[Tensor, Tensor]:
-        images, labels = self.images.batch(self._slot)
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self.images.batch(rows)
         return self.mixed(images), labels
 
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
-        rows = self.images.draws(seed, -1)[:samples].to(self._slot.device)
+        rows = self.images.draws(seed, -1)[:samples].to(self.device)
         return [self.images.batch(part)[0] for part in rows.split(CALIBRATION)]
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -185,19 +177,15 @@ class StreamBatches(ImageBatches):
     def __init__(
         self, data: StreamedSet, augment: Augment, processes: Processes, batch_size: int, device: torch.device
     ) -> None:
-        super().__init__(data, augment.resize or data.size, augment.mixup, processes, batch_size)
-        self.data, self.augment, self.device = data, augment, device
+        super().__init__(data, augment, processes, batch_size, device)
+        self.data, self.augment = data, augment
         self._scale = Scale(data.mean, data.std, device)
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        super().start_epoch(seed, epoch, first_step)
-        self._stream = self._drawn(seed, epoch, first_step)
-
-    def _drawn(self, seed: int, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch's augmented batches from number `first` on; a last one that is not full is left out."""
+    def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch's augmented batches from a step on; a last one that is not full is left out."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "order"))
         order = torch.randperm(self.data.num_train, generator=generator)[: self.steps * self.batch_size]
-        mine = order.view(self.steps, self.processes.world, -1)[first:, self.processes.rank]
+        mine = order.view(self.steps, self.processes.world, -1)[first_step:, self.processes.rank]
         # made one by one: an epoch of ImageNet has more than a million
         keys = ([(index, seed_at(seed, epoch, index, "augment")) for index in row.tolist()] for row in mine)
         return self._read(True, keys, augment=True)
@@ -212,16 +200,12 @@ class StreamBatches(ImageBatches):
                 labels.to(self.device, non_blocking=True),
             )
 
-    def advance(self, step: int) -> None:
-        super().advance(step)
-        self._batch = next(self._stream)
-
-    def current(self) -> tuple[Tensor, Tensor]:
-        images, labels = self._batch
+    def batch(self, held: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        images, labels = held
         return self.mixed(images), labels
 
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
-        batches = self._drawn(seed_at(seed, "calibration"), 0)
+        batches = self.drawn(seed_at(seed, "calibration"), 0, 0)
         return [images for images, _ in islice(batches, -(-samples // self.share))]
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:

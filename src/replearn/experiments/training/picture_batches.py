@@ -74,12 +74,11 @@ class PictureBatches(Batches, Generic[Set]):
         device: torch.device,
     ) -> None:
         self.data: Set = data
-        self.device, self.recipe = device, recipe
+        self.recipe = recipe
         self.flip = recipe.augment.get(data.name, Augment()).flip
         self._train, self._test = stores
         self.numbers = self._trained_on()
-        super().__init__(processes, recipe.batch_size, len(self.numbers), "pictures", data.name)
-        self._samples: list[Sample] = []
+        super().__init__(processes, device, recipe.batch_size, len(self.numbers), "pictures", data.name)
 
     def _trained_on(self) -> Sequence[int]:
         return range(self.data.num_train)
@@ -92,22 +91,16 @@ class PictureBatches(Batches, Generic[Set]):
     def cut(self, rows: Tensor, samples: list[Sample]) -> tuple[Any, Any]:
         """A batch as these rows of draws say; without samples where the pictures are held as one tensor."""
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        whole = self.draws(seed, epoch)[: self.steps * self.batch_size].split(self.batch_size)
-        self._draws = [self.processes.share(rows) for rows in whole]
-        self._stream = self._read(self._draws[first_step:])
+    def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[Any]:
+        parts = list(self.split(self.draws(seed, epoch), first_step))
+        return iter(parts) if self.fixed else zip(parts, self._read(parts), strict=True)
 
     def _read(self, parts: Sequence[Tensor]) -> Iterator[list[Sample]]:
         """The training pictures that rows of draws choose."""
         return self._train.batches([[self.numbers[int(place)] for place in rows[:, 0]] for rows in parts])
 
-    def advance(self, step: int) -> None:
-        self._rows = self._draws[step]
-        if not self.fixed:
-            self._samples = next(self._stream)
-
-    def current(self) -> tuple[Any, Any]:
-        return self.cut(self._rows, self._samples)
+    def batch(self, held: Any) -> tuple[Any, Any]:
+        return self.cut(held, []) if self.fixed else self.cut(*held)
 
     def calibration(self, seed: int, samples: int) -> list[Any]:
         rows = self.draws(seed, -1)[: min(samples, self.steps * self.batch_size)]
@@ -181,7 +174,6 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
         self._stacked, self._even = self._train.stacked, self._test.stacked is not None
         self.fixed = self._stacked is not None
         self.normalised = Scale(IMAGENET_MEAN, IMAGENET_STD, self.device)
-        self._slot = torch.zeros(self.share, 5, device=self.device)
 
     def draws(self, seed: int, epoch: int) -> Tensor:
         """Place, scale, how far down and right (0 to 1), flip."""
@@ -193,14 +185,11 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
         scale, flip = low + (high - low) * chance[:, 0], (chance[:, 3] < 0.5).float() * self.flip
         return torch.stack([order, scale, chance[:, 1], chance[:, 2], flip], dim=1)
 
-    def advance(self, step: int) -> None:
-        super().advance(step)
-        self._rows = self._slot.copy_(self._rows)
-
     def cut(self, rows: Tensor, samples: list[Sample]) -> tuple[Tensor, Tensor]:
         if self._stacked is not None:
             images, masks = (tensor[rows[:, 0].long()] for tensor in self._stacked)
             return self.warped(images, masks, rows)
+        rows = rows.to(self.device)
         made = [
             self.warped(image[None], mask[None], row[None])
             for (image, mask), row in zip(samples, rows, strict=True)

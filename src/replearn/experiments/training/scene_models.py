@@ -33,15 +33,7 @@ def detector(name: str, *, num_classes: int, settings: Detection | None = None) 
     check_sizes(settings)
     from .retinanet import retinanet
 
-    return retinanet(
-        backbone,
-        num_classes=num_classes,
-        second=kind == "retinanet_v2",
-        min_size=settings.min_size,
-        max_size=settings.max_size,
-        score_thresh=settings.score_threshold,
-        detections_per_img=settings.max_detections,
-    )
+    return retinanet(backbone, num_classes, settings, second=kind == "retinanet_v2")
 
 
 def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Module:

@@ -33,16 +33,15 @@ class TextBatches(Batches):
                 f"Sequences of {length} words can't be cut from {text.name}, which has {held:,}; write a "
                 f"text.sequence_length from 1 to {held // 2}."
             )
+        device = text.train.device
         self.windows = (held - length) // length  # whole ones, wherever the first begins
-        super().__init__(processes, batch_size, self.windows, f"sequences of {length} words", text.name)
+        super().__init__(processes, device, batch_size, self.windows, f"sequences of {length} words", text.name)
         self.text, self.length = text, length
         self.num_words = text.num_classes
-        device = text.train.device
         self._offsets = torch.arange(length + 1, device=device)
-        self._slot = torch.zeros(self.share, dtype=torch.int64, device=device)
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        self._starts = self.starts(seed, epoch).to(self._slot.device)
+    def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[Tensor]:
+        return self.split(self.starts(seed, epoch).to(self.device), first_step)
 
     def starts(self, seed: int, epoch: int) -> Tensor:
         """Where the windows of an epoch begin, in training order."""
@@ -50,20 +49,13 @@ class TextBatches(Batches):
         first = torch.randint(self.length, (1,), generator=generator)
         return first + self.length * torch.randperm(self.windows, generator=generator)
 
-    def advance(self, step: int) -> None:
-        whole = self._starts[step * self.batch_size : (step + 1) * self.batch_size]
-        self._slot.copy_(self.processes.share(whole))
-
-    def current(self) -> tuple[Tensor, Tensor]:
-        return self.cut(self._slot)
-
-    def cut(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         windows = self.text.train[starts[:, None] + self._offsets]
         return windows[:, :-1], windows[:, 1:]
 
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
-        starts = self.starts(seed, -1)[:samples].to(self._slot.device)
-        return [self.cut(part)[0] for part in starts.split(CALIBRATION)]
+        starts = self.starts(seed, -1)[:samples].to(self.device)
+        return [self.batch(part)[0] for part in starts.split(CALIBRATION)]
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The test text from its first word to its last, each predicted once; what fills up is IGNORED."""

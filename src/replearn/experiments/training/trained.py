@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -92,7 +91,7 @@ class Trained:
         batches = self.task.batches
         if isinstance(batches, TextBatches):
             starts = batches.starts(seed, -1)[:count].to(self.task.device)
-            return [batches.cut(part) for part in starts.split(size)]
+            return [batches.batch(part) for part in starts.split(size)]
         labels = self._batches.labels_of(train=True)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:count]
         return [self._batches.picked(True, part) for part in order.split(size)]
@@ -180,25 +179,13 @@ def fresh_model(recipe: Recipe, data: str, file: Path | None = None) -> tuple[nn
     """
     task, (classes, channels, size) = task_named(recipe.task), data_room.shape_of(data)
     size = recipe.augment.get(data, Augment()).resize or size
-    if not is_language_model(recipe.model):
-        made = task.fresh(recipe, len(recipe.classes) or classes, channels, size)
-        return made, task.inputs(recipe, channels, size)
-    words = ANY_WORDS if file is None else num_words_in(file)
-    example = task.inputs(recipe, channels, size)
-    # from the first word to the last, since an export is tried on random words between the example's
-    example = torch.linspace(0, words - 1, example.numel()).long().reshape(example.shape)
-    return task.fresh(recipe, words, channels, size), example
-
-
-def num_words_in(file: Path) -> int:
-    """How many words the vocabulary had: the rows of the embedding, which may be stored as the output layer's."""
-    try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            held = set(opened.keys())
-            name = next(name for name in ("words.weight", "head.weight") if name in held)
-            return int(opened.get_slice(name).get_shape()[0])
-    except (SafetensorError, OSError, StopIteration) as error:
-        raise ReplearnError(f"The model {file} can't be read: {error!r}.") from error
+    classes, example = len(recipe.classes) or classes, task.inputs(recipe, channels, size)
+    if is_language_model(recipe.model):
+        held = {} if file is None else read_weights(file)
+        classes = next((len(held[name]) for name in ("words.weight", "head.weight") if name in held), ANY_WORDS)
+        # from the first word to the last, since an export is tried on random words between the example's
+        example = torch.linspace(0, classes - 1, example.numel()).long().reshape(example.shape)
+    return task.fresh(recipe, classes, channels, size), example
 
 
 def filled(model: nn.Module, file: Path, method: Method | None = None) -> nn.Module:

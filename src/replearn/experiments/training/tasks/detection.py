@@ -31,9 +31,12 @@ class Detection(PictureTask):
 
     batches: DetectionBatches
 
+    def read(self) -> Any:
+        need_pycocotools()  # told before an epoch is trained
+        return super().read()
+
     @staticmethod
     def fresh(recipe: Recipe, classes: int, channels: int, size: int) -> nn.Module:
-        need_pycocotools()  # told before an epoch is trained
         model = detector(recipe.model, num_classes=classes, settings=recipe.detection)
         model.channels_last = recipe.channels_last  # type: ignore[assignment]
         return model
