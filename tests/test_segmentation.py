@@ -90,7 +90,7 @@ def test_a_segmenter_that_can_t_be_built_is_told(name: str, auxiliary: bool, tol
 def test_deeplabv3plus_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "segmentation_models_pytorch", None)
     with pytest.raises(
-        ReplearnError, match=r"needs segmentation-models-pytorch: pip install 'replearn\[scenes\]'"
+        ReplearnError, match=r"needs segmentation_models_pytorch: pip install 'replearn\[scenes\]'"
     ):
         segmenter("deeplabv3plus_resnet50", num_classes=3)
 

@@ -7,17 +7,13 @@
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
-
-from ...errors import ReplearnError
 
 NAMES = ("map", "ap50", "ap75")
 
 
 def coco_metrics(truth: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """mAP, AP50 and AP75 in percent; 0 where nothing was found or there is nothing to find."""
-    need_pycocotools()
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
@@ -32,8 +28,3 @@ def coco_metrics(truth: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -
         run.accumulate()
         run.summarize()
     return {name: 100 * max(0.0, float(value)) for name, value in zip(NAMES, run.stats[:3], strict=True)}
-
-
-def need_pycocotools() -> None:
-    if find_spec("pycocotools") is None:
-        raise ReplearnError("mAP needs pycocotools, which is not installed: pip install 'replearn[scenes]'.")

@@ -60,11 +60,6 @@ class DeviceImages:
             x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
         return self.normalised(x), self.labels[image]
 
-    def originals(self) -> Tensor:
-        """The training images as they are, neither padded nor flipped."""
-        edge, size = self.augment.pad, self.data.size
-        return self._padded[:, :, edge : edge + size, edge : edge + size]
-
     def normalised(self, images: Tensor) -> Tensor:
         """As the model takes them; a change of size, too, is made batch by batch."""
         ready = self._scale(images)
@@ -162,10 +157,9 @@ class DeviceBatches(ImageBatches):
         return self.images.labels if train else self.images.test_labels
 
     def picked(self, train: bool, indices: Tensor) -> tuple[Tensor, Tensor]:
-        labels = self.labels_of(train)
-        indices = indices.to(labels.device)
-        images = self.images.originals() if train else self.images.test_images
-        return self.images.normalised(images[indices]), labels[indices]
+        images = self.images.data.train_images if train else self.images.test_images
+        picked = images[indices.to(images.device)].to(self.device)
+        return self.images.normalised(picked), self.labels_of(train)[indices.to(self.device)]
 
 
 class StreamBatches(ImageBatches):

@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from ...errors import ReplearnError
 from ...planning.serialization import encode
+from .architectures import library
 from .results import write_atomically
 from .run import Run
 
@@ -73,10 +73,7 @@ def module_of(service: str) -> Any:
     """The service's library; ReplearnError where it is unknown or not installed."""
     if service not in SERVICES:
         raise ReplearnError(f"logger={service!r}: there are {', '.join(SERVICES)}.")
-    try:
-        return import_module(service)
-    except ImportError as error:
-        raise ReplearnError(f"logger={service!r} is not installed: pip install 'replearn[{service}]'.") from error
+    return library(service, service)
 
 
 def logs_of(run: Run, service: str | None) -> list[Log]:

@@ -47,19 +47,13 @@ def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Mod
     try:
         if kind == "deeplabv3":
             return _deeplabv3(backbone, num_classes, auxiliary)
-        import segmentation_models_pytorch as smp
-
+        smp = library("segmentation_models_pytorch", "scenes")
         plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
         return plus
     except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
         raise ReplearnError(
             f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
             f"deeplabv3plus_{backbone}."
-        ) from error
-    except ImportError as error:
-        raise ReplearnError(
-            f"{name} needs segmentation-models-pytorch: pip install 'replearn[scenes]'. deeplabv3_resnet50 "
-            "works without."
         ) from error
     except KeyError as error:
         raise ReplearnError(f"{name} can't be built: {error.args[0]}") from error

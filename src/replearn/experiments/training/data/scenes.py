@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
+from ..architectures import library
 from .source import Counted
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -97,10 +98,7 @@ class SegmentationSet(PictureSet[Pair]):
 
 def open_picture(path: Path) -> Any:
     """A decoded PIL picture; ReplearnError that names the file where it is none."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ReplearnError("Reading pictures needs Pillow: pip install 'replearn[vision]'.") from error
+    Image = library("PIL.Image", "vision")
     try:
         image = Image.open(path)
         image.load()

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..coco_metrics import coco_metrics, need_pycocotools
+from ..architectures import library
+from ..coco_metrics import coco_metrics
 from ..data import DetectionSet
 from ..data.scenes import Scene
 from ..metrics import Metric
@@ -32,7 +33,7 @@ class Detection(PictureTask):
     batches: DetectionBatches
 
     def read(self) -> Any:
-        need_pycocotools()  # told before an epoch is trained
+        library("pycocotools", "scenes")  # told before an epoch is trained
         return super().read()
 
     @staticmethod
