@@ -212,6 +212,5 @@ def start_backbone_(model: nn.Module, source: str) -> str:
     path = Path(source)
     if path.suffix == ".safetensors" and path.is_file():
         return str(load_backbone_(model, path))
-    hub = source.startswith("timm:")
-    found = timm_weights(source.removeprefix("timm:")) if hub else read_weights(path)
+    _, found = weights_of(source)
     return str(load_backbone_(model, found)).replace("the state dict", source, 1)
