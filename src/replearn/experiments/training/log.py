@@ -27,16 +27,14 @@ class Log:
 
 
 def json_lines(run: Run) -> Log:
-    """A line an epoch; a resumed run goes on in the same file."""
-    path = run.spec.out / "log.jsonl"
-    lines = [json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n" for epoch in run.epochs]
-    write_atomically(path, "".join(lines))  # from the state that the run goes on from: a killed run's may be torn
+    """A line an epoch, written anew each time: what a killed run left may be torn, or be ahead of its state."""
 
-    def append(values: Mapping[str, Any], number: int) -> None:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"format": FORMAT, "epoch": number, **values}) + "\n")
+    def write(values: Mapping[str, Any], number: int) -> None:
+        lines = [json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n" for epoch in run.epochs]
+        write_atomically(run.spec.out / "log.jsonl", "".join(lines))
 
-    return Log(append)
+    write({}, 0)  # by which a report knows that the run has begun
+    return Log(write)
 
 
 def wandb(module: Any, run: Run) -> Log:
