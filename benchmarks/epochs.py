@@ -53,10 +53,10 @@ def compare_epochs(
     if not specs:
         raise ReplearnError("There is nothing to time: give at least one run.")
     shared: dict[Any, Any] = {}
-    alone = Processes(rank=0, world=1, parallel="ddp")
+    alone = Processes()
 
     def opened(spec: RunSpec) -> Task:
-        return task_named(spec.recipe.task).open(spec, device, alone, shared)
+        return task_named(spec.recipe.task)(spec, device, alone, shared)
 
     with settings(specs[0], deterministic=False):
         opened(specs[0])  # the data set, which no run is charged for

@@ -13,7 +13,7 @@ import test_segmentation as segmentation
 import tiny
 import torch
 from safetensors.torch import save_file
-from scenes import write_camvid
+from scenes import any_count, write_camvid
 from torch import Tensor, nn
 from torchvision.models import get_model
 
@@ -144,6 +144,7 @@ def test_what_does_not_fit_is_told_and_the_model_is_unchanged(tmp_path: Path) ->
     assert "kept as they were: backbone.body.layer2.0.conv2.weight" in str(report)
 
 
+@any_count()
 def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(tmp_path: Path) -> None:
     write_camvid(tmp_path / "data" / "camvid", train=4, test=2)
     for slug, placement in (("e2e", {}), ("repl", {"interval": 4, "first": 2})):
@@ -156,7 +157,7 @@ def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(
             from safetensors.torch import save_file
 
             save_file({name: tensor.contiguous() for name, tensor in trained.state_dict().items()}, path)
-    changes = {"epochs": 1, "pretrained": str(tmp_path / "{method}")}
+    changes = {"epochs": 1, "pretrained": str(tmp_path / "{method}" / "model.safetensors")}
     rows = ("E2E", "RepL")
     specs = [segmentation.spec(tmp_path / "out" / row, tmp_path / "data", row, **changes) for row in rows]
     e2e, repl = (fit([spec], device="cpu")[0] for spec in specs)
@@ -171,7 +172,8 @@ def test_recipes_start_each_row_from_its_own_classifier_and_say_what_was_loaded(
         told = rf"The row {label} .*can't start from these weights: it asks for .*\{{method\}}"
         with pytest.raises(ReplearnError, match=told):
             fit([segmentation.spec(tmp_path / "no", tmp_path / "data", label, **wrong)], device="cpu")
-    start = {**changes, "pretrained": str(tmp_path / "e2e")}  # a whole classifier, and blocks replaced after it
+    whole = str(tmp_path / "e2e" / "model.safetensors")  # blocks are replaced after it is loaded
+    start = {**changes, "pretrained": whole}
     (after,) = fit([segmentation.spec(tmp_path / "after", tmp_path / "data", "RepL", **start)], device="cpu")
     assert after.plan is not None
     assert after.plan["placement"] == "interval=4, first=2"

@@ -144,8 +144,6 @@ def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Pa
     assert found["measures"]["float32"]["test_loss"] == pytest.approx(result["epochs"][-1]["test_loss"], rel=1e-3)
     assert found["measures"]["int8"].keys() == {"test_loss", "test_accuracy", "test_top5"}
     assert "float32  loss" in call("evaluate", str(run))
-    assert "leave it out" in call("evaluate", str(run), "--annotations", "x.json", code=2)
-    assert "add --annotations FILE" in call("evaluate", str(run / "result.json"), code=2)
 
 
 def test_figures_are_drawn_of_a_streamed_set(streamed: Path, tmp_path: Path) -> None:

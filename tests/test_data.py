@@ -56,7 +56,7 @@ def test_every_layout_gives_back_what_was_written(written):
     assert (loaded.name, (loaded.num_classes, loaded.channels, loaded.size)) == (name, data.shape_of(name))
     status = data.status(name, root)
     assert (status.problem, status.found) == (None, files_of(root)[0].parent)
-    assert (status.num_train, status.num_test, status.unit) == (10, 5, "images")
+    assert (status.data.num_train, status.data.num_test, status.data.unit) == (10, 5, "images")
     assert data.load(name, status.found).num_train == 10  # the root may be the data set's own folder
 
 
@@ -130,8 +130,8 @@ def test_data_that_is_not_there_says_where_it_was_looked_for_and_how_to_get_it(t
     for place in status.looked:
         assert str(place) in told
     assert "from the environment variable REPLEARN_DATA" in told
-    assert status.how in told
-    assert (status.problem, status.found, status.num_train) == (told, None, None)
+    assert status.source.how in told
+    assert (status.problem, status.found, status.data) == (told, None, None)
 
 
 @pytest.mark.parametrize("name", data.available())
@@ -139,7 +139,7 @@ def test_every_data_set_says_what_it_is_and_where(name):
     source = data.source_named(name)
     assert source.name == name
     assert source.how.endswith(".")
-    assert source.bundled_with or (source.folders and source.signs)
+    assert source.name == "digits" or (source.folders and source.signs)
 
 
 # ---- downloading -----------------------------------------------------------------------------

@@ -20,13 +20,11 @@ from official_layouts import write_imagenet
 from replearn import ReplearnError
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.optimizers import make_optimizer, rate_at, set_rate
-from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
 from replearn.experiments.training.results import read_result
 from replearn.experiments.training.run import Run, RunSpec
 from replearn.experiments.training.state import read_state
 from replearn.experiments.training.step import autocast_for, step_body
-from replearn.experiments.training.tasks import task_named
 from replearn.experiments.training.trained import Trained
 
 VARIANTS = {
@@ -202,11 +200,6 @@ def test_float16_scales_the_loss_and_resumes_bit_equal(tmp_path: Path) -> None:
     resumed = fit([spec(tmp_path / "stopped", **changes)], device="cpu", resume=True)[0]
     assert measured(whole) == measured(resumed)
     assert read_state(tmp_path / "whole" / "checkpoint.safetensors")[1]["scaler"]["scale"] == 2.0**16
-    processes = Processes(0, 2, "fsdp")
-    made = spec(tmp_path / "x", **changes)
-    task = task_named("classification").open(made, torch.device("cpu"), processes, {})
-    with pytest.raises(ReplearnError, match=r"float16 scales the loss, which does not work with --parallel fsdp"):
-        Run(made, task, torch.device("cpu"), processes)
 
 
 def test_a_float16_step_that_overflows_is_left_out() -> None:
@@ -312,15 +305,14 @@ def step(self):
     plain(self)
 
 Run.step = step
-for parallel in ("ddp", "fsdp"):
-    for told in (None, 18):
-        taken.clear()
-        out = Path(sys.argv[1]) / (parallel if told is None else parallel + "-stopped")
-        try:
-            fit([t.spec(out, model="vit:16:4:2:4", batch_size=100)], device="cpu", parallel=parallel)
-            assert told is None, "the run was to be interrupted"
-        except Interrupted:
-            assert told is not None
+for told in (None, 18):
+    taken.clear()
+    out = Path(sys.argv[1]) / ("two" if told is None else "stopped")
+    try:
+        fit([t.spec(out, model="vit:16:4:2:4", batch_size=100)], device="cpu")
+        assert told is None, "the run was to be interrupted"
+    except Interrupted:
+        assert told is not None
 """
 
 
@@ -341,15 +333,14 @@ def test_two_processes_give_the_curve_of_one_and_what_they_saved_resumes_in_one(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    for parallel in ("ddp", "fsdp"):
-        two = read_result(tmp_path / parallel / "result.json")
-        assert two.hardware["processes"] == 2
-        rest = spec(tmp_path / f"{parallel}-stopped", model="vit:16:4:2:4", batch_size=100)
-        resumed = fit([rest], device="cpu", resume=True)[0]
-        for other in (two, resumed):
-            assert other.finished
-            for a, b in zip(measured(one), measured(other), strict=True):
-                assert a == pytest.approx(b, rel=1e-4), parallel
+    two = read_result(tmp_path / "two" / "result.json")
+    assert two.hardware["processes"] == 2
+    rest = spec(tmp_path / "stopped", model="vit:16:4:2:4", batch_size=100)
+    resumed = fit([rest], device="cpu", resume=True)[0]
+    for other in (two, resumed):
+        assert other.finished
+        for a, b in zip(measured(one), measured(other), strict=True):
+            assert a == pytest.approx(b, rel=1e-4)
 
 
 @pytest.mark.cuda

@@ -181,7 +181,7 @@ def test_an_unfinished_or_damaged_run_is_told(resnets: dict[str, Path], tmp_path
     with pytest.raises(ReplearnError, match=r"There is no run at .*run: it has no result\.json"):
         read_trained(folder)
     (folder / "result.json").write_text((resnets["E2E"] / "result.json").read_text())
-    with pytest.raises(ReplearnError, match=r"has no model\.safetensors: the run was trained in shards"):
+    with pytest.raises(ReplearnError, match=r"has no model\.safetensors: the run has not finished"):
         read_trained(folder)
     (folder / "model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ReplearnError, match="can't be read"):

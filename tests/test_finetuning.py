@@ -109,15 +109,15 @@ def test_a_classifier_trained_with_repl_is_fine_tuned(weights: str, tmp_path: Pa
     ]  # other classes, another head
 
 
-def test_weights_are_read_from_torch_files_and_folders_too(weights: str, tmp_path: Path) -> None:
+def test_weights_are_read_from_torch_files_too(weights: str, tmp_path: Path) -> None:
     from replearn.experiments.training.architectures import architecture
 
     model = architecture("vit:16:4:2:2", num_classes=5, channels=1, size=8)
     load_pretrained_(model, weights)
     state = model.state_dict()
-    for name, content in (("a.pth", state), ("b.pt", {"state_dict": state}), ("pytorch_model.bin", state)):
+    for name, content in (("a.pth", state), ("b.pt", {"state_dict": state})):
         torch.save(content, tmp_path / name)
-    for source in (tmp_path / "a.pth", tmp_path / "b.pt", tmp_path):
+    for source in (tmp_path / "a.pth", tmp_path / "b.pt"):
         again = architecture("vit:16:4:2:2", num_classes=5, channels=1, size=8)
         load_pretrained_(again, str(source))
         assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
@@ -135,7 +135,6 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(weights: str, tmp_p
     told(r"pos_embed is 1x17x16 there and 1x65x16 here.*another size: set augment\.DATA\.resize", augment=resize)
     told(r"it was trained as vit:16:4:2:2, with 2 heads, and vit:16:4:4:2 has 4", model="vit:16:4:4:2")
     told(r"There is no file .*nothing\.safetensors to start from", source=str(tmp_path / "nothing.safetensors"))
-    told(r"holds none of model\.safetensors, pytorch_model\.bin", source=str(tmp_path))
     (tmp_path / "cut.safetensors").write_bytes(Path(weights).read_bytes()[:100])
     told(r"cut\.safetensors can't be read as weights", source=str(tmp_path / "cut.safetensors"))
     (tmp_path / "odd.pt").write_bytes(b"no weights")
@@ -170,21 +169,6 @@ def test_weights_that_do_not_fit_leave_the_model_unchanged(weights: str) -> None
     with pytest.raises(ReplearnError, match="pos_embed"):
         load_pretrained_(model, weights)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_hugging_face_model_trains_and_starts_from_its_folder(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32, image_size=8,
-        patch_size=2, num_channels=1, num_labels=10,
-    )  # fmt: skip
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    name = f"hf:{tmp_path / 'vit'}"
-    made = spec(tmp_path / "run", "fitted", model=name, pretrained=str(tmp_path / "vit"), epochs=2)
-    (result,) = fit([made], device="cpu")
-    assert result.epochs[1].measures["train_loss"] < result.epochs[0].measures["train_loss"]
-    with pytest.raises(ReplearnError, match=r"hf:.*nowhere: there is no config.json"):
-        fit([spec(tmp_path / "x", model=f"hf:{tmp_path / 'nowhere'}")], device="cpu")
 
 
 def test_some_classes_are_numbered_anew_in_their_order() -> None:

@@ -209,7 +209,7 @@ def test_every_row_of_the_recipe_learns_and_rows_compare_by_perplexity(
 
 def test_a_model_of_another_vocabulary_is_not_judged_on_this_text(text_root: Path, tmp_path: Path) -> None:  # noqa: F811
     run = spec(text_root, tmp_path / "run", "E2E", 0)
-    task = task_named("language_modelling").open(run, torch.device("cpu"), Processes(), {})
+    task = task_named("language_modelling")(run, torch.device("cpu"), Processes(), {})
     other = TransformerLM(999, dim=16, depth=2, num_heads=2, hidden=32, max_length=8)
     with pytest.raises(
         ReplearnError, match=r"vocabulary has 999 words, and this text gives \d+: use the text and"

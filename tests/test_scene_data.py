@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from scenes import edit, write_camvid, write_cityscapes, write_coco, write_mask,
 from replearn import ReplearnError
 from replearn.experiments import recipes
 from replearn.experiments.training import data
-from replearn.experiments.training.data.scenes import Defects, DetectionSet, SegmentationSet, read_pair, read_scene
+from replearn.experiments.training.data.scenes import DetectionSet, SegmentationSet
 from replearn.experiments.training.data.sets.masks import official_classes
-from replearn.experiments.training.picture_batches import DetectionBatches, Pictures
-from replearn.experiments.training.picture_store import PictureStore
+from replearn.experiments.training.picture_batches import DetectionBatches, PictureStore
 from replearn.experiments.training.processes import Processes
 
 CPU = torch.device("cpu")
@@ -30,18 +28,17 @@ def bccd(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "bccd", {"train": 6, "test": 4})
 
 
-def loaded(root: Path, policy: Any = "refuse") -> tuple[DetectionSet, Defects]:
-    defects = Defects(policy)
-    found = data.load("bccd", root.parent, strict_counts=False, defects=defects)
+def loaded(root: Path) -> DetectionSet:
+    found = data.load("bccd", root.parent, strict_counts=False)
     assert isinstance(found, DetectionSet)
-    return found, defects
+    return found
 
 
 # ---- COCO ---------------------------------------------------------------------------------------
 
 
 def test_coco_is_read_with_mixed_sizes_empty_pictures_and_crowds(bccd: Path) -> None:
-    found, _ = loaded(bccd)
+    found = loaded(bccd)
     assert (found.category_ids, found.class_names) == ((1, 7, 90), ("red", "blue", "green"))
     assert (found.num_train, found.num_test, found.num_classes) == (6, 4, 3)
     assert {(scene.height, scene.width) for scene in found.train} == {(64, 80), (72, 64), (64, 64)}
@@ -53,7 +50,7 @@ def test_coco_is_read_with_mixed_sizes_empty_pictures_and_crowds(bccd: Path) -> 
     assert found.train[1].boxes.tolist() == [[x, y, x + w, y + h]]  # the crowd is not learned
     assert found.train[1].labels.tolist() == [{1: 0, 7: 1, 90: 2}[second[1]["category_id"]]]
     assert sum(entry["iscrowd"] for entry in found.truth["annotations"]) == 1  # and is there in the test
-    (image,) = read_scene(found.train[1])
+    (image,) = found.read(found.train[1])
     middle = image[:, y + h // 2, x + w // 2]
     assert middle.argmax() == {1: 0, 7: 2, 90: 1}[second[1]["category_id"]]
     with pytest.raises(ReplearnError, match=r"holds 6 training pictures, and BCCD has 205"):
@@ -68,7 +65,7 @@ def test_a_box_a_pixel_over_the_edge_is_cut_and_one_without_width_is_not_learned
         it["annotations"][1] |= {"image_id": 102, "bbox": [5, 5, 0, 10]}
 
     edit(bccd / "annotations" / "instances_train.json", change)
-    found, _ = loaded(bccd)
+    found = loaded(bccd)
     assert [0, 5, 64, 15] in found.train[2].boxes.tolist()
     assert not any(box[0] == box[2] for box in found.train[2].boxes.tolist())
 
@@ -79,7 +76,7 @@ def test_a_box_a_pixel_over_the_edge_is_cut_and_one_without_width_is_not_learned
         (
             lambda it: it["annotations"][0].update(bbox=[60, 10, 40, 20]),
             r"annotation 1 in .*instances_train\.json has the bbox \[60, 10, 40, 20\], which lies outside its "
-            r"picture train_001\.png \(64x72\)\. Mend it, or write bad_data=skip",
+            r"picture train_001\.png \(64x72\)\. Mend it, or take it out",
         ),
         (lambda it: it["annotations"][0].update(bbox=[1, 2, -3, 4]), r"annotation 1 .*not x, y, width, height"),
         (lambda it: it["annotations"][0].update(bbox=[1, 2, 3]), r"annotation 1 .*not x, y, width, height"),
@@ -94,19 +91,10 @@ def test_a_box_a_pixel_over_the_edge_is_cut_and_one_without_width_is_not_learned
         ),
     ],
 )
-def test_what_is_wrong_in_an_annotation_is_named_and_refused_or_left_out(
-    bccd: Path, spoil: Any, told: str
-) -> None:
-    before, _ = loaded(bccd)
+def test_what_is_wrong_in_an_annotation_is_named(bccd: Path, spoil: Any, told: str) -> None:
     edit(bccd / "annotations" / "instances_train.json", spoil)
     with pytest.raises(ReplearnError, match=told):
         loaded(bccd)
-    found, defects = loaded(bccd, "skip")
-    assert len(defects.found) == 1
-    assert defects.notes()[0].startswith("left out as bad data: ")
-    kept = sum(len(scene.labels) for scene in before.train) - sum(len(scene.labels) for scene in found.train)
-    assert kept <= 1  # nothing else is lost
-    assert found.num_train == before.num_train - ("gone.png" in told.replace("\\", ""))
 
 
 @pytest.mark.parametrize(
@@ -124,11 +112,10 @@ def test_what_is_wrong_in_an_annotation_is_named_and_refused_or_left_out(
         ),
     ],
 )
-def test_a_file_that_is_not_coco_s_is_refused_whatever_the_recipe_says(bccd: Path, text: str, told: str) -> None:
+def test_a_file_that_is_not_coco_s_is_refused(bccd: Path, text: str, told: str) -> None:
     (bccd / "annotations" / "instances_test.json").write_text(text)
-    for policy in ("refuse", "skip"):
-        with pytest.raises(ReplearnError, match=rf"instances_test\.json .*{told}"):
-            loaded(bccd, policy)
+    with pytest.raises(ReplearnError, match=rf"instances_test\.json .*{told}"):
+        loaded(bccd)
 
 
 def test_both_parts_must_have_the_same_categories(bccd: Path) -> None:
@@ -140,67 +127,48 @@ def test_both_parts_must_have_the_same_categories(bccd: Path) -> None:
 # ---- broken pictures ----------------------------------------------------------------------------
 
 
-def store_of(found: DetectionSet, defects: Defects) -> PictureStore:
-    return PictureStore(found.train, read_scene, CPU, defects)
-
-
-def test_a_broken_picture_is_named_and_refused_or_left_out(bccd: Path) -> None:
+def test_a_broken_picture_is_named(bccd: Path) -> None:
     (bccd / "train" / "train_003.png").write_bytes(b"\x89PNG\r\n\x1a\n cut off")
-    found, defects = loaded(bccd)
+    found = loaded(bccd)
     with pytest.raises(ReplearnError, match=r"train_003\.png is no picture that can be read"):
-        store_of(found, defects)
-    skipping = Defects("skip")
-    assert store_of(found, skipping).numbers == (0, 1, 2, 4, 5)
-    assert len(skipping.found) == 1
+        PictureStore(found.train, found.read, CPU)
 
 
 def test_a_picture_of_another_size_than_its_annotation_says_is_bad(bccd: Path) -> None:
     write_picture(bccd / "train" / "train_002.png", 32, 48, [])
-    found, _ = loaded(bccd)
+    found = loaded(bccd)
     with pytest.raises(ReplearnError, match=r"train_002\.png is 48x32 pixels, and its annotation says 64x64"):
-        read_scene(found.train[2])
+        found.read(found.train[2])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_takes_the_first_picture_for_a_broken_one_in_training_and_leaves_it_out_in_tests(
+def test_a_stream_gives_the_pictures_and_names_a_broken_one_in_one_line(
     bccd: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr("replearn.experiments.training.picture_store.HELD_AT_MOST", 0)
-    monkeypatch.setattr("replearn.experiments.training.picture_store.default_workers", lambda: workers)
-    found, _ = loaded(bccd)
-    (bccd / "train" / "train_003.png").write_bytes(b"nothing")
-    defects = Defects("skip")
-    store = store_of(found, defects)
+    found = loaded(bccd)
+    held = PictureStore(found.train, found.read, CPU)
+    monkeypatch.setattr("replearn.experiments.training.picture_batches.HELD_AT_MOST", 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_batches.default_workers", lambda: workers)
+    streamed = PictureStore(found.train, found.read, CPU)
     rows = [[0, 3], [5, 2]]
-    assert [[n for n, _ in row] for row in store.batches(rows, substitute=True)] == [[0, 0], [5, 2]]
-    assert [[n for n, _ in row] for row in store.batches(rows)] == [[0], [5, 2]]
-    assert len(defects.found) == 1
-    with pytest.raises(ReplearnError, match=r"train_003\.png is no picture"):
-        list(store_of(found, Defects()).batches(rows))
-
-
-def test_a_set_without_one_whole_picture_is_refused(bccd: Path) -> None:
-    for path in (bccd / "train").iterdir():
-        path.write_bytes(b"")
-    found, _ = loaded(bccd)
-    with pytest.raises(ReplearnError, match="Not one picture of this data set can be read"):
-        store_of(found, Defects("skip"))
+    for one, other in zip(held.batches(rows), streamed.batches(rows), strict=True):
+        assert all(torch.equal(a, b) for (a,), (b,) in zip(one, other, strict=True))
+    (bccd / "train" / "train_003.png").write_bytes(b"nothing")
+    with pytest.raises(ReplearnError, match=r"train_003\.png is no picture") as error:
+        list(streamed.batches(rows))
+    assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(("count", "world", "size"), [(5, 2, 2), (7, 3, 1), (4, 1, 3), (1, 4, 2)])
-def test_every_picture_counts_once_over_all_processes_and_each_has_as_many(
-    tmp_path: Path, count: int, world: int, size: int
-) -> None:
+def test_every_picture_comes_once_over_all_processes(tmp_path: Path, count: int, world: int, size: int) -> None:
     write_coco(tmp_path / "bccd", {"train": 4, "test": count})
-    found, defects = loaded(tmp_path / "bccd")
-    stores = [PictureStore(items, read_scene, CPU, defects) for items in (found.train, found.test)]
-    held = Pictures(found, *stores, defects)
-    recipe = replace(recipes.recipe("bccd_retinanet"), batch_size=4)
-    batches = DetectionBatches(held, Processes(), recipe, CPU)
-    parts = [list(batches.test_samples(Processes(rank, world), size)) for rank in range(world)]
-    assert len({tuple(len(row) for row in part) for part in parts}) == 1
-    counting = [number for part in parts for row in part for counts, (number, _) in row if counts]
-    assert sorted(counting) == list(range(count))
+    found = loaded(tmp_path / "bccd")
+    stores = [PictureStore(items, found.read, CPU) for items in (found.train, found.test)]
+    recipe = replace(recipes.recipe("bccd_retinanet"), batch_size=world)
+    ranks = [Processes(rank, world) for rank in range(world)]
+    parts = [DetectionBatches(found, stores, rank, recipe, CPU).tested(size) for rank in ranks]
+    seen = [number for part in parts for row, _ in part for number in row]
+    assert sorted(seen) == list(range(count))
 
 
 # ---- masks --------------------------------------------------------------------------------------
@@ -211,7 +179,7 @@ def test_camvid_is_read_and_void_does_not_count(tmp_path: Path) -> None:
     found = data.load("camvid", tmp_path, strict_counts=False)
     assert isinstance(found, SegmentationSet)
     assert (found.num_train, found.num_test, found.num_classes) == (8, 3, 11)
-    image, labels = read_pair(found.train[0], found)
+    image, labels = found.read(found.train[0])
     assert image.shape == (3, *labels.shape)
     assert labels[-1].unique().tolist() == [255]
     assert set(labels.unique().tolist()) <= {0, 1, 2, 3, 255}
@@ -229,7 +197,7 @@ def test_cityscapes_is_read_with_the_official_numbers(tmp_path: Path) -> None:
     found = data.load("cityscapes", tmp_path, strict_counts=False)
     assert isinstance(found, SegmentationSet)
     assert (found.num_train, found.num_test, found.num_classes) == (4, 2, 19)
-    _, labels = read_pair(found.train[0], found)
+    _, labels = found.read(found.train[0])
     assert set(labels.unique().tolist()) <= {0, 10, 11, 13, 255}  # road, sky, person, car, void
     assert labels[-1].unique().tolist() == [255]
     assert [found.class_names[n] for n in (0, 10, 11, 13, 18)] == ["road", "sky", "person", "car", "bicycle"]
@@ -267,17 +235,13 @@ def test_cityscapes_is_read_with_the_official_numbers(tmp_path: Path) -> None:
         (lambda path: Image.new("1", (80, 64), 1).save(path), r"The mask .*002\.png has pixels of '1'"),
     ],
 )
-def test_what_is_wrong_in_a_mask_is_named_and_refused_or_left_out(tmp_path: Path, spoil: Any, told: str) -> None:
+def test_what_is_wrong_in_a_mask_is_named(tmp_path: Path, spoil: Any, told: str) -> None:
     write_camvid(tmp_path / "camvid")
     spoil(tmp_path / "camvid" / "trainannot" / "002.png")
     found = data.load("camvid", tmp_path, strict_counts=False)
     assert isinstance(found, SegmentationSet)
-    read = partial(read_pair, data=found)
     with pytest.raises(ReplearnError, match=told):
-        PictureStore(found.train, read, CPU, Defects())
-    defects = Defects("skip")
-    assert PictureStore(found.train, read, CPU, defects).numbers == (0, 1, 3, 4, 5, 6, 7)
-    assert len(defects.found) == 1
+        PictureStore(found.train, found.read, CPU)
 
 
 def test_masks_with_a_palette_or_three_equal_channels_are_read(tmp_path: Path) -> None:
@@ -285,20 +249,12 @@ def test_masks_with_a_palette_or_three_equal_channels_are_read(tmp_path: Path) -
     path = tmp_path / "camvid" / "trainannot" / "001.png"
     found = data.load("camvid", tmp_path, strict_counts=False)
     assert isinstance(found, SegmentationSet)
-    _, before = read_pair(found.train[1], found)
+    _, before = found.read(found.train[1])
     grey = Image.open(path)
     grey.load()
     grey.convert("RGB").save(path)
-    assert torch.equal(read_pair(found.train[1], found)[1], before)
+    assert torch.equal(found.read(found.train[1])[1], before)
     palette = Image.frombytes("P", grey.size, grey.tobytes())
     palette.putpalette([7] * 768)
     palette.save(path)
-    assert torch.equal(read_pair(found.train[1], found)[1], before)
-
-
-def test_the_first_five_defects_are_noted_and_the_rest_is_counted() -> None:
-    defects = Defects("skip")
-    for number in range(8):
-        defects.report(f"{number}.")
-    defects.report("3.")
-    assert defects.notes() == ["left out as bad data: 0. 1. 2. 3. 4. and 3 more (skipped.txt)"]
+    assert torch.equal(found.read(found.train[1])[1], before)

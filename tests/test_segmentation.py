@@ -1,7 +1,8 @@
-"""Segmentation: crops, metrics, windows, and training through the engine."""
+"""Segmentation: crops, metrics, and training through the engine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import narrow
 import pytest
 import torch
-from scenes import write_camvid, write_cityscapes
+from scenes import any_count, write_camvid, write_cityscapes
 from test_engine import interrupt_at_step
 from torchvision.models.segmentation import deeplabv3_resnet50
 
@@ -20,12 +21,18 @@ from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Recipe, Segmentation
 from replearn.experiments.training.run import RunSpec
-from replearn.experiments.training.scene_models import logits_of, segmenter
+from replearn.experiments.training.scene_models import segmenter
 from replearn.experiments.training.state import read_state
 from replearn.experiments.training.tasks.segmentation import SemanticSegmentation, confusion, segmentation_metrics
 
 narrow.register()
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_pictures() -> Iterator[None]:
+    with any_count():
+        yield
 
 
 def tiny(**changes: Any) -> Recipe:
@@ -36,7 +43,6 @@ def tiny(**changes: Any) -> Recipe:
         "batch_size": 4,
         "segmentation": Segmentation(crop=48),
         "precision": "float32",
-        "bad_data": "skip",
     }
     return replace(recipes.recipe("camvid_deeplabv3"), **(settings | changes))
 
@@ -53,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def task_of(root: Path, **changes: Any) -> SemanticSegmentation:
-    task = SemanticSegmentation.open(spec(root / "out", root, **changes), CPU, Processes(), {})
+    task = SemanticSegmentation(spec(root / "out", root, **changes), CPU, Processes(), {})
     assert isinstance(task, SemanticSegmentation)
     return task
 
@@ -68,28 +74,11 @@ def test_the_segmenter_is_torchvision_s() -> None:
     assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
 
 
-def test_deeplabv3plus_has_an_auxiliary_head_in_training_alone() -> None:
-    pytest.importorskip("segmentation_models_pytorch")
-    plain, helped = (
-        segmenter("deeplabv3plus_resnet18", num_classes=4, auxiliary=given) for given in (False, True)
-    )
-    missing = helped.load_state_dict(plain.state_dict(), strict=False).missing_keys
-    assert {name.partition(".")[0] for name in missing} == {"auxiliary_head"}
-    images = torch.randn(2, 3, 32, 48)
-    out, auxiliary = logits_of(helped(images))
-    assert auxiliary is not None
-    assert out.shape == auxiliary.shape == (2, 4, 32, 48)
-    (out.mean() + auxiliary.mean()).backward()
-    assert all(parameter.grad is not None for parameter in helped.parameters())
-    with torch.no_grad():
-        helped.load_state_dict(plain.state_dict(), strict=False)  # the step above moved its running statistics
-        assert torch.equal(helped.eval()(images), plain.eval()(images))
-
-
 @pytest.mark.parametrize(
     ("name", "auxiliary", "told"),
     [
         ("deeplabv3_resnet18", False, "deeplabv3_resnet18 can't be built: .*Use a backbone of bottlenecks"),
+        ("deeplabv3plus_resnet18", True, "deeplabv3plus_resnet18 has no auxiliary head: write segmentation.aux"),
         ("unet_resnet50", False, "There is no segmenter 'unet_resnet50'. Write deeplabv3_BACKBONE or"),
     ],
 )
@@ -101,7 +90,7 @@ def test_a_segmenter_that_can_t_be_built_is_told(name: str, auxiliary: bool, tol
 def test_deeplabv3plus_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "segmentation_models_pytorch", None)
     with pytest.raises(
-        ReplearnError, match=r"needs segmentation-models-pytorch: pip install 'replearn\[scenes\]'"
+        ReplearnError, match=r"needs segmentation_models_pytorch: pip install 'replearn\[scenes\]'"
     ):
         segmenter("deeplabv3plus_resnet50", num_classes=3)
 
@@ -150,14 +139,14 @@ def test_pictures_of_one_size_and_of_several_give_the_same_batches(
 ) -> None:
     held = task_of(root).batches
     assert held.fixed
-    monkeypatch.setattr("replearn.experiments.training.picture_store.HELD_AT_MOST", 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_batches.HELD_AT_MOST", 0)
     streamed = task_of(root).batches
     assert not streamed.fixed
     for batches in (held, streamed):
         batches.start_epoch(3, 1, first_step=1)
         batches.advance(1)
     torch.testing.assert_close(held.current(), streamed.current())
-    one, other = (list(batches.test(Processes())) for batches in (held, streamed))
+    one, other = (list(batches.test()) for batches in (held, streamed))
     assert (len(one), len(other)) == (1, 3)  # a stream can not know that all are of one size
 
 
@@ -173,18 +162,13 @@ def test_settings_that_can_t_be_are_told(root: Path, settings: Segmentation, tol
         task_of(root, segmentation=settings)
 
 
-def test_windows_cover_a_picture_and_agree_with_a_model_that_looks_at_single_pixels(root: Path) -> None:
-    task = task_of(root, segmentation=Segmentation(crop=48, evaluation="sliding"))
-    model = torch.nn.Conv2d(3, 11, 1)
-    images = torch.randn(2, 3, 100, 70)
-    with torch.no_grad():
-        torch.testing.assert_close(task.predict(model, images), model(images), rtol=1e-4, atol=1e-5)
-    plus = task_of(root, model="deeplabv3plus_resnet18", segmentation=Segmentation(crop=48, auxiliary=0))
-    seen = []
+def test_a_picture_is_filled_up_to_what_the_model_takes(root: Path) -> None:
+    task = task_of(root, model="deeplabv3plus_resnet18", segmentation=Segmentation(crop=48, auxiliary=0))
+    model, images, seen = torch.nn.Conv2d(3, 11, 1), torch.randn(2, 3, 100, 70), []
     model.register_forward_hook(lambda module, given, made: seen.append(given[0].shape[-2:]))
     with torch.no_grad():
-        assert plus.predict(model, images).shape == (2, 11, 100, 70)
-    assert seen == [(112, 80)]
+        torch.testing.assert_close(task.predict(model, images), model(images), rtol=1e-4, atol=1e-5)
+    assert seen[0] == (112, 80)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -199,7 +183,6 @@ def test_it_learns_and_a_stopped_run_goes_on_as_if_nothing_had_happened(
     assert set(whole.last.measures) == names
     assert whole.plan is not None
     assert all(t["name"].startswith("backbone.layer") for t in whole.plan["targets"])
-    assert (tmp_path / "whole" / "examples" / "2-found.png").is_file()
     stopped = spec(tmp_path / "stopped", root, epochs=4)
     interrupt_at_step(monkeypatch, 5)
     with pytest.raises(Interrupted):
@@ -211,24 +194,22 @@ def test_it_learns_and_a_stopped_run_goes_on_as_if_nothing_had_happened(
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def test_mixed_sizes_and_bad_pictures_train_and_what_was_left_out_is_written(tmp_path: Path) -> None:
+def test_mixed_sizes_train_and_a_broken_picture_is_named(tmp_path: Path) -> None:
     write_camvid(tmp_path / "data" / "camvid", mixed=True)
-    (tmp_path / "data" / "camvid" / "train" / "005.png").write_bytes(b"broken")
     changes: dict[str, Any] = {"epochs": 1, "batch_size": 3, "channels_last": True}
-    sliding = Segmentation(crop=48, evaluation="sliding", auxiliary=0.0)
-    (result,) = fit([spec(tmp_path / "out", tmp_path / "data", segmentation=sliding, **changes)], device="cpu")
+    plain = Segmentation(crop=48, auxiliary=0.0)
+    (result,) = fit([spec(tmp_path / "out", tmp_path / "data", segmentation=plain, **changes)], device="cpu")
     assert result.finished
-    assert any("005.png is no picture" in note for note in result.notes)
-    assert "005.png" in (tmp_path / "out" / "skipped.txt").read_text()
-    refusing = spec(tmp_path / "no", tmp_path / "data", bad_data="refuse")
-    with pytest.raises(ReplearnError, match="holds 8 training pictures, and CamVid has 367"):
-        fit([refusing], device="cpu")
+    (tmp_path / "data" / "camvid" / "train" / "005.png").write_bytes(b"broken")
+    with pytest.raises(ReplearnError, match=r"005\.png is no picture that can be read"):
+        fit([spec(tmp_path / "no", tmp_path / "data")], device="cpu")
+    assert not (tmp_path / "no").exists()
 
 
 def test_cityscapes_trains_with_the_data_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cityscapes(tmp_path / "data" / "cityscapes")
-    monkeypatch.setattr("replearn.experiments.training.picture_store.HELD_AT_MOST", 0)
-    monkeypatch.setattr("replearn.experiments.training.picture_store.default_workers", lambda: 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_batches.HELD_AT_MOST", 0)
+    monkeypatch.setattr("replearn.experiments.training.picture_batches.default_workers", lambda: 0)
     made = spec(tmp_path / "out", tmp_path / "data", "E2E", "cityscapes", epochs=1, batch_size=2)
     (result,) = fit([made], device="cpu")
     assert result.finished
@@ -236,5 +217,7 @@ def test_cityscapes_trains_with_the_data_on_disk(tmp_path: Path, monkeypatch: py
 
 
 def test_a_data_set_of_another_kind_is_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ReplearnError, match="digits has no defects, so it is no data set for this task"):
-        SemanticSegmentation.open(spec(tmp_path, root, data="digits"), CPU, Processes(), {})
+    with pytest.raises(
+        ReplearnError, match="digits is a ImageSet, and segmentation learns from a SegmentationSet"
+    ):
+        SemanticSegmentation(spec(tmp_path, root, data="digits"), CPU, Processes(), {})

@@ -4,7 +4,7 @@
 
 A run is killed when it is loading data, in a step, in evaluation, while it writes a checkpoint, or at any moment,
 and resumed, until it comes to its end; then its weights, optimizer state, metrics, model file and log are compared
-with those of a run never killed. A part of the runs has two processes, DDP and FSDP2. A process that is ready to
+with those of a run never killed. A part of the runs has two processes (DDP). A process that is ready to
 train is forked for each life, so that a life takes a second and not ten.
 """
 
@@ -28,8 +28,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint  # once, before the forks
-import torch.distributed.fsdp
 
 from replearn.experiments.training import fit as fitting
 from replearn.experiments.training import keeping
@@ -45,7 +43,7 @@ from .ledger import open_ledger
 
 EPOCHS, BATCH = 4, 400
 PHASES = ("data", "step", "evaluation", "checkpoint", "anywhere")
-WAYS = ("one", "one", "one", "ddp", "fsdp")
+WAYS = ("one", "one", "one", "ddp", "ddp")
 VARIANTS = (
     Variant(label="RepL", method="repl", interval=2),
     Variant(label="adaptive", method="adaptive", interval=2),
@@ -91,7 +89,7 @@ def live(out: Path, variant: Variant, way: str, rank: int, port: int, bell: int,
     else:
         watch(phase, ring)
     torch.manual_seed(0)
-    fit([spec(out, variant, way)], device="cpu", resume=True, parallel="fsdp" if way == "fsdp" else "ddp")
+    fit([spec(out, variant, way)], device="cpu", resume=True)
     if way != "one":
         dist.barrier()
         dist.destroy_process_group()

@@ -76,7 +76,7 @@ def named(name: str, weights: str | None, num_classes: int | None, size: int | N
         model = published(name)
     else:
         if num_classes is None:
-            _, state = weights_of(model, weights)
+            _, state = weights_of(weights)
             head = next((key for key in head_names(model) if key.endswith("weight")), "")
             model = architecture(name, num_classes=len(state[head]) if head in state else 1000, size=side)
         fill_(model, weights)
@@ -103,7 +103,7 @@ def published(name: str) -> nn.Module:
 
 
 def fill_(model: nn.Module, weights: str) -> None:
-    _, state = weights_of(model, weights)
+    _, state = weights_of(weights)
     own = model.state_dict()
     other = [
         key for key in (*own, *state) if key not in own or key not in state or own[key].shape != state[key].shape

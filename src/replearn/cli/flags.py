@@ -68,7 +68,7 @@ Picture: TypeAlias = Annotated[
 ]
 Pretrained: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Trained weights to start from: a file, a folder, or timm:NAME."),
+    typer.Option(metavar="FILE", help="Trained weights to start from: a file, or timm:NAME."),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

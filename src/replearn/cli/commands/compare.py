@@ -154,8 +154,6 @@ def show(comparisons: Sequence[Comparison], as_json: bool) -> None:
 
 def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     """The comparison beside its runs: as text, as JSON and as a picture."""
-    from ...experiments.report.collecting import Reader
-    from ...experiments.report.examples import example_sheet
     from ...experiments.report.figures import draw
     from ...experiments.training.comparison_table import comparison_table
     from ...experiments.training.results import write_atomically
@@ -165,9 +163,6 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
     write_atomically(
         folder / "comparison.json", json.dumps({"format": COMPARISON, **comparison.to_dict()}, indent=1)
     )
-    if (sheet := example_sheet(folder, Reader(folder).read().runs)) is not None:
-        (folder / "examples.png").write_bytes(sheet)
-        typer.echo(f"What was found in test pictures is drawn in {folder / 'examples.png'}.", err=True)
     if str(picture) == "none":
         return
     drawn = draw(comparison, picture or folder / "comparison.svg")

@@ -32,7 +32,10 @@ def listing(context: typer.Context, data_root: flags.DataRoot = None) -> None:
     if context.invoked_subcommand is not None:
         return
     found = [room.status(name, data_root) for name in room.available()]
-    rows = [(each.name, state(each), count(each.num_train), count(each.num_test), place(each)) for each in found]
+    rows = []
+    for each in found:
+        counts = (f"{each.data.num_train:,}", f"{each.data.num_test:,}") if each.data else ("", "")
+        rows.append((each.source.name, state(each), *counts, place(each)))
     typer.echo("\n".join(text_table(("data set", "state", "train", "test", "where"), rows, right=(2, 3))))
 
 
@@ -42,12 +45,12 @@ def check(name: Name, data_root: flags.DataRoot = None) -> None:
     from ...experiments.training import data as room
 
     found = room.status(name, data_root)
-    typer.echo(f"{found.title}: {state(found)}")
+    typer.echo(f"{found.source.title}: {state(found)}")
     if found.found:
         typer.echo(f"found in {found.found}")
-    if found.num_train is not None:
-        samples = f"{count(found.num_train)} training and {count(found.num_test)} test {found.unit}"
-        typer.echo(f"{samples}, {count(found.num_classes)} {found.classes}")
+    if (data := found.data) is not None:
+        samples = f"{data.num_train:,} training and {data.num_test:,} test {data.unit}"
+        typer.echo(f"{samples}, {data.num_classes:,} {data.classes}")
     if found.problem:
         typer.echo(found.problem)
         raise typer.Exit(1)
@@ -67,11 +70,7 @@ def state(found: DataStatus) -> str:
     return "missing" if found.found is None else "broken"
 
 
-def count(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
-
-
 def place(found: DataStatus) -> str:
     if found.found:
         return str(found.found)
-    return "looked in " + ", ".join(map(str, found.looked)) if found.looked else found.how
+    return "looked in " + ", ".join(map(str, found.looked)) if found.looked else found.source.how

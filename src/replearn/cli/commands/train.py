@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -28,9 +28,6 @@ def train(
         bool, typer.Option("--deterministic", help="Bit-equal on a GPU too; slower.")
     ] = False,
     logger: flags.Logger = None,
-    parallel: Annotated[
-        Literal["ddp", "fsdp"], typer.Option(help="How processes of torchrun share the model.")
-    ] = "ddp",
 ) -> None:
     """Train one run of a recipe.
 
@@ -69,7 +66,6 @@ def train(
             resume=resume,
             progress=progress,
             deterministic=deterministic,
-            parallel=parallel,
             logger=logger,
         )
     if not leads():

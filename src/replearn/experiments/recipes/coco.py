@@ -5,8 +5,7 @@ Seeds: three, 0 to 2
 Hardware: one GPU
 
 mAP, AP50 and AP75 on val2017. Not given by the paper: pictures of 800 pixels at the shorter side and 1333 at
-most, flips, a constant rate, no weight decay, tf32; its savings come out under first=2. Wrong boxes and broken
-pictures are left out and named in the result (bad_data=skip).
+most, flips, a constant rate, no weight decay, tf32; its savings come out under first=2.
 
 ## tab_coco_detection_r50: RetinaNet-R50-FPN on COCO
 ## tab_coco_detection_r101: RetinaNet-R101-FPN on COCO
@@ -47,7 +46,6 @@ R50 = Recipe(
     optimizer=Optimizer(name="adam", lr=4e-5, weight_decay=0.0),
     schedule=Schedule(name="constant"),
     augment={"coco": Augment(flip=True)},
-    bad_data="skip",
     precision="tf32",
     paper=printed("tab:coco_detection", "RetinaNet-R50", E2E_REPL),
 )
@@ -82,7 +80,6 @@ BCCD = replace(
     schedule=Schedule(name="cosine", warmup_epochs=2),
     augment={"bccd": Augment(flip=True)},
     clip_norm=1.0,
-    bad_data="refuse",
     precision="bfloat16",
     channels_last=True,
     paper=(),

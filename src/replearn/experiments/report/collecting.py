@@ -116,20 +116,16 @@ def collect(folder: str | os.PathLike[str]) -> Collection:
 def files_below(root: Path) -> Iterator[Path]:
     """Every file, sorted; links to folders are not followed, hidden names are left out."""
     for folder, folders, names in os.walk(root, followlinks=False):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "tensorboard")
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith("."):
                 yield Path(folder, name)
 
 
-def leads_out(path: Path, root: Path) -> bool:
-    return not path.resolve().is_relative_to(root.resolve())
-
-
 def read_file(path: Path, root: Path) -> list[Found]:
     """The run of a result file, every run of a packed one, or a file of another kind."""
     place = path.relative_to(root)
-    if leads_out(path, root):
+    if not path.resolve().is_relative_to(root.resolve()):
         return [Unread(place, "a link that leads out of the folder")]
     try:
         text = read_text(path, LARGEST)

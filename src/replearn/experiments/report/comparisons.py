@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 
 from ..training.compare import Row
@@ -118,11 +117,6 @@ def _inside(section: Section) -> Iterator[Raw]:
         if section.problem:
             yield tag("p", section.problem, class_="note")
     yield figures(section.figures)
-    if section.examples is not None:
-        about = "Test pictures with what is in them, and with what each method found (its first seed)."
-        address = f"data:image/png;base64,{b64encode(section.examples).decode()}"
-        sheet = tag("img", src=address, alt=about, loading="lazy")
-        yield tag("figure", sheet, tag("figcaption", about), id=f"{section.key}-examples")
     if section.plans:
         yield join(tag("h3", "Plans"), tag("ul", *(tag("li", plan) for plan in section.plans)))
     if comparison is not None:

@@ -59,10 +59,6 @@ def build_report(
             for drawing in drawings[:MOST_FIGURES]:
                 written.append(beside / f"{drawing.name}.svg")
                 write_atomically(written[-1], standalone_svg(drawing))
-            for section in sections:
-                if section.examples is not None:
-                    written.append(beside / f"{section.key}-examples.png")
-                    written[-1].write_bytes(section.examples)
     except OSError as error:
         raise ReplearnError(f"Can't write {out}: {error}.") from error
     return Report(page=out, figures=tuple(written), collection=collection, sections=tuple(sections))

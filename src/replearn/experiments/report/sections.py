@@ -19,7 +19,6 @@ from ..training.metrics import Metric
 from ..training.recipe import slug
 from ..training.results import Result
 from .collecting import Collection, RunFile
-from .examples import example_sheet
 from .figures import cost_figure, curves_figure, runs_figure
 from .svg import Drawing
 
@@ -40,7 +39,6 @@ class Section:
     figures: tuple[Drawing, ...]
     plans: tuple[str, ...]
     deployed: Mapping[str, float]  # by label: parameters once deployed, as a share of E2E's
-    examples: bytes | None = None  # pictures with what the methods found in them, as one PNG
 
     @property
     def running(self) -> tuple[RunFile, ...]:
@@ -65,15 +63,13 @@ def sections_of(collection: Collection) -> list[Section]:
     for run in collection.runs:
         groups[run.group, str(run.result.recipe.get("name", "?")), run.result.data].append(run)
     keys: Counter[str] = Counter()
-    found = [_section(collection.root, *group, runs, keys) for group, runs in groups.items()]
+    found = [_section(*group, runs, keys) for group, runs in groups.items()]
     often = Counter(section.title for section in found)
     folders = [f" ({section.folder.as_posix()})" if often[section.title] > 1 else "" for section in found]
     return [replace(section, title=section.title + end) for section, end in zip(found, folders, strict=True)]
 
 
-def _section(
-    root: Path, folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: Counter[str]
-) -> Section:
+def _section(folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: Counter[str]) -> Section:
     key = slug(f"{name}-{data}") or "runs"
     keys[key] += 1
     key += f"-{keys[key]}" if keys[key] > 1 else ""
@@ -85,10 +81,6 @@ def _section(
     except (ReplearnError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         own = isinstance(error, ReplearnError)
         problem = str(error) if own else f"These runs can't be compared: {type(error).__name__}: {error}."
-    try:
-        examples = example_sheet(root, runs)
-    except (ReplearnError, ImportError) as error:  # a report shows what it can
-        examples, problem = None, f"{problem} {error}".strip()
     figures: list[Drawing | None] = []
     if comparison is not None:
         variants = {str(result.variant["label"]): result.variant for result in results}
@@ -112,7 +104,6 @@ def _section(
         figures=tuple(figure for figure in figures if figure is not None),
         plans=tuple(plans_of(results)),
         deployed={label: share for label, share in deployed.items() if share is not None},
-        examples=examples,
     )
 
 

@@ -22,8 +22,7 @@ _LANGUAGE = {"transformer_lm_12l_512d": "lm:512:12:8:2048"}
 
 def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
     """Build a model: one of the recipes', `cifar_resnet:DEPTH:WIDTH`, `cifar_bottleneck:DEPTH:WIDTH`,
-    `vit:DIM:DEPTH:HEADS:PATCH`, `timm:NAME`, `torchvision:NAME`, or `hf:FOLDER` with the config.json of a
-    Hugging Face image classifier.
+    `vit:DIM:DEPTH:HEADS:PATCH`, `timm:NAME` or `torchvision:NAME`.
 
     >>> architecture("cifar_resnet:20:8").fc.out_features
     10
@@ -45,15 +44,13 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
             models = library("torchvision", "vision").models
             made: nn.Module = models.get_model(rest, weights=None, num_classes=num_classes)
             return made
-        if kind == "hf" and rest:
-            return _hugging_face(rest, num_classes=num_classes, channels=channels, size=size)
     except ReplearnError:
         raise
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise ReplearnError(f"The model {name!r} can't be built for {size}x{size} images: {error}.") from error
     raise ReplearnError(
         f"There is no model {name!r}. There are {', '.join(_NAMES)}; or write cifar_resnet:DEPTH:WIDTH, "
-        "cifar_bottleneck:DEPTH:WIDTH, vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME, hf:FOLDER."
+        "cifar_bottleneck:DEPTH:WIDTH, vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME."
     )
 
 
@@ -113,17 +110,4 @@ def library(name: str, extra: str) -> Any:
 
 def _timm(name: str, **settings: Any) -> nn.Module:
     model: nn.Module = library("timm", "vision").create_model(name, pretrained=False, **settings)
-    return model
-
-
-def _hugging_face(folder: str, *, num_classes: int, channels: int, size: int) -> nn.Module:
-    transformers = library("transformers", "hf")
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ReplearnError(
-            f"hf:{folder}: there is no config.json of a Hugging Face model ({str(error).splitlines()[0]})."
-        ) from error
-    config.num_labels, config.num_channels, config.image_size = num_classes, channels, size
-    model: nn.Module = transformers.AutoModelForImageClassification.from_config(config)
     return model

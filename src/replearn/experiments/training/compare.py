@@ -211,5 +211,5 @@ def _paper(result: Result, label: str) -> PaperRow | None:
 
 
 def paper_ratio(row: PaperRow | None, full: PaperRow | None, field: str) -> float | None:
-    ours, whole = getattr(row, field, None), getattr(full, field, None)
-    return ours / whole if ours and whole else None
+    ours, whole = getattr(row, field, None) or 0, getattr(full, field, None) or 0
+    return ours / whole if ours > 0 and whole > 0 else None

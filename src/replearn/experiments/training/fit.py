@@ -16,7 +16,7 @@ from ...errors import ReplearnError
 from ...planning.serialization import encode
 from .keeping import locked, result_of, resume_run, save_run, write_model, write_result
 from .log import logs_of, module_of
-from .processes import Interruption, Parallel, Processes, start_processes
+from .processes import Interruption, Processes, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
@@ -48,7 +48,6 @@ def fit(
     resume: bool = False,
     progress: Progress | None = None,
     deterministic: bool = False,
-    parallel: Parallel = "ddp",
     shared: dict[Any, Any] | None = None,
     logger: str | None = None,
 ) -> list[Result]:
@@ -64,13 +63,13 @@ def fit(
     if logger is not None:
         module_of(logger)  # told before anything is trained
     where = device_named(device)
-    processes = start_processes(where, parallel)
+    processes = start_processes(where)
     if where.type == "cuda":
         gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
     shared = {} if shared is None else shared
     with settings(specs[0], deterministic), ExitStack() as held:
         # before any folder is made: data that is not there leaves nothing behind
-        tasks = [task_named(spec.recipe.task).open(spec, where, processes, shared) for spec in specs]
+        tasks = [task_named(spec.recipe.task)(spec, where, processes, shared) for spec in specs]
         for spec in specs:
             spec.out.mkdir(parents=True, exist_ok=True)
             if processes.leads:

@@ -3,13 +3,10 @@
 A small set lives on the device as uint8 and is cropped, flipped and normalised there in batch.
 """
 
-import math
 import random
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +14,8 @@ from torch.nn.functional import cross_entropy, interpolate, pad
 
 from ...errors import ReplearnError
 from .batches import Batches
-from .data import IGNORED, ImageSet, StreamedSet
-from .data.folders import transform_for
+from .data import ImageSet, StreamedSet
+from .data.folders import Key, transform_for
 from .processes import Processes
 from .recipe import Augment
 from .seeds import seed_at
@@ -35,16 +32,11 @@ class DeviceImages:
                 f"RandAugment works on streamed data sets, and {data.name} is held in memory; "
                 "use pad and flip for it."
             )
-        self.data = data
-        self.augment = augment
-        # made smaller once, but larger batch by batch: a small set need not fill the device
-        smaller = augment.resize if augment.resize is not None and augment.resize < data.size else None
-        train, test = (resized(images, smaller) for images in (data.train_images, data.test_images))
-        self._held = int(train.shape[2])
-        self.size = augment.resize or self._held
-        self._padded = padded(train, augment).to(device)
+        self.data, self.augment = data, augment
+        self.size = augment.resize or data.size
+        self._padded = padded(data.train_images, augment).to(device)
         self.labels = data.train_labels.to(device)
-        self.test_images = test.to(device)
+        self.test_images = data.test_images.to(device)
         self.test_labels = data.test_labels.to(device)
         self._scale = Scale(data.mean, data.std, device)
 
@@ -54,33 +46,27 @@ class DeviceImages:
     def draws(self, seed: int, epoch: int) -> Tensor:
         """One epoch's choices, a row an image in training order: image, crop row, crop column, flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
-        # so little work, while a GPU waits, is done before other threads have woken up
-        with one_thread() if self.labels.is_cuda else nullcontext():
-            order = torch.randperm(len(self), generator=generator)
-            span = 2 * self.augment.pad + 1
-            corner = torch.randint(span, (len(self), 2), generator=generator)
-            flip = torch.randint(2, (len(self), 1), generator=generator) * int(self.augment.flip)
-            return torch.cat([order[:, None], corner, flip], dim=1)
+        order = torch.randperm(len(self), generator=generator)
+        corner = torch.randint(2 * self.augment.pad + 1, (len(self), 2), generator=generator)
+        flip = torch.randint(2, (len(self), 1), generator=generator) * int(self.augment.flip)
+        return torch.cat([order[:, None], corner, flip], dim=1)
 
     def batch(self, draws: Tensor) -> tuple[Tensor, Tensor]:
         """The training images and labels that these rows of `draws` choose, on the device."""
         image, row, column, flip = draws.unbind(1)
-        windows = self._padded.unfold(2, self._held, 1).unfold(3, self._held, 1)
+        windows = self._padded.unfold(2, self.data.size, 1).unfold(3, self.data.size, 1)
         x = windows[image, :, row, column]
         if self.augment.flip:
             x = torch.where(flip.bool().view(-1, 1, 1, 1), x.flip(-1), x)
         return self.normalised(x), self.labels[image]
 
-    def originals(self) -> Tensor:
-        """The training images as they are, neither padded nor flipped."""
-        edge = self.augment.pad
-        return self._padded[:, :, edge : edge + self._held, edge : edge + self._held]
-
     def normalised(self, images: Tensor) -> Tensor:
+        """As the model takes them; a change of size, too, is made batch by batch."""
         ready = self._scale(images)
-        if self.size > self._held:
-            ready = interpolate(ready, size=(self.size, self.size), mode="bilinear", align_corners=False)
-        return ready
+        if self.size == self.data.size:
+            return ready
+        side = (self.size, self.size)
+        return interpolate(ready, side, mode="bilinear", antialias=self.size < self.data.size)
 
 
 class Scale:
@@ -91,28 +77,6 @@ class Scale:
 
     def __call__(self, images: Tensor) -> Tensor:
         return images.float().div(255).sub(self.mean).div(self.std)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, torch's operations on a CPU run in the thread that calls them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def resized(images: Tensor, side: int | None) -> Tensor:
-    """Images brought to a side length by bilinear interpolation, still uint8."""
-    if side is None or side == images.shape[2]:
-        return images
-    parts = [
-        interpolate(part.float(), size=(side, side), mode="bilinear", antialias=True).round().clamp(0, 255)
-        for part in images.split(4096)
-    ]
-    return torch.cat([part.to(torch.uint8) for part in parts])
 
 
 def padded(images: Tensor, augment: Augment) -> Tensor:
@@ -128,17 +92,18 @@ class ImageBatches(Batches):
     """Batches of images, and the loss that mixup changes."""
 
     def __init__(
-        self, data: ImageSet | StreamedSet, size: int, mixup: float, processes: Processes, batch_size: int
+        self,
+        data: ImageSet | StreamedSet,
+        augment: Augment,
+        processes: Processes,
+        batch_size: int,
+        device: torch.device,
     ) -> None:
-        super().__init__(processes, batch_size, data.num_train, "images", data.name)
-        self.num_classes, self.channels, self.size = data.num_classes, data.channels, size
-        self.mixup = mixup
-        self._seed, self._epoch, self._step = 0, 0, 0
+        super().__init__(processes, device, batch_size, data.num_train, "images", data.name)
+        size = augment.resize or data.size
+        self.shape, self.size = (data.num_classes, data.channels, size), size
+        self.mixup = augment.mixup
         self._share = 1.0  # mixup's share of the image itself; the rest is its partner's
-
-    @abstractmethod
-    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every test image once, over all processes together."""
 
     @abstractmethod
     def labels_of(self, train: bool) -> Tensor:
@@ -160,7 +125,7 @@ class ImageBatches(Batches):
         """Each image mixed with its partner, the batch in reverse order, by one share a batch."""
         if not self.mixup:
             return images
-        chance = random.Random(seed_at(self._seed, self._epoch, self._step, "mixup"))
+        chance = random.Random(seed_at(*self.place, "mixup"))
         self._share = chance.betavariate(self.mixup, self.mixup)
         return self._share * images + (1 - self._share) * images.flip(0)
 
@@ -168,48 +133,33 @@ class ImageBatches(Batches):
 class DeviceBatches(ImageBatches):
     """Batches of a data set that lives on the device; the draws of an epoch are made up front."""
 
-    def __init__(self, images: DeviceImages, processes: Processes, batch_size: int, device: torch.device) -> None:
-        super().__init__(images.data, images.size, images.augment.mixup, processes, batch_size)
+    def __init__(self, images: DeviceImages, processes: Processes, batch_size: int) -> None:
+        super().__init__(images.data, images.augment, processes, batch_size, images.labels.device)
         self.images = images
         self.fixed = not self.mixup
-        self._draws = torch.zeros(len(images), 4, dtype=torch.int64, device=device)
-        self._slot = torch.zeros(self.share, 4, dtype=torch.int64, device=device)
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        self._seed, self._epoch = seed, epoch
-        self._draws.copy_(self.images.draws(seed, epoch))
+    def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[Tensor]:
+        return self.split(self.images.draws(seed, epoch).to(self.device), first_step)
 
-    def advance(self, step: int) -> None:
-        self._step = step
-        whole = self._draws[step * self.batch_size : (step + 1) * self.batch_size]
-        self._slot.copy_(self.processes.share(whole))
-
-    def current(self) -> tuple[Tensor, Tensor]:
-        images, labels = self.images.batch(self._slot)
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self.images.batch(rows)
         return self.mixed(images), labels
 
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
-        rows = self.images.draws(seed, -1)[:samples].to(self._draws.device)
+        rows = self.images.draws(seed, -1)[:samples].to(self.device)
         return [self.images.batch(part)[0] for part in rows.split(CALIBRATION)]
 
-    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
-        count = len(self.images.test_labels)
-        share = math.ceil(count / processes.world)  # alike in every process, so that sharded models stay in step
-        indices = processes.rank + processes.world * torch.arange(share)
-        for part in indices.to(self.images.test_labels.device).split(1000):
-            inside = part < count
-            part = torch.where(inside, part, 0)
-            labels = torch.where(inside, self.images.test_labels[part], IGNORED)
-            yield self.images.normalised(self.images.test_images[part]), labels
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in self.share_of(len(self.images.test_labels), 1000):
+            yield self.picked(False, torch.tensor(part))
 
     def labels_of(self, train: bool) -> Tensor:
         return self.images.labels if train else self.images.test_labels
 
     def picked(self, train: bool, indices: Tensor) -> tuple[Tensor, Tensor]:
-        labels = self.labels_of(train)
-        indices = indices.to(labels.device)
-        images = self.images.originals() if train else self.images.test_images
-        return self.images.normalised(images[indices]), labels[indices]
+        images = self.images.data.train_images if train else self.images.test_images
+        picked = images[indices.to(images.device)].to(self.device)
+        return self.images.normalised(picked), self.labels_of(train)[indices.to(self.device)]
 
 
 class StreamBatches(ImageBatches):
@@ -221,57 +171,47 @@ class StreamBatches(ImageBatches):
     def __init__(
         self, data: StreamedSet, augment: Augment, processes: Processes, batch_size: int, device: torch.device
     ) -> None:
-        super().__init__(data, augment.resize or data.size, augment.mixup, processes, batch_size)
-        self.data, self.augment, self.device = data, augment, device
+        super().__init__(data, augment, processes, batch_size, device)
+        self.data, self.augment = data, augment
         self._scale = Scale(data.mean, data.std, device)
-        self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
-        self._batch: tuple[Tensor, Tensor]
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        self._seed, self._epoch = seed, epoch
-        self._stream = self._drawn(seed, epoch, first_step)
-
-    def _drawn(self, seed: int, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch's augmented batches from number `first` on; a last one that is not full is left out."""
+    def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch's augmented batches from a step on; a last one that is not full is left out."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "order"))
         order = torch.randperm(self.data.num_train, generator=generator)[: self.steps * self.batch_size]
-        mine = order.view(self.steps, self.processes.world, -1)[first:, self.processes.rank]
+        mine = order.view(self.steps, self.processes.world, -1)[first_step:, self.processes.rank]
         # made one by one: an epoch of ImageNet has more than a million
         keys = ([(index, seed_at(seed, epoch, index, "augment")) for index in row.tolist()] for row in mine)
         return self._read(True, keys, augment=True)
 
-    def _read(self, train: bool, keys: Iterable[Any], augment: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def _read(
+        self, train: bool, batches: Iterable[Sequence[Key]], augment: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         transform = transform_for(self.size, augment, self.augment.rand_augment)
-        for batch in self.data.read(train, keys, self.size, transform):
-            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-            yield self._scale(images), labels
+        for images, labels in self.data.read(train, batches, transform):
+            yield (
+                self._scale(images.to(self.device, non_blocking=True)),
+                labels.to(self.device, non_blocking=True),
+            )
 
-    def advance(self, step: int) -> None:
-        self._step = step
-        self._batch = next(self._stream)
-
-    def current(self) -> tuple[Tensor, Tensor]:
-        images, labels = self._batch
+    def batch(self, held: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        images, labels = held
         return self.mixed(images), labels
 
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
-        batches = self._drawn(seed_at(seed, "calibration"), 0)
+        batches = self.drawn(seed_at(seed, "calibration"), 0, 0)
         return [images for images, _ in islice(batches, -(-samples // self.share))]
 
-    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
-        batches = []
-        for whole in torch.arange(self.data.num_test).split(self.batch_size):
-            share = -(
-                -len(whole) // processes.world
-            )  # alike in every process, so that sharded models stay in step
-            indices = whole[processes.rank * share :][:share].tolist()
-            batches.append([(index, 0) for index in indices + [-1] * (share - len(indices))])
-        return self._read(False, batches)
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._whole(False, self.share_of(self.data.num_test, self.share))
 
     def labels_of(self, train: bool) -> Tensor:
         return torch.tensor((self.data.train if train else self.data.test).targets)
 
     def picked(self, train: bool, indices: Tensor) -> tuple[Tensor, Tensor]:
-        parts = self._read(train, [[(index, 0) for index in part.tolist()] for part in indices.split(64)])
-        images, labels = zip(*parts, strict=True)
+        images, labels = zip(*self._whole(train, (part.tolist() for part in indices.split(64))), strict=True)
         return torch.cat(images), torch.cat(labels)
+
+    def _whole(self, train: bool, parts: Iterable[Iterable[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """These pictures, not augmented."""
+        return self._read(train, ([(index, 0) for index in part] for part in parts))

@@ -114,7 +114,7 @@ def identity(spec: RunSpec) -> dict[str, Any]:
 
 def write_model(run: Run) -> None:
     """Write the trained model, with its plan if it has one: `replearn.load` reads it."""
-    if run.sharded or not run.processes.leads:  # sharded weights are in the checkpoint alone
+    if not run.processes.leads:
         return
     model = run.method.finish(copy.deepcopy(run.bare))
     path = run.spec.out / "model.safetensors"
@@ -124,8 +124,6 @@ def write_model(run: Run) -> None:
         recipe = run.spec.recipe
         about = {"model": recipe.model, "outputs": [run.spec.data, list(recipe.classes)]}
         write_state(path, model.state_dict(), about)
-    with torch.no_grad():
-        run.task.keep(run.bare.eval(), run.autocast())
 
 
 def result_of(run: Run) -> Result:

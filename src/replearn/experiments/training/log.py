@@ -1,17 +1,16 @@
-"""Where a run's epochs go: a file of JSON lines, TensorBoard, and Weights & Biases or MLflow."""
+"""Where a run's epochs go: a file of JSON lines, and Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from ...errors import ReplearnError
 from ...planning.serialization import encode
+from .architectures import library
 from .results import write_atomically
 from .run import Run
 
@@ -28,26 +27,14 @@ class Log:
 
 
 def json_lines(run: Run) -> Log:
-    """A line an epoch; a resumed run goes on in the same file."""
-    path = run.spec.out / "log.jsonl"
-    lines = [json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n" for epoch in run.epochs]
-    write_atomically(path, "".join(lines))  # from the state that the run goes on from: a killed run's may be torn
+    """A line an epoch, written anew each time: what a killed run left may be torn, or be ahead of its state."""
 
-    def append(values: Mapping[str, Any], number: int) -> None:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"format": FORMAT, "epoch": number, **values}) + "\n")
+    def write(values: Mapping[str, Any], number: int) -> None:
+        lines = [json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n" for epoch in run.epochs]
+        write_atomically(run.spec.out / "log.jsonl", "".join(lines))
 
-    return Log(append)
-
-
-def tensorboard(module: Any, run: Run) -> Log:
-    writer = module.SummaryWriter(str(run.spec.out / "tensorboard"))
-
-    def add(values: Mapping[str, Any], number: int) -> None:
-        for key, value in values.items():
-            writer.add_scalar(key, value, number)
-
-    return Log(add, writer.close)
+    write({}, 0)  # by which a report knows that the run has begun
+    return Log(write)
 
 
 def wandb(module: Any, run: Run) -> Log:
@@ -84,18 +71,13 @@ def module_of(service: str) -> Any:
     """The service's library; ReplearnError where it is unknown or not installed."""
     if service not in SERVICES:
         raise ReplearnError(f"logger={service!r}: there are {', '.join(SERVICES)}.")
-    try:
-        return import_module(service)
-    except ImportError as error:
-        raise ReplearnError(f"logger={service!r} is not installed: pip install 'replearn[{service}]'.") from error
+    return library(service, service)
 
 
 def logs_of(run: Run, service: str | None) -> list[Log]:
-    """The file, TensorBoard where it is installed, and the service of this name."""
-    made = [json_lines(run)]
-    with suppress(ImportError):  # TensorBoard is optional; the JSON lines hold the same numbers
-        made.append(tensorboard(import_module("torch.utils.tensorboard"), run))
-    return made if service is None else [*made, SERVICES[service](module_of(service), run)]
+    """The file, and the service of this name."""
+    services = [] if service is None else [SERVICES[service](module_of(service), run)]
+    return [json_lines(run), *services]
 
 
 def about(run: Run) -> dict[str, Any]:

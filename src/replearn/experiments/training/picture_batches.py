@@ -1,8 +1,9 @@
 """Batches of whole pictures: for a detector with boxes, for a segmenter with a class at every pixel."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,97 +13,106 @@ from torch.nn.functional import grid_sample
 from ...errors import ReplearnError
 from .batches import Batches
 from .data import IGNORED, DetectionSet, SegmentationSet
-from .data.scenes import VOID, Defects, Scene
+from .data.folders import default_workers, read_ahead
+from .data.scenes import IMAGENET_MEAN, IMAGENET_STD, VOID, Scene
 from .image_batches import Scale
-from .picture_store import PictureStore, Sample
 from .processes import Processes
 from .recipe import Augment, Recipe
 from .seeds import seed_at
 
+HELD_AT_MOST = 4 * 2**30  # bytes
 TEST = 8  # test pictures at once for a segmenter, where all are of one size
 Set = TypeVar("Set", DetectionSet, SegmentationSet)
+Sample = tuple[Tensor, ...]  # a decoded picture, with a mask where there is one
 Boxes = dict[str, Tensor]  # as torchvision's detectors take them: boxes and labels
 Batch = tuple[list[Tensor], list[Boxes]]
 
 
-@dataclass(frozen=True)
-class Pictures(Generic[Set]):
-    """A data set with the pictures of its two parts, which several runs share."""
+class PictureStore:
+    """The decoded pictures of one part of a data set: on the device where they fit, else read ahead by workers."""
 
-    data: Set
-    train: PictureStore
-    test: PictureStore
-    defects: Defects
+    def __init__(self, items: Sequence[Any], read: Callable[[Any], Sample], device: torch.device) -> None:
+        self.items, self._read, self._device = items, read, device
+        self._held: list[Sample] = []
+        if len(items) * sum(tensor.numel() for tensor in read(items[0])) <= HELD_AT_MOST:
+            with ThreadPoolExecutor(default_workers()) as pool:
+                self._held = [self._placed(sample) for sample in pool.map(read, items)]
+
+    def _placed(self, sample: Sample) -> Sample:
+        return tuple(tensor.to(self._device, non_blocking=True) for tensor in sample)
+
+    @cached_property
+    def stacked(self) -> Sample | None:
+        """All pictures as one tensor (and all masks as another), where they are held and of one size."""
+        if len({tuple(tensor.shape for tensor in sample) for sample in self._held}) != 1:
+            return None
+        made = tuple(torch.stack(column) for column in zip(*self._held, strict=True))
+        self._held = list(zip(*made, strict=True))  # views: nothing is held twice
+        return made
+
+    def batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[Sample]]:
+        """The pictures of each row of numbers in turn, on the device."""
+        if self._held:
+            yield from ([self._held[number] for number in row] for row in rows)
+            return
+        for batch in read_ahead(self._numbered, rows, default_workers(), list):
+            yield [self._placed(sample) for sample in batch]
+
+    def _numbered(self, number: int) -> Sample:
+        return self._read(self.items[number])
 
 
 class PictureBatches(Batches, Generic[Set]):
-    """Pictures of a store for training and of another for the test, flipped or not."""
+    """Pictures of the set for training and for the test, from their stores, flipped or not."""
 
-    def __init__(self, held: Pictures[Set], processes: Processes, recipe: Recipe, device: torch.device) -> None:
-        data = held.data
+    def __init__(
+        self,
+        data: Set,
+        stores: tuple[PictureStore, PictureStore],
+        processes: Processes,
+        recipe: Recipe,
+        device: torch.device,
+    ) -> None:
         self.data: Set = data
-        self.device, self.recipe = device, recipe
+        self.recipe = recipe
         self.flip = recipe.augment.get(data.name, Augment()).flip
-        self._train, self._test = held.train, held.test
+        self._train, self._test = stores
         self.numbers = self._trained_on()
-        super().__init__(processes, recipe.batch_size, len(self.numbers), "pictures", data.name)
-        self._stream: Iterator[list[Sample]] = iter(())
-        self._samples: list[Sample] = []
+        super().__init__(processes, device, recipe.batch_size, len(self.numbers), "pictures", data.name)
 
-    def _trained_on(self) -> tuple[int, ...]:
-        return self._train.numbers
+    def _trained_on(self) -> Sequence[int]:
+        return range(self.data.num_train)
 
     @abstractmethod
     def draws(self, seed: int, epoch: int) -> Tensor:
-        """An epoch's choices by step, a row a picture; the first one is its place in `numbers`."""
+        """An epoch's choices, a row a picture; the first one is its place in `numbers`."""
 
     @abstractmethod
     def cut(self, rows: Tensor, samples: list[Sample]) -> tuple[Any, Any]:
         """A batch as these rows of draws say; without samples where the pictures are held as one tensor."""
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        self._draws = self.draws(seed, epoch)
-        if not self.fixed:
-            rows = [self._numbers(self.processes.share(row)) for row in self._draws[first_step:]]
-            self._stream = self._train.batches(rows, substitute=True)
+    def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[Any]:
+        parts = list(self.split(self.draws(seed, epoch), first_step))
+        return iter(parts) if self.fixed else zip(parts, self._read(parts), strict=True)
 
-    def _numbers(self, rows: Tensor) -> list[int]:
-        return [self.numbers[int(place)] for place in rows[:, 0]]
+    def _read(self, parts: Sequence[Tensor]) -> Iterator[list[Sample]]:
+        """The training pictures that rows of draws choose."""
+        return self._train.batches([[self.numbers[int(place)] for place in rows[:, 0]] for rows in parts])
 
-    def advance(self, step: int) -> None:
-        self._rows = self.processes.share(self._draws[step])
-        if not self.fixed:
-            self._samples = next(self._stream)
-
-    def current(self) -> tuple[Any, Any]:
-        return self.cut(self._rows, self._samples)
+    def batch(self, held: Any) -> tuple[Any, Any]:
+        return self.cut(held, []) if self.fixed else self.cut(*held)
 
     def calibration(self, seed: int, samples: int) -> list[Any]:
-        rows = self.draws(seed, -1).flatten(0, 1)[:samples]
+        rows = self.draws(seed, -1)[: min(samples, self.steps * self.batch_size)]
         parts = rows.split(max(1, min(self.batch_size, len(rows) // 5)))  # every fifth batch is held out
-        numbers = [self._numbers(part) for part in parts]
-        read = iter(()) if self.fixed else self._train.batches(numbers, substitute=True)
-        return [self.cut(part.to(self.device), next(read, []))[0] for part in parts]
+        return [
+            self.cut(part.to(self.device), read)[0] for part, read in zip(parts, self._read(parts), strict=True)
+        ]
 
-    def test_samples(self, processes: Processes, size: int) -> Iterator[list[tuple[bool, Sample]]]:
-        """Test pictures, as many in every process so that sharded models stay in step.
-
-        Each counts once over all processes: False stands beside one that only fills up.
-        """
-        numbers = self._test.numbers
-        places = range(processes.rank, processes.world * -(-len(numbers) // processes.world), processes.world)
-        filler = numbers[-1] if places[-1] >= len(numbers) else None
-        mine = [numbers[min(place, len(numbers) - 1)] for place in places]
-        rows = [mine[start : start + size] for start in range(0, len(mine), size)]
-        for samples in self._test.batches(rows):
-            if samples:  # else all of them were broken, and reported
-                yield [(sample[0] != filler, sample) for sample in samples]
-
-    def chosen(self, count: int) -> Iterator[Sample]:
-        """A few test pictures, spread over the set."""
-        numbers = self._test.numbers
-        rows = [[numbers[len(numbers) * place // count]] for place in range(min(count, len(numbers)))]
-        return (samples[0] for samples in self._test.batches(rows) if samples)
+    def tested(self, size: int) -> Iterator[tuple[range, list[Sample]]]:
+        """Test pictures with their numbers, `size` at a time."""
+        rows = list(self.share_of(self.data.num_test, size))
+        return zip(rows, self._test.batches(rows), strict=True)
 
 
 class DetectionBatches(PictureBatches[DetectionSet]):
@@ -113,10 +123,10 @@ class DetectionBatches(PictureBatches[DetectionSet]):
         shapes = {(scene.height, scene.width) for scene in self.data.train}
         return len(shapes) == len(self.recipe.detection.min_size) == 1
 
-    def _trained_on(self) -> tuple[int, ...]:
+    def _trained_on(self) -> Sequence[int]:
         """Pictures without a box are left out where the recipe says so, as torchvision's reference does."""
         keep = self.recipe.detection.keep_empty
-        return tuple(number for number in self._train.numbers if keep or len(self.data.train[number].labels))
+        return [number for number, scene in enumerate(self.data.train) if keep or len(scene.labels)]
 
     def draws(self, seed: int, epoch: int) -> Tensor:
         """Place and flip."""
@@ -124,75 +134,65 @@ class DetectionBatches(PictureBatches[DetectionSet]):
         count = self.steps * self.batch_size
         order = torch.randperm(len(self.numbers), generator=generator)[:count]
         flips = torch.rand(count, generator=generator) < 0.5
-        return torch.stack([order, flips & self.flip], dim=1).view(self.steps, self.batch_size, 2)
+        return torch.stack([order, flips & self.flip], dim=1)
 
     def cut(self, rows: Tensor, samples: list[Sample]) -> Batch:
-        return self.as_batch(samples, self.data.train, rows[:, 1].tolist())
+        scenes = [self.data.train[self.numbers[place]] for place in rows[:, 0].tolist()]
+        return self.as_batch(samples, scenes, rows[:, 1].tolist())
 
-    def as_batch(self, samples: list[Sample], scenes: tuple[Scene, ...], flips: list[int] | None = None) -> Batch:
+    def as_batch(self, samples: list[Sample], scenes: Sequence[Scene], flips: Sequence[int]) -> Batch:
         images, targets = [], []
-        for (number, (image,)), flip in zip(samples, flips or [0] * len(samples), strict=True):
-            boxes, labels = scenes[number].boxes, scenes[number].labels
+        for (image,), scene, flip in zip(samples, scenes, flips, strict=True):
+            boxes = scene.boxes
             if flip:
                 width = image.shape[-1]
                 image = image.flip(-1)
                 boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], dim=1)
             images.append(image.float().div(255))
-            ready = {"boxes": boxes, "labels": labels}
+            ready = {"boxes": boxes, "labels": scene.labels}
             targets.append({key: value.to(self.device, non_blocking=True) for key, value in ready.items()})
         return images, targets
 
-    def test(self, processes: Processes) -> Iterator[tuple[list[Scene | None], Batch]]:
-        """Test pictures with their scenes; None for one that only fills up."""
-        for samples in self.test_samples(processes, self.batch_size // processes.world):
-            scenes = [self.data.test[number] if counts else None for counts, (number, _) in samples]
-            yield scenes, self.as_batch([sample for _, sample in samples], self.data.test)
-
-    def examples(self, count: int) -> list[tuple[Tensor, Boxes]]:
-        """A few test pictures with their boxes."""
-        return list(zip(*self.as_batch(list(self.chosen(count)), self.data.test), strict=True))
+    def test(self) -> Iterator[tuple[list[Scene], Batch]]:
+        """Test pictures with their scenes."""
+        for numbers, samples in self.tested(self.share):
+            scenes = [self.data.test[number] for number in numbers]
+            yield scenes, self.as_batch(samples, scenes, [0] * len(scenes))
 
 
 class SegmentationBatches(PictureBatches[SegmentationSet]):
     """Scaled, cut and flipped on the device; held pictures of one size can be part of a captured step."""
 
-    def __init__(
-        self, held: Pictures[SegmentationSet], processes: Processes, recipe: Recipe, device: torch.device
-    ) -> None:
-        super().__init__(held, processes, recipe, device)
-        self.settings = recipe.segmentation
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.settings = self.recipe.segmentation
         low, high = self.settings.scale
         if not 0 < low <= high:
             raise ReplearnError(f"segmentation.scale={[low, high]}: write the least and the most, as [0.5, 2.0].")
         if self.settings.crop < 32 or self.settings.crop % 16:
             raise ReplearnError(f"segmentation.crop={self.settings.crop}: write a multiple of 16, at least 32.")
-        self._stacked, self._even = self._train.stacked(), self._test.stacked() is not None
+        self._stacked, self._even = self._train.stacked, self._test.stacked is not None
         self.fixed = self._stacked is not None
-        self.normalised = Scale(self.data.mean, self.data.std, device)
-        self._slot = torch.zeros(self.share, 5, device=device)
+        self.normalised = Scale(IMAGENET_MEAN, IMAGENET_STD, self.device)
 
     def draws(self, seed: int, epoch: int) -> Tensor:
         """Place, scale, how far down and right (0 to 1), flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
-        count, steps = len(self.numbers), self.steps
+        count = len(self.numbers)
         low, high = self.settings.scale
         chance = torch.rand(count, 4, generator=generator)
         order = torch.randperm(count, generator=generator).float()
         scale, flip = low + (high - low) * chance[:, 0], (chance[:, 3] < 0.5).float() * self.flip
-        rows = torch.stack([order, scale, chance[:, 1], chance[:, 2], flip], dim=1)
-        return rows[: steps * self.batch_size].view(steps, self.batch_size, 5)
-
-    def advance(self, step: int) -> None:
-        super().advance(step)
-        self._rows = self._slot.copy_(self._rows)
+        return torch.stack([order, scale, chance[:, 1], chance[:, 2], flip], dim=1)
 
     def cut(self, rows: Tensor, samples: list[Sample]) -> tuple[Tensor, Tensor]:
         if self._stacked is not None:
             images, masks = (tensor[rows[:, 0].long()] for tensor in self._stacked)
             return self.warped(images, masks, rows)
+        rows = rows.to(self.device)
         made = [
             self.warped(image[None], mask[None], row[None])
-            for (_, (image, mask)), row in zip(samples, rows, strict=False)
+            for (image, mask), row in zip(samples, rows, strict=True)
         ]
         images, masks = (torch.cat(column) for column in zip(*made, strict=True))
         return images, masks
@@ -212,17 +212,11 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
         labels = grid_sample(shifted, grid, mode="nearest", align_corners=False)[:, 0].round().long() - 1
         return images, counted(labels)
 
-    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whole test pictures and their classes; one that only fills up has no pixel that counts."""
-        for samples in self.test_samples(processes, TEST if self._even else 1):
-            images = torch.stack([image for _, (_, (image, _)) in samples])
-            masks = [mask if counts else torch.full_like(mask, VOID) for counts, (_, (_, mask)) in samples]
-            yield self.normalised(images), counted(torch.stack(masks).long())
-
-    def examples(self, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """A few test pictures from all over the set: as they are (0 to 1), normalised, and their classes."""
-        parts = [tensors for _, tensors in self.chosen(count)]
-        return [(image.float() / 255, self.normalised(image[None]), counted(mask.long())) for image, mask in parts]
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whole test pictures and their classes."""
+        for _, samples in self.tested(TEST if self._even else 1):
+            images, masks = (torch.stack(column) for column in zip(*samples, strict=True))
+            yield self.normalised(images), counted(masks.long())
 
 
 def counted(labels: Tensor) -> Tensor:

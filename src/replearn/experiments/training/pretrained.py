@@ -1,4 +1,4 @@
-"""Start from trained weights: a file of ours, of timm or of Hugging Face, or timm's hub."""
+"""Start from trained weights: a file of ours, any other file of tensors, or timm's hub."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,8 +20,6 @@ from ...surgery.replace import exchange_, restored_on_error
 from ...surgery.state_dicts import check_weights
 from .architectures import library, num_heads
 
-FOLDER_NAMES = ("model.safetensors", "pytorch_model.bin")
-
 
 def load_pretrained_(
     model: nn.Module,
@@ -32,15 +30,15 @@ def load_pretrained_(
 ) -> None:
     """Fill a fresh model with trained weights; an output layer for other classes keeps its own start.
 
-    `source` is a file (safetensors, or a torch file of tensors alone), a folder that save_pretrained wrote, or
-    `timm:NAME` for timm's hub. `outputs` are the data set and classes that are trained on now: where a file of
-    ours says it was trained on others, as many as they may be, the output layer starts anew. `words` is the size
-    of a language model's vocabulary, whose output layer must fit. `name` is the model's in the recipe: it tells
-    the number of heads, which no tensor's shape does. Blocks are replaced first as a plan in the file says.
+    `source` is a file (safetensors, or a torch file of tensors alone) or `timm:NAME` for timm's hub. `outputs` are
+    the data set and classes that are trained on now: where a file of ours says it was trained on others, as many
+    as they may be, the output layer starts anew. `words` is the size of a language model's vocabulary, whose
+    output layer must fit. `name` is the model's in the recipe: it tells the number of heads, which no shape does.
+    Blocks are replaced first as a plan in the file says.
 
     Raises ReplearnError, with the model unchanged, for weights of another configuration.
     """
-    carried, found = weights_of(model, source)
+    carried, found = weights_of(source)
     moved = None if carried is None else moved_plan(model, carried, "", source)
     with nullcontext() if moved is None else restored_on_error(model, moved):
         if moved is not None:
@@ -74,8 +72,6 @@ def check_names(model: nn.Module, there: set[str], here: set[str], source: str) 
     parts = [f"lacks {missing[0]}"] if missing else []
     parts += [f"holds {unknown[0]}, which the model has not"] if unknown else []
     hint = ""
-    if (Path(source) / "config.json").is_file() and not hasattr(model, "save_pretrained"):
-        hint = f" It is a Hugging Face model: write model=hf:{source}."
     if any(".a" in name[-2:] or "corrections." in name for name in unknown):
         hint = " It is of a model with replaced blocks: start from one that was trained end to end (E2E)."
     raise ReplearnError(
@@ -85,24 +81,13 @@ def check_names(model: nn.Module, there: set[str], here: set[str], source: str) 
     )
 
 
-def weights_of(model: nn.Module, source: str) -> tuple[Plan | None, dict[str, Tensor]]:
+def weights_of(source: str) -> tuple[Plan | None, dict[str, Tensor]]:
     """The weights, and the plan of a file of ours whose blocks are replaced."""
     if source.startswith("timm:"):
         return None, timm_weights(source.removeprefix("timm:"))
-    if hasattr(model, "save_pretrained") and Path(source).is_dir():
-        return None, hugging_face_weights(model, source)
     if metadata_of(Path(source)).get("format") == FORMAT:
         return read(source)
     return None, read_weights(Path(source))
-
-
-def hugging_face_weights(model: Any, folder: str) -> dict[str, Tensor]:
-    """By the library's own loader: its files may name tensors as an older version did."""
-    try:
-        return dict(type(model).from_pretrained(folder, local_files_only=True).state_dict())
-    except (OSError, ValueError, RuntimeError) as error:
-        told = first_line(error)
-        raise ReplearnError(f"{folder} can't be read as weights of a {type(model).__name__}: {told}") from error
 
 
 def reason(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
@@ -161,13 +146,6 @@ def head_names(model: nn.Module) -> set[str]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name: nothing else in it is looked at, and no code in it is run."""
-    if path.is_dir():
-        inside = [path / name for name in FOLDER_NAMES if (path / name).is_file()]
-        if not inside:
-            raise ReplearnError(
-                f"The folder {path} holds none of {', '.join(FOLDER_NAMES)}; name the file itself."
-            )
-        path = inside[0]
     if not path.is_file():
         raise ReplearnError(
             f"There is no file {path} to start from. Write pretrained=FILE (safetensors or a torch file), "
@@ -227,14 +205,12 @@ def first_line(error: Exception) -> str:
 
 
 def start_backbone_(model: nn.Module, source: str) -> str:
-    """Fill the backbone from a file, a folder or timm:NAME; what was and wasn't loaded, in words.
+    """Fill the backbone from a file or timm:NAME; what was and wasn't loaded, in words.
 
     Raises ReplearnError, with the model unchanged, for weights of another backbone.
     """
     path = Path(source)
-    file = path / FOLDER_NAMES[0] if path.is_dir() else path
-    if file.suffix == ".safetensors" and file.is_file():
-        return str(load_backbone_(model, file))
-    hub = source.startswith("timm:")
-    found = timm_weights(source.removeprefix("timm:")) if hub else read_weights(path)
+    if path.suffix == ".safetensors" and path.is_file():
+        return str(load_backbone_(model, path))
+    _, found = weights_of(source)
     return str(load_backbone_(model, found)).replace("the state dict", source, 1)

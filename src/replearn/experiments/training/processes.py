@@ -7,16 +7,12 @@ import signal
 import threading
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...blocks.families import describe
-from ...surgery.replace import operators_of
-
-Parallel = Literal["ddp", "fsdp"]
 EVERY = 10  # steps between two moments at which many processes agree on stopping
 
 
@@ -26,7 +22,6 @@ class Processes:
 
     rank: int = 0
     world: int = 1
-    parallel: Parallel = "ddp"
 
     @property
     def leads(self) -> bool:
@@ -52,29 +47,19 @@ class Processes:
         return bool(flag.item())
 
     def wrap(self, model: nn.Module, device: torch.device, leaves_idle: bool = False) -> nn.Module:
-        """The model made parallel; operators are shard groups of their own, as every block is."""
+        """The model made parallel."""
         if self.world == 1:
             return model
         if device.type == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        if self.parallel == "ddp":
-            return nn.parallel.DistributedDataParallel(
-                model,
-                device_ids=[device.index] if device.type == "cuda" else None,
-                find_unused_parameters=leaves_idle,
-            )
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh(device.type, (self.world,))  # by default it would take a GPU that is not ours
-        operators = [operator for _, operator in operators_of(model)]
-        for block in (*operators, *(module for module in model.modules() if describe(module) is not None)):
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model
+        return nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            find_unused_parameters=leaves_idle,
+        )
 
 
-def start_processes(device: torch.device, parallel: Parallel = "ddp") -> Processes:
+def start_processes(device: torch.device) -> Processes:
     """Join the process group that torchrun set up, if it did."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
@@ -82,7 +67,7 @@ def start_processes(device: torch.device, parallel: Parallel = "ddp") -> Process
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(leave)
-    return Processes(dist.get_rank(), world, parallel)
+    return Processes(dist.get_rank(), world)
 
 
 def leave() -> None:

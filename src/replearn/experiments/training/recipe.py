@@ -109,10 +109,9 @@ class Detection:
 class Segmentation:
     """How pictures are cut for training a segmenter, and how whole ones are tested."""
 
-    crop: int = 768  # the side of a training crop, and of a sliding window
+    crop: int = 768  # the side of a training crop
     scale: tuple[float, float] = (0.5, 2.0)  # a picture is enlarged by a factor from here to there first
     auxiliary: float = 0.4  # the weight of the auxiliary head's loss; 0: no such head
-    evaluation: Literal["whole", "sliding"] = "whole"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,6 @@ class Recipe:
     text: Text = field(default_factory=Text)
     detection: Detection = field(default_factory=Detection)
     segmentation: Segmentation = field(default_factory=Segmentation)
-    bad_data: Literal["refuse", "skip"] = "refuse"  # of detection and segmentation: a broken picture, a wrong box
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     augment: Mapping[str, Augment] = field(default_factory=dict)  # by data set; none if missing

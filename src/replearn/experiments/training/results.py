@@ -56,14 +56,12 @@ def epoch_from_dict(data: Any, where: str = "epoch") -> Epoch:
     """An epoch as `to_dict` writes it; a measure may be infinite or not a number."""
     if not isinstance(data, dict):
         raise ReplearnError(f"{where} is an object, not {type(data).__name__}")
-    measured = {name for name in data if name.startswith(("train_", "test_"))}
-    rest = {name: value for name, value in data.items() if name not in measured}
+    measures = {name: value for name, value in data.items() if name.startswith(("train_", "test_"))}
+    rest = {name: value for name, value in data.items() if name not in measures}
     read: Epoch = decode(Epoch, {"measures": {}, **rest}, where)
-    measures = {
-        name: value if type(value) is float else decode(float, value, f"{where}.{name}")
-        for name, value in data.items()
-        if name in measured
-    }
+    for name, value in measures.items():
+        if type(value) is not float:
+            measures[name] = decode(float, value, f"{where}.{name}")
     return dataclasses.replace(read, measures=measures)
 
 
@@ -154,6 +152,9 @@ def decoded(data: dict[str, Any]) -> Result:
             raise ReplearnError(f"epoch {epoch.epoch} has no {missing[0]}")
     hints = get_type_hints(Result)
     plain = {name: decode(hints[name], data[name], name) for name in hints if name in data and name not in own}
+    costs = [(epoch.seconds, epoch.peak_memory) for epoch in own["epochs"]]
+    if min(plain["parameters"], plain["flops"], *(value for each in costs for value in each)) < 0:
+        raise ReplearnError("parameters, flops, seconds and peak_memory can't be below 0")
     return Result(**{**data, **plain, **own})
 
 

@@ -10,7 +10,7 @@ from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
 from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead, _default_anchorgen
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
-Found = list[dict[str, Tensor]]  # a picture's boxes, scores and labels
+from .recipe import Detection
 
 
 class Detector(RetinaNet):  # type: ignore[misc]
@@ -61,7 +61,7 @@ class Detector(RetinaNet):  # type: ignore[misc]
     channels_last = False
 
 
-def retinanet(backbone: str, *, num_classes: int, second: bool = False, **settings: Any) -> Detector:
+def retinanet(backbone: str, num_classes: int, settings: Detection, *, second: bool = False) -> Detector:
     """RetinaNet with a ResNet and a feature pyramid; `second` is torchvision's v2: GIoU, GroupNorm in the head.
 
     Every layer is trainable and BatchNorms learn their statistics, as training from scratch needs it.
@@ -75,4 +75,13 @@ def retinanet(backbone: str, *, num_classes: int, second: bool = False, **settin
     head = RetinaNetHead(pyramid.out_channels, each, num_classes, norm_layer=norm)
     if second:
         head.regression_head._loss_type = "giou"
-    return Detector(pyramid, num_classes, anchor_generator=anchors, head=head, **settings)
+    return Detector(
+        pyramid,
+        num_classes,
+        anchor_generator=anchors,
+        head=head,
+        min_size=settings.min_size,
+        max_size=settings.max_size,
+        score_thresh=settings.score_threshold,
+        detections_per_img=settings.max_detections,
+    )

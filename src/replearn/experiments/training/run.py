@@ -64,18 +64,13 @@ class Run:
         self.spec, self.task, self.device, self.processes = spec, task, device, processes
         recipe, self.batches = spec.recipe, task.batches
         self.low = LOW.get(recipe.precision)
-        if self.low is torch.float16 and self.sharded:
-            raise ReplearnError(
-                "precision=float16 scales the loss, which does not work with --parallel fsdp: an overflow in one "
-                "shard is not seen in the others. Write --parallel ddp, or precision=bfloat16."
-            )
         self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
         self.said: list[str] = []
         self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
         torch.manual_seed(seed_at(spec.seed, "weights"))
         model = task.build()
         model = self.method.prepare(model).to(device)
-        if recipe.channels_last and not self.sharded:  # FSDP takes contiguous parameters alone
+        if recipe.channels_last:
             to_channels_last_(model)
         self.flops = count_flops(model, task.example())
         self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -228,10 +223,8 @@ class Run:
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """What the task measures on the test set."""
-        model = self.model if self.processes.parallel == "fsdp" else self.bare
-        model.eval()
         with not_compiled(self._compiled):
-            measures = self.task.evaluate(model, self.autocast())
+            measures = self.task.evaluate(self.bare.eval(), self.autocast())
         self.model.train()
         return measures
 
@@ -251,10 +244,6 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         return self.spec.out / "checkpoint.safetensors"
-
-    @property
-    def sharded(self) -> bool:
-        return self.processes.world > 1 and self.processes.parallel == "fsdp"
 
 
 def to_channels_last_(model: nn.Module) -> None:

@@ -1,7 +1,6 @@
 """Detectors and segmenters by name: torchvision's, and DeepLabV3+ of segmentation-models-pytorch."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,7 @@ def is_segmenter(name: str) -> bool:
     return name.startswith(tuple(f"{kind}_" for kind in SEGMENTERS))
 
 
-def detector(
-    name: str, *, num_classes: int, settings: Detection | None = None, mean: Any = None, std: Any = None
-) -> nn.Module:
+def detector(name: str, *, num_classes: int, settings: Detection | None = None) -> nn.Module:
     """Build a detector: retinanet_BACKBONE or retinanet_v2_BACKBONE with a ResNet of torchvision's.
 
     >>> detector("retinanet_resnet34", num_classes=3).head.classification_head.num_classes
@@ -36,45 +33,27 @@ def detector(
     check_sizes(settings)
     from .retinanet import retinanet
 
-    return retinanet(
-        backbone,
-        num_classes=num_classes,
-        second=kind == "retinanet_v2",
-        min_size=settings.min_size,
-        max_size=settings.max_size,
-        image_mean=None if mean is None else list(mean),
-        image_std=None if std is None else list(std),
-        score_thresh=settings.score_threshold,
-        detections_per_img=settings.max_detections,
-    )
+    return retinanet(backbone, num_classes, settings, second=kind == "retinanet_v2")
 
 
 def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Module:
     """Build a segmenter: deeplabv3_BACKBONE (torchvision) or deeplabv3plus_BACKBONE (segmentation-models-pytorch).
 
-    `auxiliary` adds a head at the third stage, which helps in training.
+    `auxiliary` adds a head at the third stage, which helps in training; deeplabv3plus has none.
     """
     kind, backbone = known(name, SEGMENTERS, "segmenter")
+    if auxiliary and kind == "deeplabv3plus":
+        raise ReplearnError(f"{name} has no auxiliary head: write segmentation.auxiliary=0.")
     try:
         if kind == "deeplabv3":
             return _deeplabv3(backbone, num_classes, auxiliary)
-        import segmentation_models_pytorch as smp
-
-        if auxiliary:
-            from .deeplabv3plus import AuxiliaryDeepLabV3Plus
-
-            return AuxiliaryDeepLabV3Plus(backbone, num_classes)
+        smp = library("segmentation_models_pytorch", "scenes")
         plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
         return plus
     except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
         raise ReplearnError(
             f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
             f"deeplabv3plus_{backbone}."
-        ) from error
-    except ImportError as error:
-        raise ReplearnError(
-            f"{name} needs segmentation-models-pytorch: pip install 'replearn[scenes]'. deeplabv3_resnet50 "
-            "works without."
         ) from error
     except KeyError as error:
         raise ReplearnError(f"{name} can't be built: {error.args[0]}") from error

@@ -18,23 +18,17 @@ FORMAT = "replearn-run-2"
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that training changes: tensors by name, and the optimizer's plain values.
 
-    `model` is the model itself, not what it is wrapped in, so a run saved by two processes goes on in one. Shards
-    are gathered: call it in every process.
+    `model` is the model itself, not what it is wrapped in, so a run saved by two processes goes on in one.
     """
-    tensors = {f"model/{name}": gathered(tensor) for name, tensor in model.state_dict().items()}
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     values: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer/{name}/{key}"] = gathered(value)
+                tensors[f"optimizer/{name}/{key}"] = value
             else:
                 values.setdefault(name, {})[key] = value
     return tensors, values
-
-
-def gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor; of FSDP's shards, on the CPU."""
-    return tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor
 
 
 def restore(
@@ -43,33 +37,15 @@ def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Put a collected state back into a run that was built alike, sharded or not."""
-    held = model.state_dict()
-    model.load_state_dict({k: laid_out_as(held.get(k), v) for k, v in under(tensors, "model/").items()})
+    """Put a collected state back into a run that was built alike."""
+    model.load_state_dict(under(tensors, "model/"))
     state: dict[str, dict[str, Any]] = {name: dict(entries) for name, entries in values.items()}
     parameters = dict(model.named_parameters())
     for path, tensor in under(tensors, "optimizer/").items():
         name, _, key = path.rpartition("/")
-        state.setdefault(name, {})[key] = on_device_of(tensor, parameters[name], key)
+        state.setdefault(name, {})[key] = tensor.to(parameters[name].device, copy=True)
     for name, entries in state.items():
         optimizer.state[parameters[name]] = entries
-
-
-def on_device_of(value: Tensor, parameter: Tensor, key: str) -> Tensor:
-    """A state tensor where the optimizer wants it; only a GPU's captured step counts steps on the device."""
-    if key == "step" and parameter.device.type == "cpu":
-        return value.clone()
-    made = value.to(parameter.device, copy=True)
-    return laid_out_as(parameter, made) if made.shape == parameter.shape else made
-
-
-def laid_out_as(held: Any, value: Tensor) -> Tensor:
-    """The tensor sharded as `held` is, if it is."""
-    if not hasattr(held, "device_mesh"):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value.to(held.device), held.device_mesh, held.placements)
 
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

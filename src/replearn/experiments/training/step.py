@@ -71,9 +71,8 @@ class CapturedStep:
     ) -> None:
         held = [*model.parameters(), *model.buffers(), *extra]
         device = held[0].device
-        before = [tensor.detach().clone() for tensor in held]
-        states = {id(t): t.clone() for t in optimizer_tensors(optimizer)}
-        copies = sum(tensor.untyped_storage().nbytes() for tensor in [*before, *states.values()])
+        before = {id(tensor): tensor.detach().clone() for tensor in [*held, *optimizer_tensors(optimizer)]}
+        copies = sum(copy.untyped_storage().nbytes() for copy in before.values())
         try:
             with torch.random.fork_rng([device]), on_capture_stream(device):
                 for _ in range(WARM_UP):
@@ -86,21 +85,13 @@ class CapturedStep:
                 # copies made above are gone afterwards and don't count
                 self.peak_memory = torch.cuda.max_memory_allocated(device) - copies
         finally:
-            self.put_back(held, before, optimizer, states)
-
-    @staticmethod
-    @torch.no_grad()
-    def put_back(
-        held: list[Tensor], before: list[Tensor], optimizer: torch.optim.Optimizer, states: dict[int, Tensor]
-    ) -> None:
-        for tensor, value in zip(held, before, strict=True):
-            tensor.copy_(value)
-        for tensor in optimizer_tensors(optimizer):
-            # state that did not exist before starts at zero, which is where a first step starts too
-            if id(tensor) in states:
-                tensor.copy_(states[id(tensor)])
-            else:
-                tensor.zero_()
+            with torch.no_grad():
+                for tensor in [*held, *optimizer_tensors(optimizer)]:
+                    # state that did not exist before starts at zero, which is where a first step starts too
+                    if id(tensor) in before:
+                        tensor.copy_(before[id(tensor)])
+                    else:
+                        tensor.zero_()
 
     def __call__(self) -> None:
         self.launch()

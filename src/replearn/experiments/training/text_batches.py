@@ -33,17 +33,15 @@ class TextBatches(Batches):
                 f"Sequences of {length} words can't be cut from {text.name}, which has {held:,}; write a "
                 f"text.sequence_length from 1 to {held // 2}."
             )
+        device = text.train.device
         self.windows = (held - length) // length  # whole ones, wherever the first begins
-        super().__init__(processes, batch_size, self.windows, f"sequences of {length} words", text.name)
+        super().__init__(processes, device, batch_size, self.windows, f"sequences of {length} words", text.name)
         self.text, self.length = text, length
         self.num_words = text.num_classes
-        device = text.train.device
         self._offsets = torch.arange(length + 1, device=device)
-        self._starts = torch.zeros(self.windows, dtype=torch.int64, device=device)
-        self._slot = torch.zeros(self.share, dtype=torch.int64, device=device)
 
-    def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
-        self._starts.copy_(self.starts(seed, epoch))
+    def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[Tensor]:
+        return self.split(self.starts(seed, epoch).to(self.device), first_step)
 
     def starts(self, seed: int, epoch: int) -> Tensor:
         """Where the windows of an epoch begin, in training order."""
@@ -51,29 +49,18 @@ class TextBatches(Batches):
         first = torch.randint(self.length, (1,), generator=generator)
         return first + self.length * torch.randperm(self.windows, generator=generator)
 
-    def advance(self, step: int) -> None:
-        whole = self._starts[step * self.batch_size : (step + 1) * self.batch_size]
-        self._slot.copy_(self.processes.share(whole))
-
-    def current(self) -> tuple[Tensor, Tensor]:
-        return self.cut(self._slot)
-
-    def cut(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, starts: Tensor) -> tuple[Tensor, Tensor]:
         windows = self.text.train[starts[:, None] + self._offsets]
         return windows[:, :-1], windows[:, 1:]
 
     def calibration(self, seed: int, samples: int) -> list[Tensor]:
-        starts = self.starts(seed, -1)[:samples].to(self._starts.device)
-        return [self.cut(part)[0] for part in starts.split(CALIBRATION)]
+        starts = self.starts(seed, -1)[:samples].to(self.device)
+        return [self.batch(part)[0] for part in starts.split(CALIBRATION)]
 
-    def test(self, processes: Processes) -> Iterator[tuple[Tensor, Tensor]]:
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The test text from its first word to its last, each predicted once; what fills up is IGNORED."""
         stream = self.text.test
-        windows = -(-(len(stream) - 1) // self.length)
-        share = -(-windows // processes.world)  # alike in every process, so that sharded models stay in step
-        mine = processes.rank + processes.world * torch.arange(share, device=stream.device)
-        for part in (self.length * mine).split(TEST):
-            places = part[:, None] + self._offsets
-            inside = places < len(stream)
+        for part in self.share_of(-(-(len(stream) - 1) // self.length), TEST):
+            places = self.length * torch.tensor(part, device=stream.device)[:, None] + self._offsets
             words = stream[places.clamp(max=len(stream) - 1)]
-            yield words[:, :-1], torch.where(inside, words, IGNORED)[:, 1:]
+            yield words[:, :-1], torch.where(places < len(stream), words, IGNORED)[:, 1:]

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -16,7 +15,7 @@ from ...planning.planner import plan
 from ...planning.serialization import decode
 from ...surgery.checkpoint import load
 from . import data as data_room
-from .architectures import architecture, is_language_model, language_model
+from .architectures import is_language_model
 from .data.images import stratified_order
 from .image_batches import ImageBatches
 from .methods import method_for
@@ -26,7 +25,6 @@ from .processes import Processes
 from .recipe import Augment, Recipe, Variant, recipe_from_dict
 from .results import Result, read_result
 from .run import RunSpec
-from .scene_models import detector, is_detector, is_segmenter, segmenter
 from .state import read_state
 from .tasks import Task, task_named
 from .text_batches import TextBatches
@@ -80,7 +78,7 @@ class Trained:
         spec = RunSpec(
             recipe=recipe, variant=variant, data=data, seed=self.result.seed, out=Path(), data_root=self.data_root
         )
-        return task_named(recipe.task).open(spec, self.example.device, Processes(), {})
+        return task_named(recipe.task)(spec, self.example.device, Processes(), {})
 
     @property
     def _batches(self) -> ImageBatches:
@@ -93,7 +91,7 @@ class Trained:
         batches = self.task.batches
         if isinstance(batches, TextBatches):
             starts = batches.starts(seed, -1)[:count].to(self.task.device)
-            return [batches.cut(part) for part in starts.split(size)]
+            return [batches.batch(part) for part in starts.split(size)]
         labels = self._batches.labels_of(train=True)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:count]
         return [self._batches.picked(True, part) for part in order.split(size)]
@@ -123,9 +121,7 @@ class Trained:
         return self.task.evaluate(model, nullcontext())[self.task.metric.key]
 
     def forward(self, model: nn.Module, batch: Labelled) -> Tensor:
-        """A model's logits; Hugging Face models give them in a field of an object."""
-        made = model(batch[0])
-        logits: Tensor = made if isinstance(made, Tensor) else made.logits
+        logits: Tensor = model(batch[0])
         return logits
 
     def loss(self, output: Tensor, batch: Labelled) -> Tensor:
@@ -159,9 +155,8 @@ def read_trained(
             "all of its blocks. Name a run of method e2e."
         )
     if not (folder / MODEL).is_file():
-        state = "was trained in shards" if result.finished else "has not finished"
         raise ReplearnError(
-            f"{folder} has no {MODEL}: the run {state}. Finish it with `replearn train --resume`, in one process."
+            f"{folder} has no {MODEL}: the run has not finished. Finish it with `replearn train --resume`."
         )
     model, example = fresh_model(recipe, result.data, folder / MODEL)
     model = filled(model, folder / MODEL, method_for(Setting(variant, result.seed, recipe.epochs)))
@@ -182,36 +177,15 @@ def fresh_model(recipe: Recipe, data: str, file: Path | None = None) -> tuple[nn
 
     A language model has the vocabulary of the weights in `file`, and without one just any.
     """
-    if is_language_model(recipe.model):
-        length = recipe.text.sequence_length
-        num_words = ANY_WORDS if file is None else num_words_in(file)
-        model = language_model(recipe.model, num_words=num_words, max_length=length)
-        # from the first word to the last, since an export is tried on random words between the example's
-        return model, torch.linspace(0, num_words - 1, 2 * length).long().reshape(2, length)
-    classes, channels, size = data_room.shape_of(data)
-    if is_detector(recipe.model):
-        detecting = recipe.detection
-        sides = [-(-side // 32) * 32 for side in (detecting.min_size[-1], detecting.min_size[-1] * 4 // 3)]
-        return detector(recipe.model, num_classes=classes, settings=detecting), torch.rand(2, channels, *sides)
-    if is_segmenter(recipe.model):
-        side = recipe.segmentation.crop
-        auxiliary = recipe.segmentation.auxiliary > 0
-        model = segmenter(recipe.model, num_classes=classes, auxiliary=auxiliary)
-        return model, torch.randn(2, channels, side, side)
+    task, (classes, channels, size) = task_named(recipe.task), data_room.shape_of(data)
     size = recipe.augment.get(data, Augment()).resize or size
-    model = architecture(recipe.model, num_classes=len(recipe.classes) or classes, channels=channels, size=size)
-    return model, torch.randn(2, channels, size, size)
-
-
-def num_words_in(file: Path) -> int:
-    """How many words the vocabulary had: the rows of the embedding, which may be stored as the output layer's."""
-    try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            held = set(opened.keys())
-            name = next(name for name in ("words.weight", "head.weight") if name in held)
-            return int(opened.get_slice(name).get_shape()[0])
-    except (SafetensorError, OSError, StopIteration) as error:
-        raise ReplearnError(f"The model {file} can't be read: {error!r}.") from error
+    classes, example = len(recipe.classes) or classes, task.inputs(recipe, channels, size)
+    if is_language_model(recipe.model):
+        held = {} if file is None else read_weights(file)
+        classes = next((len(held[name]) for name in ("words.weight", "head.weight") if name in held), ANY_WORDS)
+        # from the first word to the last, since an export is tried on random words between the example's
+        example = torch.linspace(0, classes - 1, example.numel()).long().reshape(example.shape)
+    return task.fresh(recipe, classes, channels, size), example
 
 
 def filled(model: nn.Module, file: Path, method: Method | None = None) -> nn.Module:

@@ -6,7 +6,6 @@ The folder `sets` is the list of data sets.
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from pkgutil import iter_modules
@@ -61,35 +60,23 @@ def expect(kind: type[Kind], loaded: Loaded, task: str) -> Kind:
 class DataStatus:
     """A data set on this machine. `problem` is the text of the error that loading it gives."""
 
-    name: str
-    title: str
+    source: Source
     found: Path | None
     looked: tuple[Path, ...]
     problem: str | None
-    how: str
-    num_classes: int | None = None
-    num_train: int | None = None
-    num_test: int | None = None
-    unit: str = "images"  # what is counted
-    classes: str = "classes"  # what the classes are
+    data: Loaded | None
 
 
 def status(name: str, root: Root = None) -> DataStatus:
     """What is there of a data set, whether it loads, and how to get it; broken data is no error here."""
     source = source_named(name)
-    problem, found, counts = None, None, {}
+    problem, found, data = None, None, None
     try:
         found = find(source, root)
         data = source.load(source, root)
-        counts = {
-            each: getattr(data, each) for each in ("num_classes", "num_train", "num_test", "unit", "classes")
-        }
     except ReplearnError as error:
         problem = str(error)
-    if source.bundled_with and (spec := find_spec(source.bundled_with)) is not None and spec.origin:
-        found = Path(spec.origin).parent
-    looked = tuple(places_of(source, root))
-    return DataStatus(name, source.title, found, looked, problem, source.how, **counts)
+    return DataStatus(source, found, tuple(places_of(source, root)), problem, data)
 
 
 def download(name: str, root: Root = None) -> Path:

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ....errors import ReplearnError
-from .images import IGNORED
 from .scenes import open_picture
 from .source import Counted
 
-Key = tuple[int, int]  # an image's index, -1 for a filler, and the seed of its augmentation
+Key = tuple[int, int]  # an image's index, and the seed of its augmentation
 
 
 def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
@@ -29,45 +28,51 @@ def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
     return v2.Compose([*steps, *([v2.RandAugment()] if rand_augment else []), v2.PILToTensor()])
 
 
-class Reader(Dataset[Any]):
-    """What a worker process does: one item for one key, or a text that says what is wrong with it.
-
-    A worker's own exception would arrive as a wall of text.
-    """
-
-    def __init__(self, read: Callable[[Any], Any]) -> None:
-        self.read = read
-
-    def __getitem__(self, key: Any) -> Any:
-        try:
-            return self.read(key)
-        except ReplearnError as error:
-            return str(error)
-
-
 def default_workers() -> int:
     """As many worker processes as this process may use cores, and not more than eight."""
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def loader_of(
-    read: Callable[[Any], Any], batches: Any, workers: int, collate: Callable[[list[Any]], Any], pin: bool
-) -> DataLoader[Any]:
-    """Batches of items read ahead by worker processes."""
-    return DataLoader(
-        Reader(read),
+class Reader(Dataset[Any]):
+    """What a worker process does: a whole batch, or a text that says what is wrong with an item.
+
+    A worker's own exception would arrive as a wall of text.
+    """
+
+    def __init__(self, read: Callable[[Any], Any], collate: Callable[[list[Any]], Any]) -> None:
+        self.read, self.collate = read, collate
+
+    def __getitems__(self, keys: Sequence[Any]) -> Any:
+        try:
+            return self.collate([self.read(key) for key in keys])
+        except ReplearnError as error:
+            return str(error)
+
+
+def read_ahead(
+    read: Callable[[Any], Any], batches: Any, workers: int, collate: Callable[[list[Any]], Any]
+) -> Iterator[Any]:
+    """Batches of items, read by worker processes; ReplearnError for an item that can't be read."""
+    loader = DataLoader(
+        Reader(read, collate),
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=collate,
-        pin_memory=pin,
+        collate_fn=unchanged,
+        pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # its own, so that reading data moves no other random numbers
     )
+    for batch in loader:
+        if isinstance(batch, str):
+            raise ReplearnError(batch)
+        yield batch
 
 
-def read_labelled(key: Key, samples: Sequence[tuple[str, int]], size: int, transform: Any) -> tuple[Tensor, int]:
+def unchanged(batch: Any) -> Any:
+    return batch
+
+
+def read_labelled(key: Key, samples: Sequence[tuple[str, int]], transform: Any) -> tuple[Tensor, int]:
     index, seed = key
-    if index < 0:
-        return torch.zeros(3, size, size, dtype=torch.uint8), IGNORED
     path, label = samples[index]
     image = open_picture(Path(path)).convert("RGB")
     with torch.random.fork_rng(devices=[]):  # the transforms draw from torch's global generator
@@ -75,9 +80,7 @@ def read_labelled(key: Key, samples: Sequence[tuple[str, int]], size: int, trans
         return transform(image), label
 
 
-def stacked(samples: list[Any]) -> tuple[Tensor, Tensor] | str:
-    if wrong := next((sample for sample in samples if isinstance(sample, str)), None):
-        return wrong
+def stacked(samples: list[Any]) -> tuple[Tensor, Tensor]:
     return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
 
 
@@ -96,12 +99,9 @@ class StreamedSet(Counted):
     workers: int = field(default_factory=default_workers)  # 0: read in this process
 
     def read(
-        self, train: bool, batches: Iterable[Sequence[Key]], size: int, transform: Any
+        self, train: bool, batches: Iterable[Sequence[Key]], transform: Any
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of uint8 images (B, C, size, size) and int64 labels; a filler's is IGNORED."""
+        """Batches of uint8 images (B, C, size, size) and int64 labels."""
         samples = (self.train if train else self.test).samples
-        read = partial(read_labelled, samples=samples, size=size, transform=transform)
-        for batch in loader_of(read, batches, self.workers, stacked, torch.cuda.is_available()):
-            if isinstance(batch, str):
-                raise ReplearnError(batch)
-            yield batch
+        read = partial(read_labelled, samples=samples, transform=transform)
+        return read_ahead(read, batches, self.workers, stacked)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
+from .source import Counted
 
 IGNORED = -100  # the label of a filler image; cross_entropy leaves it out by default
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class ImageSet(Counted):
     """A whole data set in memory: uint8 images (N, C, H, W) and int64 labels, training and test."""
 
     name: str
@@ -26,9 +27,6 @@ class ImageSet:
     test_labels: Tensor = field(repr=False)
     mean: tuple[float, ...]  # per channel, of the training images scaled to 0..1
     std: tuple[float, ...]
-
-    unit = "images"  # what is counted, and what the classes are
-    classes = "classes"
 
     @property
     def channels(self) -> int:

@@ -3,43 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ....errors import ReplearnError
+from ..architectures import library
 from .source import Counted
 
-Policy = Literal["refuse", "skip"]
-SHOWN = 5
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 VOID = 255  # a pixel that does not count
 UNKNOWN = -1  # a value that no mask of the set may hold
-
-
-class Defects:
-    """Collects what is wrong. Under `refuse` the first defect is an error; under `skip` all are remembered."""
-
-    def __init__(self, policy: Policy = "refuse") -> None:
-        self.policy = policy
-        self.found: list[str] = []
-
-    def report(self, text: str) -> None:
-        """Say one defect: what, in which file."""
-        if self.policy == "refuse":
-            raise ReplearnError(
-                f"{text} Mend it, or write bad_data=skip in the recipe (--set bad_data=skip) to leave it out."
-            )
-        if text not in self.found:
-            self.found.append(text)
-
-    def notes(self) -> list[str]:
-        """The defects for a result file: a count and the first few of them."""
-        if not self.found:
-            return []
-        more = f" and {len(self.found) - SHOWN} more (skipped.txt)" if len(self.found) > SHOWN else ""
-        return [f"left out as bad data: {' '.join(self.found[:SHOWN])}{more}"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +48,6 @@ class PictureSet(Counted, Generic[Item]):
     train: tuple[Item, ...] = field(repr=False)
     test: tuple[Item, ...] = field(repr=False)
     class_names: tuple[str, ...]
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
 
     @property
     def num_classes(self) -> int:
@@ -88,6 +61,16 @@ class DetectionSet(PictureSet[Scene]):
     category_ids: tuple[int, ...]  # the file's id of each class
     truth: Mapping[str, Any] = field(repr=False)
 
+    def read(self, scene: Scene) -> tuple[Tensor]:
+        """The picture of a scene, which must be as large as its annotation says."""
+        image = read_picture(scene.path)
+        if image.shape[1:] != (scene.height, scene.width):
+            raise ReplearnError(
+                f"{scene.path} is {image.shape[2]}x{image.shape[1]} pixels, and its annotation says "
+                f"{scene.width}x{scene.height}: the boxes are of another picture."
+            )
+        return (image,)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SegmentationSet(PictureSet[Pair]):
@@ -95,13 +78,27 @@ class SegmentationSet(PictureSet[Pair]):
 
     numbers: Tensor = field(repr=False)  # int16 (256,): a class, VOID, or UNKNOWN for a value that may not occur
 
+    def read(self, pair: Pair) -> tuple[Tensor, Tensor]:
+        """A picture and its classes as uint8 (height, width), VOID where a pixel does not count."""
+        image, mask = read_picture(pair.image), read_mask(pair.mask)
+        if image.shape[1:] != mask.shape:
+            raise ReplearnError(
+                f"The mask {pair.mask} is {mask.shape[1]}x{mask.shape[0]} pixels, and its picture {pair.image} is "
+                f"{image.shape[2]}x{image.shape[1]}."
+            )
+        numbers = self.numbers[mask.long()]
+        if bool((numbers == UNKNOWN).any()):
+            value = int(mask[numbers == UNKNOWN][0])
+            raise ReplearnError(
+                f"The mask {pair.mask} holds the class id {value}, which {self.name} has not: it has "
+                f"{self.num_classes} classes."
+            )
+        return image, numbers.to(torch.uint8)
+
 
 def open_picture(path: Path) -> Any:
     """A decoded PIL picture; ReplearnError that names the file where it is none."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ReplearnError("Reading pictures needs Pillow: pip install 'replearn[vision]'.") from error
+    Image = library("PIL.Image", "vision")
     try:
         image = Image.open(path)
         image.load()
@@ -119,35 +116,6 @@ def pixels(image: Any) -> Tensor:
 def read_picture(path: Path) -> Tensor:
     """uint8 (3, height, width)."""
     return pixels(open_picture(path).convert("RGB")).permute(2, 0, 1).contiguous()
-
-
-def read_scene(scene: Scene) -> tuple[Tensor]:
-    """The picture of a scene, which must be as large as its annotation says."""
-    image = read_picture(scene.path)
-    if image.shape[1:] != (scene.height, scene.width):
-        raise ReplearnError(
-            f"{scene.path} is {image.shape[2]}x{image.shape[1]} pixels, and its annotation says "
-            f"{scene.width}x{scene.height}: the boxes are of another picture."
-        )
-    return (image,)
-
-
-def read_pair(pair: Pair, data: SegmentationSet) -> tuple[Tensor, Tensor]:
-    """A picture and its classes as uint8 (height, width), VOID where a pixel does not count."""
-    image, mask = read_picture(pair.image), read_mask(pair.mask)
-    if image.shape[1:] != mask.shape:
-        raise ReplearnError(
-            f"The mask {pair.mask} is {mask.shape[1]}x{mask.shape[0]} pixels, and its picture {pair.image} is "
-            f"{image.shape[2]}x{image.shape[1]}."
-        )
-    numbers = data.numbers[mask.long()]
-    if bool((numbers == UNKNOWN).any()):
-        value = int(mask[numbers == UNKNOWN][0])
-        raise ReplearnError(
-            f"The mask {pair.mask} holds the class id {value}, which {data.name} has not: it has "
-            f"{data.num_classes} classes."
-        )
-    return image, numbers.to(torch.uint8)
 
 
 def read_mask(path: Path) -> Tensor:

@@ -29,7 +29,6 @@ class Source:
     signs: tuple[str, ...] = ()  # patterns; a folder that holds a match of any is taken to be the data set
     num_classes: int = 0  # 0 where the data itself says, as a text says its words
     shape: tuple[int, int, int] = (0, 0, 0)  # channels, height, width of images
-    bundled_with: str | None = None  # the library that brings it, where nothing lies on disk
     torchvision: str | None = None  # the class of torchvision.datasets that reads it
     splits: tuple[object, object] = ("train", "test")  # what that class calls its two parts
 

@@ -34,6 +34,7 @@ class Adaptive(Method):
     name = "adaptive"
     has_targets = True
     leaves_idle = True
+    moves = True
 
     _fixed: Plan
     _stacks: tuple[Stack, ...]
@@ -63,18 +64,13 @@ class Adaptive(Method):
         return self._choose(model, self.most_redundant(scores), f"by the scores of epoch {epoch}")
 
     def scores(self, model: nn.Module, batch: Tensor) -> dict[str, float]:
-        """How much each legal block's output is like its input, with every block in its place."""
+        """How much each legal block's output is like its input; puts every block in its place first."""
         switches = list(patches(model, Switch))
-        before = [switch.replaced for switch in switches]
+        for switch in switches:
+            switch.replaced = False
         inputs = {switch.target.name: switch.target.anatomy.input for switch in switches}
-        try:
-            for switch in switches:
-                switch.replaced = False
-            with torch.compiler.set_stance("force_eager"):  # compiled code would not call the hooks that score
-                return block_similarity(model, inputs, batch)
-        finally:
-            for switch, replaced in zip(switches, before, strict=True):
-                switch.replaced = replaced
+        with torch.compiler.set_stance("force_eager"):  # compiled code would not call the hooks that score
+            return block_similarity(model, inputs, batch)
 
     def most_redundant(self, scores: Mapping[str, float]) -> set[str]:
         """The highest total score, in as many blocks as the fixed placement has, no two adjacent."""
@@ -104,13 +100,13 @@ class Adaptive(Method):
         return model
 
     def _choose(self, model: nn.Module, names: set[str], how: str) -> bool:
+        before = None if self.plan is None else {target.name for target in self.plan.targets}
         switches = list(patches(model, Switch))
-        changed = any(switch.replaced != (switch.target.name in names) for switch in switches)
         for switch in switches:
             switch.replaced = switch.target.name in names
         chosen = tuple(switch.target for switch in switches if switch.replaced)
         self.plan = chosen_plan(model, self._fixed, chosen, how)
-        return changed
+        return before != names
 
 
 class Operators(nn.ModuleDict):
@@ -136,9 +132,6 @@ class Switch(Patch):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self.operator if self.replaced else self.run)(*args, **kwargs)
-
-    def alternatives(self) -> tuple[nn.Module, ...]:
-        return (self.operator,)
 
 
 def chosen_plan(model: nn.Module, fixed: Plan, targets: tuple[Target, ...], how: str) -> Plan:

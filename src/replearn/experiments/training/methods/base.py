@@ -34,6 +34,7 @@ class Method(ABC):
     capturable: bool = True  # False if each step may take another path through the model
     leaves_idle: bool = False  # True if a step may leave parameters without a gradient; DDP must look for them
     has_targets: bool = False  # True if blocks are replaced or removed
+    moves: bool = False  # True if `start_epoch` may change the model
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -10,7 +10,7 @@ from torch import nn
 
 from ....blocks.stacks import Stack
 from ....operators._base.checkpointing import checkpointed
-from .wrapping import Patch, Wrapper, branches, is_removed, unpatch_
+from .wrapping import Patch, Wrapper, is_removed, unpatch_
 
 
 class Checkpointing(Wrapper):
@@ -34,4 +34,4 @@ class Recomputed(Patch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.module.training:
             return self.run(*args, **kwargs)
-        return checkpointed(self.run, branches(self.module), *args, **kwargs)
+        return checkpointed(self.run, [self.module], *args, **kwargs)

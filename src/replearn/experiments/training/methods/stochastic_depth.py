@@ -25,7 +25,7 @@ from ....blocks.stacks import Stack, class_path
 from ....errors import ReplearnError
 from ....operators._base.operator import Operator
 from .base import Setting
-from .wrapping import Patch, Wrapper, branches, is_removed, patches, unpatch_
+from .wrapping import Patch, Wrapper, is_removed, patches, unpatch_
 
 
 class StochasticDepth(Wrapper):
@@ -59,7 +59,7 @@ class StochasticDepth(Wrapper):
                 "none can be dropped. Train it with another method."
             )
         for index, block, anatomy in found:
-            Dropped(block, anatomy, index, chances[index], scale_ends(block, anatomy, chances[index]))
+            Dropped(block, anatomy, index, chances[index], scale_end(block, anatomy, chances[index]))
         return model
 
     def start_step(self, model: nn.Module, epoch: int, step: int) -> None:
@@ -140,20 +140,17 @@ def check_block(model: nn.Module, block: nn.Module, stack: Stack, i: int) -> Non
     )
 
 
-def scale_ends(block: nn.Module, anatomy: Anatomy, chance: float) -> bool:
-    """Scale the ends of the block's residual branches; False if one can't be named."""
-    ends = [end_of(branch, anatomy) for branch in branches(block)]
-    if any(end is None for end in ends):
-        return False
-    for end in ends:
-        Scaled(end, block, 1 / (1 - chance))
-    return True
+def scale_end(block: nn.Module, anatomy: Anatomy, chance: float) -> bool:
+    """Scale the last layer before the addition in a residual block whose activation comes after it.
 
-
-def end_of(branch: nn.Module, anatomy: Anatomy) -> Any:
-    """The last layer before the addition in a residual block whose activation comes after it; else None."""
+    False where there is none.
+    """
     if anatomy.kind not in ("basic", "bottleneck") or "norm" not in anatomy.parts:
-        return None
-    if isinstance(branch, Operator):
-        return getattr(branch, "norm", None)
-    return getattr(branch, "se", None) or resolve(branch, anatomy.parts["norm"].path)  # timm's SE comes last
+        return False
+    if isinstance(block, Operator):
+        end = getattr(block, "norm", None)
+    else:  # timm's squeeze-and-excite layer comes last
+        end = getattr(block, "se", None) or resolve(block, anatomy.parts["norm"].path)
+    if end is not None:
+        Scaled(end, block, 1 / (1 - chance))
+    return end is not None

@@ -1,10 +1,10 @@
 """Run blocks differently without renaming anything: patches on a block's `forward`; several methods at once."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from ....blocks.stacks import Stack, find_stacks
 from ....errors import ReplearnError
@@ -41,10 +41,6 @@ class Patch(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes now."""
 
-    def alternatives(self) -> tuple[nn.Module, ...]:
-        """Modules outside of this one that may be run in its place."""
-        return ()
-
 
 Kind = TypeVar("Kind", bound=Patch)
 
@@ -61,11 +57,6 @@ def patches_on(module: nn.Module) -> Iterator[Patch]:
     while isinstance(patch, Patch):
         yield patch
         patch = patch.inner
-
-
-def branches(block: nn.Module) -> list[nn.Module]:
-    """The block, and whatever a patch may run in its place."""
-    return [block, *(other for patch in patches_on(block) for other in patch.alternatives())]
 
 
 def unpatch_(model: nn.Module, *kinds: type[Patch]) -> None:
@@ -113,25 +104,24 @@ def is_removed(block: nn.Module) -> bool:
 
 
 class Combined(Method):
-    """Several methods at once, applied in the order in which they are written: `repl+checkpointing`."""
+    """Several methods at once, the one that decides what the blocks are first: `repl+checkpointing`."""
 
     def __init__(self, setting: Setting, parts: list[Method]) -> None:
         super().__init__(setting)
-        self.name = "+".join(part.name for part in parts)
-        self.parts = parts
+        self.parts = sorted(parts, key=lambda part: isinstance(part, Wrapper))
+        self.name = "+".join(part.name for part in self.parts)
         self.capturable = all(part.capturable for part in parts)
         self.leaves_idle = any(part.leaves_idle for part in parts)
-        deciding = [part for part in parts if not isinstance(part, Wrapper)]
+        deciding = [part.name for part in parts if not isinstance(part, Wrapper)]
         if len(deciding) > 1:
             raise ReplearnError(
-                f"{self.name}: {deciding[0].name} and {deciding[1].name} both decide what the blocks are. Keep "
-                "one; only methods that run blocks differently can be added to it, as in 'repl+checkpointing'."
+                f"{self.name}: {deciding[0]} and {deciding[1]} both decide what the blocks are. Keep one; only "
+                "methods that run blocks differently can be added to it, as in 'repl+checkpointing'."
             )
-        better = [*deciding, *(part for part in parts if isinstance(part, Wrapper))]
-        if parts != better:
+        if any(part.moves for part in parts):
             raise ReplearnError(
-                f"{self.name}: {deciding[0].name} decides what the blocks are, so it comes before methods that "
-                f"run them differently. Write '{'+'.join(part.name for part in better)}'."
+                f"{self.name}: {deciding[0]} changes the blocks between epochs, so nothing can be added to it. "
+                f"Write '{deciding[0]}' alone."
             )
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -140,30 +130,14 @@ class Combined(Method):
         stacks = whole_stacks(model, self.name) if wraps else ()
         for part in self.parts:
             model = part.wrap(model, stacks) if isinstance(part, Wrapper) else part.prepare(model)
-        self._take_plan()
+        self.plan = self.parts[0].plan
         return model
-
-    def start_epoch(self, model: nn.Module, epoch: int, batch: Callable[[], Tensor]) -> bool:
-        changed = [part.start_epoch(model, epoch, batch) for part in self.parts]
-        self._take_plan()
-        return any(changed)
 
     def start_step(self, model: nn.Module, epoch: int, step: int) -> None:
         for part in self.parts:
             part.start_step(model, epoch, step)
 
-    def state(self) -> dict[str, Any]:
-        return {part.name: part.state() for part in self.parts}
-
-    def load_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
-        for part in self.parts:
-            part.load_state(model, state[part.name])
-        self._take_plan()
-
     def finish(self, model: nn.Module) -> nn.Module:
         for part in reversed(self.parts):
             model = part.finish(model)
         return model
-
-    def _take_plan(self) -> None:
-        self.plan = next((part.plan for part in self.parts if part.plan is not None), None)

@@ -12,18 +12,14 @@ from torch import Tensor, nn
 
 from .. import data as data_room
 from ..batches import Batches
-from ..data.scenes import Defects
-from ..examples import write_examples
 from ..metrics import Metric
-from ..picture_batches import PictureBatches, Pictures
-from ..picture_store import PictureStore
+from ..picture_batches import PictureBatches, PictureStore
 from ..pretrained import start_backbone_
 from ..processes import Processes
+from ..recipe import Recipe
 
 if TYPE_CHECKING:
     from ..run import RunSpec
-
-EXAMPLES = 4  # test pictures that a finished run draws
 
 
 class Task(ABC):
@@ -40,22 +36,51 @@ class Task(ABC):
     counted: ClassVar[tuple[str, ...]] = ()  # training sums between the loss's and the number of samples
 
     batches: Batches
+    shape: tuple[int, int, int]  # classes, channels and side, as `fresh` takes them
 
-    def __init__(self, spec: RunSpec, device: torch.device, processes: Processes) -> None:
+    def __init__(self, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]) -> None:
         self.spec, self.recipe, self.device, self.processes = spec, spec.recipe, device, processes
+        key = (self.name, spec.data, str(spec.data_root), *self.reading())
+        if key not in shared:
+            shared[key] = self.read()
+        self.take(shared[key])
 
-    @classmethod
-    @abstractmethod
-    def open(cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]) -> Task:
-        """The task with its data; what `shared` holds already is on the device for several runs at once."""
+    def reading(self) -> tuple[Any, ...]:
+        """The settings that decide what `read` gives."""
+        return ()
 
     @abstractmethod
+    def read(self) -> Any:
+        """The data, on the device where it fits; several runs at once share it."""
+
+    @abstractmethod
+    def take(self, data: Any) -> None:
+        """Set `batches` and `shape`."""
+
+    @staticmethod
+    @abstractmethod
+    def fresh(recipe: Recipe, classes: int, channels: int, size: int) -> nn.Module:
+        """The recipe's model, before any method changes it."""
+
+    @staticmethod
+    @abstractmethod
+    def inputs(recipe: Recipe, channels: int, size: int) -> Tensor:
+        """Two made-up inputs."""
+
+    @abstractmethod
+    def start_(self, model: nn.Module, source: str) -> None:
+        """Fill the model from trained weights."""
+
     def build(self) -> nn.Module:
-        """The model, before any method changes it, pretrained where the recipe says so."""
+        """The model, pretrained where the recipe says so."""
+        model = self.fresh(self.recipe, *self.shape)
+        if self.spec.pretrained is not None:
+            self.start_(model, self.spec.pretrained)
+        return model
 
-    @abstractmethod
     def example(self) -> Any:
         """One sample as the model takes it, for counting FLOPs."""
+        return self.inputs(self.recipe, *self.shape[1:])[:1].to(self.device)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -72,11 +97,8 @@ class Task(ABC):
         return {"train_loss": loss / samples, **shares}
 
     def notes(self) -> list[str]:
-        """What a result file should say of the data and of how the model was started."""
+        """What a result file should say of how the model was started."""
         return []
-
-    def keep(self, model: nn.Module, precision: AbstractContextManager[Any]) -> None:  # noqa: B027 - may stay empty
-        """Write what the task has to show into the run's folder once it is finished; in the leading process."""
 
     @property
     def step_samples(self) -> int:
@@ -95,51 +117,24 @@ def sums_of(loss: Tensor, samples: int, *counted: Tensor) -> Tensor:
 
 
 class PictureTask(Task):
-    """What detection and segmentation share: pictures on disk, of which some may be broken, and a backbone."""
+    """What detection and segmentation share: pictures on disk, and a backbone."""
 
     kind: ClassVar[Any]  # the class of its data sets
     batches_of: ClassVar[Any]  # the class of its batches
 
     batches: PictureBatches[Any]
-    defects: Defects
     started: str = ""
 
-    @staticmethod
-    @abstractmethod
-    def reader(data: Any) -> Any:
-        """What decodes one of the set's items."""
+    def read(self) -> Any:
+        data = data_room.expect(self.kind, data_room.load(self.spec.data, self.spec.data_root), self.name)
+        return data, [PictureStore(part, data.read, self.device) for part in (data.train, data.test)]
 
-    @classmethod
-    def open(cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]) -> Task:
-        task = cls(spec, device, processes)
-        key = (spec.data, str(spec.data_root), spec.recipe.bad_data)
-        if key not in shared:
-            defects = Defects(spec.recipe.bad_data)
-            loaded = data_room.load(spec.data, spec.data_root, defects=defects)
-            found = data_room.expect(cls.kind, loaded, cls.name)
-            read = cls.reader(found)
-            train, test = (PictureStore(part, read, device, defects) for part in (found.train, found.test))
-            shared[key] = Pictures(found, train, test, defects)
-        task.defects = shared[key].defects
-        task.batches = cls.batches_of(shared[key], processes, spec.recipe, device)
-        return task
+    def take(self, data: Any) -> None:
+        self.batches = self.batches_of(*data, self.processes, self.recipe, self.device)
+        self.shape = data[0].num_classes, 3, 0  # of any size
 
-    def start_(self, model: nn.Module) -> nn.Module:
-        """The model, its backbone filled with trained weights where the recipe says so."""
-        if self.spec.pretrained is not None:
-            self.started = start_backbone_(model, self.spec.pretrained)
-        return model
+    def start_(self, model: nn.Module, source: str) -> None:
+        self.started = start_backbone_(model, source)
 
     def notes(self) -> list[str]:
-        return [*([self.started] if self.started else []), *self.defects.notes()]
-
-    def keep(self, model: nn.Module, precision: AbstractContextManager[Any]) -> None:
-        with precision:
-            shown = self.examples(model)
-        write_examples(self.spec.out, shown, self.batches.data.class_names)
-        if self.defects.found:
-            (self.spec.out / "skipped.txt").write_text("\n".join(self.defects.found) + "\n", encoding="utf-8")
-
-    @abstractmethod
-    def examples(self, model: nn.Module) -> list[tuple[Tensor, Any, Any]]:
-        """A few test pictures with what is in them and what the model finds."""
+        return [self.started] if self.started else []

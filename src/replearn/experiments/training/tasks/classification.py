@@ -15,12 +15,11 @@ from ..data import ImageSet, StreamedSet
 from ..image_batches import DeviceBatches, DeviceImages, ImageBatches, StreamBatches
 from ..metrics import Metric
 from ..pretrained import load_pretrained_
-from ..processes import Processes
-from ..recipe import Augment
+from ..recipe import Augment, Recipe
 from .base import Task, sums_of
 
 if TYPE_CHECKING:
-    from ..run import RunSpec
+    pass
 
 
 class Classification(Task):
@@ -31,38 +30,40 @@ class Classification(Task):
 
     batches: ImageBatches
 
-    @classmethod
-    def open(
-        cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]
-    ) -> Classification:
-        task = cls(spec, device, processes)
-        recipe = spec.recipe
-        augment = recipe.augment.get(spec.data, Augment())
-        key = (spec.data, str(spec.data_root), recipe.classes, augment)
-        if key not in shared:
-            loaded = data_room.load(spec.data, spec.data_root)
-            if recipe.classes:
-                loaded = data_room.expect(ImageSet, loaded, "a part of the classes").with_classes(recipe.classes)
-            if isinstance(loaded, StreamedSet):
-                task.batches = StreamBatches(loaded, augment, processes, recipe.batch_size, device)
-                return task
-            shared[key] = DeviceImages(data_room.expect(ImageSet, loaded, cls.name), augment, device)
-        task.batches = DeviceBatches(shared[key], processes, recipe.batch_size, device)
-        return task
+    @property
+    def augment(self) -> Augment:
+        return self.recipe.augment.get(self.spec.data, Augment())
 
-    def build(self) -> nn.Module:
-        held = self.batches
-        model = architecture(
-            self.recipe.model, num_classes=held.num_classes, channels=held.channels, size=held.size
-        )
-        if self.spec.pretrained is not None:
-            outputs = [self.spec.data, list(self.recipe.classes)]
-            load_pretrained_(model, self.spec.pretrained, outputs=outputs, name=self.recipe.model)
-        return model
+    def reading(self) -> tuple[Any, ...]:
+        return self.recipe.classes, self.augment
 
-    def example(self) -> Tensor:
-        held = self.batches
-        return torch.zeros(1, held.channels, held.size, held.size, device=self.device)
+    def read(self) -> DeviceImages | StreamedSet:
+        loaded = data_room.load(self.spec.data, self.spec.data_root)
+        if self.recipe.classes:
+            loaded = data_room.expect(ImageSet, loaded, "a part of the classes").with_classes(self.recipe.classes)
+        if isinstance(loaded, StreamedSet):
+            return loaded
+        return DeviceImages(data_room.expect(ImageSet, loaded, self.name), self.augment, self.device)
+
+    def take(self, data: DeviceImages | StreamedSet) -> None:
+        if isinstance(data, StreamedSet):
+            size = self.recipe.batch_size
+            self.batches = StreamBatches(data, self.augment, self.processes, size, self.device)
+        else:
+            self.batches = DeviceBatches(data, self.processes, self.recipe.batch_size)
+        self.shape = self.batches.shape
+
+    @staticmethod
+    def fresh(recipe: Recipe, classes: int, channels: int, size: int) -> nn.Module:
+        return architecture(recipe.model, num_classes=classes, channels=channels, size=size)
+
+    @staticmethod
+    def inputs(recipe: Recipe, channels: int, size: int) -> Tensor:
+        return torch.randn(2, channels, size, size)
+
+    def start_(self, model: nn.Module, source: str) -> None:
+        outputs = [self.spec.data, list(self.recipe.classes)]
+        load_pretrained_(model, source, outputs=outputs, name=self.recipe.model)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images, labels = batch
@@ -74,11 +75,9 @@ class Classification(Task):
 
     def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
         sums = torch.zeros(4, device=self.device)
-        for images, labels in self.batches.test(self.processes):
+        for images, labels in self.batches.test():
             with precision:
                 logits = self.logits(model, images).float()
-            real = labels >= 0  # a stream fills up its last batches with images that do not count
-            logits, labels = logits[real], labels[real]
             top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
             found = [cross_entropy(logits, labels, reduction="sum"), top[:, 0].sum(), top.sum()]
             sums += torch.stack([*(value.float() for value in found), sums.new_tensor(labels.shape[0])])
@@ -86,9 +85,7 @@ class Classification(Task):
         return {"test_loss": loss / seen, "test_accuracy": 100 * first / seen, "test_top5": 100 * five / seen}
 
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
-        """What the model says; Hugging Face models say it in a field of an object."""
         if self.recipe.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        made = model(images)
-        logits: Tensor = made if isinstance(made, Tensor) else made.logits
+        logits: Tensor = model(images)
         return logits

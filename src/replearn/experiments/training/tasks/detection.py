@@ -9,14 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..coco_metrics import coco_metrics, need_pycocotools
+from ..architectures import library
+from ..coco_metrics import coco_metrics
 from ..data import DetectionSet
-from ..data.scenes import Scene, read_scene
+from ..data.scenes import Scene
 from ..metrics import Metric
 from ..picture_batches import Batch, DetectionBatches
+from ..recipe import Recipe
 from ..results import write_atomically
 from ..scene_models import detector
-from .base import EXAMPLES, PictureTask, sums_of
+from .base import PictureTask, sums_of
 
 RESULTS = "predictions.json"  # what was found in the test pictures, as a COCO results file
 
@@ -30,18 +32,20 @@ class Detection(PictureTask):
 
     batches: DetectionBatches
 
-    @staticmethod
-    def reader(data: DetectionSet) -> Any:
-        need_pycocotools()  # told before an epoch is trained
-        return read_scene
+    def read(self) -> Any:
+        library("pycocotools", "scenes")  # told before an epoch is trained
+        return super().read()
 
-    def build(self) -> nn.Module:
-        data, settings = self.batches.data, self.recipe.detection
-        model = detector(
-            self.recipe.model, num_classes=data.num_classes, settings=settings, mean=data.mean, std=data.std
-        )
-        model.channels_last = self.recipe.channels_last  # type: ignore[assignment]
-        return self.start_(model)
+    @staticmethod
+    def fresh(recipe: Recipe, classes: int, channels: int, size: int) -> nn.Module:
+        model = detector(recipe.model, num_classes=classes, settings=recipe.detection)
+        model.channels_last = recipe.channels_last  # type: ignore[assignment]
+        return model
+
+    @staticmethod
+    def inputs(recipe: Recipe, channels: int, size: int) -> Tensor:
+        side = recipe.detection.min_size[-1]
+        return torch.rand(2, channels, *(-(-length // 32) * 32 for length in (side, side * 4 // 3)))
 
     def example(self) -> list[Tensor]:
         side = self.recipe.detection.min_size[-1]
@@ -60,21 +64,18 @@ class Detection(PictureTask):
 
     def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
         found: list[dict[str, Any]] = []
-        seen: list[int] = []
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for scenes, (images, targets) in self.batches.test(self.processes):
+        for scenes, (images, targets) in self.batches.test():
             with precision:
                 losses, boxes = model(images, targets)
-            real = [(scene, box) for scene, box in zip(scenes, boxes, strict=True) if scene is not None]
-            sums += sums.new_tensor([float(sum(losses.values())) * len(real), len(real)])
-            seen += [scene.number for scene, _ in real]
-            found += [entry for scene, box in real for entry in self.as_results(scene, box)]
-        found, seen = self.gathered(found), self.gathered(seen)
+            sums += sums.new_tensor([float(sum(losses.values())) * len(scenes), len(scenes)])
+            found += [e for scene, box in zip(scenes, boxes, strict=True) for e in self.as_results(scene, box)]
+        found = self.gathered(found)
         if self.processes.leads:
             write_atomically(self.spec.out / RESULTS, json.dumps(found))
         loss, count = self.processes.total(sums).tolist()
-        measures = coco_metrics(only(self.batches.data.truth, seen), found)
-        return {"test_loss": loss / max(1, count), **{f"test_{name}": value for name, value in measures.items()}}
+        measures = coco_metrics(self.batches.data.truth, found)
+        return {"test_loss": loss / count, **{f"test_{name}": value for name, value in measures.items()}}
 
     def as_results(self, scene: Scene, found: dict[str, Tensor]) -> list[dict[str, Any]]:
         """What was found in one picture, as a COCO results file holds it."""
@@ -97,17 +98,3 @@ class Detection(PictureTask):
         parts: list[Any] = [None] * self.processes.world
         dist.all_gather_object(parts, mine)
         return [entry for part in parts for entry in part]
-
-    def examples(self, model: nn.Module) -> list[tuple[Tensor, Any, Any]]:
-        shown = self.batches.examples(EXAMPLES)
-        return [(image, boxes, model([image])[0]) for image, boxes in shown]
-
-
-def only(truth: Any, seen: list[int]) -> dict[str, Any]:
-    """The truth about the pictures that were looked at: a broken one counts neither way."""
-    known = set(seen)
-    return {
-        "images": [entry for entry in truth["images"] if entry["id"] in known],
-        "annotations": [entry for entry in truth["annotations"] if entry["image_id"] in known],
-        "categories": truth["categories"],
-    }

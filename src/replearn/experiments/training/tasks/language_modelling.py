@@ -16,12 +16,12 @@ from ..architectures import language_model
 from ..data import TextSet
 from ..metrics import Metric
 from ..pretrained import load_pretrained_
-from ..processes import Processes
+from ..recipe import Recipe
 from ..text_batches import TextBatches
 from .base import Task, sums_of
 
 if TYPE_CHECKING:
-    from ..run import RunSpec
+    pass
 
 
 class LanguageModelling(Task):
@@ -31,30 +31,29 @@ class LanguageModelling(Task):
 
     batches: TextBatches
 
-    @classmethod
-    def open(
-        cls, spec: RunSpec, device: torch.device, processes: Processes, shared: dict[Any, Any]
-    ) -> LanguageModelling:
-        task = cls(spec, device, processes)
-        text = spec.recipe.text
-        key = (spec.data, str(spec.data_root), text.min_count)
-        if key not in shared:
-            loaded = data_room.load(spec.data, spec.data_root, min_count=text.min_count)
-            found = data_room.expect(TextSet, loaded, cls.name)
-            shared[key] = replace(found, train=found.train.to(device), test=found.test.to(device))
-        task.batches = TextBatches(shared[key], processes, spec.recipe.batch_size, text.sequence_length)
-        return task
+    def reading(self) -> tuple[Any, ...]:
+        return (self.recipe.text.min_count,)
 
-    def build(self) -> nn.Module:
+    def read(self) -> TextSet:
+        loaded = data_room.load(self.spec.data, self.spec.data_root, min_count=self.recipe.text.min_count)
+        found = data_room.expect(TextSet, loaded, self.name)
+        return replace(found, train=found.train.to(self.device), test=found.test.to(self.device))
+
+    def take(self, data: TextSet) -> None:
         length = self.recipe.text.sequence_length
-        model = language_model(self.recipe.model, num_words=self.batches.num_words, max_length=length)
-        if self.spec.pretrained is not None:
-            words, name = self.batches.num_words, self.recipe.model
-            load_pretrained_(model, self.spec.pretrained, words=words, name=name)
-        return model
+        self.batches = TextBatches(data, self.processes, self.recipe.batch_size, length)
+        self.shape = data.num_classes, 0, 0
 
-    def example(self) -> Tensor:
-        return torch.zeros(1, self.recipe.text.sequence_length, dtype=torch.int64, device=self.device)
+    @staticmethod
+    def fresh(recipe: Recipe, classes: int, channels: int, size: int) -> nn.Module:
+        return language_model(recipe.model, num_words=classes, max_length=recipe.text.sequence_length)
+
+    @staticmethod
+    def inputs(recipe: Recipe, channels: int, size: int) -> Tensor:
+        return torch.zeros(2, recipe.text.sequence_length, dtype=torch.int64)
+
+    def start_(self, model: nn.Module, source: str) -> None:
+        load_pretrained_(model, source, words=self.batches.num_words, name=self.recipe.model)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         words, targets = batch
@@ -64,7 +63,7 @@ class LanguageModelling(Task):
     def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
         self.check_vocabulary(model)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for words, targets in self.batches.test(self.processes):
+        for words, targets in self.batches.test():
             count = (targets >= 0).sum()
             with precision:
                 loss = model(words, targets)

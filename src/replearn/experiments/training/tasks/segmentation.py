@@ -1,7 +1,6 @@
 """Semantic segmentation: a class for every pixel, judged by the mean IoU."""
 
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from ..data import IGNORED, SegmentationSet
-from ..data.scenes import read_pair
 from ..metrics import Metric
 from ..picture_batches import SegmentationBatches
+from ..recipe import Recipe
 from ..scene_models import logits_of, segmenter, stride_of
-from .base import EXAMPLES, PictureTask, sums_of
+from .base import PictureTask, sums_of
 
 
 class SemanticSegmentation(PictureTask):
@@ -27,17 +26,12 @@ class SemanticSegmentation(PictureTask):
     batches: SegmentationBatches
 
     @staticmethod
-    def reader(data: SegmentationSet) -> Any:
-        return partial(read_pair, data=data)
+    def fresh(recipe: Recipe, classes: int, channels: int, size: int) -> nn.Module:
+        return segmenter(recipe.model, num_classes=classes, auxiliary=recipe.segmentation.auxiliary > 0)
 
-    def build(self) -> nn.Module:
-        auxiliary = self.recipe.segmentation.auxiliary > 0
-        classes = self.batches.data.num_classes
-        return self.start_(segmenter(self.recipe.model, num_classes=classes, auxiliary=auxiliary))
-
-    def example(self) -> Tensor:
-        side = self.recipe.segmentation.crop
-        return torch.zeros(1, 3, side, side, device=self.device)
+    @staticmethod
+    def inputs(recipe: Recipe, channels: int, size: int) -> Tensor:
+        return torch.randn(2, channels, recipe.segmentation.crop, recipe.segmentation.crop)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images, labels = batch
@@ -67,7 +61,7 @@ class SemanticSegmentation(PictureTask):
         classes = self.batches.data.num_classes
         matrix = torch.zeros(classes, classes, dtype=torch.int64, device=self.device)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for images, labels in self.batches.test(self.processes):
+        for images, labels in self.batches.test():
             with precision:
                 logits = self.predict(model, images)
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
@@ -78,25 +72,6 @@ class SemanticSegmentation(PictureTask):
         return {"test_loss": loss_sum / max(1, count)} | {f"test_{name}": v for name, v in measures.items()}
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Logits of whole pictures: at once, or the mean of windows that overlap by a third."""
-        if self.recipe.segmentation.evaluation == "whole":
-            return self.padded(model, images)
-        side = self.recipe.segmentation.crop
-        height, width = images.shape[-2:]
-        sums: Tensor | None = None
-        times = images.new_zeros(1, 1, height, width)
-        for top in starts(height, side):
-            for left in starts(width, side):
-                window = (..., slice(top, top + side), slice(left, left + side))
-                logits = self.padded(model, images[window])
-                if sums is None:
-                    sums = logits.new_zeros(len(images), logits.shape[1], height, width)
-                sums[window] += logits
-                times[window] += 1
-        assert sums is not None
-        return sums / times
-
-    def padded(self, model: nn.Module, images: Tensor) -> Tensor:
         """Logits of pictures of any size; where a model asks for multiples, filled up with the mean colour."""
         stride = stride_of(self.recipe.model)
         height, width = images.shape[-2:]
@@ -104,22 +79,6 @@ class SemanticSegmentation(PictureTask):
         if self.recipe.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return logits_of(model(images))[0][..., :height, :width].float()
-
-    def examples(self, model: nn.Module) -> list[tuple[Tensor, Any, Any]]:
-        shown = self.batches.examples(EXAMPLES)
-        return [(image, truth, self.predict(model, ready)[0].argmax(0)) for image, ready, truth in shown]
-
-
-def starts(length: int, side: int) -> list[int]:
-    """Where windows of a side begin along a length, so that all of it is covered.
-
-    >>> starts(100, 48)
-    [0, 32, 52]
-    """
-    if length <= side:
-        return [0]
-    step = max(1, side * 2 // 3)
-    return [*range(0, length - side, step), length - side]
 
 
 def confusion(labels: Tensor, said: Tensor, num_classes: int) -> Tensor:

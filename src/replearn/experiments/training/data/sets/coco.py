@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .....errors import ReplearnError
-from ..scenes import Defects, DetectionSet, Scene
+from ..scenes import DetectionSet, Scene
 from ..source import Root, Source, check_counts, locate
 
 TOLERANCE = 2.0  # pixels that a box may stick out by, and is cut: the official files round so
@@ -21,7 +21,7 @@ FIELDS = {
 
 
 def read_annotations(path: Path) -> dict[str, Any]:
-    """COCO's data of one part; ReplearnError, whatever the policy, for a file that is not in COCO's format."""
+    """COCO's data of one part; ReplearnError for a file that is not in COCO's format."""
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -55,8 +55,8 @@ def not_coco(data: Any) -> str:
     return ""
 
 
-def read_part(path: Path, pictures: Path, defects: Defects) -> tuple[tuple[Scene, ...], dict[str, Any]]:
-    """The scenes of a part, and its COCO data without what was left out, categories in the order of ids.
+def read_part(path: Path, pictures: Path) -> tuple[tuple[Scene, ...], dict[str, Any]]:
+    """The scenes of a part, and its COCO data with categories in the order of ids.
 
     Crowds are in the COCO data alone: they are not learned, and in tests nothing is held against a box there.
     Boxes without width or height, which the official files have, teach nothing and are left out in training.
@@ -65,22 +65,17 @@ def read_part(path: Path, pictures: Path, defects: Defects) -> tuple[tuple[Scene
     categories = sorted(({"id": c["id"], "name": c["name"]} for c in data["categories"]), key=lambda c: c["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
     known = {entry["id"]: entry for entry in data["images"]}
-    boxes: dict[int, list[tuple[list[float], int]]] = {}
-    for number, entry in known.items():
-        if (pictures / entry["file_name"]).is_file():  # what is in it is seen when it is read
-            boxes[number] = []
-        else:
-            defects.report(f"The picture {pictures / entry['file_name']} is missing, and {path} lists it.")
-    kept = []
+    for entry in known.values():
+        if not (pictures / entry["file_name"]).is_file():  # what is in it is seen when it is read
+            raise ReplearnError(f"The picture {pictures / entry['file_name']} is missing, and {path} lists it.")
+    boxes: dict[int, list[tuple[list[float], int]]] = {number: [] for number in known}
     for entry in data["annotations"]:
         number = entry["image_id"]
         if problem := wrong(entry, known.get(number), labels):
-            defects.report(f"annotation {entry['id']} in {path} {problem}.")
-        elif number in boxes:  # else its picture was reported
-            kept.append(as_truth(entry))
-            box = corners(entry, known[number])
-            if not entry.get("iscrowd") and box[2] > box[0] and box[3] > box[1]:
-                boxes[number].append((box, labels[entry["category_id"]]))
+            raise ReplearnError(f"annotation {entry['id']} in {path} {problem}. Mend it, or take it out.")
+        box = corners(entry, known[number])
+        if not entry.get("iscrowd") and box[2] > box[0] and box[3] > box[1]:
+            boxes[number].append((box, labels[entry["category_id"]]))
     scenes = tuple(
         Scene(
             number,
@@ -92,7 +87,8 @@ def read_part(path: Path, pictures: Path, defects: Defects) -> tuple[tuple[Scene
         )
         for number, found in boxes.items()
     )
-    return scenes, {"images": [{"id": n} for n in boxes], "annotations": kept, "categories": categories}
+    truth = [as_truth(entry) for entry in data["annotations"]]
+    return scenes, {"images": [{"id": n} for n in boxes], "annotations": truth, "categories": categories}
 
 
 def wrong(entry: Mapping[str, Any], image: Mapping[str, Any] | None, labels: Mapping[int, int]) -> str:
@@ -128,15 +124,12 @@ def as_truth(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_parts(
-    source: Source, root: Root = None, strict_counts: bool = True, defects: Defects | None = None
-) -> DetectionSet:
-    """The data set; `defects` says whether a wrong box or a missing picture ends it or is left out."""
+def load_parts(source: Source, root: Root = None, strict_counts: bool = True) -> DetectionSet:
+    """The data set; ReplearnError for a wrong box or a missing picture."""
     folder = locate(source, root)
-    defects = defects if defects is not None else Defects()
     files = [folder / sign for sign in source.signs]
     (train, about), (test, truth) = (
-        read_part(file, folder / file.stem.removeprefix("instances_"), defects) for file in files
+        read_part(file, folder / file.stem.removeprefix("instances_")) for file in files
     )
     categories = truth["categories"]
     if about["categories"] != categories:
@@ -148,7 +141,7 @@ def load_parts(
     found = DetectionSet(
         name=source.name, class_names=names, category_ids=ids, train=train, test=test, truth=truth
     )
-    if strict_counts and defects.policy == "refuse":
+    if strict_counts:
         check_counts(source, folder, found)
     return found
 

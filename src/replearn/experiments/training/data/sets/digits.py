@@ -50,5 +50,4 @@ DIGITS = Source(
     num_train=1437,
     num_test=360,
     how="It comes with scikit-learn: pip install 'replearn[train]'.",
-    bundled_with="sklearn",
 )

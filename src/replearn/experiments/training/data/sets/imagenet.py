@@ -5,6 +5,7 @@ their names.
 """
 
 from .....errors import ReplearnError
+from ...architectures import library
 from ..folders import StreamedSet
 from ..scenes import IMAGENET_MEAN, IMAGENET_STD
 from ..source import Root, Source, check_counts, locate
@@ -13,13 +14,8 @@ from ..source import Root, Source, check_counts, locate
 def load_imagenet(source: Source, root: Root = None, strict_counts: bool = True) -> StreamedSet:
     folder = locate(source, root)
     try:
-        from torchvision.datasets import ImageFolder
-
-        train, test = (ImageFolder(str(folder / part)) for part in ("train", "val"))
-    except ImportError as error:
-        raise ReplearnError(
-            "ImageNet is streamed through torchvision, which is not installed: pip install 'replearn[vision]'."
-        ) from error
+        read = library("torchvision.datasets", "vision").ImageFolder
+        train, test = (read(str(folder / part)) for part in ("train", "val"))
     except OSError as error:
         raise ReplearnError(
             f"Can't read ImageNet in {folder}: {error}. Validation pictures that lie side by side must be sorted "

@@ -8,50 +8,36 @@ CamVid (Brostow et al. 2009): camvid/{train,test}/NAME.* and camvid/{train,test}
 0 to 10 and 11 for void; the split of SegNet.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .....errors import ReplearnError
-from ..scenes import UNKNOWN, VOID, Defects, Pair, SegmentationSet
+from ..scenes import UNKNOWN, VOID, Pair, SegmentationSet
 from ..source import Root, Source, check_counts, locate
 
-PICTURE, MASK = "_leftImg8bit.png", "_gtFine_labelIds.png"
+PICTURE = "_leftImg8bit"  # how the names of Cityscapes' pictures end
 CAMVID_CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree", "sign symbol", "fence", "car", "pedestrian"),
     "bicyclist",
 )
 
 
-def load_masks(
-    source: Source, root: Root = None, strict_counts: bool = True, defects: Defects | None = None
-) -> SegmentationSet:
+def load_masks(source: Source, root: Root = None, strict_counts: bool = True) -> SegmentationSet:
     folder = locate(source, root)
     if source.name == "cityscapes":
         names, numbers = official_classes()
-        train, test = (
-            pairs(
-                source,
-                folder / "leftImg8bit" / part,
-                f"*/*{PICTURE}",
-                folder / "gtFine" / part,
-                lambda path: f"{path.parent.name}/{path.name.removesuffix(PICTURE)}{MASK}",
-            )
-            for part in ("train", "val")
-        )
+        places = [(folder / "leftImg8bit" / part, folder / "gtFine" / part) for part in ("train", "val")]
+        every, name = f"*/*{PICTURE}.png", "{city}/{stem}_gtFine_labelIds.png"
     else:
-        names, numbers = (
-            CAMVID_CLASSES,
-            numbered({label: label for label in range(len(CAMVID_CLASSES))}, last=len(CAMVID_CLASSES)),
-        )
-        train, test = (
-            pairs(source, folder / part, "[!.]*.*", folder / f"{part}annot", lambda path: f"{path.stem}.*")
-            for part in ("train", "test")
-        )
+        names, numbers = CAMVID_CLASSES, numbered(range(len(CAMVID_CLASSES)), last=len(CAMVID_CLASSES))
+        places = [(folder / part, folder / f"{part}annot") for part in ("train", "test")]
+        every, name = "[!.]*.*", "{stem}.*"
+    train, test = (pairs(source, pictures, every, masks, name) for pictures, masks in places)
     found = SegmentationSet(name=source.name, class_names=names, numbers=numbers, train=train, test=test)
-    if strict_counts and (defects is None or defects.policy == "refuse"):
+    if strict_counts:
         check_counts(source, folder, found)
     return found
 
@@ -61,26 +47,26 @@ def official_classes() -> tuple[tuple[str, ...], Tensor]:
     from torchvision.datasets import Cityscapes
 
     labels = {label.id: label.name for label in Cityscapes.classes if not label.ignore_in_eval}
-    return tuple(labels.values()), numbered({label: number for number, label in enumerate(labels)}, last=33)
+    return tuple(labels.values()), numbered(labels, last=33)
 
 
-def numbered(classes: Mapping[int, int], last: int) -> Tensor:
-    """Each of a mask's values to its class; other values up to the last one, and 255, are void."""
+def numbered(values: Iterable[int], last: int) -> Tensor:
+    """The mask's values of the classes in turn, to their numbers; others up to the last one, and 255, are void."""
     numbers = torch.full((256,), UNKNOWN, dtype=torch.int16)
     numbers[: last + 1] = numbers[VOID] = VOID
-    numbers[list(classes)] = torch.tensor(list(classes.values()), dtype=torch.int16)
+    for number, value in enumerate(values):
+        numbers[value] = number
     return numbers
 
 
-def pairs(
-    source: Source, pictures: Path, every: str, masks: Path, mask_of: Callable[[Path], str]
-) -> tuple[Pair, ...]:
-    """Each picture of a folder, by a pattern, with its mask, by a pattern that its own name gives; sorted."""
+def pairs(source: Source, pictures: Path, every: str, masks: Path, name: str) -> tuple[Pair, ...]:
+    """Each picture of a folder, by a pattern, with its mask, by a pattern with its own name; sorted."""
     found = []
     for path in sorted(pictures.glob(every)):
-        mask = next(masks.glob(mask_of(path)), None)
+        wanted = name.format(city=path.parent.name, stem=path.stem.removesuffix(PICTURE))
+        mask = next(masks.glob(wanted), None)
         if mask is None:
-            raise ReplearnError(f"{path} has no mask: there is no {masks / mask_of(path)}. {source.how}")
+            raise ReplearnError(f"{path} has no mask: there is no {masks / wanted}. {source.how}")
         found.append(Pair(path, mask))
     if not found:
         raise ReplearnError(f"{pictures} holds no {every}. {source.how}")
