@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..blocks.running import unchanged
 from ..errors import ReplearnError
 from ..operators._base.operator import Inner, Operator
 from ..operators._base.ridge import Moments
@@ -49,9 +48,7 @@ class Fit:
     """How well one operator imitates its block on held-out rows.
 
     Errors are mean squares over the block's output, divided by the mean square of its residual branch: 0 is a
-    perfect imitation. Removal's own error is given too: 1, or less where an activation follows the sum. Times
-    `share`, the branch's mean square over the output's, errors compare blocks with one another: to miss half of a
-    branch that hardly changes its input does little harm.
+    perfect imitation. Removal's own error is given too: 1, or less where an activation follows the sum.
     """
 
     name: str
@@ -59,7 +56,6 @@ class Fit:
     removal_error: float
     ridge: float
     note: str = ""
-    share: float = 1.0
 
 
 class Imitation:
@@ -77,7 +73,7 @@ class Imitation:
         operator = self.operator
         notes: list[str] = []
         operator.reset_parameters()
-        error, removal, share = self.errors()
+        error, removal = self.errors()
         start = best = copied(operator)
         ridge, fitted = 0.0, False
         for inner in dict.fromkeys((None, operator.inner())):  # which does better, is told by held-out data
@@ -95,7 +91,7 @@ class Imitation:
         if not error <= removal:  # NaN counts as worse
             notes.append(self.fall_back())
             error = self.errors()[0]
-        return Fit(self.target.name, min(error, removal), removal, ridge, "; ".join(notes), share)
+        return Fit(self.target.name, min(error, removal), removal, ridge, "; ".join(notes))
 
     def fit_stages(self, inner: Inner | None) -> float | None:
         """Fit the inner map, then one stage after another; the last ridge, or None where nothing can be fitted."""
@@ -137,17 +133,16 @@ class Imitation:
                 (held if seen.held_out else fitted).add(*pair)
         return fitted, held
 
-    def errors(self) -> tuple[float, float, float]:
-        """Held-out errors of the operator and of removal over the branch's power, and the branch's share."""
-        error = removal = power = output = 0.0
+    def errors(self) -> tuple[float, float]:
+        """Held-out errors of the operator and of removal, over the branch's power."""
+        error = removal = power = 0.0
         for seen in self.observe(held_out=True):
             branch = (seen.y if seen.preactivation is None else seen.preactivation) - seen.x
             power += float(branch.double().square().sum())
-            output += float(seen.y.double().square().sum())
             error += float((seen.through(self.operator) - seen.y).double().square().sum())
             removal += float((seen.x - seen.y).double().square().sum())
         power = power or 1.0
-        return error / power if error == error else math.inf, removal / power, power / (output or 1.0)
+        return error / power if error == error else math.inf, removal / power
 
     def observe(self, held_out: bool | None = None) -> Iterator[Seen]:
         return observe(self.model, self.target, self.data, self.forward, held_out=held_out)
@@ -167,23 +162,6 @@ def chunks(x: Tensor, branch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     per_sample = math.prod(x.shape[1:]) * 9 * 8
     size = max(1, 2**28 // per_sample)
     yield from zip(x.split(size), branch.split(size), strict=True)
-
-
-def fitted_errors(
-    model: nn.Module, targets: Sequence[Target], data: Iterable[Any], forward: Forward | None = None
-) -> tuple[Fit, ...]:
-    """Fit every target's operator by itself, in the intact model, as `calibrate_` does.
-
-    The model stays as it was. Raises ReplearnError for data that does not fit, and for NaN.
-    """
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ReplearnError(
-            f"The error of a replacement needs a model with values, and this {type(model).__name__} is on the "
-            "meta device. Score by 'count', or take the model itself."
-        )
-    check_data(data)
-    with unchanged(model), torch.no_grad():
-        return tuple(Imitation(model, target, data, forward).fit() for target in targets)
 
 
 def check_data(data: Any) -> None:
