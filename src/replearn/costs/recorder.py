@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,12 +24,10 @@ FREE = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "ali
 class Operation:
     """A kernel that runs in a training step.
 
-    `block` is the name of the block it belongs to, or '' for stem, head and loss. `synthesis` marks what depends
-    on no input: the making of an operator's weights.
+    `synthesis` marks what depends on no input: the making of an operator's weights.
     """
 
     name: str
-    block: str
     phase: Phase
     synthesis: bool
     flops: int
@@ -42,27 +39,22 @@ class Operation:
 class Recorder(TorchDispatchMode):
     """Records operations and live memory; hooks are set on the double, never on the user's model."""
 
-    def __init__(self, model: nn.Module, blocks: Collection[str], operators: Collection[str]) -> None:
+    def __init__(self, model: nn.Module, operators: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.phase: Phase = "forward"
         self.live = self.peak = 0
         self.path: list[str] = []  # of the modules that are running; the innermost is last
         self._modules = dict(model.named_modules())
-        self._blocks = frozenset(blocks)
         self._operators = frozenset(operators)
-        self._running: list[str] = []
-        self._owner: dict[int, str] = {}  # live storage: the block that made it
-        self._size: dict[int, int] = {}
+        self._size: dict[int, int] = {}  # of live storages
         self._from_batch: set[int] = set()
         self._given: set[int] = set()
         self._saved: dict[int, Tensor] = {}
         self._unpacked: list[int] = []
         self._ticket = 0
-        self._starts: list[int] = [0]  # autograd's sequence numbers at which another block takes over
-        self._taking_over: list[str] = [""]
-        self._synthesis_nodes: set[int] = set()
-        self._node: tuple[str, bool] = ("", False)
+        self._synthesis_nodes: set[int] = set()  # by autograd's sequence numbers
+        self._in_synthesis = False  # the node that runs is one of them
         self._given |= {_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._from_batch |= {_key(tensor) for tensor in model.buffers()}  # statistics are no synthesis
 
@@ -73,9 +65,9 @@ class Recorder(TorchDispatchMode):
         made = func(*args, **kwargs)
         given, results = tensors_in(args, kwargs), tensors_in(made)
         from_batch = any(_key(tensor) in self._from_batch for tensor in given)
-        block, synthesis = self._account(from_batch)
+        synthesis = self._is_synthesis(from_batch)
         for tensor in results:
-            self._hold(tensor, block, from_batch)
+            self._hold(tensor, from_batch)
         if runs_no_kernel(func) or not results:
             return made
         makes_node = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
@@ -84,7 +76,6 @@ class Recorder(TorchDispatchMode):
         self.operations.append(
             Operation(
                 name=func._overloadpacket.__name__,
-                block=block,
                 phase=self.phase,
                 synthesis=synthesis,
                 flops=flops_of(func, args, kwargs, made),
@@ -95,19 +86,14 @@ class Recorder(TorchDispatchMode):
         )
         return made
 
-    def _account(self, from_batch: bool) -> tuple[str, bool]:
-        """On whose account an operation goes, and whether it is synthesis."""
-        if self.phase == "backward" and not self._running:
-            return self._node
-        block = self._running[-1] if self._running else ""
-        return block, block in self._operators and not from_batch
+    def _is_synthesis(self, from_batch: bool) -> bool:
+        if self.phase == "backward" and not self.path:
+            return self._in_synthesis
+        return not from_batch and any(name in self._operators for name in self.path)
 
     def enter_node(self, node: Any) -> None:
         """From here on, work is done for this node of the backward graph."""
-        number = node._sequence_nr()
-        known = number < 2**62  # those that only accumulate have no number of their own
-        block = self._taking_over[bisect_right(self._starts, number) - 1] if known else ""
-        self._node = (block, number in self._synthesis_nodes)
+        self._in_synthesis = node._sequence_nr() in self._synthesis_nodes
 
     def mark_batch(self, example: Any) -> None:
         """The user's batch: it was there before the step, and what depends on it is no synthesis."""
@@ -115,34 +101,29 @@ class Recorder(TorchDispatchMode):
         self._given |= found
         self._from_batch |= found
 
-    def _hold(self, tensor: Tensor, block: str, from_batch: bool) -> None:
+    def _hold(self, tensor: Tensor, from_batch: bool) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if from_batch:
             self._from_batch.add(key)
-        if key in self._given or key in self._owner or tensor.device.type != "cuda":
+        if key in self._given or key in self._size or tensor.device.type != "cuda":
             return
         if not from_batch:
             self._from_batch.discard(key)  # a new storage may have the address of one that is gone
         size = allocated(storage.nbytes())
-        self._owner[key], self._size[key] = block, size
+        self._size[key] = size
         self.live += size
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._let_go, key)
 
     def _let_go(self, key: int) -> None:
         self.live -= self._size.pop(key, 0)
-        self._owner.pop(key, None)
         self._from_batch.discard(key)
 
-    def saved_bytes(self, results: Any) -> dict[str, int]:
-        """Bytes kept for the backward pass (and the results), each storage once, by the block that made it."""
-        found: dict[str, int] = {}
+    def saved_bytes(self, results: Any) -> int:
+        """Bytes kept for the backward pass (and the results), each storage once."""
         keys = {_key(tensor) for tensor in (*self._saved.values(), *tensors_in(results))}
-        for key in keys - self._given:
-            if key in self._owner:
-                found[self._owner[key]] = found.get(self._owner[key], 0) + self._size[key]
-        return found
+        return sum(self._size.get(key, 0) for key in keys - self._given)
 
     def saving(self) -> saved_tensors_hooks:
         """Keep what autograd saves under a ticket, so that it can be counted and let go."""
@@ -162,9 +143,8 @@ class Recorder(TorchDispatchMode):
         for ticket in self._unpacked:
             self._saved.pop(ticket, None)
         self._unpacked.clear()
-        self._running.clear()  # a checkpointed block is left early when all that was missing is there
-        self.path.clear()
-        self._node = ("", False)
+        self.path.clear()  # a checkpointed block is left early when all that was missing is there
+        self._in_synthesis = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -172,7 +152,7 @@ class Recorder(TorchDispatchMode):
         handles = []
         for name, module in self._modules.items():
             handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
-            handles.append(module.register_forward_hook(partial(self._leave, name)))
+            handles.append(module.register_forward_hook(self._leave))
         try:
             yield
         finally:
@@ -181,20 +161,9 @@ class Recorder(TorchDispatchMode):
 
     def _enter(self, name: str, *_: Any) -> None:
         self.path.append(name)
-        if name in self._blocks:
-            self._running.append(name)
-            self._take_over(name)
 
-    def _leave(self, name: str, *_: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         self.path.pop()
-        if name in self._blocks:
-            self._running.pop()
-            self._take_over(self._running[-1] if self._running else "")
-
-    def _take_over(self, block: str) -> None:
-        if self.phase == "forward":
-            self._starts.append(_sequence())
-            self._taking_over.append(block)
 
 
 def _key(tensor: Tensor) -> int:

@@ -7,7 +7,7 @@ Nodes are called one by one in the engine's own order, the latest made first, an
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,16 +27,15 @@ Loss = Callable[[Any], Tensor]
 def run_step(
     model: nn.Module,
     example: Any,
-    kinds: Iterable[str],
-    operators: Iterable[str],
+    operators: Collection[str],
     precision: str,
     loss: Loss | None,
-) -> tuple[Recorder, dict[str, int]]:
-    """One training step on the fake GPU, forward and backward."""
+) -> tuple[Recorder, int]:
+    """One training step on the fake GPU, forward and backward; the bytes kept between the two."""
     with fake_gpu(precision):
         double = double_of(model, on_fake_gpu).train()
         batch = example_on_fake_gpu(example)
-        recorder = Recorder(double, tuple(kinds), tuple(operators))
+        recorder = Recorder(double, operators)
         recorder.mark_batch(batch)
         with recorder, recorder.watching(), recorder.saving(), torch.enable_grad():
             try:
@@ -61,13 +60,13 @@ def run_step(
     return recorder, saved
 
 
-def run_forward(model: nn.Module, example: Any, kinds: Iterable[str], precision: str) -> list[Operation]:
+def run_forward(model: nn.Module, example: Any, precision: str) -> list[Operation]:
     """One forward pass on the fake GPU, in evaluation mode; in training mode where that one needs values."""
     with plain_encoder_layers():
         for training in (False, True):
             with fake_gpu(precision):
                 double, batch = double_of(model, on_fake_gpu).train(training), example_on_fake_gpu(example)
-                recorder = Recorder(double, tuple(kinds), ())
+                recorder = Recorder(double, ())
                 with recorder, recorder.watching(), torch.no_grad():
                     try:
                         call(double, batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -91,9 +92,9 @@ def plan_within(
     if not legal:
         planner.plan(model, 2, 2, operator=operator)  # says why there are none
     damage = None if score == "count" else damages(model, legal, score, data)
-    blocks = list(survey.places)
+    num_blocks = len(survey.places)
     batch = None if all(budget.quantity in ("parameters", "blocks") for budget in budgets) else example
-    whole = cost_of(model, batch, blocks, terms).total
+    whole = replace(cost_of(model, batch, terms).total, blocks=num_blocks)
     if all(budget.met(whole, whole) for budget in budgets):
         now = "; ".join(f"{budget}: it takes {budget.spell(budget.measure(whole))}" for budget in budgets)
         raise ReplearnError(f"{type(model).__name__} meets its budget already, so nothing has to go ({now}).")
@@ -103,11 +104,12 @@ def plan_within(
 
     def planned(count: int) -> Plan:
         chosen = survey.spread(count) if damage is None else least_damage(survey, legal, damage, count)
-        return planner.plan_of_targets(model, chosen, placement, len(blocks), notes=survey.notes(chosen))
+        return planner.plan_of_targets(model, chosen, placement, num_blocks, notes=survey.notes(chosen))
 
     @cache
     def cost(count: int) -> Cost:
-        return cost_of(replaced_double(model, planned(count)), batch, blocks, terms).total
+        found = cost_of(replaced_double(model, planned(count)), batch, terms).total
+        return replace(found, blocks=num_blocks - count)
 
     counts = range(1, survey.most() + 1)
     place = bisect_left(counts, True, key=lambda n: all(budget.met(cost(n), whole) for budget in budgets))
