@@ -61,8 +61,6 @@ def test_a_basic_block_costs_what_the_paper_says():
     assert operator.trainable == 4 * C
     assert block.forward_flops == 2 * (2 * B * S * S * C**2 * Q**2)
     assert operator.forward_flops / block.forward_flops == 1 / 2  # eta
-    assert operator.synthesis_flops < 0.01 * operator.training_flops
-    assert operator.synthesis_flops > 0
 
 
 def test_a_bottleneck_costs_what_the_paper_says():

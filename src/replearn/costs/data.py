@@ -16,18 +16,16 @@ STATES = {"sgd": 0, "sgd_momentum": 1, "lion": 1, "rmsprop": 1, "adagrad": 1, "a
 class Cost:
     """The cost of a model in one training step, and once deployed.
 
-    FLOPs are torch's: two for a multiply and add, elementwise work not counted. Synthesis (the making of an
-    operator's weights, with its elementwise work) is counted apart, forward and backward together. Activations are
-    what is kept for the backward pass, each storage once, without parameters and the batch itself. Seconds are a
-    roofline's, and 0 where no machine was named. Once deployed, a model runs forward in evaluation mode, with its
-    operators as plain modules and, for the time, without BatchNorms, which `deploy` folds.
+    FLOPs are torch's: two for a multiply and add, elementwise work not counted. Activations are what is kept for
+    the backward pass, each storage once, without parameters and the batch itself. Seconds are a roofline's, and 0
+    where no machine was named. Once deployed, a model runs forward in evaluation mode, with its operators as plain
+    modules and, for the time, without BatchNorms, which `deploy` folds.
     """
 
     parameters: int = 0
     trainable: int = 0
     forward_flops: int = 0
     backward_flops: int = 0
-    synthesis_flops: int = 0
     activation_bytes: int = 0
     parameter_bytes: int = 0
     gradient_bytes: int = 0
@@ -40,8 +38,8 @@ class Cost:
 
     @property
     def training_flops(self) -> int:
-        """Forward and backward, with synthesis."""
-        return self.forward_flops + self.backward_flops + self.synthesis_flops
+        """Forward and backward."""
+        return self.forward_flops + self.backward_flops
 
     @property
     def memory_bytes(self) -> int:
@@ -102,7 +100,6 @@ def promise_table(promise: Promise) -> str:
     rows = [
         row("parameters", count, "trainable", "deployed_parameters"),
         row("FLOPs", flops, "training_flops", "deployed_flops"),
-        row("  of these synthesis", flops, "synthesis_flops"),
     ]
     if promise.machine is not None:
         rows.append(row("time", duration, "seconds", "deployed_seconds"))

@@ -114,9 +114,7 @@ def cost_of(model: nn.Module, example: Any, terms: Terms) -> ModelCost:
     deployed = deployed_double(model)
     work, peak = Cost(), 0
     if example is not None:
-        recorder, saved = run_step(
-            model, example, [name for name, _ in operators_of(model)], terms.precision, terms.loss
-        )
+        recorder, saved = run_step(model, example, terms.precision, terms.loss)
         inference = run_forward(deployed, example, terms.precision)
         work, peak = _work(recorder.operations, inference, saved, terms), recorder.peak
     total = _with_weights(work, list(model.parameters()), list(deployed.parameters()), terms)
@@ -132,9 +130,8 @@ def _work(training: list[Operation], inference: list[Operation], saved: int, ter
         return 0.0 if machine is None else sum(seconds_of(op, machine, terms.precision) for op in operations)
 
     return Cost(
-        forward_flops=sum(op.flops for op in training if not op.synthesis and op.phase == "forward"),
-        backward_flops=sum(op.flops for op in training if not op.synthesis and op.phase == "backward"),
-        synthesis_flops=sum(op.flops or op.outputs for op in training if op.synthesis),
+        forward_flops=sum(op.flops for op in training if op.phase == "forward"),
+        backward_flops=sum(op.flops for op in training if op.phase == "backward"),
         activation_bytes=saved,
         seconds=seconds(training),
         deployed_flops=sum(op.flops for op in inference),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,41 +22,31 @@ FREE = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "ali
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A kernel that runs in a training step.
-
-    `synthesis` marks what depends on no input: the making of an operator's weights.
-    """
+    """A kernel that runs in a training step."""
 
     name: str
     phase: Phase
-    synthesis: bool
     flops: int
     bytes_moved: int
-    outputs: int  # numbers written
     dtype: torch.dtype
 
 
 class Recorder(TorchDispatchMode):
     """Records operations and live memory; hooks are set on the double, never on the user's model."""
 
-    def __init__(self, model: nn.Module, operators: Collection[str]) -> None:
+    def __init__(self, model: nn.Module, example: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.phase: Phase = "forward"
         self.live = self.peak = 0
         self.path: list[str] = []  # of the modules that are running; the innermost is last
         self._modules = dict(model.named_modules())
-        self._operators = frozenset(operators)
         self._size: dict[int, int] = {}  # of live storages
-        self._from_batch: set[int] = set()
-        self._given: set[int] = set()
+        # what was there before the step
+        self._given = {_key(t) for t in (*model.parameters(), *model.buffers(), *tensors_in(example))}
         self._saved: dict[int, Tensor] = {}
         self._unpacked: list[int] = []
         self._ticket = 0
-        self._synthesis_nodes: set[int] = set()  # by autograd's sequence numbers
-        self._in_synthesis = False  # the node that runs is one of them
-        self._given |= {_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._from_batch |= {_key(tensor) for tensor in model.buffers()}  # statistics are no synthesis
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -64,52 +54,26 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         given, results = tensors_in(args, kwargs), tensors_in(made)
-        from_batch = any(_key(tensor) in self._from_batch for tensor in given)
-        synthesis = self._is_synthesis(from_batch)
         for tensor in results:
-            self._hold(tensor, from_batch)
+            self._hold(tensor)
         if runs_no_kernel(func) or not results:
             return made
-        makes_node = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-        if synthesis and self.phase == "forward" and makes_node:
-            self._synthesis_nodes.add(_sequence() - 1)  # autograd numbered its node just before
         self.operations.append(
             Operation(
                 name=func._overloadpacket.__name__,
                 phase=self.phase,
-                synthesis=synthesis,
                 flops=flops_of(func, args, kwargs, made),
                 bytes_moved=bytes_of(given) + bytes_of(results),
-                outputs=sum(tensor.numel() for tensor in results),
                 dtype=computed_in((*given, *results)),
             )
         )
         return made
 
-    def _is_synthesis(self, from_batch: bool) -> bool:
-        if self.phase == "backward" and not self.path:
-            return self._in_synthesis
-        return not from_batch and any(name in self._operators for name in self.path)
-
-    def enter_node(self, node: Any) -> None:
-        """From here on, work is done for this node of the backward graph."""
-        self._in_synthesis = node._sequence_nr() in self._synthesis_nodes
-
-    def mark_batch(self, example: Any) -> None:
-        """The user's batch: it was there before the step, and what depends on it is no synthesis."""
-        found = {_key(tensor) for tensor in tensors_in(example)}
-        self._given |= found
-        self._from_batch |= found
-
-    def _hold(self, tensor: Tensor, from_batch: bool) -> None:
+    def _hold(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if from_batch:
-            self._from_batch.add(key)
         if key in self._given or key in self._size or tensor.device.type != "cuda":
             return
-        if not from_batch:
-            self._from_batch.discard(key)  # a new storage may have the address of one that is gone
         size = allocated(storage.nbytes())
         self._size[key] = size
         self.live += size
@@ -118,7 +82,6 @@ class Recorder(TorchDispatchMode):
 
     def _let_go(self, key: int) -> None:
         self.live -= self._size.pop(key, 0)
-        self._from_batch.discard(key)
 
     def saved_bytes(self, results: Any) -> int:
         """Bytes kept for the backward pass (and the results), each storage once."""
@@ -144,7 +107,6 @@ class Recorder(TorchDispatchMode):
             self._saved.pop(ticket, None)
         self._unpacked.clear()
         self.path.clear()  # a checkpointed block is left early when all that was missing is there
-        self._in_synthesis = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -168,10 +130,6 @@ class Recorder(TorchDispatchMode):
 
 def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _sequence() -> int:
-    return int(torch._C._autograd._get_sequence_nr())
 
 
 def allocated(num_bytes: int) -> int:

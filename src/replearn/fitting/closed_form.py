@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
-from ..operators._base.operator import Inner, Operator
+from ..operators._base.operator import Operator
 from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
@@ -61,7 +61,7 @@ class Fit:
 class Imitation:
     """The fit of one target's operator to its block, in the model as it stands; the model is not changed.
 
-    `fit()` tries every way of fitting and keeps what does best on held-out rows; `operator` is then fitted.
+    After `fit()` the `operator` is fitted, or as it starts where that does better on held-out rows.
     """
 
     def __init__(self, model: nn.Module, target: Target, data: Iterable[Any], forward: Forward | None) -> None:
@@ -70,39 +70,28 @@ class Imitation:
         self.samples = 0
 
     def fit(self) -> Fit:
-        operator = self.operator
-        notes: list[str] = []
+        operator, note = self.operator, ""
         operator.reset_parameters()
         error, removal = self.errors()
-        start = best = copied(operator)
-        ridge, fitted = 0.0, False
-        for inner in dict.fromkeys((None, operator.inner())):  # which does better, is told by held-out data
+        start = {name: tensor.clone() for name, tensor in operator.state_dict().items()}
+        ridge = self.fit_stages()
+        if ridge is None:
+            note = "nothing of it can be fitted in closed form; it keeps its start"
+        elif (fitted := self.errors()[0]) < error:  # on held-out data
+            error = fitted
+        else:
             operator.load_state_dict(start)
-            used = self.fit_stages(inner)
-            if used is None:
-                continue
-            fitted = True
-            found = self.errors()[0]
-            if found < error:
-                error, best, ridge = found, copied(operator), used
-        operator.load_state_dict(best)
-        if not fitted:
-            notes.append("nothing of it can be fitted in closed form; it keeps its start")
+            ridge = None
         if not error <= removal:  # NaN counts as worse
-            notes.append(self.fall_back())
+            note = "; ".join(filter(None, (note, self.fall_back())))
             error = self.errors()[0]
-        return Fit(self.target.name, min(error, removal), removal, ridge, "; ".join(notes))
+        return Fit(self.target.name, min(error, removal), removal, ridge or 0.0, note)
 
-    def fit_stages(self, inner: Inner | None) -> float | None:
-        """Fit the inner map, then one stage after another; the last ridge, or None where nothing can be fitted."""
-        stages = self.operator.stages()
-        if inner is not None:
-            features, fit = inner
-            if (moments := self.moments(stages[0], (), features)) is not None:
-                fit(*moments)
+    def fit_stages(self) -> float | None:
+        """Fit one stage after another; the last ridge, or None where nothing can be fitted."""
         ridge = None
-        for index, stage in enumerate(stages):
-            if (moments := self.moments(stage, stages[:index], stage.regressors)) is not None:
+        for index, stage in enumerate(stages := self.operator.stages()):
+            if (moments := self.moments(stage, stages[:index])) is not None:
                 ridge = stage.fit(*moments)
         return ridge
 
@@ -114,9 +103,7 @@ class Imitation:
             )
         return "no fit was better than removal, so its branch starts at zero"
 
-    def moments(
-        self, stage: Operator, before: tuple[Operator, ...], features: Callable[[Tensor], Tensor | None]
-    ) -> tuple[Moments, Moments] | None:
+    def moments(self, stage: Operator, before: tuple[Operator, ...]) -> tuple[Moments, Moments] | None:
         """Moments for fitting and held-out ones; None where there is nothing to fit."""
         fitted, held = (Moments(narrow=math.inf) for _ in range(2))
         self.samples = 0
@@ -127,7 +114,7 @@ class Imitation:
                 x = earlier.compute(x)
             whole = seen.preactivation if stage.ends_in_activation else None
             for piece, aimed in chunks(x, (seen.y if whole is None else whole) - x):
-                if (rows := features(piece)) is None:
+                if (rows := stage.regressors(piece)) is None:
                     return None
                 pair = rows.double()[None], as_rows(aimed, self.target).double()[None]
                 (held if seen.held_out else fitted).add(*pair)
@@ -146,10 +133,6 @@ class Imitation:
 
     def observe(self, held_out: bool | None = None) -> Iterator[Seen]:
         return observe(self.model, self.target, self.data, self.forward, held_out=held_out)
-
-
-def copied(operator: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in operator.state_dict().items()}
 
 
 def as_rows(branch: Tensor, target: Target) -> Tensor:

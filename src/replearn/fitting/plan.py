@@ -166,9 +166,8 @@ def first_batch(data: Any) -> Any:
 
 def least_damage(survey: Survey, legal: Sequence[Target], damage: Mapping[str, float], count: int) -> list[Target]:
     """So many targets of the least total damage, no two of them neighbours."""
-    names, stacks = list(survey.places), [stack.name for stack in survey.stacks]
-    # all stacks in one row, each a place apart from the one before
-    places = {target.name: names.index(target.name) + stacks.index(target.stack) for target in legal}
+    names = list(survey.places)  # the ends of a stack are never legal, so stacks do not touch
+    places = {target.name: names.index(target.name) for target in legal}
     taken = best_apart({place: -damage[name] for name, place in places.items()}, count)
     return [target for target in legal if places[target.name] in taken]
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .options import MixingOptions, Options
 
 
-Inner = tuple[Callable[[Tensor], Tensor], Callable[[Moments, Moments], None]]  # rows of its inputs, and the fit
 LETTERS = {"previous": "a", "next": "b"}
 FINE_RIDGES = tuple(10.0**exponent for exponent in range(-8, 2))
 
@@ -84,10 +83,6 @@ class Operator(nn.Module, ABC):
     def stages(self) -> tuple[Operator, ...]:
         """The parts that are fitted one after another, each seeing the output of those before."""
         return (self,)
-
-    def inner(self) -> Inner | None:
-        """An inner map that may be fitted to the whole branch before the last map is; None if there is none."""
-        return None
 
     def silence(self) -> bool:
         """Make the branch give zero, if this form can; what a fit that is worse than nothing falls back to."""
