@@ -1,6 +1,6 @@
 """Predicted costs, held against the paper's formulas, torch's own counter and real tensors."""
 
-import json
+from dataclasses import asdict
 
 import pytest
 import tiny
@@ -37,19 +37,30 @@ def tokens(batch=2, length=24, d=32):
     return torch.empty(batch, length, d, device="meta")
 
 
+def alone(model, given, name, operator=None):
+    """The costs of a block and of the operator in its place: what each is above removal."""
+    floor, made = (
+        replearn.costs.estimate(model, given, replearn.plan(model, targets=[name], operator=options))
+        for options in ("removal", operator)
+    )
+
+    def beyond_removal(cost):
+        least = asdict(floor.after.total)
+        return replearn.costs.Cost(**{key: number - least[key] for key, number in asdict(cost.total).items()})
+
+    return beyond_removal(floor.before), beyond_removal(made.after)
+
+
 # ---- the paper's closed formulas ----------------------------------------------------------------
 
 
 def test_a_basic_block_costs_what_the_paper_says():
     model = resnet(5)
-    promise = replearn.costs.estimate(model, images(), replearn.plan(model, targets=["stages.0.2"]))
-    block, operator = promise.before.of("stages.0.2"), promise.after.of("stages.0.2")
+    block, operator = alone(model, images(), "stages.0.2")
     assert block.trainable == 2 * C**2 * Q**2 + 4 * C
     assert operator.trainable == 4 * C
     assert block.forward_flops == 2 * (2 * B * S * S * C**2 * Q**2)
     assert operator.forward_flops / block.forward_flops == 1 / 2  # eta
-    assert operator.synthesis_flops < 0.01 * operator.training_flops
-    assert operator.synthesis_flops > 0
 
 
 def test_a_bottleneck_costs_what_the_paper_says():
@@ -57,9 +68,7 @@ def test_a_bottleneck_costs_what_the_paper_says():
     wide, middle = 256, 64
     with torch.device("meta"):
         model = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [4, 1, 1, 1], num_classes=10)
-    plan = replearn.plan(model, targets=["layer1.2"], operator=operators.Bottleneck())
-    promise = replearn.costs.estimate(model, torch.empty(2, 3, 32, 32, device="meta"), plan)
-    block, operator = promise.before.of("layer1.2"), promise.after.of("layer1.2")
+    block, operator = alone(model, torch.empty(2, 3, 32, 32, device="meta"), "layer1.2", operators.Bottleneck())
     assert block.trainable == 2 * wide * middle + middle**2 * Q**2 + 4 * middle + 2 * wide
     assert operator.trainable == 2 * middle + 2 * wide
     assert block.forward_flops == 2 * (2 * 8 * 8) * (2 * wide * middle + middle**2 * Q**2)
@@ -69,9 +78,7 @@ def test_a_bottleneck_costs_what_the_paper_says():
 @pytest.mark.parametrize(("operator", "learned"), [(operators.Projection(), 2), (operators.HeadWise(), 2 * 4)])
 def test_a_vit_block_costs_what_the_paper_says(operator, learned):
     model, (batch, length, d) = encoder(), (2, 24, 32)
-    plan = replearn.plan(model, targets=["layers.2"], operator=operator)
-    promise = replearn.costs.estimate(model, tokens(), plan)
-    block, made = promise.before.of("layers.2"), promise.after.of("layers.2")
+    block, made = alone(model, tokens(), "layers.2", operator)
     assert block.trainable == 12 * d**2 + 13 * d  # 4 + 8 matrices, 9 biases, two LayerNorms
     assert made.trainable == learned
     assert block.forward_flops == pytest.approx(batch * (24 * length * d**2 + 4 * length**2 * d), rel=0.01)
@@ -84,13 +91,11 @@ def test_the_cost_of_an_interval_is_the_papers_c_of_k(interval):
     model = encoder(depth=5)
     plan = replearn.plan(model, interval=interval)
     promise = replearn.costs.estimate(model, tokens(), plan)
-    blocks = {cost.name: cost.cost for cost in promise.before.blocks}
-    full = sum(cost.forward_flops for cost in blocks.values())
+    full, after = promise.before.total.forward_flops, promise.after.total.forward_flops
     eta = 1 / (12 + 2 * 24 / 32)
-    after = sum(cost.cost.forward_flops for cost in promise.after.blocks)
     assert after == pytest.approx(full * (1 - (1 - eta) * len(plan.targets) / 5), rel=0.01)
-    trained = sum(cost.cost.backward_flops for cost in promise.after.blocks)
-    assert trained <= 2 * after  # a source is read under stop-gradient: nothing flows back into it
+    # a source is read under stop-gradient: nothing flows back into it
+    assert promise.after.total.backward_flops <= 2 * after
 
 
 # ---- against torch itself -----------------------------------------------------------------------
@@ -239,12 +244,10 @@ def test_a_promise_keeps_the_plans_own_count_and_prints():
     assert promise.after.total.trainable == plan.parameters_after
     assert 0 < promise.ratio("activation_bytes") < 1
     assert 0 < promise.ratio("peak_bytes") < 1
-    assert promise.before.total.seconds > promise.before.num_kernels * machine.launch
+    assert promise.before.total.seconds > machine.launch
     text = str(promise)
     for word in ("deployed", "8x3x32x32 float32", "activations", "optimizer state", "RTX 4090"):
         assert word in text
-    data = json.loads(promise.to_json())
-    assert data["after"]["total"]["trainable"] == plan.parameters_after
 
 
 def test_removal_is_the_floor():
@@ -294,7 +297,6 @@ predict, estimate, given = replearn.costs.predict, replearn.costs.estimate, torc
         (lambda: replearn.costs.named_machine("abacus"), ("'abacus'", "H200", "probe")),
         (lambda: predict(Plain().requires_grad_(False), given), ("no trainable parameter", "Unfreeze")),
         (lambda: estimate(resnet(5), images(), "a plan"), ("got str", "replearn.plan(model)")),
-        (lambda: predict(resnet(3), images()).of("layer9"), ("no block 'layer9'", "stages.0.1")),
         (lambda: replearn.costs.probe("meta"), ("cpu and cuda", "'meta'")),
     ],
 )
@@ -307,29 +309,9 @@ def test_what_cannot_work_is_said(call, words):
 # ---- the probe ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def quick(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_probe_measures_this_machine(monkeypatch):
     monkeypatch.setattr(machines, "SECONDS", 0.02)
     monkeypatch.setitem(machines.SIZES, "cpu", (64, 1, 2**16))
-    return tmp_path / "replearn"
-
-
-def test_a_probe_is_measured_once_and_remembered(quick, monkeypatch):
-    first = replearn.costs.probe("cpu")
-    assert min(first.half_flops, first.tf32_flops, first.float32_flops, first.bandwidth, first.launch) > 0
-    (file,) = quick.iterdir()
-    monkeypatch.setattr(machines, "measure", None)  # a second measurement would fail
-    assert replearn.costs.probe("cpu") == first
-    assert json.loads(file.read_text())["replearn_machine"] == machines.FORMAT
-
-
-def test_a_damaged_or_older_probe_is_measured_over(quick):
-    replearn.costs.probe("cpu")
-    (file,) = quick.iterdir()
-    good = json.loads(file.read_text())
-    for change in ({"bandwidth": "fast"}, {"replearn_machine": 0}, None):
-        text = "{" if change is None else json.dumps({**good, **change})
-        file.write_text(text)
-        assert replearn.costs.probe("cpu").bandwidth > 0
-        assert json.loads(file.read_text())["replearn_machine"] == machines.FORMAT
+    found = replearn.costs.probe("cpu")
+    assert min(found.half_flops, found.tf32_flops, found.float32_flops, found.bandwidth, found.launch) > 0
+    assert "threads" in found.name

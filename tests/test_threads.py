@@ -122,13 +122,12 @@ def test_switches_of_the_process_are_as_before_whoever_ends_first() -> None:
 
     def switches() -> list[Any]:
         matmul, cudnn, mha = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mha
-        patched = torch.cuda.is_bf16_supported, torch._C._conv_determine_backend_memory_format
         return [
             matmul.fp32_precision,
             cudnn.allow_tf32,
             cudnn.benchmark,
             mha.get_fastpath_enabled(),
-            *patched,
+            torch.cuda.is_bf16_supported,
         ]
 
     def holders() -> list[AbstractContextManager[Any]]:

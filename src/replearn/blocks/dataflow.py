@@ -6,8 +6,9 @@ list of blocks has. It proves nothing, but shows heads that run side by side, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import fx, nn
@@ -17,8 +18,6 @@ from .shadow import Reads, TensorProxy
 from .tracing import OneForward, is_sequence, runs_nothing
 
 MOST_ANSWERS = 10_000  # code that asks more often may wait for another answer for ever
-
-
 MUTATING = ("append", "extend", "insert", "update", "__setitem__")
 
 
@@ -27,7 +26,6 @@ class Use:
     """How code uses the blocks of a stack: which ones feed each other, and which parts it reads itself."""
 
     apart: frozenset[tuple[str, str]]  # neighbours that were both called, neither on what the other made
-    called: frozenset[str]
     reads: dict[str, str]  # by block: a part of it that was read from outside
 
 
@@ -50,9 +48,11 @@ class _Number(_Answers, fx.Proxy):
 
 
 class Sketch(OneForward):
-    def __init__(self, blocks: Sequence[str], count: int, training: bool) -> None:
+    """A trace of the module that holds the blocks, whose names in it and in the model are given."""
+
+    def __init__(self, blocks: Mapping[str, str], count: int, training: bool) -> None:
         super().__init__(lambda default: default)
-        self.blocks, self.count, self.training, self.answers = list(blocks), count, training, 0
+        self.blocks, self.count, self.training, self.answers = blocks, count, training, 0
         self.reads: dict[str, str] = {}
 
     def prepare(self) -> None:
@@ -62,11 +62,13 @@ class Sketch(OneForward):
                 vars(module)["_modules"] = Reads(module._modules, self.record_part)
 
     def record_part(self, part: Any) -> Any:
-        path = (self.submodule_paths or {}).get(part, "")
-        block = next((name for name in self.blocks if path.startswith(f"{name}.")), None)
-        if block is not None:
-            self.reads.setdefault(block, path.removeprefix(f"{block}."))
+        self.note_read((self.submodule_paths or {}).get(part, ""))
         return part
+
+    def note_read(self, path: str) -> None:
+        for name, block in self.blocks.items():
+            if path.startswith(f"{name}."):
+                self.reads.setdefault(block, path.removeprefix(f"{name}."))
 
     def answer(self, value: Any) -> Any:
         self.answers += 1
@@ -100,30 +102,29 @@ def use_of(model: nn.Module, blocks: Sequence[str], training: bool) -> Use | Non
     count = len(model.get_submodule(owner)._modules)
     if is_sequence(model.get_submodule(owner)):
         return None
-    while True:
-        module = model.get_submodule(owner)
-        if not runs_nothing(module) and not is_sequence(module):
-            prefix = f"{owner}." if owner else ""
-            sketch = Sketch([name.removeprefix(prefix) for name in blocks], count, training)
-            seen = _sketched(module, sketch)
-            if seen.called or seen.reads:
-                return Use(
-                    frozenset((prefix + one, prefix + other) for one, other in seen.apart),
-                    frozenset(prefix + name for name in seen.called),
-                    {prefix + name: part for name, part in seen.reads.items()},
-                )
-        if not owner:
-            return None
-        owner = owner.rpartition(".")[0]
+    way = owner.split(".") if owner else []
+    for depth in range(len(way), -1, -1):
+        module = model.get_submodule(".".join(way[:depth]))
+        if runs_nothing(module) or is_sequence(module):
+            continue
+        names = {".".join(name.split(".")[depth:]): name for name in blocks}
+        sketch = Sketch(names, count, training)
+        fed = _fed(module, sketch)
+        if fed or sketch.reads:
+            pairs = [pair for pair in pairwise(blocks) if fed.keys() >= set(pair)]
+            apart = (pair for pair in pairs if pair[0] not in fed[pair[1]] and pair[1] not in fed[pair[0]])
+            return Use(frozenset(apart), sketch.reads)
+    return None
 
 
-def _sketched(module: nn.Module, sketch: Sketch) -> Use:
+def _fed(module: nn.Module, sketch: Sketch) -> dict[str, set[str]]:
+    """By block that is called: the blocks that it is fed by, one after another."""
     try:
         with PrivateRandom():
             sketch.trace(module)
     except Exception:
         if not hasattr(sketch, "graph"):  # it could not begin; what was seen before an error counts
-            return Use(frozenset(), frozenset(), {})
+            return {}
     before: dict[fx.Node, set[str]] = {}  # by node: the blocks that what it makes depends on
     fed: dict[str, set[str]] = {}
     for node in sketch.graph.nodes:
@@ -131,17 +132,9 @@ def _sketched(module: nn.Module, sketch: Sketch) -> Use:
         if node.op == "call_method" and (node.target in MUTATING or str(node.target).endswith("_")):
             before[node.args[0]] |= before[node]  # a list that is passed around
         if node.op == "call_module" and node.target in sketch.blocks:
-            name = str(node.target)
+            name = sketch.blocks[str(node.target)]
             fed.setdefault(name, set()).update(before[node])
             before[node].add(name)
         elif node.op == "get_attr":
-            block = next((name for name in sketch.blocks if str(node.target).startswith(f"{name}.")), None)
-            if block is not None:
-                sketch.reads.setdefault(block, str(node.target).removeprefix(f"{block}."))
-    pairs = zip(sketch.blocks, sketch.blocks[1:], strict=False)
-    apart = {
-        (one, other)
-        for one, other in pairs
-        if one in fed and other in fed and one not in fed[other] and other not in fed[one]
-    }
-    return Use(frozenset(apart), frozenset(fed), sketch.reads)
+            sketch.note_read(str(node.target))
+    return fed

@@ -70,17 +70,18 @@ class PrivateRandom(TorchDispatchMode):
 def taking_generator(func: Any) -> Any:
     """The overload of the same arguments that takes a generator besides, or None."""
     own = arguments_of(func)
-    overloads = (getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads())
-    return next((o for o in overloads if arguments_of(o) == own and takes_generator(o)), None)
+    own.pop("generator", None)
+    for name in func.overloadpacket.overloads():
+        overload = getattr(func.overloadpacket, name)
+        theirs = arguments_of(overload)
+        if theirs.pop("generator", None) and theirs == own:
+            return overload
+    return None
 
 
-def arguments_of(func: Any) -> list[tuple[str, str]]:
-    """Name and type of every argument but a generator."""
-    return [(a.name, str(a.type)) for a in func._schema.arguments if a.name != "generator"]
-
-
-def takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
+def arguments_of(func: Any) -> dict[str, str]:
+    """The type of every argument by name."""
+    return {argument.name: str(argument.type) for argument in func._schema.arguments}
 
 
 @contextmanager

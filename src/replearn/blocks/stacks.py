@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -31,33 +30,23 @@ class Stack:
 def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     """Find every stack of the model; touches nothing.
 
-    Blocks of a known family are found by their class. Only if there are none does a generic scan look
-    for runs of at least three equal siblings, first among what the model itself declares to be its
-    blocks, as timm's and Hugging Face's models do; its stacks say `family="generic"`.
+    Blocks of a known family are found by their class. Only if there are none does a generic scan look for runs of
+    at least three equal siblings that feed each other, the outermost ones; its stacks say `family="generic"`.
 
     >>> import replearn
     >>> model = replearn.models.resnet32()
     >>> [(stack.name, len(stack)) for stack in replearn.find_stacks(model)]
     [('layer1', 5), ('layer2', 5), ('layer3', 5)]
     """
-    known = [
-        stack
-        for container in _containers(model, lambda module: describe(module) is None)
-        for stack in _known_runs(*container)
-    ]
-    if any(len(stack) > 1 for stack in known):
-        return tuple(stack for stack in known if len(stack) > 1)
-    declared = _declared_blocks(model)
-    runs = [
-        stack for container in _containers(model, lambda _: True, declared) for stack in _equal_runs(*container)
-    ]
+    modules = list(model.named_modules())
+    lists = [(name, module) for name, module in modules if isinstance(module, (nn.Sequential, nn.ModuleList))]
+    known = [stack for container in lists for stack in _known_runs(*container) if len(stack) > 1]
+    if known:
+        return tuple(_outermost(known))
+    runs = [stack for container in modules for stack in _equal_runs(*container)]
     fed: dict[Stack, list[Stack]] = {}
     while True:
-        blocks = [
-            stack for stack in runs if all(declared(name, model.get_submodule(name)) for name in stack.blocks)
-        ]
-        # some models declare their stages instead, and the blocks lie further inside
-        found = list(_outermost(blocks or runs))
+        found = list(_outermost(runs))
         fed |= {stack: list(_fed(model, stack)) for stack in found if stack not in fed}
         if all(fed[stack] == [stack] for stack in found):
             return tuple(found)
@@ -70,41 +59,17 @@ def class_path(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-Children = list[tuple[str, nn.Module]]
-Declared = Callable[[str, nn.Module], bool]
+def _children(container: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """A module's children with their full names; not named_children, which hides repeated ones."""
+    prefix = f"{container}." if container else ""
+    return [(prefix + key, child) for key, child in module._modules.items() if child is not None]
 
 
-def _containers(
-    model: nn.Module, descend: Callable[[nn.Module], bool], declared: Declared | None = None
-) -> Iterator[tuple[str, Children]]:
-    """Every Sequential and ModuleList, and whatever else holds declared blocks, with its children's names."""
-    seen: set[int] = set()
-
-    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, Children]]:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
-        # not named_children, which hides repeated ones: a stack must show them
-        children = [
-            (f"{name}.{key}" if name else key, child)
-            for key, child in module._modules.items()
-            if child is not None
-        ]
-        if isinstance(module, (nn.Sequential, nn.ModuleList)) or (
-            declared is not None and any(declared(*child) for child in children)
-        ):
-            yield name, children
-        for child_name, child in children:
-            if descend(child):
-                yield from walk(child_name, child)
-
-    yield from walk("", model)
-
-
-def _known_runs(container: str, children: Children) -> list[Stack]:
+def _known_runs(container: str, module: nn.Module) -> list[Stack]:
     """Runs of one family's blocks; a block that changes the shape starts a new run."""
     runs: list[list[tuple[str, nn.Module, Anatomy]]] = []
     before: tuple[str, str, type] | None = None
+    children = _children(container, module)
     for name, block in children:
         found = describe(block)
         if found is None:
@@ -118,10 +83,11 @@ def _known_runs(container: str, children: Children) -> list[Stack]:
     return [_stack(container, run, whole=len(run) == len(children)) for run in runs]
 
 
-def _equal_runs(container: str, children: Children) -> list[Stack]:
+def _equal_runs(container: str, module: nn.Module) -> list[Stack]:
     """Runs of one class with equal parameter shapes; the first block of a run may differ."""
     runs: list[list[tuple[str, nn.Module, Anatomy]]] = []
     last: nn.Module | None = None
+    children = _children(container, module)
     for name, block in children:
         joins = (
             last is not None
@@ -187,37 +153,3 @@ def _first_argument(block: nn.Module) -> str:
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     return names[0] if names else "x"
-
-
-def _declared_blocks(model: nn.Module) -> Declared:
-    """What the model, or a part of it, declares to be its blocks: timm's and Hugging Face's ways.
-
-    timm models carry a `group_matcher` whose `blocks` are patterns of names; Hugging Face models
-    list the classes that must stay whole in `_no_split_modules`. Where nothing is declared, no
-    block is.
-    """
-    modules = list(model.named_modules())
-    patterns = [(f"{name}." if name else "", pattern) for name, m in modules for pattern in _patterns(m)]
-    classes = {kind for _, module in modules for kind in getattr(module, "_no_split_modules", None) or ()}
-
-    def declared(name: str, block: nn.Module) -> bool:
-        if type(block).__name__ in classes:
-            return True
-        own = [(name.removeprefix(prefix), pattern) for prefix, pattern in patterns if name.startswith(prefix)]
-        # timm matches parameters: a pattern that ends before the block's name does names a stage
-        return any((found := pattern.match(f"{end}.")) and found.end() >= len(end) for end, pattern in own)
-
-    return declared
-
-
-def _patterns(module: nn.Module) -> list[re.Pattern[str]]:
-    """The patterns of timm's `group_matcher` that count blocks; others name single layers."""
-    matcher = getattr(module, "group_matcher", None)
-    groups = matcher(coarse=False) if callable(matcher) else None
-    if not isinstance(groups, Mapping):  # some models decide with a function instead
-        return []
-    blocks = groups.get("blocks") or ()
-    entries = (
-        [(blocks, None)] if isinstance(blocks, str) else [(e, None) if isinstance(e, str) else e for e in blocks]
-    )
-    return [re.compile(pattern) for pattern, order in entries if order is None and r"(\d+)" in pattern]

@@ -110,5 +110,5 @@ NumClasses: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Classes 
 # which machine
 Gpu: TypeAlias = Annotated[str | None, typer.Option(help="Predict times for this GPU, as H200, A100 or RTX4090.")]
 Probe: TypeAlias = Annotated[
-    bool, typer.Option("--probe", help="Predict times for this machine; measures it once, 20 seconds.")
+    bool, typer.Option("--probe", help="Predict times for this machine; measures it, some 10 seconds.")
 ]

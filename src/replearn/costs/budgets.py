@@ -67,6 +67,10 @@ class Budget:
             return before.blocks - self.at_most
         return self.at_most * self.measure(before) if self.share else self.at_most
 
+    def met(self, cost: Cost, before: Cost) -> bool:
+        """Is this cost within the budget of a model that costs `before` now?"""
+        return self.measure(cost) <= self.limit(before)
+
     def spell(self, number: float) -> str:
         """A number of this quantity as text."""
         return QUANTITIES[self.quantity][1](number)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
-from operator import add, sub
+from dataclasses import dataclass
 
 from ..errors import ReplearnError
-from ..planning.serialization import encode
 from ..planning.table import shown, text_table
 from .machines import Machine
 
@@ -17,20 +14,18 @@ STATES = {"sgd": 0, "sgd_momentum": 1, "lion": 1, "rmsprop": 1, "adagrad": 1, "a
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a block, an operator or a whole model in one training step, and once deployed.
+    """The cost of a model in one training step, and once deployed.
 
-    FLOPs are torch's: two for a multiply and add, elementwise work not counted. Synthesis (the making of an
-    operator's weights, with its elementwise work) is counted apart, forward and backward together. Activations are
-    what is kept for the backward pass, each storage once, without parameters and the batch itself. Seconds are a
-    roofline's, and 0 where no machine was named. Once deployed, a model runs forward in evaluation mode, with its
-    operators as plain modules and, for the time, without BatchNorms, which `deploy` folds.
+    FLOPs are torch's: two for a multiply and add, elementwise work not counted. Activations are what is kept for
+    the backward pass, each storage once, without parameters and the batch itself. Seconds are a roofline's, and 0
+    where no machine was named. Once deployed, a model runs forward in evaluation mode, with its operators as plain
+    modules and, for the time, without BatchNorms, which `deploy` folds.
     """
 
     parameters: int = 0
     trainable: int = 0
     forward_flops: int = 0
     backward_flops: int = 0
-    synthesis_flops: int = 0
     activation_bytes: int = 0
     parameter_bytes: int = 0
     gradient_bytes: int = 0
@@ -39,37 +34,22 @@ class Cost:
     deployed_parameters: int = 0
     deployed_flops: int = 0
     deployed_seconds: float = 0.0
-    blocks: int = 0  # blocks that are no operators
+    blocks: int = 0  # blocks that are no operators, where they are counted
 
     @property
     def training_flops(self) -> int:
-        """Forward and backward, with synthesis."""
-        return self.forward_flops + self.backward_flops + self.synthesis_flops
+        """Forward and backward."""
+        return self.forward_flops + self.backward_flops
 
     @property
     def memory_bytes(self) -> int:
         """Weights, gradients, optimizer state and activations added up."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(*map(add, astuple(self), astuple(other)))
-
-    def __sub__(self, other: Cost) -> Cost:
-        return Cost(*map(sub, astuple(self), astuple(other)))
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCost:
-    """The cost of one block, or of the operator in its place."""
-
-    name: str
-    kind: str  # the block's class, or the operator's label
-    cost: Cost
-
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """The cost of a model, block by block; `rest` is the stem, the head and the loss.
+    """The cost of a model.
 
     `peak_bytes` is the most that a training step holds at once, from a replay of its allocations, and at least
     weights, gradients, optimizer state and activations together: a loop that clears gradients after the forward
@@ -77,24 +57,8 @@ class ModelCost:
     """
 
     model: str
-    blocks: tuple[BlockCost, ...]
-    rest: Cost
+    total: Cost
     peak_bytes: int
-    num_kernels: int
-
-    @property
-    def total(self) -> Cost:
-        """Of all blocks and the rest."""
-        return sum((block.cost for block in self.blocks), self.rest)
-
-    def of(self, name: str) -> Cost:
-        """The cost of the block with this name."""
-        for block in self.blocks:
-            if block.name == name:
-                return block.cost
-        raise ReplearnError(
-            f"{self.model} has no block {name!r}; its blocks are {', '.join(block.name for block in self.blocks)}."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +77,9 @@ class Promise:
 
     def ratio(self, quantity: str) -> float:
         """After over before, of a number of `Cost` (`memory_bytes`, `seconds`, ...) or of `peak_bytes`."""
-        whole = quantity in ("peak_bytes", "num_kernels")
+        whole = quantity == "peak_bytes"
         before, after = (getattr(cost if whole else cost.total, quantity) for cost in (self.before, self.after))
         return float(after / before) if before else 1.0
-
-    def to_json(self) -> str:
-        """All of it as one line of JSON, totals included."""
-        found = encode(self)
-        for side in ("before", "after"):
-            whole = getattr(self, side).total
-            found[side]["total"] = {
-                **encode(whole),
-                "training_flops": whole.training_flops,
-                "memory_bytes": whole.memory_bytes,
-            }
-        return json.dumps({"replearn_promise": 1, **found})
 
 
 def optimizer_states(optimizer: str) -> int:
@@ -148,7 +100,6 @@ def promise_table(promise: Promise) -> str:
     rows = [
         row("parameters", count, "trainable", "deployed_parameters"),
         row("FLOPs", flops, "training_flops", "deployed_flops"),
-        row("  of these synthesis", flops, "synthesis_flops"),
     ]
     if promise.machine is not None:
         rows.append(row("time", duration, "seconds", "deployed_seconds"))

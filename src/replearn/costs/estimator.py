@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.validate import refuse_wrapped
 from ..surgery.replace import check_fit, exchange_, operators_of, set_submodule
-from .data import BlockCost, Cost, ModelCost, Promise, optimizer_states
+from .data import Cost, ModelCost, Promise, optimizer_states
 from .fake import check_precision, double_of, on_meta
 from .machines import Machine, seconds_of
 from .recorder import Operation
@@ -62,11 +60,10 @@ def estimate(
     True
     """
     refuse_wrapped(model)
-    names = [name for stack in find_stacks(model) for name in stack.blocks]
     terms = Terms(optimizer, precision, machine, loss)
     replaced = None if plan is None else replaced_double(model, plan)
-    before = cost_of(model, example, names, terms)
-    after = before if replaced is None else cost_of(replaced, example, names, terms)
+    before = cost_of(model, example, terms)
+    after = before if replaced is None else cost_of(replaced, example, terms)
     return Promise(before, after, precision, optimizer, machine, shapes_of(example))
 
 
@@ -82,12 +79,7 @@ def predict(
     """Predict what one model costs as it is, replaced or not; see `estimate`."""
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a torch.nn.Module as the first argument, got {type(model).__name__}.")
-    names = {name for stack in find_stacks(model) for name in stack.blocks}
-    for name, _ in operators_of(model):
-        parent = name.rpartition(".")[0]
-        names |= {f"{parent}.{child}" for child, _ in model.get_submodule(parent).named_children()}
-    order = [name for name, _ in model.named_modules() if name in names]
-    return cost_of(model, example, order, Terms(optimizer, precision, machine, loss))
+    return cost_of(model, example, Terms(optimizer, precision, machine, loss))
 
 
 def replaced_double(model: nn.Module, plan: Plan) -> nn.Module:
@@ -117,71 +109,54 @@ def shapes_of(example: Any) -> str:
     return ", ".join(found)
 
 
-def cost_of(model: nn.Module, example: Any, names: Iterable[str], terms: Terms) -> ModelCost:
-    """The cost of a model as it is, by the blocks with these names; without an example, of its weights alone."""
-    operators = {name: operator.target.operator.label() for name, operator in operators_of(model)}
-    kinds = {name: operators.get(name) or type(model.get_submodule(name)).__name__ for name in names}
+def cost_of(model: nn.Module, example: Any, terms: Terms) -> ModelCost:
+    """The cost of a model as it is; without an example, of its weights alone."""
     deployed = deployed_double(model)
-    if example is None:
-        parts, peak, kernels = {name: Cost() for name in (*kinds, "")}, 0, 0
-    else:
-        recorder, saved = run_step(model, example, kinds, operators, terms.precision, terms.loss)
-        inference = run_forward(deployed, example, kinds, terms.precision)
-        parts = {name: _work(name, recorder.operations, inference, terms) for name in (*kinds, "")}
-        parts = {name: replace(part, activation_bytes=saved.get(name, 0)) for name, part in parts.items()}
-        peak, kernels = recorder.peak, len(recorder.operations)
-    shipped = _weights(deployed, kinds)
-    for name, weights in _weights(model, kinds).items():
-        parts[name] += _weights_cost(weights, shipped[name], terms, name in kinds and name not in operators)
-    blocks = tuple(BlockCost(name, kind, parts[name]) for name, kind in kinds.items())
-    found = ModelCost(type(model).__name__, blocks, parts[""], 0, kernels)
-    held = sum(p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers()))
-    peak += held + found.total.optimizer_bytes
-    return replace(found, peak_bytes=max(peak, found.total.memory_bytes))
+    work, peak = Cost(), 0
+    if example is not None:
+        recorder, saved = run_step(model, example, terms.precision, terms.loss)
+        inference = run_forward(deployed, example, terms.precision)
+        work, peak = _work(recorder.operations, inference, saved, terms), recorder.peak
+    total = _with_weights(work, list(model.parameters()), list(deployed.parameters()), terms)
+    held = sum(_bytes(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    return ModelCost(type(model).__name__, total, max(peak + held + total.optimizer_bytes, total.memory_bytes))
 
 
-def _work(name: str, training: list[Operation], inference: list[Operation], terms: Terms) -> Cost:
-    """The FLOPs and seconds of a block in a training step, and once deployed."""
-    mine, shipped = ([op for op in found if op.block == name] for found in (training, inference))
+def _work(training: list[Operation], inference: list[Operation], saved: int, terms: Terms) -> Cost:
+    """The FLOPs, seconds and activations of a training step, and of a forward pass once deployed."""
 
     def seconds(operations: list[Operation]) -> float:
         machine = terms.machine
         return 0.0 if machine is None else sum(seconds_of(op, machine, terms.precision) for op in operations)
 
     return Cost(
-        forward_flops=sum(op.flops for op in mine if not op.synthesis and op.phase == "forward"),
-        backward_flops=sum(op.flops for op in mine if not op.synthesis and op.phase == "backward"),
-        synthesis_flops=sum(op.flops or op.outputs for op in mine if op.synthesis),
-        seconds=seconds(mine),
-        deployed_flops=sum(op.flops for op in shipped),
-        deployed_seconds=seconds([op for op in shipped if "batch_norm" not in op.name]),
+        forward_flops=sum(op.flops for op in training if op.phase == "forward"),
+        backward_flops=sum(op.flops for op in training if op.phase == "backward"),
+        activation_bytes=saved,
+        seconds=seconds(training),
+        deployed_flops=sum(op.flops for op in inference),
+        deployed_seconds=seconds([op for op in inference if "batch_norm" not in op.name]),
     )
 
 
-def _weights(model: nn.Module, kinds: Iterable[str]) -> dict[str, list[nn.Parameter]]:
-    """The parameters of each block and of the rest (''), a shared one where it comes first."""
-    names = tuple(kinds)
-    found: dict[str, list[nn.Parameter]] = {name: [] for name in (*names, "")}
-    for path, parameter in model.named_parameters():
-        inside = [name for name in names if path.startswith(f"{name}.")]
-        found[max(inside, key=len) if inside else ""].append(parameter)
-    return found
-
-
-def _weights_cost(weights: list[nn.Parameter], deployed: list[nn.Parameter], terms: Terms, is_block: bool) -> Cost:
-    """What weights cost by themselves: their memory, gradients, optimizer state, and the optimizer's step."""
+def _with_weights(work: Cost, weights: list[nn.Parameter], deployed: list[nn.Parameter], terms: Terms) -> Cost:
+    """The cost with what weights take by themselves: memory, gradients, optimizer state, the optimizer's step."""
     states = optimizer_states(terms.optimizer)
     trained = [parameter for parameter in weights if parameter.requires_grad]
-    trained_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    trained_bytes = sum(map(_bytes, trained))
     # read weight and gradient, write the weight; read and write each state
     moved = trained_bytes * (3 + 2 * states)
-    return Cost(
+    return replace(
+        work,
         parameters=sum(parameter.numel() for parameter in weights),
         trainable=sum(parameter.numel() for parameter in trained),
-        parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in weights),
+        parameter_bytes=sum(map(_bytes, weights)),
         gradient_bytes=trained_bytes,
         optimizer_bytes=trained_bytes * states,
-        seconds=0.0 if terms.machine is None else moved / terms.machine.bandwidth,
+        seconds=work.seconds + (0.0 if terms.machine is None else moved / terms.machine.bandwidth),
         deployed_parameters=sum(parameter.numel() for parameter in deployed),
-        blocks=int(is_block),
     )
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

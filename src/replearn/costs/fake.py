@@ -104,8 +104,7 @@ _gpu = Switch()
 def _as_with_a_gpu() -> AbstractContextManager[None]:
     """What torch leaves out without a GPU, as it is with one.
 
-    torch.autocast("cuda") does nothing there, and recomputing enters it anew; and a convolution forgets that its
-    input was channels_last.
+    torch.autocast("cuda") does nothing there, and recomputing enters it anew.
     """
     return nullcontext() if torch.cuda.is_available() else _gpu.changed(_set)
 
@@ -114,30 +113,17 @@ def _set() -> Undo:
     from torch.cuda.amp import common
 
     was = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
-    layout, quiet = torch._C._conv_determine_backend_memory_format, warnings.catch_warnings()
+    quiet = warnings.catch_warnings()
     quiet.__enter__()
     warnings.filterwarnings("ignore", message=".*CUDA is not available.*")
     common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda including_emulation=True: True
-    torch._C._conv_determine_backend_memory_format = kept_layout
 
     def undo() -> None:
         common.amp_definitely_not_available, torch.cuda.is_bf16_supported = was
-        torch._C._conv_determine_backend_memory_format = layout
         quiet.__exit__(None, None, None)
 
     return undo
-
-
-def kept_layout(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
-    """cuDNN's rule: channels_last if the input or the kernel is."""
-    last = any(
-        tensor.dim() == 4
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-        and not tensor.is_contiguous()
-        for tensor in (input, weight)
-    )
-    return torch.channels_last if last else torch.contiguous_format
 
 
 HALF = (torch.float16, torch.bfloat16)

@@ -1,20 +1,15 @@
-"""Machines as data: how fast they compute, move memory and start kernels; by name, or measured once."""
+"""Machines as data: how fast they compute, move memory and start kernels; by name, or measured."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import ReplearnError
-from ..planning.serialization import decode, encode, parse
 from .precision import float32_products
 
 if TYPE_CHECKING:
@@ -102,16 +97,12 @@ def seconds_of(operation: Operation, machine: Machine, precision: str) -> float:
     return max(operation.flops / peak, operation.bytes_moved / machine.bandwidth) + machine.launch
 
 
-FORMAT = 1
-SECONDS = 2.0  # for each of the measurements
+SECONDS = 1.0  # for each of the measurements
 SIZES = {"cuda": (8192, 256, 2**29), "cpu": (1024, 8, 2**26)}  # matrix rows, images, bytes to copy
 
 
 def probe(device: str | torch.device | None = None) -> Machine:
-    """This machine's speeds, measured in less than 20 seconds and remembered in the user's cache folder.
-
-    The cache is one JSON file for each device and version of torch. A damaged file is measured over.
-    """
+    """This machine's speeds, from six small measurements of a second each."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if where.type not in SIZES:
         raise ReplearnError(f"Only cpu and cuda can be probed, not {str(where)!r}; name a GPU instead.")
@@ -120,66 +111,40 @@ def probe(device: str | torch.device | None = None) -> Machine:
     name = f"CPU ({torch.get_num_threads()} threads)"
     if where.type == "cuda":
         name = torch.cuda.get_device_name(where)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replearn"
-    file = folder / f"machine-{FORMAT}-{_plain(f'{platform.node()} {name} {torch.__version__}')}.json"
-    if (found := _remembered(file)) is None:
-        found = measure(where, name, SECONDS)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"replearn_machine": FORMAT, **encode(found)}), encoding="utf-8")
-        temporary.replace(file)
-    return found
-
-
-def measure(device: torch.device, name: str, seconds: float) -> Machine:
-    """Six small measurements of this many seconds each."""
-    rows, images, copied = SIZES[device.type]
+    rows, images, copied = SIZES[where.type]
 
     def fastest(dtype: torch.dtype) -> float:
-        return max(_matmul(device, dtype, rows, seconds), _convolution(device, dtype, images, seconds))
+        return max(_matmul(where, dtype, rows), _convolution(where, dtype, images))
 
     with float32_products(tf32=False):
-        single = _matmul(device, torch.float32, rows, seconds)
+        single = _matmul(where, torch.float32, rows)
     with float32_products(tf32=True):
         fast = fastest(torch.float32)
     half = fastest(torch.bfloat16)
-    memory = torch.empty(copied // 4, device=device)
+    memory, small = torch.empty(copied // 4, device=where), torch.zeros(16, device=where)
     target = torch.empty_like(memory)
-    bandwidth = 2 * copied / _each(lambda: target.copy_(memory), seconds)
-    small = torch.zeros(16, device=device)
-    launch = _each(lambda: small.add_(1), min(seconds, 0.5))
-    return Machine(
-        name, half, max(fast, single), single, bandwidth, launch, f"probed with torch {torch.__version__}"
-    )
+    bandwidth = 2 * copied / _each(lambda: target.copy_(memory))
+    launch = _each(lambda: small.add_(1))
+    source = f"probed with torch {torch.__version__}"
+    return Machine(name, half, max(fast, single), single, bandwidth, launch, source)
 
 
-def _matmul(device: torch.device, dtype: torch.dtype, rows: int, seconds: float) -> float:
+def _matmul(device: torch.device, dtype: torch.dtype, rows: int) -> float:
     left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-    return 2 * rows**3 / _each(lambda: left @ right, seconds)
+    return 2 * rows**3 / _each(lambda: left @ right)
 
 
-def _convolution(device: torch.device, dtype: torch.dtype, images: int, seconds: float) -> float:
+def _convolution(device: torch.device, dtype: torch.dtype, images: int) -> float:
     given = torch.randn(images, 128, 28, 28, device=device).to(dtype).to(memory_format=torch.channels_last)
     kernel = torch.randn(128, 128, 3, 3, device=device).to(dtype)
     work = 2 * images * 28 * 28 * 128 * 128 * 9
-    return work / _each(lambda: torch.nn.functional.conv2d(given, kernel, padding=1), seconds)
+    return work / _each(lambda: torch.nn.functional.conv2d(given, kernel, padding=1))
 
 
 @torch.no_grad()
-def _each(work: Callable[[], Tensor], seconds: float) -> float:
+def _each(work: Callable[[], Tensor]) -> float:
     """Seconds of one call: the best of many runs."""
     from torch.utils.benchmark import Timer  # slow to import
 
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-    return min(timer.blocked_autorange(min_run_time=seconds).times)
-
-
-def _remembered(file: Path) -> Machine | None:
-    try:
-        data = parse(file.read_text(encoding="utf-8"), "it")
-        if not isinstance(data, dict) or data.pop("replearn_machine", None) != FORMAT:
-            return None
-        machine = decode(Machine, data, "machine")
-    except (OSError, ValueError):  # absent, unreadable or damaged: all are mended by measuring
-        return None
-    return machine if min(machine.half_flops, machine.float32_flops, machine.bandwidth) > 0 else None
+    return min(timer.blocked_autorange(min_run_time=SECONDS).times)

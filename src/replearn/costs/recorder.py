@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,48 +22,31 @@ FREE = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "ali
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A kernel that runs in a training step.
-
-    `block` is the name of the block it belongs to, or '' for stem, head and loss. `synthesis` marks what depends
-    on no input: the making of an operator's weights.
-    """
+    """A kernel that runs in a training step."""
 
     name: str
-    block: str
     phase: Phase
-    synthesis: bool
     flops: int
     bytes_moved: int
-    outputs: int  # numbers written
     dtype: torch.dtype
 
 
 class Recorder(TorchDispatchMode):
     """Records operations and live memory; hooks are set on the double, never on the user's model."""
 
-    def __init__(self, model: nn.Module, blocks: Collection[str], operators: Collection[str]) -> None:
+    def __init__(self, model: nn.Module, example: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.phase: Phase = "forward"
         self.live = self.peak = 0
         self.path: list[str] = []  # of the modules that are running; the innermost is last
         self._modules = dict(model.named_modules())
-        self._blocks = frozenset(blocks)
-        self._operators = frozenset(operators)
-        self._running: list[str] = []
-        self._owner: dict[int, str] = {}  # live storage: the block that made it
-        self._size: dict[int, int] = {}
-        self._from_batch: set[int] = set()
-        self._given: set[int] = set()
+        self._size: dict[int, int] = {}  # of live storages
+        # what was there before the step
+        self._given = {_key(t) for t in (*model.parameters(), *model.buffers(), *tensors_in(example))}
         self._saved: dict[int, Tensor] = {}
         self._unpacked: list[int] = []
         self._ticket = 0
-        self._starts: list[int] = [0]  # autograd's sequence numbers at which another block takes over
-        self._taking_over: list[str] = [""]
-        self._synthesis_nodes: set[int] = set()
-        self._node: tuple[str, bool] = ("", False)
-        self._given |= {_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        self._from_batch |= {_key(tensor) for tensor in model.buffers()}  # statistics are no synthesis
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -72,77 +54,39 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         given, results = tensors_in(args, kwargs), tensors_in(made)
-        from_batch = any(_key(tensor) in self._from_batch for tensor in given)
-        block, synthesis = self._account(from_batch)
         for tensor in results:
-            self._hold(tensor, block, from_batch)
+            self._hold(tensor)
         if runs_no_kernel(func) or not results:
             return made
-        makes_node = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-        if synthesis and self.phase == "forward" and makes_node:
-            self._synthesis_nodes.add(_sequence() - 1)  # autograd numbered its node just before
         self.operations.append(
             Operation(
                 name=func._overloadpacket.__name__,
-                block=block,
                 phase=self.phase,
-                synthesis=synthesis,
                 flops=flops_of(func, args, kwargs, made),
                 bytes_moved=bytes_of(given) + bytes_of(results),
-                outputs=sum(tensor.numel() for tensor in results),
                 dtype=computed_in((*given, *results)),
             )
         )
         return made
 
-    def _account(self, from_batch: bool) -> tuple[str, bool]:
-        """On whose account an operation goes, and whether it is synthesis."""
-        if self.phase == "backward" and not self._running:
-            return self._node
-        block = self._running[-1] if self._running else ""
-        return block, block in self._operators and not from_batch
-
-    def enter_node(self, node: Any) -> None:
-        """From here on, work is done for this node of the backward graph."""
-        number = node._sequence_nr()
-        known = number < 2**62  # those that only accumulate have no number of their own
-        block = self._taking_over[bisect_right(self._starts, number) - 1] if known else ""
-        self._node = (block, number in self._synthesis_nodes)
-
-    def mark_batch(self, example: Any) -> None:
-        """The user's batch: it was there before the step, and what depends on it is no synthesis."""
-        found = {_key(tensor) for tensor in tensors_in(example)}
-        self._given |= found
-        self._from_batch |= found
-
-    def _hold(self, tensor: Tensor, block: str, from_batch: bool) -> None:
+    def _hold(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if from_batch:
-            self._from_batch.add(key)
-        if key in self._given or key in self._owner or tensor.device.type != "cuda":
+        if key in self._given or key in self._size or tensor.device.type != "cuda":
             return
-        if not from_batch:
-            self._from_batch.discard(key)  # a new storage may have the address of one that is gone
         size = allocated(storage.nbytes())
-        self._owner[key], self._size[key] = block, size
+        self._size[key] = size
         self.live += size
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._let_go, key)
 
     def _let_go(self, key: int) -> None:
         self.live -= self._size.pop(key, 0)
-        self._owner.pop(key, None)
-        self._from_batch.discard(key)
 
-    def saved_bytes(self, results: Any) -> dict[str, int]:
-        """Bytes kept for the backward pass (and the results), each storage once, by the block that made it."""
-        found: dict[str, int] = {}
+    def saved_bytes(self, results: Any) -> int:
+        """Bytes kept for the backward pass (and the results), each storage once."""
         keys = {_key(tensor) for tensor in (*self._saved.values(), *tensors_in(results))}
-        for key in keys - self._given:
-            if key in self._owner:
-                found[self._owner[key]] = found.get(self._owner[key], 0) + self._size[key]
-        return found
+        return sum(self._size.get(key, 0) for key in keys - self._given)
 
     def saving(self) -> saved_tensors_hooks:
         """Keep what autograd saves under a ticket, so that it can be counted and let go."""
@@ -162,9 +106,7 @@ class Recorder(TorchDispatchMode):
         for ticket in self._unpacked:
             self._saved.pop(ticket, None)
         self._unpacked.clear()
-        self._running.clear()  # a checkpointed block is left early when all that was missing is there
-        self.path.clear()
-        self._node = ("", False)
+        self.path.clear()  # a checkpointed block is left early when all that was missing is there
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -172,7 +114,7 @@ class Recorder(TorchDispatchMode):
         handles = []
         for name, module in self._modules.items():
             handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
-            handles.append(module.register_forward_hook(partial(self._leave, name)))
+            handles.append(module.register_forward_hook(self._leave))
         try:
             yield
         finally:
@@ -181,28 +123,13 @@ class Recorder(TorchDispatchMode):
 
     def _enter(self, name: str, *_: Any) -> None:
         self.path.append(name)
-        if name in self._blocks:
-            self._running.append(name)
-            self._take_over(name)
 
-    def _leave(self, name: str, *_: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         self.path.pop()
-        if name in self._blocks:
-            self._running.pop()
-            self._take_over(self._running[-1] if self._running else "")
-
-    def _take_over(self, block: str) -> None:
-        if self.phase == "forward":
-            self._starts.append(_sequence())
-            self._taking_over.append(block)
 
 
 def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _sequence() -> int:
-    return int(torch._C._autograd._get_sequence_nr())
 
 
 def allocated(num_bytes: int) -> int:

@@ -6,8 +6,7 @@ Nodes are called one by one in the engine's own order, the latest made first, an
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,17 +26,14 @@ Loss = Callable[[Any], Tensor]
 def run_step(
     model: nn.Module,
     example: Any,
-    kinds: Iterable[str],
-    operators: Iterable[str],
     precision: str,
     loss: Loss | None,
-) -> tuple[Recorder, dict[str, int]]:
-    """One training step on the fake GPU, forward and backward."""
+) -> tuple[Recorder, int]:
+    """One training step on the fake GPU, forward and backward; the bytes kept between the two."""
     with fake_gpu(precision):
         double = double_of(model, on_fake_gpu).train()
         batch = example_on_fake_gpu(example)
-        recorder = Recorder(double, tuple(kinds), tuple(operators))
-        recorder.mark_batch(batch)
+        recorder = Recorder(double, batch)
         with recorder, recorder.watching(), recorder.saving(), torch.enable_grad():
             try:
                 made = call(double, batch)
@@ -61,13 +57,13 @@ def run_step(
     return recorder, saved
 
 
-def run_forward(model: nn.Module, example: Any, kinds: Iterable[str], precision: str) -> list[Operation]:
+def run_forward(model: nn.Module, example: Any, precision: str) -> list[Operation]:
     """One forward pass on the fake GPU, in evaluation mode; in training mode where that one needs values."""
     with plain_encoder_layers():
         for training in (False, True):
             with fake_gpu(precision):
                 double, batch = double_of(model, on_fake_gpu).train(training), example_on_fake_gpu(example)
-                recorder = Recorder(double, tuple(kinds), ())
+                recorder = Recorder(double, batch)
                 with recorder, recorder.watching(), torch.no_grad():
                     try:
                         call(double, batch)
@@ -123,55 +119,31 @@ def _one_graph_task() -> Iterator[None]:
 
 
 @torch.no_grad()
-def run_backward(loss: Tensor, recorder: Recorder) -> dict[Any, Tensor]:
+def run_backward(loss: Tensor, recorder: Recorder) -> dict[Any, Any]:
     """Walk the graph of a loss; returns the gradients by accumulating node, so that they count as held."""
-    root = loss.grad_fn
-    waiting = _dependencies(root)
-    arrived: dict[Any, list[Tensor | None]] = {root: [torch.ones_like(loss)]}
-    gradients: dict[Any, Tensor] = {}
-    order = 0
-    ready: list[tuple[int, int, Any]] = [(0, order, root)]
-    while ready:
-        node = heapq.heappop(ready)[2]
-        given = arrived.pop(node, None)
-        if type(node).__name__ == "AccumulateGrad":
-            if given is not None and given[0] is not None:
-                gradients[node] = given[0]
-            continue
-        made = _call(node, given, recorder)
-        for (following, slot), gradient in zip(_edges(node), made, strict=True):
-            if following is None:
-                continue
-            if gradient is not None:
-                _arrive(arrived, following, slot, gradient)
-            waiting[following] -= 1
-            if not waiting[following]:
-                order += 1
-                heapq.heappush(ready, (-following._sequence_nr(), order, following))
-        del made, given
-    return gradients
+    arrived: dict[Any, list[Tensor | None]] = {loss.grad_fn: [torch.ones_like(loss)]}
+    for node in sorted(_nodes(loss.grad_fn), key=lambda node: -node._sequence_nr()):
+        if node in arrived and type(node).__name__ != "AccumulateGrad":
+            made = _call(node, arrived.pop(node), recorder)
+            for (following, slot), gradient in zip(_edges(node), made, strict=True):
+                if following is not None and gradient is not None:
+                    _arrive(arrived, following, slot, gradient)
+            del made
+    return arrived
 
 
-def _dependencies(root: Any) -> dict[Any, int]:
-    """How many nodes must run before each one."""
-    counts: dict[Any, int] = {}
+def _nodes(root: Any) -> set[Any]:
+    """Every node of the graph; each was made after those that it leads to."""
     seen, todo = {root}, [root]
     while todo:
-        for following, _ in todo.pop().next_functions:
-            if following is None:
-                continue
-            counts[following] = counts.get(following, 0) + 1
-            if following not in seen:
-                seen.add(following)
-                todo.append(following)
-    return counts
+        new = {following for following, _ in todo.pop().next_functions if following is not None} - seen
+        seen |= new
+        todo += new
+    return seen
 
 
-def _call(node: Any, given: list[Tensor | None] | None, recorder: Recorder) -> tuple[Tensor | None, ...]:
-    """The gradients that a node gives along its edges; none if none came."""
-    if given is None:
-        return (None,) * len(_edges(node))
-    recorder.enter_node(node)
+def _call(node: Any, given: list[Tensor | None], recorder: Recorder) -> tuple[Tensor | None, ...]:
+    """The gradients that a node gives along its edges."""
     try:
         made = node.apply(*given) if _is_python(node) else node(*given)
     finally:

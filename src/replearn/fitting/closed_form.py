@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..blocks.running import unchanged
 from ..errors import ReplearnError
-from ..operators._base.operator import Inner, Operator
+from ..operators._base.operator import Operator
 from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
@@ -49,9 +48,7 @@ class Fit:
     """How well one operator imitates its block on held-out rows.
 
     Errors are mean squares over the block's output, divided by the mean square of its residual branch: 0 is a
-    perfect imitation. Removal's own error is given too: 1, or less where an activation follows the sum. Times
-    `share`, the branch's mean square over the output's, errors compare blocks with one another: to miss half of a
-    branch that hardly changes its input does little harm.
+    perfect imitation. Removal's own error is given too: 1, or less where an activation follows the sum.
     """
 
     name: str
@@ -59,13 +56,12 @@ class Fit:
     removal_error: float
     ridge: float
     note: str = ""
-    share: float = 1.0
 
 
 class Imitation:
     """The fit of one target's operator to its block, in the model as it stands; the model is not changed.
 
-    `fit()` tries every way of fitting and keeps what does best on held-out rows; `operator` is then fitted.
+    After `fit()` the `operator` is fitted, or as it starts where that does better on held-out rows.
     """
 
     def __init__(self, model: nn.Module, target: Target, data: Iterable[Any], forward: Forward | None) -> None:
@@ -74,39 +70,28 @@ class Imitation:
         self.samples = 0
 
     def fit(self) -> Fit:
-        operator = self.operator
-        notes: list[str] = []
+        operator, note = self.operator, ""
         operator.reset_parameters()
-        error, removal, share = self.errors()
-        start = best = copied(operator)
-        ridge, fitted = 0.0, False
-        for inner in dict.fromkeys((None, operator.inner())):  # which does better, is told by held-out data
+        error, removal = self.errors()
+        start = {name: tensor.clone() for name, tensor in operator.state_dict().items()}
+        ridge = self.fit_stages()
+        if ridge is None:
+            note = "nothing of it can be fitted in closed form; it keeps its start"
+        elif (fitted := self.errors()[0]) < error:  # on held-out data
+            error = fitted
+        else:
             operator.load_state_dict(start)
-            used = self.fit_stages(inner)
-            if used is None:
-                continue
-            fitted = True
-            found = self.errors()[0]
-            if found < error:
-                error, best, ridge = found, copied(operator), used
-        operator.load_state_dict(best)
-        if not fitted:
-            notes.append("nothing of it can be fitted in closed form; it keeps its start")
+            ridge = None
         if not error <= removal:  # NaN counts as worse
-            notes.append(self.fall_back())
+            note = "; ".join(filter(None, (note, self.fall_back())))
             error = self.errors()[0]
-        return Fit(self.target.name, min(error, removal), removal, ridge, "; ".join(notes), share)
+        return Fit(self.target.name, min(error, removal), removal, ridge or 0.0, note)
 
-    def fit_stages(self, inner: Inner | None) -> float | None:
-        """Fit the inner map, then one stage after another; the last ridge, or None where nothing can be fitted."""
-        stages = self.operator.stages()
-        if inner is not None:
-            features, fit = inner
-            if (moments := self.moments(stages[0], (), features)) is not None:
-                fit(*moments)
+    def fit_stages(self) -> float | None:
+        """Fit one stage after another; the last ridge, or None where nothing can be fitted."""
         ridge = None
-        for index, stage in enumerate(stages):
-            if (moments := self.moments(stage, stages[:index], stage.regressors)) is not None:
+        for index, stage in enumerate(stages := self.operator.stages()):
+            if (moments := self.moments(stage, stages[:index])) is not None:
                 ridge = stage.fit(*moments)
         return ridge
 
@@ -118,9 +103,7 @@ class Imitation:
             )
         return "no fit was better than removal, so its branch starts at zero"
 
-    def moments(
-        self, stage: Operator, before: tuple[Operator, ...], features: Callable[[Tensor], Tensor | None]
-    ) -> tuple[Moments, Moments] | None:
+    def moments(self, stage: Operator, before: tuple[Operator, ...]) -> tuple[Moments, Moments] | None:
         """Moments for fitting and held-out ones; None where there is nothing to fit."""
         fitted, held = (Moments(narrow=math.inf) for _ in range(2))
         self.samples = 0
@@ -131,30 +114,25 @@ class Imitation:
                 x = earlier.compute(x)
             whole = seen.preactivation if stage.ends_in_activation else None
             for piece, aimed in chunks(x, (seen.y if whole is None else whole) - x):
-                if (rows := features(piece)) is None:
+                if (rows := stage.regressors(piece)) is None:
                     return None
                 pair = rows.double()[None], as_rows(aimed, self.target).double()[None]
                 (held if seen.held_out else fitted).add(*pair)
         return fitted, held
 
-    def errors(self) -> tuple[float, float, float]:
-        """Held-out errors of the operator and of removal over the branch's power, and the branch's share."""
-        error = removal = power = output = 0.0
+    def errors(self) -> tuple[float, float]:
+        """Held-out errors of the operator and of removal, over the branch's power."""
+        error = removal = power = 0.0
         for seen in self.observe(held_out=True):
             branch = (seen.y if seen.preactivation is None else seen.preactivation) - seen.x
             power += float(branch.double().square().sum())
-            output += float(seen.y.double().square().sum())
             error += float((seen.through(self.operator) - seen.y).double().square().sum())
             removal += float((seen.x - seen.y).double().square().sum())
         power = power or 1.0
-        return error / power if error == error else math.inf, removal / power, power / (output or 1.0)
+        return error / power if error == error else math.inf, removal / power
 
     def observe(self, held_out: bool | None = None) -> Iterator[Seen]:
         return observe(self.model, self.target, self.data, self.forward, held_out=held_out)
-
-
-def copied(operator: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in operator.state_dict().items()}
 
 
 def as_rows(branch: Tensor, target: Target) -> Tensor:
@@ -167,23 +145,6 @@ def chunks(x: Tensor, branch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     per_sample = math.prod(x.shape[1:]) * 9 * 8
     size = max(1, 2**28 // per_sample)
     yield from zip(x.split(size), branch.split(size), strict=True)
-
-
-def fitted_errors(
-    model: nn.Module, targets: Sequence[Target], data: Iterable[Any], forward: Forward | None = None
-) -> tuple[Fit, ...]:
-    """Fit every target's operator by itself, in the intact model, as `calibrate_` does.
-
-    The model stays as it was. Raises ReplearnError for data that does not fit, and for NaN.
-    """
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ReplearnError(
-            f"The error of a replacement needs a model with values, and this {type(model).__name__} is on the "
-            "meta device. Score by 'count', or take the model itself."
-        )
-    check_data(data)
-    with unchanged(model), torch.no_grad():
-        return tuple(Imitation(model, target, data, forward).fit() for target in targets)
 
 
 def check_data(data: Any) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from torch import nn
 
-from ..costs.budgets import Budget
+from ..costs.budgets import Budget, as_budgets
+from ..costs.data import Cost
+from ..costs.estimator import Terms, cost_of, replaced_double
 from ..costs.machines import Machine
 from ..errors import ReplearnError
 from ..operators._base.options import Options, options_named
 from ..planning import planner
-from ..planning.data import Plan
-from .choose import place
+from ..planning.data import Plan, Target
+from ..planning.legality import Survey
+from ..planning.positions import best_apart
+from .observe import block_similarity
+
+SCORES = ("count", "similarity")
 
 
 def plan(
@@ -37,10 +46,12 @@ def plan(
     - `fraction`: a share of all blocks, spread evenly, instead of an interval.
     - `targets`: the names of the blocks, instead of either.
     - `budget`: 'latency<=75%', 'parameters<=60%', 'flops<=70%' (once deployed, as in `compress`), 'blocks=12',
-      'memory<=80%' or 'time<=80%' (of a training step), instead of these. All but parameters and blocks need an
-      `example`, a batch as the model takes it, of which only the shapes count; latency and time a `machine` too.
-    - `score`, `data`: the damage of a block, of which a budget does the least: 'count' (each the same),
-      'similarity' or 'error' on batches of `data`, or your own numbers by block name.
+      'memory<=80%' or 'time<=80%' (of a training step), instead of these: the fewest blocks that meet it, or all
+      of several. All but parameters and blocks need an `example`, a batch as the model takes it, of which only
+      the shapes count; latency and time a `machine` too.
+    - `score`, `data`: which blocks a budget takes: 'count' spreads them evenly, 'similarity' takes those that
+      change their input least on the first batch of `data`, your own numbers by block name (the damage) those of
+      the least sum. For a trained model `compress` measures the damage of each choice instead.
     - `operator`: options from `replearn.operators`, or a name as 'reduced_bottleneck'; by default the paper's for
       the kind of block.
 
@@ -61,4 +72,116 @@ def plan(
     if (interval, first, fraction, targets) != (4, None, None, None):
         raise ReplearnError("budget chooses the targets; leave out interval, first, fraction and targets.")
     options = options_named(operator) if isinstance(operator, str) else operator
-    return place(model, budget, example, score=score, data=data, operator=options, machine=machine).plan
+    return plan_within(model, as_budgets(budget), example, options, Terms(machine=machine), score, data)
+
+
+def plan_within(
+    model: nn.Module,
+    budgets: Sequence[Budget],
+    example: Any,
+    operator: Options | None,
+    terms: Terms,
+    score: str | Mapping[str, float] = "count",
+    data: Any = None,
+) -> Plan:
+    """The plan of the fewest targets whose predicted cost meets every budget; see `plan`."""
+    check_terms(budgets, example, terms)
+    stacks = planner.stacks_of(model)
+    survey = Survey(model, stacks, operator)
+    legal = [target for stack in stacks for target in survey.at(stack, survey.legal(stack))]
+    if not legal:
+        planner.plan(model, 2, 2, operator=operator)  # says why there are none
+    damage = None if score == "count" else damages(model, legal, score, data)
+    num_blocks = len(survey.places)
+    batch = None if all(budget.quantity in ("parameters", "blocks") for budget in budgets) else example
+    whole = replace(cost_of(model, batch, terms).total, blocks=num_blocks)
+    if all(budget.met(whole, whole) for budget in budgets):
+        now = "; ".join(f"{budget}: it takes {budget.spell(budget.measure(whole))}" for budget in budgets)
+        raise ReplearnError(f"{type(model).__name__} meets its budget already, so nothing has to go ({now}).")
+
+    by = score if isinstance(score, str) else "given scores"
+    placement = f"budget {', '.join(map(str, budgets))}, by {by}"
+
+    def planned(count: int) -> Plan:
+        chosen = survey.spread(count) if damage is None else least_damage(survey, legal, damage, count)
+        return planner.plan_of_targets(model, chosen, placement, num_blocks, notes=survey.notes(chosen))
+
+    @cache
+    def cost(count: int) -> Cost:
+        found = cost_of(replaced_double(model, planned(count)), batch, terms).total
+        return replace(found, blocks=num_blocks - count)
+
+    counts = range(1, survey.most() + 1)
+    place = bisect_left(counts, True, key=lambda n: all(budget.met(cost(n), whole) for budget in budgets))
+    if place == len(counts):
+        notes = "".join(f" Note: {note}." for note in survey.notes(legal))
+        raise ReplearnError(unreachable(model, budgets, whole, cost(place), place) + notes)
+    return planned(counts[place])
+
+
+def check_terms(budgets: Sequence[Budget], example: Any, terms: Terms) -> None:
+    """Refuse budgets that can't be predicted without a machine or a batch."""
+    for budget in budgets:
+        if terms.machine is None and budget.quantity in ("time", "latency"):
+            raise ReplearnError(
+                f"budget='{budget}' needs to know the machine: give machine=replearn.costs.named_machine('H100'), "
+                "or machine=replearn.costs.probe() on the machine itself."
+            )
+        if example is None and budget.quantity not in ("parameters", "blocks"):
+            raise ReplearnError(
+                f"budget='{budget}' needs an example: a batch as the model takes it, as "
+                "example=torch.empty(64, 3, 224, 224)."
+            )
+
+
+def damages(
+    model: nn.Module, legal: Sequence[Target], score: str | Mapping[str, float], data: Any
+) -> dict[str, float]:
+    """The damage of every legal target, by name."""
+    names = [target.name for target in legal]
+    if isinstance(score, Mapping):
+        if missing := [name for name in names if name not in score]:
+            raise ReplearnError(f"score gives no number for {', '.join(missing[:5])}; name every legal target.")
+        found = {name: float(score[name]) for name in names}
+    elif score not in SCORES:
+        raise ReplearnError(f"score={score!r}: write one of {', '.join(SCORES)}, or numbers by block name.")
+    elif data is None:
+        raise ReplearnError(f"score={score!r} needs data: a list of batches, as the model takes them.")
+    else:
+        similar = block_similarity(model, {t.name: t.anatomy.input for t in legal}, first_batch(data))
+        found = {name: 1 - similar[name] for name in names}
+    if wrong := [name for name, number in found.items() if not abs(number) < float("inf")]:
+        raise ReplearnError(f"The score of {wrong[0]} is {found[wrong[0]]}; damages are finite numbers.")
+    return found
+
+
+def first_batch(data: Any) -> Any:
+    """The first batch of a list or loader; a tensor or a dict is a batch itself."""
+    if isinstance(data, Mapping) or not isinstance(data, Iterable) or hasattr(data, "shape"):
+        return data
+    for batch in data:
+        return batch
+    raise ReplearnError("The calibration data is empty: give at least one batch.")
+
+
+def least_damage(survey: Survey, legal: Sequence[Target], damage: Mapping[str, float], count: int) -> list[Target]:
+    """So many targets of the least total damage, no two of them neighbours."""
+    names = list(survey.places)  # the ends of a stack are never legal, so stacks do not touch
+    places = {target.name: names.index(target.name) for target in legal}
+    taken = best_apart({place: -damage[name] for name, place in places.items()}, count)
+    return [target for target in legal if places[target.name] in taken]
+
+
+def unreachable(model: nn.Module, budgets: Sequence[Budget], whole: Cost, least: Cost, most: int) -> str:
+    """That no number of targets is enough, and what can be reached."""
+    parts = []
+    for budget in budgets:
+        now, after = budget.measure(whole), budget.measure(least)
+        asked = f"{budget} asks for {budget.spell(budget.limit(whole))} of {budget.spell(now)}"
+        reached = f"{most} targets, the most that can go, bring it to {budget.spell(after)} ({after / now:.1%})"
+        can_go = f"{budget}, and at most {most} of {now:.0f} can go"
+        parts.append(can_go if budget.quantity == "blocks" else f"{asked}, and {reached}")
+    return (
+        f"No choice of targets of this {type(model).__name__} meets the budget: {'; '.join(parts)}. Ask for less, "
+        "or take a lighter operator; operators.Removal() is the floor."
+    )

@@ -28,7 +28,6 @@ from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
-from ._base.ridge import Moments
 from ._base.site import Site, one_source
 from ._base.synthesis import row_norms, unit_rows
 from .projection import require_square
@@ -52,6 +51,7 @@ class HeadWise(MixingOptions):
 
 class HeadWiseOperator(MixingOperator, options=HeadWise):
     gain: Tensor  # of the bias
+    last = "proj"
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -94,10 +94,6 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
 
     def regressors(self, x: Tensor) -> Tensor:
         return self.norm1(x).reshape(-1, x.shape[-1])
-
-    def fit(self, moments: Moments, held: Moments) -> float:
-        """The coefficients of the heads and the gain first, then the correction of weight and bias."""
-        return self.fit_map("proj", moments, held)
 
     def plain(self) -> nn.Module:
         made = self.made()

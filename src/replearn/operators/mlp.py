@@ -27,7 +27,6 @@ from ._base.mixture import Made, Mixture, Mixtures
 from ._base.operator import ReadingOperator
 from ._base.options import Need, ReadingOptions
 from ._base.plain import as_module, gated_mlp, residual
-from ._base.ridge import Moments
 from ._base.site import Site, one_source
 
 
@@ -48,6 +47,7 @@ class MLP(ReadingOptions):
 
 class MLPOperator(ReadingOperator, options=MLP):
     gain: Tensor
+    last = "down"
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -87,10 +87,6 @@ class MLPOperator(ReadingOperator, options=MLP):
         normed = self.norm2(x)
         hidden = self.hidden(normed, self.synthesized(normed))
         return hidden.reshape(-1, hidden.shape[-1])
-
-    def fit(self, moments: Moments, held: Moments) -> float:
-        """Fit the factor of the last matrix, then its correction and its bias; those before it stay at zero."""
-        return self.fit_map("down", moments, held)
 
     def plain(self) -> nn.Module:
         made = self.made()

@@ -26,7 +26,6 @@ from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
-from ._base.ridge import Moments
 from ._base.site import Site
 
 
@@ -43,6 +42,8 @@ class Projection(MixingOptions):
 
 
 class ProjectionOperator(MixingOperator, options=Projection):
+    last = "proj"
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         require_square(site)
@@ -66,10 +67,6 @@ class ProjectionOperator(MixingOperator, options=Projection):
 
     def regressors(self, x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1])
-
-    def fit(self, moments: Moments, held: Moments) -> float:
-        """The two scalars first, then the correction of weight and bias."""
-        return self.fit_map("proj", moments, held)
 
     def plain(self) -> nn.Module:
         made = self.made()

@@ -15,15 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from ..blocks.anatomy import Anatomy
-from ..errors import ReplearnError
 from ._base.chain import ChainOperator
-from ._base.operator import FINE_RIDGES, Inner
 from ._base.options import Need, ReadingOptions
-from ._base.ridge import Moments, solve
 from .functional import reduced_bottleneck
 
 
@@ -48,25 +44,3 @@ class ReducedBottleneckOperator(ChainOperator, options=ReducedBottleneck):
         made = self.synthesized(x)
         reduction, expansion = ((self.convolution(role), made[role]) for role in ("reduce", "expand"))
         return reduced_bottleneck(x, reduction, expansion, self.norm, self.activation)
-
-    def inner(self) -> Inner | None:
-        """The reduction, fitted to the directions that matter most."""
-        reduce = self.convolution("reduce")
-        free = "reduce" in self.corrections and self._correction("reduce").rank is None and reduce.ordinary
-        return (reduce.patches, self._fit_directions) if free else None
-
-    @torch.no_grad()
-    def _fit_directions(self, moments: Moments, held: Moments) -> None:
-        """Reduced-rank regression of the branch: relu(d x) and relu(-d x) together carry d x through the relu."""
-        correction = self._correction("reduce")
-        base = self.borrowed("reduce", correction.weight().flatten(1).double())
-        half = max(1, len(base) // 2)
-        nothing = torch.zeros(len(moments.mean_y[0]), base.shape[1], dtype=base.dtype, device=base.device)
-        solution = solve(moments, held, nothing[None], rank=min(half, *nothing.shape), ridges=FINE_RIDGES)
-        if solution.factors is None:
-            raise ReplearnError(f"{self.target.name}: no directions were found.")
-        found = solution.factors[1][0]
-        rows = torch.zeros_like(base)
-        rows[: len(found)] = found[: len(base)]
-        rows[half : half + len(found)] = -found[: len(base) - half]
-        correction.set(rows - base)

@@ -52,9 +52,9 @@ def stacks_of(model: nn.Module) -> tuple[Stack, ...]:
     stacks = find_stacks(model)
     if not stacks:
         raise ReplearnError(
-            f"{type(model).__name__} has no stack of blocks: no known block class, and no nn.Sequential or "
-            "nn.ModuleList with at least three equal siblings that feed each other. Give your block class a "
-            "`replearn_anatomy`, or put the blocks into one nn.ModuleList."
+            f"{type(model).__name__} has no stack of blocks: no known block class, and no three equal siblings "
+            "that feed each other. Give your block class a `replearn_anatomy`, or put the blocks into one "
+            "nn.ModuleList."
         )
     return stacks
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from ..errors import ReplearnError
 from ..operators._base.options import Options, options_from_dict
 
+_hints = cache(get_type_hints)
 LARGEST = 2**63 - 1
 LONGEST = 8 * 2**20  # characters of one JSON text; more could be a bomb: a list of nothing takes 30 times its text
 
@@ -93,11 +94,6 @@ def _dataclass(kind: Any, data: Any, where: str) -> Any:
         if name not in data and field.default is MISSING and field.default_factory is MISSING:
             raise ReplearnError(f"{where} lacks the field {name!r}")
     return kind(**{name: decode(hints[name], item, f"{where}.{name}") for name, item in data.items()})
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _options(data: Any, where: str) -> Options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from safetensors import SafetensorError, safe_open
@@ -25,14 +25,13 @@ Source = str | os.PathLike[str] | Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedBackbone:
-    """What `load_backbone_` did: names of tensors in the model, and of the file's with the reason."""
+    """What `load_backbone_` did."""
 
     source: str
     at: str  # the backbone's name in the model: backbone.body
     plan: Plan | None  # carried out on the model, if the file has one
-    loaded: tuple[str, ...]
-    kept: tuple[str, ...]  # tensors of the backbone that the file has not: they keep their start
-    unused: tuple[tuple[str, str], ...]  # the file's tensors that went nowhere, and why
+    loaded: tuple[str, ...]  # tensors of the model
+    unused: tuple[str, ...]  # tensors of the file that the backbone does not have, as a classifier's head
     outside: int  # tensors of the model that are not the backbone's: heads and the like
 
     def __str__(self) -> str:
@@ -41,33 +40,27 @@ class LoadedBackbone:
             names = ", ".join(target.name for target in self.plan.targets)
             lines.append(f"{len(self.plan.targets)} blocks replaced as its plan says: {names}")
         if self.unused:
-            lines.append("not used: " + "; ".join(f"{name} ({why})" for name, why in self.unused))
-        if self.kept:
-            lines.append(f"kept as they were: {', '.join(self.kept)}")
+            lines.append(f"not used, since the backbone has none: {', '.join(self.unused)}")
         if self.outside:
             lines.append(f"{self.outside} tensors outside the backbone keep their start")
         return "; ".join(lines)
 
 
 @ordinary_tensors()
-def load_backbone_(
-    model: nn.Module, source: Source, *, at: str | None = None, strict: bool = True
-) -> LoadedBackbone:
+def load_backbone_(model: nn.Module, source: Source) -> LoadedBackbone:
     """Fill the backbone of a fresh detector or segmenter from a trained classifier, replaced as that is.
 
     `source` is a file that `replearn.save` or a run wrote, any safetensors file, or a state dict; a plan in it is
-    carried out on the backbone first. `at` names the backbone (`backbone.body`); by default it is where most names
-    agree. Heads keep their start. The report says what was loaded and what was not. Raises ReplearnError, with the
-    model unchanged, where no part has these names, where the plan does not fit, or where a tensor of the backbone
-    is missing or has another shape (not so with `strict=False`).
+    carried out on the backbone first. The backbone is the part in which most names agree; heads keep their start.
+    Raises ReplearnError, with the model unchanged, where no part has these names, where the plan does not fit, or
+    where a tensor of the backbone is missing or has another shape.
 
     >>> import replearn
     >>> from torch import nn
     >>> classifier = replearn.models.resnet32()
-    >>> model = nn.ModuleDict({"body": replearn.models.resnet32(num_classes=5)})
-    >>> report = load_backbone_(model, classifier.state_dict(), strict=False)
-    >>> report.at, report.unused[0]
-    ('body', ('fc.bias', '10 there, 5 here'))
+    >>> model = nn.ModuleDict({"body": replearn.models.resnet32(), "head": nn.Linear(64, 5)})
+    >>> load_backbone_(model, classifier.state_dict()).at
+    'body'
     """
     refuse_wrapped(model)
     if isinstance(source, Mapping) and not all(
@@ -76,47 +69,33 @@ def load_backbone_(
     ):
         raise ReplearnError("A state dict maps names to tensors; this mapping holds something else.")
     named = "the state dict" if isinstance(source, Mapping) else os.fspath(source)
-    found, tensors = (None, dict(source)) if isinstance(source, Mapping) else read_weights(source)
-    where = place_of(model, tensors, named) if at is None else at
-    if where:
-        try:
-            model.get_submodule(where)
-        except AttributeError as error:
-            raise ReplearnError(
-                f"at={where!r}: this {type(model).__name__} has no such part ({error})."
-            ) from error
-    prefix = f"{where}." if where else ""
+    found, tensors = (None, source) if isinstance(source, Mapping) else read_weights(source)
+    at = place_of(model, tensors, named)
+    prefix = f"{at}." if at else ""
     moved = None if found is None else moved_plan(model, found, prefix, named)
-    guard: AbstractContextManager[None] = nullcontext() if moved is None else restored_on_error(model, moved)
-    with guard:
+    with nullcontext() if moved is None else restored_on_error(model, moved):
         if moved is not None:
             exchange_(model, moved, start=True)
         own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
-        wrong, unused = compared(own, tensors, prefix)
-        found_here = {prefix + name: tensors[name] for name in tensors if name not in unused}
-        kept = sorted(own.keys() - found_here.keys())
-        if strict and (wrong or kept):
-            misfits = [f"{name} is {unused[name]}" for name in wrong]
-            misfits += [f"{name} is missing" for name in kept if not name.endswith(tuple(unused))]
+        given = {prefix + name: tensor for name, tensor in tensors.items() if prefix + name in own}
+        if misfits := misfits_of(own, given):
             more = f", and {len(misfits) - 3} more" if len(misfits) > 3 else ""
             raise ReplearnError(
-                f"{named} does not fill {where or 'the model'} of this {type(model).__name__}. "
-                f"{', '.join(misfits[:3])}{more}. Use a classifier of the same backbone, or write strict=False to "
-                "take what fits. The model is unchanged."
+                f"{named} does not fill {at or 'the model'} of this {type(model).__name__}. "
+                f"{', '.join(misfits[:3])}{more}. Use a classifier of the same backbone. The model is unchanged."
             )
         try:
-            check_weights(model, {name: own[name] for name in found_here}, found_here)
+            check_weights(model, own, given)
         except ReplearnError as error:
             raise ReplearnError(f"{named} can't be loaded: {error} The model is unchanged.") from error
-        for name, tensor in found_here.items():
+        for name, tensor in given.items():
             own[name].copy_(tensor)
     return LoadedBackbone(
         source=named,
-        at=where,
+        at=at,
         plan=moved,
-        loaded=tuple(sorted(found_here)),
-        kept=tuple(kept),
-        unused=tuple(unused.items()),
+        loaded=tuple(own),
+        unused=tuple(sorted(name for name in tensors if prefix + name not in own)),
         outside=len(model.state_dict()) - len(own),
     )
 
@@ -127,14 +106,14 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[Plan | None, dict[str, T
         raise ReplearnError(f"There is no file {os.fspath(path)} to read weights from.")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            ours = (file.metadata() or {}).get("format") == FORMAT
-            tensors = {} if ours else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if (file.metadata() or {}).get("format") != FORMAT:
+                return None, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ReplearnError(
             f"{os.fspath(path)} can't be read as a safetensors file: {error}. For weights in another format, read "
             "them yourself and pass the state dict."
         ) from error
-    return read(path) if ours else (None, tensors)
+    return read(path)
 
 
 def place_of(model: nn.Module, tensors: Mapping[str, Tensor], named: str) -> str:
@@ -165,19 +144,14 @@ def moved_plan(model: nn.Module, found: Plan, prefix: str, named: str) -> Plan:
     return plan_of_targets(model, targets, placement, sum(len(stack) for stack in find_stacks(model)))
 
 
-def compared(
-    own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], prefix: str
-) -> tuple[list[str], dict[str, str]]:
-    """The file's tensors of another shape, and all that go nowhere, with the reason."""
-    wrong, unused = [], {}
-    for name, tensor in sorted(tensors.items()):
-        here = own.get(prefix + name)
-        if here is None:
-            unused[name] = "the backbone has no such tensor"
-        elif here.shape != tensor.shape:
-            unused[name] = f"{shape_of(tensor)} there, {shape_of(here)} here"
-            wrong.append(name)
-    return wrong, unused
+def misfits_of(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """The backbone's tensors that the file lacks, or has in another shape."""
+    missing = [f"{name} is missing" for name in own if name not in given]
+    return missing + [
+        f"{name} is {shape_of(tensor)} there, {shape_of(own[name])} here"
+        for name, tensor in given.items()
+        if own[name].shape != tensor.shape
+    ]
 
 
 def shape_of(tensor: Tensor) -> str:

@@ -51,14 +51,10 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, st
     temporary = path.with_name(f".{uuid4().hex}{PART}")
     try:
         with open(temporary, "xb") as file:
-            digest = Digest(about)
-            file.write(header(tensors, {**about, "checksum": digest.text()}))
-            for name in in_order(tensors):
-                tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
-                digest.add(name, tensor)
-                file.write(bytes_of(tensor))
-            file.seek(0)  # the checksum is known only now; the header keeps its length
-            file.write(header(tensors, {**about, "checksum": digest.text()}))
+            file.write(header(tensors, {**about, "checksum": checksum(tensors, about)}))
+            for tensor in in_order(tensors).values():
+                plain = on_cpu(tensor)
+                file.write(bytes_of(plain))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -107,10 +103,7 @@ def read_file(path: Path, kind: str, largest: int | None = None) -> tuple[dict[s
         raise ReplearnError(
             f"{path} is not a readable safetensors file ({error}). It may be cut off or damaged: use another copy."
         ) from error
-    digest = Digest({key: text for key, text in about.items() if key != "checksum"})
-    for name in in_order(tensors):
-        digest.add(name, tensors[name])
-    if about.get("checksum") != digest.text():
+    if about.get("checksum") != checksum(tensors, {key: about[key] for key in about if key != "checksum"}):
         raise ReplearnError(f"{path} is damaged: its contents do not match its checksum. Use another copy.")
     return about, tensors
 
@@ -139,25 +132,20 @@ def refuse_start(path: Path, largest: int | None) -> None:
         )
 
 
-class Digest:
+def checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     """SHA-256 over the texts, and over names, dtypes, shapes and bytes of the tensors, in file order."""
-
-    def __init__(self, about: Mapping[str, str]) -> None:
-        self._hash = hashlib.sha256(json.dumps(sorted(about.items())).encode())
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        self._hash.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        self._hash.update(bytes_of(tensor))
-
-    def text(self) -> str:
-        return self._hash.hexdigest()
+    digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
+    for name, tensor in in_order(tensors).items():
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        plain = on_cpu(tensor)
+        digest.update(bytes_of(plain))
+    return digest.hexdigest()
 
 
 def header(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
     entries: dict[str, object] = {"__metadata__": dict(about)}
     end = 0
-    for name in in_order(tensors):
-        tensor = tensors[name]
+    for name, tensor in in_order(tensors).items():
         start, end = end, end + tensor.nbytes
         entries[name] = {
             "dtype": CODES[tensor.dtype],
@@ -169,9 +157,13 @@ def header(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def in_order(tensors: Mapping[str, Tensor]) -> list[str]:
+def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Wide elements first, so that every tensor is aligned; then by name."""
-    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    return dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -33,7 +33,7 @@ def plan(
         Path | None, typer.Option(help="The folder of an end-to-end run, instead of a model's name.")
     ] = None,
     score: Annotated[
-        str, typer.Option(help="A block's damage for the budget: count; with --run similarity or error.")
+        str, typer.Option(help="Which blocks the budget takes: count (spread evenly); with --run similarity.")
     ] = "count",
     samples: flags.Samples = 500,
     device: flags.Device = "auto",
@@ -61,12 +61,13 @@ def plan(
     * `replearn plan resnet34 --budget "memory<=85%" --batch-size 256`
     * `replearn plan timm:convnext_tiny --fraction 0.2 --json`
     * `replearn plan hf:gpt2 --first 2 --length 1024 --batch-size 8 --precision bfloat16 --gpu A100`
-    * `replearn plan --run runs/t1_resnet32/cifar10/e2e/seed-0 --budget "time<=85%" --score error --gpu H200`
+    * `replearn plan --run runs/t1_resnet32/cifar10/e2e/seed-0 --budget "time<=85%" --score similarity --gpu H200`
     """
     from ...costs import estimate, named_machine
     from ...costs import probe as probe_machine
     from ...costs.budgets import as_budgets
-    from ...fitting.choose import SCORES, place
+    from ...costs.estimator import Terms
+    from ...fitting.plan import SCORES, plan_within
     from ...operators._base.options import options_named
     from ...planning.planner import plan as plan_model
 
@@ -93,10 +94,9 @@ def plan(
             raise ReplearnError(
                 f"--budget {budget} needs to know the machine: give --gpu H100, or --probe on the machine itself."
             )
-        placement = place(network, budget, example, score=score, data=data, operator=options, **terms)
-        typer.echo(placement.plan.to_json() if as_json else f"{placement.plan}\n\n{placement}")
-        return
-    found = plan_model(network, interval, first, fraction=fraction, targets=targets, operator=options)
+        found = plan_within(network, asked, example, options, Terms(**terms), score, data)
+    else:
+        found = plan_model(network, interval, first, fraction=fraction, targets=targets, operator=options)
     if as_json:
         typer.echo(found.to_json())
         return

@@ -14,6 +14,7 @@ from .operator import MixingOperator
 from .plain import as_module, residual
 from .ridge import Moments, fit_rows
 from .site import Site
+from .synthesis import row_norms
 
 
 class ChainOperator(MixingOperator):
@@ -32,7 +33,7 @@ class ChainOperator(MixingOperator):
             self.make_coefficients(site, tuple(self._sources[self.mixed]), site.shape(self.chain[self.mixed])[0])
         self.norm = fresh_norm(site.part("norm"), site.device)
         self.activation = own_activation(site.part("activation"))
-        self._last = next(reversed(self.chain))
+        self.last = next(reversed(self.chain))
 
     def convolution(self, role: str) -> Convolution:
         found: Convolution = getattr(self, self.chain[role])
@@ -47,41 +48,43 @@ class ChainOperator(MixingOperator):
     def hidden(self, x: Tensor, made: Made) -> Tensor:
         """What the last convolution is applied to."""
         for role in self.chain:
-            if role != self._last:
+            if role != self.last:
                 x = self.activation(self.convolution(role)(x, made[role]))
         return x
 
     def compute(self, x: Tensor) -> Tensor:
         made = self.synthesized(x)
-        y = self.convolution(self._last)(self.hidden(x, made), made[self._last])
+        y = self.convolution(self.last)(self.hidden(x, made), made[self.last])
         return norm_add_act(y, self.norm, self.activation, x)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if self.mixed:
-            self.start_rows(self.mixed)
+        if self.mixed:  # the coefficients weigh unit rows: a row's own length reproduces its source
+            weights = self.weights(self.mixed).items()
+            self.start_coefficients({side: row_norms(weight).flatten() for side, weight in weights})
 
     def regressors(self, x: Tensor) -> Tensor:
-        return self.convolution(self._last).patches(self.hidden(x, self.made()))
+        return self.convolution(self.last).patches(self.hidden(x, self.made()))
 
     @torch.no_grad()
     def fit(self, moments: Moments, held: Moments) -> float:
         """Coefficients, or a borrowed row's scale, which the norm applies; then the correction, then the norm."""
-        if self._last == self.mixed:
-            base, _ = self.fit_factors(self._last, moments)
-            weight, ridge = self.fit_correction(self._last, base, moments, held)
+        if self.last == self.mixed:
+            base, _ = self.fit_factors(moments)
+            weight, ridge = self.fit_correction(base, moments, held)
             fit_norm(self.norm, weight, moments)
             return ridge
-        base = self.borrowed(self._last, moments.mixed[0].T)
+        sources = list(self.weights(self.last).values())
+        base = sources[0].flatten(1).double() if sources else torch.zeros_like(moments.mixed[0].T)
         scale = fit_rows(moments, [base])[0]
-        if self._last not in self.corrections:
+        if self.last not in self.corrections:
             fit_norm(self.norm, base, moments, scale=scale)
             return 0.0
         least = 1e-2 * scale.abs().max().clamp_min(1e-6)  # a row must not be divided by nothing
         scale = torch.where(scale.abs() < least, least, scale)
-        weight, ridge = self.fit_correction(self._last, scale[:, None] * base, moments, held)
-        self._correction(self._last).scale(1 / scale)
+        weight, ridge = self.fit_correction(scale[:, None] * base, moments, held)
+        self._correction(self.last).scale(1 / scale)
         fit_norm(self.norm, weight / scale[:, None], moments, scale=scale)
         return ridge
 

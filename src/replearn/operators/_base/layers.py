@@ -60,16 +60,10 @@ class Convolution(nn.Module):
             return shell._conv_forward(x, kernel, None)
         return call_with({"weight": kernel}, shell, (x,))
 
-    @property
-    def ordinary(self) -> bool:
-        """Whether it is one matrix times patches: no groups, no other padding than zeros."""
-        conv: Any = self.shell
-        return type(conv) is nn.Conv2d and conv.groups == 1 and conv.padding_mode == "zeros"
-
     def patches(self, x: Tensor) -> Tensor:
         """The rows that the kernel is multiplied with, one per output pixel: (pixels, in * q * q)."""
         conv: Any = self.shell
-        if not self.ordinary:
+        if type(conv) is not nn.Conv2d or conv.groups != 1 or conv.padding_mode != "zeros":
             raise ReplearnError(f"A fit needs an ordinary convolution without groups, not {conv}.")
         if conv.kernel_size == (1, 1) and conv.stride == (1, 1):
             return x.movedim(1, -1).reshape(-1, x.shape[1])

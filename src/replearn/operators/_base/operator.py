@@ -16,14 +16,13 @@ from .layers import BorrowedNorm, Correction, correction_of, foldable
 from .mixture import Along, Made, Mixture, Mixtures, compute_dtype, handed_out
 from .ridge import Moments, fit_rows, fit_scalars, solve
 from .site import Site
-from .synthesis import Source, row_norms, wide
+from .synthesis import Source, wide
 
 if TYPE_CHECKING:
     from ...planning.data import Target
     from .options import MixingOptions, Options
 
 
-Inner = tuple[Callable[[Tensor], Tensor], Callable[[Moments, Moments], None]]  # rows of its inputs, and the fit
 LETTERS = {"previous": "a", "next": "b"}
 FINE_RIDGES = tuple(10.0**exponent for exponent in range(-8, 2))
 
@@ -84,10 +83,6 @@ class Operator(nn.Module, ABC):
     def stages(self) -> tuple[Operator, ...]:
         """The parts that are fitted one after another, each seeing the output of those before."""
         return (self,)
-
-    def inner(self) -> Inner | None:
-        """An inner map that may be fitted to the whole branch before the last map is; None if there is none."""
-        return None
 
     def silence(self) -> bool:
         """Make the branch give zero, if this form can; what a fit that is worse than nothing falls back to."""
@@ -155,6 +150,8 @@ class Operator(nn.Module, ABC):
 
 class ReadingOperator(Operator):
     """An operator with weights synthesized from sources, each with its correction."""
+
+    last: str  # the role of the linear map that is fitted, which ends the branch
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -254,10 +251,10 @@ class ReadingOperator(Operator):
         return {side: wide(source.weight()) for side, source in self._sources[role].items()}
 
     @torch.no_grad()
-    def fit_factors(self, role: str, moments: Moments) -> tuple[Tensor, Tensor]:
+    def fit_factors(self, moments: Moments) -> tuple[Tensor, Tensor]:
         """Fit the coefficients and gains of the last linear map; the weight and the bias that they make."""
         mixtures = self.mixtures()
-        weight, bias = cast(Mixture, mixtures[role]), mixtures.get(f"{role}_bias")
+        weight, bias = cast(Mixture, mixtures[self.last]), mixtures.get(f"{self.last}_bias")
 
         def made() -> tuple[Tensor, Tensor]:
             shift = torch.zeros_like(moments.mean_y[0]) if bias is None else bias.plain()
@@ -279,10 +276,11 @@ class ReadingOperator(Operator):
         base, shift = made()
         return base.double(), shift.double()
 
-    def fit_map(self, role: str, moments: Moments, held: Moments) -> float:
+    def fit(self, moments: Moments, held: Moments) -> float:
         """Fit the factors of the last linear map, then the corrections of its weight and bias; the ridge."""
-        base, shift = self.fit_factors(role, moments)
-        weight, ridge = self.fit_correction(role, base, moments, held)
+        role = self.last
+        base, shift = self.fit_factors(moments)
+        weight, ridge = self.fit_correction(base, moments, held)
         if role in self.corrections:  # the forward scales it with the rest of the weight
             self._correction(role).scale(1 / cast(Mixture, self.mixtures()[role]).scale)
         if f"{role}_bias" in self.corrections:
@@ -290,29 +288,21 @@ class ReadingOperator(Operator):
         return ridge
 
     @torch.no_grad()
-    def fit_correction(self, role: str, base: Tensor, moments: Moments, held: Moments) -> tuple[Tensor, float]:
-        """Fit this role's correction on top of a base weight (R, K); the weight it makes, and the ridge."""
-        if role not in self.corrections:
+    def fit_correction(self, base: Tensor, moments: Moments, held: Moments) -> tuple[Tensor, float]:
+        """Fit the last map's correction on top of a base weight (R, K); the weight it makes, and the ridge."""
+        if self.last not in self.corrections:
             return base.double(), 0.0
-        correction = self._correction(role)
+        correction = self._correction(self.last)
         solution = solve(moments, held, base[None].double(), rank=correction.rank, ridges=FINE_RIDGES)
         correction.set(solution.weight[0] - base.double(), solution.factors)
         return solution.weight[0], solution.ridge
-
-    def borrowed(self, role: str, like: Tensor) -> Tensor:
-        """A weight that is read from one side, uncorrected, as a matrix in float64; zeros where none is read."""
-        weights = list(self.weights(role).values())
-        return weights[0].flatten(1).double() if weights else torch.zeros_like(like)
 
     def reset_parameters(self) -> None:
         for role in self.corrections:
             self._correction(role).reset_parameters()
 
     def _correction(self, role: str) -> Correction:
-        correction = self.corrections[role]
-        if not isinstance(correction, Correction):
-            raise TypeError(f"corrections[{role!r}] is a {type(correction).__name__}")
-        return correction
+        return cast(Correction, self.corrections[role])
 
 
 class MixingOperator(ReadingOperator):
@@ -349,11 +339,6 @@ class MixingOperator(ReadingOperator):
 
     def coefficients_of(self, role: str) -> dict[str, Tensor]:
         return {LETTERS[side]: self.coefficient(side) for side in self._sources[role]}
-
-    @torch.no_grad()
-    def start_rows(self, role: str) -> None:
-        """Start coefficients that weigh unit rows: a row's own length reproduces its source."""
-        self.start_coefficients({side: row_norms(weight).flatten() for side, weight in self.weights(role).items()})
 
     @torch.no_grad()
     def start_coefficients(self, scales: dict[str, Tensor]) -> None:
