@@ -76,7 +76,6 @@ def read(
     *,
     forward: Forward | None = None,
     augment: Augment | None = None,
-    copies: int = 1,
     samples: int = 2048,
     heal: bool = False,
     stream: Stream | None = None,
@@ -119,7 +118,7 @@ def read(
         )
     batches = list(_split(found))
     if augment is not None:
-        made = (augmented(batch, augment) for batch in batches if not batch.held_out for _ in range(copies))
+        made = (augmented(batch, augment) for batch in batches if not batch.held_out)
         batches += [replace(batch, inputs=stream.keep(batch.inputs)) for batch in made]
     return Data(tuple(batches), forward, total, tuple(more), stream)
 

@@ -17,16 +17,14 @@ from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.table import shown, text_table
 from ..planning.validate import ordinary_tensors, refuse_wrapped
-from ..surgery.replace import set_submodule
 from .batches import Augment, Data, Forward, device_of, read, read_augment
 from .choose import Choice, read_budget
-from .corrections import adopt_attributes_, pass_through, plain_
+from .corrections import FORMS, Form, pass_through, plain_, put_
 from .fit import Fitted
 from .heal import Healing, heal_, read_heal
 from .measure import Agreement, Metric, Price, agreement, answers, outputs, read_metric
 from .prices import Prices, eval_copy
 from .recognise import Recognition, recognise
-from .stand_ins import FORMS, Form
 from .streaming import Stream, stream_to
 from .trials import Fitter, best_trial
 
@@ -113,7 +111,6 @@ def compress(
     samples: int = 2048,
     device: torch.device | str | None = None,
     offload: str | Path | None = None,
-    plain: bool = True,
     progress: Progress | None = None,
 ) -> Compressed:
     """Take blocks out of a trained model and repair what is left, in closed form; the model is not touched.
@@ -154,7 +151,7 @@ def compress(
         data = data.through(found.way.blocks)
         taught = outputs(model, data, data.held())
         prices = Prices(model, found, data, rank)
-        fitter = Fitter(model, found, data, taught, realign, rank, plain, progress)
+        fitter = Fitter(model, found, data, taught, realign, rank, progress)
         choice, trial = best_trial(fitter, wanted, None if form == "auto" else form, prices, metric)
         student, forms, fitted = trial.student, trial.forms, trial.fitted
         notes += notes_on(fitted)
@@ -163,8 +160,7 @@ def compress(
             whole = replace(data, stream=Stream())
             with stream.weights(model), stream.weights(student, changed=True):
                 healing = heal_(student, model, whole, found.way, heal=heal, augment=change, progress=progress)
-        if plain:
-            plain_(student)
+        plain_(student)
         student.eval()
         refuse_saving_(
             student, "replearn.compression.ship(small, folder) writes the standard architecture where that is one."
@@ -206,8 +202,7 @@ def bare_removal(
     bare = eval_copy(model, share=True)
     for block in found.blocks:
         if block.name in forms:
-            nothing = pass_through(block.argument, block.structure.trace.length)
-            set_submodule(bare, block.name, adopt_attributes_(nothing, model.get_submodule(block.name)))
+            put_(bare, block.name, pass_through(block.structure))
     try:
         return agreement(taught, answers(bare, data, data.held()))
     except ReplearnError:  # blown up

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from ..errors import ReplearnError
 from .batches import Data
 from .choose import Choice, Chooser, Goal, check_names
-from .corrections import plain_
+from .corrections import Form, plain_
 from .fit import Fitted, fit_
 from .measure import Metric, Price, agreement, answers, costs
 from .prices import Prices, eval_copy
 from .recognise import Recognition
-from .stand_ins import Form
 
 Progress = Callable[[str], None]
 MARGIN = 0.005  # by which an unfitted model is below the latency asked for: a fit is dearer than a measurement
@@ -48,7 +47,6 @@ class Fitter:
     taught: Sequence[Tensor]
     realign: bool
     rank: int
-    plain: bool
     progress: Progress | None
 
     def fit(self, forms: dict[str, Form]) -> Trial:
@@ -63,8 +61,7 @@ class Fitter:
 
     def measure(self, student: nn.Module) -> tuple[Price, Price]:
         """The cost of the untouched model and of the student, timed in turns, as it will be handed out."""
-        done = plain_(eval_copy(student, share=True)) if self.plain else student
-        before, after = costs([self.model, done], self.data)
+        before, after = costs([self.model, plain_(eval_copy(student, share=True))], self.data)
         return before, after
 
 

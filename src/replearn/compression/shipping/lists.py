@@ -83,7 +83,7 @@ def check_empty(model: nn.Module, removed: Sequence[str]) -> None:
     """Every removed block's place holds nothing, and nothing of this package stands elsewhere."""
     for name, module in model.named_modules():
         if name in removed:
-            bare = isinstance(module, Correction) and module.map is None and module.after is None
+            bare = isinstance(module, Correction) and not list(module.children())
             if not bare and type(module) is not nn.Identity:
                 raise ReplearnError(
                     f"{name} is a {type(module).__name__} in a removed block's place, which {named(model)} does "
