@@ -4,8 +4,8 @@
     y' = y + W y + c                        the operator: M = W + I
        = u + (M s W2) h + (M s b2 + c) + W u
 
-u stays in float32 and the rest is in half precision. In a flat graph it can be read off who uses a value, and what a
-weight goes into. Exact but for rounding.
+u stays in float32 and the products are in half precision. In a flat graph it can be read off who uses a value, and
+what a weight goes into. Exact but for rounding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Match:
         return argument(self.gone[-1], 1, "weight")
 
 
-def absorb_(flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype) -> FlatGraph:
+def absorb_(flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None) -> FlatGraph:
     """Have the layers before the named operators take them up, in place, where the graph has the formula.
 
     `dtype` is that of the autocast which the graph will run under.
@@ -165,9 +165,9 @@ def write_(flat: FlatGraph, match: Match) -> None:
                 node.meta["cast"] = True
             made = graph.call_function(linear_residual, (match.u, match.h, weight, bias, branch))
         else:
-            parts = ((match.h, weight, bias), (match.u, branch))
-            halves = tuple(graph.call_function(F.linear, given) for given in parts)
-            made = graph.call_function(torch.add, (match.u, graph.call_function(torch.add, halves)))
+            made = match.u
+            for given in ((match.h, weight, bias), (match.u, branch)):
+                made = graph.call_function(torch.add, (made, graph.call_function(F.linear, given)))
     match.gone[0].replace_all_uses_with(made)
     for node in match.gone:
         graph.erase_node(node)
