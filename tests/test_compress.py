@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import replearn
 from replearn.compression import compress, recognise
+from replearn.compression.corrections import Correction, image_map, plain_, token_map
 
 
 class Residual(nn.Module):
@@ -104,9 +105,19 @@ def test_removal_adds_nothing_and_full_corrections_become_standard_layers() -> N
     assert type(removal.get_submodule("body.1")) is nn.Identity
     full = compress(trained(), loader(), budget=EVERY_SECOND, form="full").model
     assert not [m for m in full.modules() if type(m).__module__.startswith("replearn")]
-    open_ = compress(trained(), loader(), budget=EVERY_SECOND, form="full", plain=False).model
-    x = digits()[0][:8]
-    torch.testing.assert_close(full(x), open_(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("branch", "shape"), [(image_map(5, 3, None), (2, 5, 6, 6)), (token_map(5, None), (2, 5))]
+)
+def test_a_correction_and_its_standard_layers_compute_the_same(branch: nn.Module, shape: tuple[int, ...]) -> None:
+    for parameter in branch.parameters():
+        nn.init.normal_(parameter)
+    model = nn.Sequential(Correction(branch, nn.ReLU())).eval()
+    x = torch.randn(shape)
+    expected = model(x)
+    torch.testing.assert_close(plain_(model)(x), expected, rtol=1e-4, atol=1e-4)
+    assert not any(isinstance(module, Correction) for module in model.modules())
 
 
 def test_realignment_is_what_repairs_removal() -> None:

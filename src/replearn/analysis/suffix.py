@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.running import differentiable_attention
+from ..compression.walking import first_calls
 from ..errors import ReplearnError
-from ..fitting.observe import first, observe, repeatable, run_to
+from ..fitting.observe import first, observe, run_to
 from ..planning.data import Target
 from .results import Suffix
 from .subject import Subject, lengths, output_of
@@ -56,49 +57,25 @@ def products_after(subject: Subject, names: list[str], *, iterations: int, seed:
     `names` are the model's blocks; their own factors come from the points of the same batch, and what
     follows the last block counts as one more.
     """
-    calls = called(subject, names)
+    with first_calls(subject.full, names) as calls, torch.no_grad():
+        subject.output(subject.full, BATCH)
     *order, last = calls
 
     def largest(function: Callable[[Tensor], Tensor], point: Tensor) -> float:
         return float(largest_singular(function, point, iterations=iterations, seed=seed)[0].max())
 
+    def own_factor(name: str) -> float:
+        block, call = subject.full.get_submodule(name), calls[name]
+        return largest(lambda x: first(call.given(x).run(block)), call.x)
+
     with torch.no_grad():
-        end = calls[last][0](calls[last][1])
+        end = first(calls[last].run(subject.full.get_submodule(last)))
     products = {last: largest(lambda h: run_from(subject, last, h), end)}
     following = last
     for name in reversed(order):
-        products[name] = products[following] * largest(*calls[following])
+        products[name] = products[following] * own_factor(following)
         following = name
     return products
-
-
-def called(subject: Subject, names: list[str]) -> dict[str, tuple[Callable[[Tensor], Tensor], Tensor]]:
-    """Each block as a function of its input, and the input, in the order in which the model runs them."""
-    found: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        def before(block: nn.Module, args: Any, kwargs: Any) -> None:
-            rest, named = [repeatable(v) for v in args[1:]], {k: repeatable(v) for k, v in kwargs.items()}
-            key = "" if args else next(k for k, v in kwargs.items() if isinstance(v, Tensor))
-
-            def again(x: Tensor) -> Tensor:
-                made: Tensor = first(block(**(named | {key: x})) if key else block(x, *rest, **named))
-                return made
-
-            found[name] = again, (kwargs[key] if key else args[0]).detach().clone()
-
-        return before
-
-    handles = [
-        subject.full.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True) for name in names
-    ]
-    try:
-        with torch.no_grad():
-            subject.output(subject.full, BATCH)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
 
 
 def run_from(subject: Subject, name: str, h: Tensor) -> Tensor:
@@ -107,11 +84,8 @@ def run_from(subject: Subject, name: str, h: Tensor) -> Tensor:
     def instead(module: nn.Module, args: Any, made: Any) -> Any:
         return (h, *made[1:]) if isinstance(made, tuple) else h
 
-    handle = subject.full.get_submodule(name).register_forward_hook(instead)
-    try:
+    with subject.full.get_submodule(name).register_forward_hook(instead):
         return output_of(run_to(subject.full, subject.held[BATCH], subject.forward, BATCH))
-    finally:
-        handle.remove()
 
 
 def largest_singular(

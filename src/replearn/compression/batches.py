@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from ..blocks.running import cut, size_of
+from ..blocks.running import call, cut, size_of
 from ..errors import ReplearnError
 from .streaming import Stream
 
@@ -44,8 +44,7 @@ class Data:
 
     def run(self, model: nn.Module, batch: Batch) -> Any:
         """What the model makes of a batch, which is moved to the device."""
-        device = self.stream.device or device_of(model)
-        inputs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch.inputs)
+        inputs = moved(batch.inputs, self.stream.device or device_of(model))
         try:
             with self.stream.running(model):
                 return self.forward(model, inputs) if self.forward else call(model, inputs)
@@ -76,7 +75,6 @@ def read(
     *,
     forward: Forward | None = None,
     augment: Augment | None = None,
-    copies: int = 1,
     samples: int = 2048,
     heal: bool = False,
     stream: Stream | None = None,
@@ -119,13 +117,9 @@ def read(
         )
     batches = list(_split(found))
     if augment is not None:
-        made = (augmented(batch, augment) for batch in batches if not batch.held_out for _ in range(copies))
+        made = (augmented(batch, augment) for batch in batches if not batch.held_out)
         batches += [replace(batch, inputs=stream.keep(batch.inputs)) for batch in made]
     return Data(tuple(batches), forward, total, tuple(more), stream)
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def plain(item: Any, forward: Forward | None) -> Any:
@@ -205,6 +199,10 @@ def refuse_infinite(inputs: Any, number: int) -> None:
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             raise ReplearnError(f"Batch {number} of the loader holds NaN or infinity: look at how it is made.")
+
+
+def moved(inputs: Any, device: torch.device) -> Any:
+    return tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
 
 
 def device_of(model: nn.Module) -> torch.device:

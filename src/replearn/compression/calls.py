@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,10 @@ class Arguments:
             args = (*self.args[: self.place], x, *self.args[self.place + 1 :])
             return Arguments(args, self.kwargs)
         return Arguments(self.args, {**self.kwargs, self.place: x})
+
+    def moved(self, move: Callable[[Any], Any]) -> Arguments:
+        """The same call with its tensors elsewhere."""
+        return Arguments(move(self.args), move(self.kwargs))
 
     def run(self, block: nn.Module) -> Any:
         # a copy of the input, because a block may write its result into it
@@ -106,10 +110,7 @@ def tapped(
     made = None
     with slow_attention(), torch.no_grad():
         try:
-            if wanted:
-                with looking:
-                    made = first(arguments.run(block))
-            else:
+            with looking if wanted else nullcontext():
                 made = first(arguments.run(block))
         except _Seen:
             pass

@@ -16,12 +16,12 @@ from ..planning.table import shown, text_table
 from ..planning.validate import own_copy
 from ..surgery.replace import set_submodule
 from .batches import Data, device_of, subset
-from .corrections import adopt_attributes_
+from .corrections import Form, put_
 from .fit import place_of
 from .measure import Metric, Price, agreement, answers, outputs
 from .prices import Prices
 from .recognise import Recognition
-from .stand_ins import Form, fit_block, map_inputs
+from .stand_ins import fit_block, map_inputs
 from .walking import Visit, Walk, visits
 
 Quantity = Literal["latency", "parameters", "flops", "blocks"]
@@ -122,13 +122,8 @@ class Chooser:
         metric: Metric | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        self.model, self.found, self.quantity, self.metric, self.progress = (
-            model,
-            found,
-            quantity,
-            metric,
-            progress,
-        )
+        self.model, self.found, self.quantity = model, found, quantity
+        self.metric, self.progress = metric, progress
         self.few = subset(data, SAMPLES)
         self.taught = outputs(model, self.few, self.few.held())
         self.working = own_copy(model, share=True)
@@ -181,7 +176,7 @@ class Chooser:
             place = place_of(self.working, name, now)
             made, _, _ = fit_block(place, self.form, teacher, self.aims[name], now, 8)
         made.to(device_of(self.model))
-        set_submodule(self.working, name, adopt_attributes_(made, place.block))
+        put_(self.working, name, made)
         try:
             return self._damage(), made
         finally:
@@ -203,17 +198,15 @@ def choose(
     model: nn.Module,
     found: Recognition,
     data: Data,
+    number: int,
     *,
-    quantity: str,
-    enough: Callable[[Sequence[str], Price], bool],
+    quantity: Quantity = "latency",
     metric: Metric | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Choice:
-    """Take blocks out of a copy until it is enough, each by the least damage for what it saves."""
+    """The blocks that go first, so many or all that can, each by the least damage for what it saves."""
     chooser = Chooser(model, found, data, Prices(model, found, data, 8), quantity, metric, progress)
-    saved = Price(0, 0, 0)
-    while not enough([step.name for step in chooser.steps], saved) and chooser.further():
-        saved = chooser.steps[-1].saved
+    chooser.names(number)
     return chooser.choice
 
 

@@ -3,42 +3,62 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
+from ..deployment.merge import merged as with_input
+from ..operators._base.layers import norm_as_affine
+from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .calls import Arguments
 from .structure import Structure
-from .trace import Sum, chain
+from .trace import FUNCTIONS, chain
+
+Form = Literal["removal", "channels", "low-rank", "full", "mlp", "attention"]
+FORMS: tuple[Form, ...] = get_args(Form)
 
 
 class Correction(nn.Module):
-    """g(x) = after(x + map(x)): a linear map on tokens or pixels, with what followed the block's last sum.
+    """after(h + branch(h)) for h = before(x): a map on tokens or pixels, or one branch of the block.
 
     Takes whatever the block took, and returns a tuple where the block did.
     """
 
     def __init__(
-        self, map: nn.Module | None, after: nn.Module | None = None, *, argument: str = "", length: int = 0
+        self,
+        branch: nn.Module | None,
+        after: nn.Module | None = None,
+        before: nn.Module | None = None,
+        *,
+        argument: str = "",
+        length: int = 0,
     ) -> None:
         super().__init__()
-        self.map, self.after = map, after
+        self.before, self.branch, self.after = before, branch, after
         self.argument, self.length = argument, length
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x: Tensor = kwargs[self.argument] if self.argument in kwargs else args[0]
-        y = x if self.map is None else x + self.map(x)
+        h = x if self.before is None else self.before(x)
+        y = h if self.branch is None else h + self.branch(h)
         if self.after is not None:
             y = self.after(y)
         return (y, *([None] * (self.length - 1))) if self.length else y
 
 
-def pass_through(argument: str, length: int) -> nn.Module:
+def pass_through(structure: Structure) -> nn.Module:
     """Nothing, in a form that takes what a block took and returns as many values."""
-    return Correction(None, argument=argument, length=length) if argument or length else nn.Identity()
+    call = structure.call
+    return Correction(None, **call) if any(call.values()) else nn.Identity()
+
+
+def put_(model: nn.Module, name: str, stand_in: nn.Module) -> None:
+    """Put a stand-in in a block's place; hidden states are recorded behind it as they were behind the block."""
+    block = model.get_submodule(name)
+    set_submodule(model, name, adopt_attributes_(stand_in, block))
+    record_replacement(model, block, stand_in)
 
 
 def adopt_attributes_(stand_in: nn.Module, block: nn.Module) -> nn.Module:
@@ -95,34 +115,6 @@ def token_map(width: int, rank: int | None) -> nn.Module:
     return nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
 
 
-FUNCTIONS = {"=relu": nn.ReLU, "=gelu": nn.GELU, "=silu": nn.SiLU}
-
-
-class HalfBlock(nn.Module):
-    """One branch of a block: h = before(x), then after(h + branch(h)). Takes what the block took."""
-
-    def __init__(
-        self,
-        branch: nn.Module,
-        before: nn.Module | None = None,
-        after: nn.Module | None = None,
-        *,
-        argument: str = "",
-        length: int = 0,
-    ) -> None:
-        super().__init__()
-        self.before, self.branch, self.after = before, branch, after
-        self.argument, self.length = argument, length
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x: Tensor = kwargs[self.argument] if self.argument in kwargs else args[0]
-        h = x if self.before is None else self.before(x)
-        y = h + self.branch(h)
-        if self.after is not None:
-            y = self.after(y)
-        return (y, *([None] * (self.length - 1))) if self.length else y
-
-
 class Nothing(nn.Module):
     """A branch that adds nothing."""
 
@@ -130,73 +122,61 @@ class Nothing(nn.Module):
         return torch.zeros_like(x)
 
 
-def modules_of(block: nn.Module, way: tuple[str, ...] | None) -> nn.Sequential | None:
-    """The modules and functions of a chain, one after another; dropout and empty ones left out."""
-    if way is None:
-        return None
-    found = [FUNCTIONS[step]() if step in FUNCTIONS else block.get_submodule(step) for step in way]
-    return nn.Sequential(*found)
+def modules_of(block: nn.Module, way: tuple[str, ...]) -> nn.Sequential:
+    """The modules and functions of a chain, one after another."""
+    return nn.Sequential(
+        *(FUNCTIONS[step[1:]]() if step.startswith("=") else block.get_submodule(step) for step in way)
+    )
 
 
 def after_of(block: nn.Module, structure: Structure) -> nn.Module | None:
     """A copy of what follows the block's last sum, or None where nothing does."""
-    made = modules_of(block, structure.after)
-    if made is None or not len(made):
+    if not structure.after:
         return None
-    own = copy.deepcopy(made)
+    own = copy.deepcopy(modules_of(block, structure.after))
     return own[0] if len(own) == 1 else own
 
 
-def mlp_half(
-    block: nn.Module, structure: Structure, *, argument: str, length: int
-) -> tuple[HalfBlock, dict[str, str]] | None:
-    """The block without its attention, and where in the block its parts come from; None where that fails."""
-    found = _two(structure)
-    if found is None or found[0].attention is False or structure.after is None:
-        return None  # the MLP comes first, or what follows is unclear
-    first, second = found
-    trace = structure.trace
-    branch = chain(trace, second.stream, second.branch)
-    between = chain(trace, first.index, second.stream)
-    if not branch or between is None:
+def half_of(
+    form: Form, block: nn.Module, structure: Structure, arguments: Arguments
+) -> tuple[nn.Module, dict[str, str]] | None:
+    """A copy of one half of a block, 'mlp' or 'attention', and where in the block its renamed parts come from.
+
+    None where that fails.
+    """
+    first, second = structure.sums if structure.kind == "transformer" else (None, None)
+    if first is None or second is None or not first.attention:
+        return None  # the MLP comes first, or there are no halves
+    branch = chain(structure.trace, second.stream, second.branch)
+    if not branch:
         return None
-    half = HalfBlock(
-        modules_of(block, branch) or nn.Identity(),
-        modules_of(block, between) if between else None,
-        after_of(block, structure),
-        argument=argument,
-        length=length,
-    )
+    if form == "attention":
+        half = without_mlp(block, branch, arguments)
+        return None if half is None else (half, {})
+    between = chain(structure.trace, first.index, second.stream)
+    if between is None or structure.after is None:
+        return None  # what follows is unclear
+    own = copy.deepcopy(block)
+    before = modules_of(own, between) if between else None
+    made = Correction(modules_of(own, branch), after_of(block, structure), before, **structure.call)
     paths = {f"branch.{i}": step for i, step in enumerate(branch)}
-    paths |= {f"before.{i}": step for i, step in enumerate(between)}
-    return half, paths
+    return made.eval(), paths | {f"before.{i}": step for i, step in enumerate(between)}
 
 
-def attention_half(block: nn.Module, structure: Structure, arguments: Arguments) -> nn.Module | None:
-    """The block without its MLP, as a copy with nothing in the MLP's place; None where that fails."""
-    found = _two(structure)
-    if found is None or found[0].attention is False:
-        return None
-    branch = chain(structure.trace, found[1].stream, found[1].branch)
-    steps = [step for step in branch or () if step not in FUNCTIONS]
+def without_mlp(block: nn.Module, branch: tuple[str, ...], arguments: Arguments) -> nn.Module | None:
+    """A copy of the block with nothing in the place of its MLP's layers; None where it can't be run so."""
+    steps = [step for step in branch if not step.startswith("=")]
     if not steps:
         return None
     own = copy.deepcopy(block)
     for number, step in enumerate(steps):
-        parent, _, key = step.rpartition(".")
-        own.get_submodule(parent)._modules[key] = Nothing() if number == 0 else nn.Identity()
+        set_submodule(own, step, Nothing() if number == 0 else nn.Identity())
     try:
         with torch.no_grad():
             arguments.run(own.eval())
     except (AttributeError, TypeError, RuntimeError):  # its code looks into the part that is gone
         return None
     return own
-
-
-def _two(structure: Structure) -> tuple[Sum, Sum] | None:
-    if structure.kind != "transformer" or len(structure.sums) != 2:
-        return None
-    return structure.sums[0], structure.sums[1]
 
 
 def origin(path: str, paths: dict[str, str]) -> str:
@@ -211,7 +191,7 @@ def origin(path: str, paths: dict[str, str]) -> str:
 def plain_(model: nn.Module) -> nn.Module:
     """Exchange every correction that can be for standard layers with the same outputs; returns the model."""
     for name, module in list(model.named_modules()):
-        if isinstance(module, Correction) and not module.argument and not module.length:
+        if isinstance(module, Correction) and not (module.argument or module.length or module.before):
             made = merged(module)
             if made is not None:
                 set_submodule(model, name, adopt_attributes_(made.train(module.training), module))
@@ -220,24 +200,17 @@ def plain_(model: nn.Module) -> nn.Module:
 
 def merged(correction: Correction) -> nn.Module | None:
     """Standard layers that compute the same, or None."""
-    inner: Any = correction.map
+    inner: Any = correction.branch
     if inner is None:
         return correction.after or nn.Identity()
     if isinstance(inner, nn.Linear):
-        layer: nn.Module = skip_init(nn.Linear, inner.in_features, inner.out_features).to(inner.weight)
-        weight = inner.weight + torch.eye(inner.in_features).to(inner.weight)
-        layer.get_parameter("weight").copy_(weight)
-        layer.get_parameter("bias").copy_(inner.bias)
-    elif isinstance(inner, nn.Sequential) and len(inner) == 2 and isinstance(inner[0], nn.Conv2d):
-        conv: Any = inner[0]
-        norm: Any = inner[1]
-        gain = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-        weight = conv.weight.double() * gain[:, None, None, None]
-        middle = conv.kernel_size[0] // 2
-        weight[:, :, middle, middle] += torch.eye(len(weight)).to(weight)
-        layer = skip_init(nn.Conv2d, len(weight), len(weight), conv.kernel_size, padding=middle).to(conv.weight)
-        layer.get_parameter("weight").copy_(weight)
-        layer.get_parameter("bias").copy_(norm.bias.double() - norm.running_mean.double() * gain)
+        layer = with_input(inner)
+    elif isinstance(inner, nn.Sequential) and len(inner) == 2 and isinstance(inner[1], nn.BatchNorm2d):
+        scale, shift = norm_as_affine(inner[1], torch.float64)
+        conv: Any = copy.deepcopy(inner[0])
+        conv.weight.copy_(conv.weight.double() * scale.view(-1, 1, 1, 1))
+        conv.bias = nn.Parameter(shift.to(conv.weight))
+        layer = with_input(conv)
     else:
         return None
     return layer if correction.after is None else nn.Sequential(layer, correction.after)

@@ -13,11 +13,11 @@ from torch import nn
 from ..errors import ReplearnError
 from .batches import Forward, read, subset
 from .compress import Compressed
+from .corrections import Form
 from .fit import fit_
 from .measure import agreement, answers, costs, outputs
 from .prices import eval_copy
 from .recognise import recognise
-from .stand_ins import Form
 
 Metric = Callable[[nn.Module], float]
 FITTED = 128  # samples that every point is fitted on

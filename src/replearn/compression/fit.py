@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ReplearnError
 from ..operators._base.ridge import Moments
-from ..surgery.hidden_states import record_replacement
-from ..surgery.replace import set_submodule
-from .batches import Batch, Data, Stopped, device_of
-from .calls import Arguments, Tap, argument_of
-from .corrections import adopt_attributes_
+from .batches import Data, device_of
+from .calls import Arguments, Tap
+from .corrections import Form, put_
 from .layers import LayerFit, aims_of, realign_block_, solve_layer_, teacher_values
 from .rows import rows
-from .stand_ins import BlockFit, Form, Place, fit_block
+from .stand_ins import BlockFit, Place, fit_block
 from .structure import Layer, understand
 from .trace import last_sum
-from .walking import Visit, Walk, Way, caught, find_way, passed_on, visits
+from .walking import Visit, Walk, Way, find_way, passed_on, run_noting, visits
 
 Progress = Callable[[str], None]
 OUTPUTS = 4096  # of a classifier that are solved at a time
@@ -62,6 +59,7 @@ def fit_(
     walk = Walk(teacher, student, way, data, start)
     if not forms:
         walk.changed, walk.student = True, visits(student, walk.name, data)
+    stand_for = way.one_for_a_span(forms)
     found: list[BlockFit] = []
     layers: list[LayerFit] = []
     home, more = device_of(student), True
@@ -72,12 +70,8 @@ def fit_(
         with data.stream.weights(block), data.stream.weights(own, changed=True):
             if name in forms:
                 place = place_of(student, name, walk.student)
-                following = way.blocks[walk.at + 1] if walk.at + 1 < len(way.blocks) else ""
-                inner = following in forms and following in way.follows
-                form = "removal" if inner else forms[name]
-                made, result, outputs = fit_block(place, form, block, walk.teacher, walk.student, rank)
-                set_submodule(student, name, adopt_attributes_(made, place.block))
-                record_replacement(student, place.block, made)
+                made, result, outputs = fit_block(place, stand_for[name], block, walk.teacher, walk.student, rank)
+                put_(student, name, made)
                 found.append(result)
                 walk.changed = True
             elif realign and type(block) is type(own):
@@ -104,7 +98,7 @@ def place_of(student: nn.Module, name: str, visits: list[Visit]) -> Place:
             f"{name} turns {tuple(arguments.x.shape)} into {structure.trace.shape}; only blocks that keep the "
             "shape can go. Leave it out."
         )
-    return Place(name, block, structure, argument_of(block, arguments), structure.trace.length)
+    return Place(name, block, structure)
 
 
 def fewest(visits: list[Visit]) -> Arguments:
@@ -158,13 +152,12 @@ def beyond(
     block = teacher.get_submodule(gap[-1])
     with calls[0].stream.weights(block):
         end, own_after = last_sum(understand(block, fewest(calls)).trace)
-        if end is None or own_after != after or after is None or any(has_weights(block, step) for step in after):
+        if end is None or after is None or own_after != after:
+            return None
+        behind = [block.get_submodule(step) for step in after if not step.startswith("=")]
+        if any(True for module in behind for _ in module.parameters()):
             return None
         return [found[Tap(end)] for found in teacher_values(block, calls, [Tap(end)])[1]]
-
-
-def has_weights(block: nn.Module, step: str) -> bool:
-    return not step.startswith("=") and any(True for _ in block.get_submodule(step).parameters())
 
 
 def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) -> list[LayerFit]:
@@ -173,14 +166,14 @@ def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) 
     if not name:
         return []
     layer, untouched = student.get_submodule(name), teacher.get_submodule(name)
-    given = [[given_to(model, name, data, batch) for batch in data.batches] for model in (teacher, student)]
-    site, fits = Layer("0", ("linear", 0), 0, 0), []
+    given = [visits(model, name, data) for model in (teacher, student)]
+    site, fits = Layer("0", ("linear", 0), 0), []
     with data.stream.weights(layer, changed=True), data.stream.weights(untouched):
         for own, aim in zip(parts(layer), parts(untouched), strict=True):
             fitted, held = Moments(), Moments()
-            for batch, seen, x in zip(data.batches, *given, strict=True):
-                for a, b in rows(own, data.stream.load(x), aim(data.stream.load(seen))):
-                    (held if batch.held_out else fitted).add(a, b)
+            for seen, now in zip(*given, strict=True):
+                for a, b in rows(own, now.arguments.x, aim(seen.arguments.x)):
+                    (held if now.held_out else fitted).add(a, b)
             fits.append(solve_layer_(nn.Sequential(own), site, fitted, held, name))
     return fits
 
@@ -200,32 +193,11 @@ def parts(layer: nn.Module) -> list[nn.Linear]:
 
 def head_of(model: nn.Module, way: Way, data: Data) -> str:
     """The last linear layer that runs once behind the blocks, with a weight of its own; '' where there is none."""
-    ran: list[str] = []
-    handles = []
-    shared: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            shared[id(parameter)] = shared.get(id(parameter), 0) + 1
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) or name == way.blocks[-1]:
-
-            def note(module: nn.Module, args: Any, made: Any, name: str = name) -> None:
-                ran.append(name)
-
-            handles.append(module.register_forward_hook(note))
-    try:
-        data.run(model, min(data.batches, key=lambda batch: batch.size))
-    finally:
-        for handle in handles:
-            handle.remove()
-    behind = ran[ran.index(way.blocks[-1]) + 1 :]
+    last, ran = way.blocks[-1], []
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or name == last]
+    run_noting(model, names, data, lambda name, *_: ran.append(name))
+    behind = ran[ran.index(last) + 1 :]
     if not behind or behind.count(behind[-1]) > 1:
         return ""
-    return behind[-1] if shared[id(model.get_submodule(behind[-1]).weight)] == 1 else ""
-
-
-def given_to(model: nn.Module, name: str, data: Data, batch: Batch) -> Tensor:
-    """What a layer is given, in a run of the model on a batch, put away."""
-    with caught(model.get_submodule(name)) as calls, suppress(Stopped):
-        data.run(model, batch)
-    return cast(Tensor, data.stream.keep(calls[0].x))
+    holders = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    return behind[-1] if holders[id(model.get_submodule(behind[-1]).weight)] == 1 else ""

@@ -2,8 +2,9 @@
 
 The loss is the squared error of the last block's features, before a classifier that stays: KD of the logits on top
 overfits few samples. Where no classifier has a weight of its own, as with tied
-embeddings, KD is added. AdamW, a warm-up and a cosine over the time that is given. Rate, BatchNorm mode and
-whether images are mixed are found in short annealed runs, by the loss on held-out samples.
+embeddings, KD is added. AdamW, a warm-up and a cosine over the time that is given. The rate and whether images are
+mixed are found in short annealed runs, by the loss on held-out samples. BatchNorm is trained with batches of at
+least 16 samples, and frozen with smaller ones.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import ReplearnError
 from ..fast.graphs.capture import capture
 from ..fitting.closed_form import estimate_statistics_
 from ..fitting.observe import first
-from .batches import Augment, Batch, Data, augmented, copy_into, device_of, subset
+from ..operators._base.layers import foldable
+from .batches import Augment, Batch, Data, augmented, copy_into, device_of, moved, subset
 from .fit import head_of
 from .measure import agreement, answer
 from .pool import Pool
@@ -38,6 +40,7 @@ PART = 1 / 20  # of the time, or of the steps, for a trial
 LOOKS = 12  # at held-out samples during a run
 PATIENCE = 0.6  # of a run without a gain end it
 WARM_UP = 0.05
+SMALL = 16  # samples of a batch, by fewer of which BatchNorm does not normalise
 JUDGED = 2048  # held-out samples, and as many for BatchNorm statistics
 
 
@@ -80,10 +83,9 @@ def read_heal(given: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a run trains; `live`: BatchNorm normalises by the batch, and its statistics follow."""
+    """How a run trains."""
 
     rate: float
-    live: bool
     mix: bool
 
 
@@ -98,7 +100,7 @@ def heal_(
     augment: Augment | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Healing:
-    """Train the student in place, for epochs or seconds; trials of settings take up to a quarter of that.
+    """Train the student in place, for epochs or seconds; trials of settings take up to a fifth of that.
 
     The state with the least loss on held-out samples is kept: never one that is worse than the start. A run
     ends early where it has brought nothing for a while. The order of samples follows torch's seed.
@@ -116,18 +118,14 @@ def heal_(
     before = judge.divergence
     judge.look()
     images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(pool.draw().inputs))
-    known: dict[bool, Steps] = {}
+    live = bool(judge.norms) and pool.least >= SMALL
     used = 0
 
     def run(setting: Setting, most: float, seconds: float, looks: int) -> float:
         """One annealed run from the start; its loss on held-out samples."""
         nonlocal used
         student.load_state_dict(start)
-        if setting.live not in known:
-            known[setting.live] = Steps(student, teacher, data, way, frozen, setting.live, logits)
-            known[setting.live].capture(pool.draw())
-            student.load_state_dict(start)
-        steps, opened, done = known[setting.live], time.perf_counter(), 0
+        opened, done = time.perf_counter(), 0
         steps.restart()
         own, last, now = math.inf, 0.0, math.inf
 
@@ -153,19 +151,21 @@ def heal_(
         return now
 
     with eval_and_grad(student):
-        steps = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
+        steps = Steps(judge, teacher, frozen, live)
+        steps.capture(pool.draw())
+        most = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
         found: dict[Setting, float] = {}
 
         def tried(setting: Setting) -> Setting:
             if setting not in found:
-                found[setting] = run(setting, steps, limit * PART, 1)
+                found[setting] = run(setting, most, limit * PART, 1)
             return min(found, key=lambda item: found[item])
 
-        best = search(tried, Setting(RATES[2], bool(judge.norms) and pool.least >= 16, images))
+        best = search(tried, Setting(RATES[2], images))
         run(best, total, max(limit - (time.perf_counter() - begin), 1e-3), LOOKS)
     student.load_state_dict(judge.best)
     student.zero_grad(set_to_none=True)
-    norms = ("trained" if best.live else "frozen") if bool(judge.norms) else ""
+    norms = ("trained" if live else "frozen") if judge.norms else ""
     spent = time.perf_counter() - begin
     return Healing(before, judge.divergence, best.rate, used, spent, norms, best.mix)
 
@@ -175,8 +175,6 @@ def search(tried: Callable[[Setting], Setting], best: Setting) -> Setting:
     tried(best)
     best = tried(replace(best, rate=RATES[1]))
     best = tried(replace(best, rate=RATES[0] if best.rate == RATES[1] else RATES[3]))
-    if best.live:
-        best = tried(replace(best, live=False))
     return tried(replace(best, mix=False)) if best.mix else best
 
 
@@ -189,8 +187,8 @@ class Judge:
         self.held = few.held()
         self.clean = [batch for batch in few.batches if not batch.held_out and batch.size > 1]
         with torch.no_grad():
-            self.taught = [see(teacher, data, last, batch) for batch in self.held]
-        self.norms = [module for module in student.modules() if tracks(module)]
+            self.taught = [self.see(teacher, batch) for batch in self.held]
+        self.norms = [module for module in student.modules() if foldable(module)]
         self.least, self.best, self.divergence = math.inf, state(student), math.inf
 
     @torch.no_grad()
@@ -198,17 +196,16 @@ class Judge:
         """The loss now or with BatchNorm statistics measured anew, whichever is less."""
         now = self.judged()
         if self.norms and self.clean:
-            kept = [[buffer.clone() for buffer in norm.buffers()] for norm in self.norms]
+            kept = [copy.deepcopy(norm.state_dict()) for norm in self.norms]
             calls = [partial(self.data.run, batch=batch) for batch in self.clean]
             estimate_statistics_(self.student, calls)
             now = min(now, self.judged())
             for norm, values in zip(self.norms, kept, strict=True):
-                for buffer, value in zip(norm.buffers(), values, strict=True):
-                    buffer.copy_(value)
+                norm.load_state_dict(values)
         return now
 
     def judged(self) -> float:
-        seen = [see(self.student, self.data, self.last, batch) for batch in self.held]
+        seen = [self.see(self.student, batch) for batch in self.held]
         pairs = list(zip(seen, self.taught, self.held, strict=True))
         now = sum(float(loss_of(mine, aim, self.logits)) * batch.size for mine, aim, batch in pairs)
         now = now / sum(batch.size for batch in self.held) if math.isfinite(now) else math.inf
@@ -219,18 +216,27 @@ class Judge:
             ).divergence
         return now
 
+    def see(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The features that the last block makes, and the logits."""
+        seen: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, made: Any) -> None:
+            seen.append(first(made))
+
+        with model.get_submodule(self.last).register_forward_hook(note):
+            made = answer(self.data.run(model, batch))
+        return seen[-1], made
+
 
 class Steps:
     """Training steps of one kind, with AdamW; on a GPU they are replayed as a CUDA graph where they can be."""
 
-    def __init__(
-        self, student: nn.Module, teacher: nn.Module, data: Data, way: Way, frozen: str, live: bool, logits: float
-    ) -> None:
-        self.student, self.teacher, self.data, self.last = student, teacher, data, way.blocks[-1]
-        self.logits = logits
+    def __init__(self, judge: Judge, teacher: nn.Module, frozen: str, live: bool) -> None:
+        self.judge, self.teacher = judge, teacher
+        self.norms = judge.norms if live else []
+        student = judge.student
         still = {id(p) for p in student.get_submodule(frozen).parameters()} if frozen else set()
         self.parameters = [p for p in student.parameters() if id(p) not in still and p.is_floating_point()]
-        self.norms = [module for module in student.modules() if live and tracks(module)]
         self.device = device_of(student)
         self.cuda = self.device.type == "cuda"
         rate: Any = torch.zeros((), device=self.device) if self.cuda else 0.0
@@ -248,17 +254,12 @@ class Steps:
         """Capture a step on a GPU; the steps that this takes have a rate of 0."""
         if not self.cuda:
             return
-        self.batch = Batch(
-            tree_map(
-                lambda leaf: leaf.to(self.device).clone() if isinstance(leaf, Tensor) else leaf, batch.inputs
-            ),
-            False,
-            batch.size,
-        )
+        inputs = tree_map_only(Tensor, Tensor.clone, moved(batch.inputs, self.device))
+        self.batch = Batch(inputs, False, batch.size)
         self._set(0.0)
         try:
             pool = torch.cuda.graph_pool_handle()
-            self.launch, _ = capture(type(self.student).__name__, self._body, self.device, pool)
+            self.launch, _ = capture(type(self.judge.student).__name__, self._body, self.device, pool)
         except ReplearnError:
             self.launch = None  # its code can't be captured
 
@@ -288,29 +289,14 @@ class Steps:
         if self.batch is None:
             raise RuntimeError("no batch was given")
         with torch.no_grad():
-            aim = see(self.teacher, self.data, self.last, self.batch)
-        loss = loss_of(see(self.student, self.data, self.last, self.batch), aim, self.logits)
+            aim = self.judge.see(self.teacher, self.batch)
+        loss = loss_of(self.judge.see(self.judge.student, self.batch), aim, self.judge.logits)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         for norm in self.norms:
             norm.training = False
-
-
-def see(model: nn.Module, data: Data, last: str, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The features that the last block makes, and the logits."""
-    seen: list[Tensor] = []
-
-    def note(module: nn.Module, args: Any, made: Any) -> None:
-        seen.append(first(made))
-
-    hook = model.get_submodule(last).register_forward_hook(note)
-    try:
-        made = answer(data.run(model, batch))
-    finally:
-        hook.remove()
-    return seen[-1], made
 
 
 def loss_of(mine: tuple[Tensor, Tensor], aim: tuple[Tensor, Tensor], logits: float) -> Tensor:
@@ -321,24 +307,16 @@ def loss_of(mine: tuple[Tensor, Tensor], aim: tuple[Tensor, Tensor], logits: flo
 
 @contextmanager
 def eval_and_grad(student: nn.Module) -> Iterator[None]:
-    """No dropout, as in the teacher, and gradients for all parameters; both are put back."""
-    modes = {module: module.training for module in student.modules()}
+    """No dropout, as in the teacher, and gradients for all parameters, which is put back."""
+    student.eval()
     wanted = {p: p.requires_grad for p in student.parameters() if p.is_floating_point()}
     try:
-        for module in modes:
-            module.training = False
         for parameter in wanted:
             parameter.requires_grad_(True)
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
         for parameter, want in wanted.items():
             parameter.requires_grad_(want)
-
-
-def tracks(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
 
 
 def state(model: nn.Module) -> dict[str, Any]:

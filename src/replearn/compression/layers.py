@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,28 +28,23 @@ class LayerFit:
     thinned: bool = False  # solved on a part of the rows
 
 
-def aim_tap(layer: Layer) -> Tap:
-    """Where the untouched network has what the layer should give."""
-    return Tap(layer.sum or layer.norm_key or layer.key)
-
-
 def student_taps(layer: Layer) -> list[Tap]:
     own = [Tap(layer.key, layer.place)]
     return own if layer.sum is None or layer.beside_input else [*own, Tap(layer.sum, layer.other)]
 
 
 def layer_moments(
-    block: nn.Module, layer: Layer, visits: Sequence[Visit], aims: Callable[[int], Tensor]
+    block: nn.Module, layer: Layer, visits: Sequence[Visit], aims: Sequence[Tensor]
 ) -> tuple[Moments, Moments]:
     """Moments of the layer's input in the student and what it should give: for fitting, and held-out ones."""
     module = block.get_submodule(layer.path)
     fitted, held = Moments(), Moments()
     taps = student_taps(layer)
-    share = share_of_rows(module, visits[0].stream.load(aims(0)), [visit.kept.x for visit in visits])
-    for number, visit in enumerate(visits):
+    share = share_of_rows(module, visits[0].stream.load(aims[0]), [visit.kept.x for visit in visits])
+    for visit, aim in zip(visits, aims, strict=True):
         arguments = visit.arguments
         _, found = tapped(block, arguments, taps, to_the_end=False)
-        aim = aims(number).to(found[taps[0]].device)
+        aim = aim.to(found[taps[0]].device)
         if layer.sum is not None:
             other = arguments.x if layer.beside_input else found[taps[1]]
             aim = aim.reshape(other.shape) - other  # a half block may have left out a view
@@ -86,54 +81,32 @@ def solve_layer_(block: nn.Module, layer: Layer, fitted: Moments, held: Moments,
     if not fitted.finite() or not held.finite():
         return LayerFit(name, 1.0, 1.0, 0.0, False)
     weight = matrix(module)
-    now, shift = effective(module, norm, weight)
-    before = held.error(now, shift)
-    base = now
-    fresh = before
-    if norm is not None and norm.running_mean is not None:
-        base, anew = normed(norm, weight, fitted)
+    bias = getattr(module, "bias", None)
+    shift = weight.new_zeros(weight.shape[:2]) if bias is None else bias.double().view(weight.shape[:2])
+    if norm is None:
+        base = weight
+        before = fresh = held.error(weight, shift)
+    else:
+        before = held.error(*normed(norm, weight, shift, norm.running_mean, norm.running_var))
+        base, anew = normed(norm, weight, torch.zeros_like(shift), *statistics(weight, fitted))
         fresh = held.error(base, anew)
-    free = norm is not None or getattr(module, "bias", None) is not None
+    free = norm is not None or bias is not None
     found: Solution = solve(fitted, held, base, shifted=free)
     if found.error < min(before, fresh):
         write_(module, norm, found, fitted)
         return LayerFit(name, before / power, found.error / power, found.ridge, True, fitted.thinned)
     if fresh < before:
-        mean, var = statistics(weight, fitted)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(var)
+        set_statistics_(norm, weight, fitted)
         return LayerFit(name, before / power, fresh / power, 0.0, True)
     return LayerFit(name, before / power, before / power, 0.0, False)
 
 
-def effective(module: nn.Module, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The map of a layer and the BatchNorm behind it: weights (G, R, K) and shift (G, R)."""
-    shape = weight.shape[:2]
-    bias = getattr(module, "bias", None)
-    shift = weight.new_zeros(shape) if bias is None else bias.detach().double().view(shape)
-    if norm is None:
-        return weight, shift
-    gain, offset = affine(norm, shape)
-    mean, var = norm.running_mean.double().view(shape), norm.running_var.double().view(shape)
-    gain = gain / (var + norm.eps).sqrt()
+def normed(norm: Any, weight: Tensor, shift: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """The map of a layer and the BatchNorm behind it with these statistics: weights (G, R, K) and shift (G, R)."""
+    mean, var = (tensor.double().view(shift.shape) for tensor in (mean, var))
+    gain = (1.0 if norm.weight is None else norm.weight.double().view(shift.shape)) / (var + norm.eps).sqrt()
+    offset = 0.0 if norm.bias is None else norm.bias.double().view(shift.shape)
     return weight * gain[..., None], (shift - mean) * gain + offset
-
-
-def affine(norm: Any, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    device = norm.running_mean.device
-    one = torch.ones(shape, dtype=torch.float64, device=device)
-    if norm.weight is None:
-        return one, torch.zeros_like(one)
-    return norm.weight.detach().double().view(shape), norm.bias.detach().double().view(shape)
-
-
-def normed(norm: Any, weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
-    """The same, with BatchNorm's statistics measured anew on these rows."""
-    shape = weight.shape[:2]
-    mean, var = (tensor.view(shape) for tensor in statistics(weight, moments))
-    gain, offset = affine(norm, shape)
-    gain = gain / (var + norm.eps).sqrt()
-    return weight * gain[..., None], offset - mean * gain
 
 
 def statistics(weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
@@ -142,29 +115,32 @@ def statistics(weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
     return mean.flatten(), var.flatten()
 
 
+def set_statistics_(norm: Any, weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
+    mean, var = statistics(weight, moments)
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(var)
+    return mean, var
+
+
+def set_norm_(norm: Any, weight: Tensor, gain: Tensor, shift: Tensor, moments: Moments) -> None:
+    """Set a BatchNorm so that it makes gain (W x) + shift of what these weights make of x."""
+    mean, var = set_statistics_(norm, weight, moments)
+    norm.weight.copy_(gain.flatten() * (var + norm.eps).sqrt())
+    norm.bias.copy_(shift.flatten() + gain.flatten() * mean)
+
+
 def write_(module: nn.Module, norm: Any, found: Solution, moments: Moments) -> None:
     """Put a solution into a layer; before a BatchNorm its rows keep their norms, and the scale goes there."""
-    bias = getattr(module, "bias", None)
-    if norm is None or norm.weight is None or norm.running_mean is None:
-        gain, shift = None, found.shift
-        weight = found.weight
-        if norm is not None:  # a norm without weights: its statistics carry the shift
-            norm.running_mean.copy_(-found.shift.flatten())
-            norm.running_var.fill_(1 - norm.eps)
-            shift = torch.zeros_like(found.shift)
-    else:
-        weight, gain = in_old_norms(matrix(module), found.weight)
-        shift = torch.zeros_like(found.shift)
+    weight, bias = found.weight, getattr(module, "bias", None)
+    if norm is not None and norm.weight is not None:
+        weight, gain = in_old_norms(matrix(module), weight)
+        set_norm_(norm, weight, gain, found.shift, moments)
+    elif norm is not None:  # its statistics carry the shift
+        norm.running_mean.copy_(-found.shift.flatten())
+        norm.running_var.fill_(1 - norm.eps)
     set_matrix_(module, weight)
     if bias is not None:
-        bias.copy_(shift.flatten())
-    if gain is not None:
-        mean, var = statistics(weight, moments)
-        slope = gain.flatten() * (var + norm.eps).sqrt()
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(var)
-        norm.weight.copy_(slope)
-        norm.bias.copy_(found.shift.flatten() + gain.flatten() * mean)
+        bias.copy_(found.shift.flatten() if norm is None else torch.zeros_like(bias))
 
 
 def in_old_norms(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,11 +169,6 @@ def teacher_values(
     return outputs, values
 
 
-def aligned_layers(structure: Structure) -> list[Layer]:
-    """The layers that are solved again: all but those that only say where attention looks."""
-    return [layer for layer in structure.layers if not layer.feeds_attention]
-
-
 def realign_block_(
     block: nn.Module,
     structure: Structure,
@@ -208,14 +179,16 @@ def realign_block_(
 ) -> list[LayerFit]:
     """Solve a block's layers one after another; `aims` says where the teacher has what each layer should give."""
     fits = []
-    for layer in aligned_layers(structure):
+    for layer in structure.layers:
         if layer.path not in aims:
             continue
         tap = aims[layer.path]
-        fitted, held = layer_moments(block, layer, student, lambda number, tap=tap: values[number][tap])  # type: ignore[misc]
+        fitted, held = layer_moments(block, layer, student, [found[tap] for found in values])
         fits.append(solve_layer_(block, layer, fitted, held, f"{name}.{layer.path}"))
     return fits
 
 
 def aims_of(structure: Structure) -> dict[str, Tap]:
-    return {layer.path: aim_tap(layer) for layer in aligned_layers(structure)}
+    """Where the untouched network has what layers should give, but those that only say where attention looks."""
+    layers = [layer for layer in structure.layers if not layer.feeds_attention]
+    return {layer.path: Tap(layer.sum or layer.norm_key or layer.key) for layer in layers}

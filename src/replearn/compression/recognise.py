@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +15,13 @@ from ..errors import ReplearnError
 from ..planning.table import shown, text_table
 from ..planning.targets import has_hooks
 from ..planning.validate import own_copy
-from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .batches import Data, Forward, read
-from .calls import Arguments, argument_of
-from .corrections import adopt_attributes_, pass_through
+from .calls import Arguments
+from .corrections import pass_through, put_
 from .streaming import Stream
 from .structure import Structure, understand
-from .walking import Way, caught, find_way, smallest
+from .walking import Way, find_way, first_calls, smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,6 @@ class Block:
     name: str
     type: str
     structure: Structure
-    argument: str = ""  # the name of its input, where it has several
     kept: str = ""
 
 
@@ -76,7 +73,7 @@ def recognise(model: nn.Module, loader: Any, *, forward: Forward | None = None) 
     data = data.through(names)
     with unchanged(model), torch.no_grad():
         way = find_way(model, names, data)
-        calls = first_calls(model, way, data)
+        calls = smallest_calls(model, way, data)
         found = tuple(_block(model, name, calls[name], data.stream) for name in way.blocks)
         needed = needed_blocks(model, found, data)
         found = tuple(replace(b, kept=needed[b.name]) if b.name in needed else b for b in found)
@@ -92,10 +89,7 @@ def needed_blocks(model: nn.Module, blocks: Sequence[Block], data: Data) -> dict
     going = [block for block in blocks if not block.kept]
 
     def take_out(block: Block) -> None:
-        nothing = pass_through(block.argument, block.structure.trace.length)
-        adopt_attributes_(nothing, model.get_submodule(block.name))
-        set_submodule(copied, block.name, nothing)
-        record_replacement(copied, model.get_submodule(block.name), nothing)
+        put_(copied, block.name, pass_through(block.structure))
 
     def fails() -> str:
         try:
@@ -123,19 +117,17 @@ def needed_blocks(model: nn.Module, blocks: Sequence[Block], data: Data) -> dict
     return needed
 
 
-def first_calls(model: nn.Module, way: Way, data: Data) -> dict[str, Arguments]:
+def smallest_calls(model: nn.Module, way: Way, data: Data) -> dict[str, Arguments]:
     """The arguments of every block on the smallest batch."""
-    with ExitStack() as hooks:
-        calls = {name: hooks.enter_context(caught(model.get_submodule(name), stop=False)) for name in way.blocks}
+    with first_calls(model, way.blocks) as calls:
         data.run(model, smallest(data))
-    keep = data.stream.keep
-    return {name: Arguments(keep(seen[0].args), keep(seen[0].kwargs)) for name, seen in calls.items()}
+    return {name: call.moved(data.stream.keep) for name, call in calls.items()}
 
 
 def _block(model: nn.Module, name: str, arguments: Arguments, stream: Stream) -> Block:
     module = model.get_submodule(name)
     with stream.weights(module):
-        structure = understand(module, Arguments(stream.load(arguments.args), stream.load(arguments.kwargs)))
+        structure = understand(module, arguments.moved(stream.load))
     kept = ""
     if not structure.keeps_shape:
         kept = f"turns {tuple(arguments.x.shape[1:])} into {structure.trace.shape[1:]}"
@@ -143,4 +135,4 @@ def _block(model: nn.Module, name: str, arguments: Arguments, stream: Stream) ->
         kept = "it has hooks, which would be lost with it"
     elif sum(other is module for _, other in model.named_modules(remove_duplicate=False)) > 1:
         kept = "the same module stands in two places"
-    return Block(name, type(module).__name__, structure, argument_of(module, arguments), kept)
+    return Block(name, type(module).__name__, structure, kept)

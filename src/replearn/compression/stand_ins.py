@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,49 +16,38 @@ from .calls import Tap
 from .corrections import (
     Channels,
     Correction,
+    Form,
     OnLast,
     after_of,
-    attention_half,
+    half_of,
     image_map,
-    mlp_half,
     origin,
     pass_through,
     token_map,
 )
-from .layers import LayerFit, aims_of, in_old_norms, realign_block_, statistics, teacher_values, write_
+from .layers import aims_of, in_old_norms, realign_block_, set_norm_, teacher_values, write_
 from .rows import rows, set_matrix_, share_of_rows
 from .structure import Structure, understand
 from .walking import Visit
 
-Form = Literal["removal", "channels", "low-rank", "full", "mlp", "attention"]
-FORMS: tuple[Form, ...] = ("removal", "channels", "low-rank", "full", "mlp", "attention")
-
 
 @dataclass(frozen=True, slots=True)
 class BlockFit:
-    """What stands in a block's place; errors on held-out rows, as shares of the aim's power without the input."""
+    """What stands in a block's place; the error on held-out rows, as a share of that of removal."""
 
     name: str
     form: Form
-    error: float
-    removal_error: float
-    ridge: float
-    layers: tuple[LayerFit, ...] = ()
+    error: float = 1.0
+    ridge: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A block that goes: itself in the student, its structure, what it returned."""
+    """A block that goes: itself in the student, and its structure."""
 
     name: str
     block: nn.Module
     structure: Structure
-    argument: str
-    length: int
-
-    def removed(self) -> nn.Module:
-        """Nothing, in a form that takes what the block took."""
-        return pass_through(self.argument, self.length)
 
 
 def fit_block(
@@ -66,42 +55,38 @@ def fit_block(
 ) -> tuple[nn.Module, BlockFit, list[Tensor]]:
     """Fit one form; returns it, how well it does, and the outputs of the untouched block."""
     structure = place.structure
-    clear = structure.residual and structure.after is not None
-    aim = Tap(structure.sums[-1].key) if clear else None
     if form in ("mlp", "attention"):
         made = _half(place, form, teacher, taught, student)
         if made is not None:
             return made
         form = "full"
+    aim = None if structure.after is None else Tap(structure.sums[-1].key)
     outputs, values = teacher_values(teacher, taught, [aim] if aim else [])
     aims = [found[aim] for found in values] if aim else outputs
-    if form == "removal":
-        return place.removed(), BlockFit(place.name, form, 1.0, 1.0, 0.0), outputs
-    after = after_of(place.block, structure) if clear else None
-    fitted, fit = _map(place, form, aims, student, rank)
-    if fitted is None:
-        return place.removed(), fit, outputs
-    whole = Correction(fitted, after, argument=place.argument, length=place.length)
-    return whole.to(next(fitted.parameters()).device, aims[0].dtype).eval(), fit, outputs
+    found = None if form == "removal" else _solved(place, form, aims, student, rank)
+    if found is None:
+        return pass_through(structure), BlockFit(place.name, "removal"), outputs
+    solution, moments, error = found
+    whole = empty_correction(place, form, student[0].arguments.x, rank)
+    _write(whole.branch, solution, moments, place)
+    return whole.to(aims[0].dtype), BlockFit(place.name, form, error, solution.ridge), outputs
 
 
-def _map(
+def _solved(
     place: Place, form: Form, aims: Sequence[Tensor], student: Sequence[Visit], rank: int
-) -> tuple[nn.Module | None, BlockFit]:
-    x = student[0].arguments.x
-    stream = student[0].stream
-    channel = place.structure.channel
+) -> tuple[Solution, Moments, float] | None:
+    """The map from the student's input to the aims, its rows, and its error as a share of removal's.
+
+    None where it is no better than that.
+    """
+    x, stream = student[0].arguments.x, student[0].stream
+    channel, image = place.structure.channel, place.structure.image
     width = x.shape[channel]
-    if x.numel() == aims[0].numel():  # the sum may be of another view
-        aims = [aim.reshape(visit.kept.x.shape) for aim, visit in zip(aims, student, strict=True)]
-    else:
+    if x.numel() != aims[0].numel():
         raise ReplearnError(
             f"{place.name} turns {tuple(x.shape)} into {tuple(aims[0].shape)}; only blocks that keep the shape "
             "can go."
         )
-    low = low_rank(form, width, rank)
-    image = channel == 1 and x.dim() == 4
-    fitted = empty_map(place, form, x, rank)
     if form == "channels":
         layer: nn.Module = nn.Conv1d(width, width, 1, groups=width, device="meta")
     elif image:
@@ -109,79 +94,71 @@ def _map(
         layer = nn.Conv2d(width, width, kernel, padding=kernel // 2, device="meta")
     else:
         layer = nn.Linear(width, width, device="meta")
-    moments = Moments(), Moments()
+    fitted, held = Moments(), Moments()
     share = share_of_rows(layer, stream.load(aims[0]), aims) if form != "channels" else 1.0
     for visit, aim in zip(student, aims, strict=True):
         given = stream.load(visit.kept.x)
-        wanted = stream.load(aim) - given
+        wanted = stream.load(aim).reshape(given.shape) - given  # the sum may be of another view
         if form == "channels" or not image:
             given, wanted = (t.movedim(channel, -1).reshape(-1, width) for t in (given, wanted))
         if form == "channels":
             given, wanted = (t.mT[None] for t in (given, wanted))
         for a, b in rows(layer, given, wanted, share):
-            moments[visit.held_out].add(a, b)
-    removal = max(float(moments[1].power.sum()), 1e-30)
-    if not moments[0].finite() or not moments[1].finite():
+            (held if visit.held_out else fitted).add(a, b)
+    if not fitted.finite() or not held.finite():
         raise ReplearnError(f"The activations at {place.name} hold NaN or infinity: look at the weights.")
-    mean = moments[0].mean_x
-    base = torch.zeros(*moments[0].mean_y.shape, mean.shape[-1], dtype=mean.dtype, device=mean.device)
-    found = solve(moments[0], moments[1], base, rank=low)
-    if not found.error < removal:
-        return None, BlockFit(place.name, "removal", 1.0, 1.0, 0.0)
-    fitted.to(x.device)
-    _write(fitted, found, moments[0], place)
-    return fitted, BlockFit(place.name, form, found.error / removal, 1.0, found.ridge)
+    removal = max(float(held.power.sum()), 1e-30)
+    mean = fitted.mean_x
+    base = mean.new_zeros(*fitted.mean_y.shape, mean.shape[-1])
+    found = solve(fitted, held, base, rank=low_rank(form, width, rank))
+    return (found, fitted, found.error / removal) if found.error < removal else None
 
 
 def low_rank(form: Form, width: int, rank: int) -> int | None:
     return min(rank, width // 2) if form == "low-rank" and width > 2 else None
 
 
-def empty_map(place: Place, form: Form, x: Tensor, rank: int) -> nn.Module:
-    """A map of this form before it is fitted."""
+def empty_correction(place: Place, form: Form, x: Tensor, rank: int) -> Correction:
+    """A map of this form before it is fitted, with what follows the block's last sum."""
     channel = place.structure.channel
     width = x.shape[channel]
-    if form == "channels":
-        return Channels(width, channel, x.dim())
     low = low_rank(form, width, rank)
     with PrivateRandom():  # torch starts layers at random
-        if channel == 1 and x.dim() == 4:
-            return image_map(width, kernel_of(place.block, width), low)
-        made = token_map(width, low)
-    return made if channel == x.dim() - 1 else OnLast(made, channel)
+        if form == "channels":
+            made: nn.Module = Channels(width, channel, x.dim())
+        elif place.structure.image:
+            made = image_map(width, kernel_of(place.block, width), low)
+        else:
+            made = token_map(width, low)
+            made = made if channel == x.dim() - 1 else OnLast(made, channel)
+    whole = Correction(made, after_of(place.block, place.structure), **place.structure.call)
+    return whole.to(x.device, x.dtype).eval()
 
 
 @torch.no_grad()
 def _write(fitted: Any, found: Solution, moments: Moments, place: Place) -> None:
+    if isinstance(fitted, OnLast):
+        fitted = fitted.map
     if isinstance(fitted, Channels):
         fitted.scale.copy_(found.weight.reshape(fitted.scale.shape))
         fitted.shift.copy_(found.shift.reshape(fitted.shift.shape))
-        return
-    if isinstance(fitted, OnLast):
-        fitted = fitted.map
-    if isinstance(fitted, nn.Linear):
+    elif isinstance(fitted, nn.Linear):
         write_(fitted, None, found, moments)
-        return
-    if found.factors is None:
+    elif found.factors is None:
         conv = fitted[0]
         start = nn.functional.normalize(conv.weight.flatten(1)) * row_norm(place.block)
         conv.weight.copy_(start.view(conv.weight.shape))
         write_(conv, fitted[1], found, moments)
-        return
-    left, right = found.factors
-    set_matrix_(fitted[0], right)
-    if isinstance(fitted[1], nn.Linear):
-        set_matrix_(fitted[1], left)
-        fitted[1].bias.copy_(found.shift.flatten())
-        return
-    unit, gain = in_old_norms(nn.functional.normalize(torch.ones_like(left), dim=-1), left)
-    set_matrix_(fitted[1], unit)
-    mean, var = statistics(unit @ right, moments)
-    norm = fitted[2]
-    norm.running_mean.copy_(mean)
-    norm.running_var.copy_(var)
-    norm.weight.copy_(gain.flatten() * (var + norm.eps).sqrt())
-    norm.bias.copy_(found.shift.flatten() + gain.flatten() * mean)
+    else:
+        left, right = found.factors
+        set_matrix_(fitted[0], right)
+        if isinstance(fitted[1], nn.Linear):
+            set_matrix_(fitted[1], left)
+            fitted[1].bias.copy_(found.shift.flatten())
+            return
+        unit, gain = in_old_norms(nn.functional.normalize(torch.ones_like(left), dim=-1), left)
+        set_matrix_(fitted[1], unit)
+        set_norm_(fitted[2], unit @ right, gain, found.shift, moments)
 
 
 def row_norm(block: nn.Module) -> float:
@@ -199,27 +176,18 @@ def kernel_of(block: nn.Module, width: int) -> int:
 def map_inputs(block: nn.Module, structure: Structure, x: Tensor) -> int:
     """The number of inputs of one output of a full map in the block's place."""
     width = x.shape[structure.channel]
-    image = structure.channel == 1 and x.dim() == 4
-    return int(width * kernel_of(block, width) ** 2) if image else int(width)
+    return int(width * kernel_of(block, width) ** 2) if structure.image else int(width)
 
 
 def _half(
     place: Place, form: Form, teacher: nn.Module, taught: Sequence[Visit], student: Sequence[Visit]
 ) -> tuple[nn.Module, BlockFit, list[Tensor]] | None:
-    structure = place.structure
-    paths: dict[str, str] = {}
-    if form == "mlp":
-        found = mlp_half(place.block, structure, argument=place.argument, length=place.length)
-        half: nn.Module | None = found[0] if found else None
-        paths = found[1] if found else {}
-    else:
-        half = attention_half(place.block, structure, student[0].arguments)
-    if half is None:
+    structure, arguments = place.structure, student[0].arguments
+    found = half_of(form, place.block, structure, arguments)
+    if found is None:
         return None
-    half.eval()
-    mine = understand(half, student[0].arguments)
-    aims = aims_of(structure)
-    last = Tap(structure.sums[-1].key)
+    half, paths = found
+    mine, aims, last = understand(half, arguments), aims_of(structure), Tap(structure.sums[-1].key)
     wanted = {
         layer.path: last if layer.sum is not None else aims[origin(layer.path, paths)]
         for layer in mine.layers
@@ -227,5 +195,5 @@ def _half(
     }
     outputs, values = teacher_values(teacher, taught, [*wanted.values(), last])
     fits = realign_block_(half, mine, student, wanted, values, place.name)
-    error = fits[-1].after if fits else 1.0
-    return half, BlockFit(place.name, form, error, 1.0, fits[-1].ridge if fits else 0.0, tuple(fits)), outputs
+    fit = BlockFit(place.name, form, fits[-1].after, fits[-1].ridge) if fits else BlockFit(place.name, form)
+    return half, fit, outputs

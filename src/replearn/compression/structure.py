@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from .calls import Arguments, Key
-from .trace import VIEWS, Node, Sum, Trace, after_sum, ancestors, mixes, residual_sums, trace
+from ..operators._base.layers import foldable
+from .calls import Arguments, Key, argument_of
+from .trace import VIEWS, Node, Sum, Trace, ancestors, chain, mixes, residual_sums, trace
 
 Kind = Literal["basic", "bottleneck", "convolutions", "transformer", "any"]
 LINEAR_OPERATIONS = {"convolution": 0, "linear": 0, "addmm": 1, "mm": 0}  # and which argument is the input
@@ -27,7 +28,6 @@ class Layer:
     path: str
     key: Key
     place: int
-    index: int
     norm: str = ""
     norm_key: Key | None = None
     scale: str = ""
@@ -48,12 +48,14 @@ class Structure:
     after: tuple[str, ...] | None  # what follows the last sum: paths of modules, or "=relu"; None where unclear
     keeps_shape: bool
     channel: int  # the dimension of features
-    post_norm: bool = False
-    trace: Trace = field(repr=False, compare=False, default=Trace((), (), -1))
+    image: bool  # features of pixels, which convolutions read
+    argument: str  # the name of its input, '' where it is the only argument
+    trace: Trace = field(repr=False, compare=False)
 
     @property
-    def residual(self) -> bool:
-        return bool(self.sums)
+    def call(self) -> dict[str, Any]:
+        """How the block is called and what it returns, for what stands in its place."""
+        return {"argument": self.argument, "length": self.trace.length}
 
 
 def understand(block: nn.Module, arguments: Arguments) -> Structure:
@@ -63,17 +65,19 @@ def understand(block: nn.Module, arguments: Arguments) -> Structure:
     linear = {node.index: path for node in found.nodes if (path := linear_path(node, modules))}
     used = list(linear.values())
     linear = {index: path for index, path in linear.items() if used.count(path) == 1}
-    sums = residual_sums(found, found.output)
-    after = after_sum(found, sums[-1].index if sums else None)
+    sums = residual_sums(found, found.output) or ()
+    after = chain(found, sums[-1].index, found.output) if sums else None
     layers = tuple(layer_at(found, index, linear, modules) for index in sorted(linear))
+    channel = channel_of(arguments.x, layers, modules)
     return Structure(
         kind=kind_of(layers, sums, modules),
         layers=layers,
         sums=sums,
         after=after,
         keeps_shape=found.shape == tuple(arguments.x.shape),
-        channel=channel_of(arguments.x, layers, modules),
-        post_norm=bool(after) and any("norm" in type(modules.get(path)).__name__.lower() for path in after or ()),
+        channel=channel,
+        image=channel == 1 and arguments.x.dim() == 4,
+        argument=argument_of(block, arguments),
         trace=found,
     )
 
@@ -113,7 +117,7 @@ def layer_at(found: Trace, index: int, linear: dict[int, str], modules: dict[str
             break
         user = users[0]
         owner = user.tensors[0].rpartition(".")[0] if user.tensors else ""
-        if not norm and at == index and isinstance(modules.get(owner), nn.modules.batchnorm._BatchNorm):
+        if not norm and at == index and owner in modules and foldable(modules[owner]):
             norm, norm_key = owner, user.key
         elif user.name in ORDERS and not order:
             order = tuple(dim % len(user.dims) for dim in user.dims)
@@ -126,19 +130,12 @@ def layer_at(found: Trace, index: int, linear: dict[int, str], modules: dict[str
             if later:
                 break
             ends = (user.key, user.places[1 - mine], other == 0)
-            return Layer(linear[index], node.key, place, index, norm, norm_key, scale, order, *ends)
+            return Layer(linear[index], node.key, place, norm, norm_key, scale, order, *ends)
         elif user.name not in VIEWS or not _keeps_rows(node, found.nodes[at], user, order):
             break
         at = user.index
-    return Layer(
-        linear[index],
-        node.key,
-        place,
-        index,
-        norm,
-        norm_key,
-        feeds_attention=_feeds_attention(found, index, linear),
-    )
+    feeds = _feeds_attention(found, index, linear)
+    return Layer(linear[index], node.key, place, norm, norm_key, feeds_attention=feeds)
 
 
 def is_scale(node: Node, modules: dict[str, nn.Module], path: str) -> bool:

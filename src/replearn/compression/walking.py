@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from ..errors import ReplearnError
 from ..fitting.observe import first, repeatable
-from .batches import Data, Stopped
+from .batches import Batch, Data, Stopped
 from .calls import Arguments
+from .corrections import Form
 from .streaming import Stream
 
 
@@ -29,7 +32,7 @@ class Visit:
     @property
     def arguments(self) -> Arguments:
         """The arguments where the block is run."""
-        return Arguments(self.stream.load(self.kept.args), self.stream.load(self.kept.kwargs))
+        return self.kept.moved(self.stream.load)
 
     def following(self, x: Tensor) -> Visit:
         """The same call with another input, put away."""
@@ -42,24 +45,22 @@ class Way:
 
     blocks: tuple[str, ...]
     follows: frozenset[str]
-    returns_tuple: frozenset[str]
+
+    def one_for_a_span(self, forms: Mapping[str, Form]) -> dict[str, Form]:
+        """These forms, but that of adjacent blocks the last one's stands for all."""
+        following = dict(pairwise(self.blocks))
+        inner = {name for name in forms if following.get(name) in forms.keys() & self.follows}
+        return {name: "removal" if name in inner else form for name, form in forms.items()}
 
 
 def find_way(model: nn.Module, blocks: Sequence[str], data: Data) -> Way:
     """Run the model once and see which block follows which; a block that runs twice is an error."""
-    ran: list[tuple[str, Any, Any, Any]] = []
-    handles = []
-    for name in blocks:
+    ran: list[tuple[str, Arguments, Any]] = []
 
-        def note(module: nn.Module, args: Any, kwargs: Any, made: Any, name: str = name) -> None:
-            ran.append((name, args, kwargs, made))
+    def note(name: str, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        ran.append((name, Arguments(args, kwargs), first(made)))
 
-        handles.append(model.get_submodule(name).register_forward_hook(note, with_kwargs=True))
-    try:
-        data.run(model, smallest(data))
-    finally:
-        for handle in handles:
-            handle.remove()
+    run_noting(model, blocks, data, note)
     order = [name for name, *_ in ran]
     silent = [name for name in blocks if name not in order]
     if silent:
@@ -71,32 +72,36 @@ def find_way(model: nn.Module, blocks: Sequence[str], data: Data) -> Way:
             "that run once can be taken out."
         )
     follows = {
-        after[0]
-        for before, after in pairwise(ran)
-        if first(before[3]) is Arguments(after[1], after[2]).x and _alike(before, after)
+        name for (_, before, made), (name, after, _) in pairwise(ran) if made is after.x and _alike(before, after)
     }
-    tuples = frozenset(name for name, _, _, made in ran if isinstance(made, (tuple, list)))
-    return Way(tuple(order), frozenset(follows), tuples)
+    return Way(tuple(order), frozenset(follows))
 
 
-def smallest(data: Data) -> Any:
+def run_noting(model: nn.Module, names: Iterable[str], data: Data, note: Callable[..., None]) -> None:
+    """Run the model on its smallest batch; `note` is told each of these modules by name as it has run."""
+    with ExitStack() as hooks:
+        for name in names:
+            module = model.get_submodule(name)
+            hooks.enter_context(module.register_forward_hook(partial(note, name), with_kwargs=True))
+        data.run(model, smallest(data))
+
+
+def smallest(data: Data) -> Batch:
     return min(data.batches, key=lambda batch: batch.size)
 
 
-def _alike(before: tuple[str, Any, Any, Any], after: tuple[str, Any, Any, Any]) -> bool:
+def _alike(one: Arguments, two: Arguments) -> bool:
     """Are two blocks given the same, but for their inputs?"""
-    one, two = Arguments(before[1], before[2]), Arguments(after[1], after[2])
-    if one.place != two.place or len(one.args) != len(two.args) or one.kwargs.keys() != two.kwargs.keys():
+    plain = tuple, list, dict
+    (ones, spec), (twos, other) = (
+        tree_flatten((call.args, call.kwargs), lambda value: not isinstance(value, plain)) for call in (one, two)
+    )
+    if one.place != two.place or spec != other:
         return False
-    pairs = [*zip(one.args, two.args, strict=True), *((one.kwargs[k], two.kwargs[k]) for k in one.kwargs)]
-    return all(_same(a, b) for a, b in pairs if a is not one.x)
+    return all(a is one.x or a is b or _equal(a, b) for a, b in zip(ones, twos, strict=True))
 
 
-def _same(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if isinstance(a, (tuple, list)) and type(a) is type(b) and len(a) == len(b):
-        return all(_same(x, y) for x, y in zip(a, b, strict=True))
+def _equal(a: Any, b: Any) -> bool:
     return isinstance(a, (bool, int, float, str)) and type(a) is type(b) and a == b
 
 
@@ -104,36 +109,36 @@ def visits(model: nn.Module, name: str, data: Data) -> list[Visit]:
     """Every batch's call of a block; the model is run up to it and no further."""
     found: list[Visit] = []
     for batch in data.batches:
-        with caught(model.get_submodule(name)) as calls, suppress(Stopped):
+        with first_calls(model, [name], stop=True) as calls, suppress(Stopped):
             data.run(model, batch)
-        if not calls:
+        if name not in calls:
             raise ReplearnError(f"A batch of the loader never reaches {name}: give batches that do.")
-        if not bool(calls[0].x.isfinite().all()):
+        if not bool(calls[name].x.isfinite().all()):
             raise ReplearnError(
                 f"The activations before {name} hold NaN or infinity: look at the batch and at the weights."
             )
-        kept = Arguments(data.stream.keep(calls[0].args), data.stream.keep(calls[0].kwargs))
-        found.append(Visit(kept, batch.held_out, data.stream))
+        found.append(Visit(calls[name].moved(data.stream.keep), batch.held_out, data.stream))
     return found
 
 
 @contextmanager
-def caught(block: nn.Module, *, stop: bool = True) -> Iterator[list[Arguments]]:
-    """Note the calls of a block, and end the model's run at the first."""
-    calls: list[Arguments] = []
+def first_calls(model: nn.Module, names: Iterable[str], *, stop: bool = False) -> Iterator[dict[str, Arguments]]:
+    """Note the first call of each of these blocks, in the order in which they run; `stop` ends the run there."""
+    calls: dict[str, Arguments] = {}
 
-    def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
-        kept = tuple(repeatable(value) for value in args)
-        arguments = Arguments(kept, {name: repeatable(value) for name, value in kwargs.items()})
-        calls.append(arguments.given(arguments.x.detach().clone()))
+    def entered(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if name not in calls:
+            kept = tuple(repeatable(value) for value in args)
+            call = Arguments(kept, {key: repeatable(value) for key, value in kwargs.items()})
+            calls[name] = call.given(call.x.detach().clone())
         if stop:
             raise Stopped
 
-    handle = block.register_forward_pre_hook(entered, with_kwargs=True)
-    try:
+    with ExitStack() as hooks:
+        for name in names:
+            block = model.get_submodule(name)
+            hooks.enter_context(block.register_forward_pre_hook(partial(entered, name), with_kwargs=True))
         yield calls
-    finally:
-        handle.remove()
 
 
 class Walk:
@@ -157,25 +162,19 @@ class Walk:
 
     def advance(self, outputs: list[Tensor] | None = None) -> bool:
         """Go on to the next block, given the teacher's outputs of this one if they are known; False at the end."""
-        block = [model.get_submodule(self.name) for model in self.models]
         if self.at + 1 == len(self.way.blocks):
             return False
-        following = self.way.blocks[self.at + 1]
-        chained = following in self.way.follows
-        with torch.no_grad():
-            if chained:
-                after = passed_on(block[0], self.teacher, outputs)
-                if self.changed:
-                    self.student = passed_on(block[1], self.student)
-            else:
-                after = visits(self.models[0], following, self.data)
-                if self.changed:
-                    self.student = visits(self.models[1], following, self.data)
-        self.teacher = after
-        if not self.changed:
-            self.student = after
+        self.teacher = self._following(self.models[0], self.teacher, outputs)
+        self.student = self._following(self.models[1], self.student) if self.changed else self.teacher
         self.at += 1
         return True
+
+    @torch.no_grad()
+    def _following(self, model: nn.Module, now: list[Visit], outputs: list[Tensor] | None = None) -> list[Visit]:
+        following = self.way.blocks[self.at + 1]
+        if following in self.way.follows:
+            return passed_on(model.get_submodule(self.name), now, outputs)
+        return visits(model, following, self.data)
 
 
 def passed_on(block: nn.Module, visits: Sequence[Visit], outputs: list[Tensor] | None = None) -> list[Visit]:

@@ -68,8 +68,8 @@ def compress(
     from ...compression import compress as compress_model
     from ...compression.batches import plain
     from ...compression.choose import read_budget
+    from ...compression.corrections import FORMS
     from ...compression.heal import read_heal
-    from ...compression.stand_ins import FORMS
     from ...experiments.training.fit import device_named
     from ..compress_data import samples_of
     from ..compress_model import subject_of

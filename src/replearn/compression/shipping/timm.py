@@ -12,8 +12,10 @@ from torch import nn
 from .build import Build
 from .lists import Shortened
 
+HEAD, SIZE = ("num_classes", "in_chans"), ("img_size", "global_pool")
 
-def is_timm(model: nn.Module) -> bool:
+
+def knows(model: nn.Module) -> bool:
     return type(model).__module__.startswith("timm.")
 
 
@@ -23,17 +25,13 @@ def builds(short: Shortened, arguments: dict[str, Any]) -> Iterator[Build]:
     taken = taken_by(type(model))
     for lengths in of_lengths(short, taken):
         known = {name: value for name, value in settings(model).items() if name in taken or name == "in_chans"}
-        few: dict[str, Any] = {name: known[name] for name in ("num_classes", "in_chans") if name in known}
-        sized: dict[str, Any] = {
-            **few,
-            **{name: known[name] for name in ("img_size", "global_pool") if name in known},
-        }
-        registered = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
-        for chosen in (few, sized, known):
-            given: dict[str, Any] = {**chosen, **lengths, **arguments}
-            if registered:
-                yield created(registered, given)
-        yield of_class(model, {**known, **blocks(model, taken), **lengths, **arguments})
+        registered: str = (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or ""
+        for names in (HEAD, (*HEAD, *SIZE), tuple(known)) if registered else ():
+            chosen = {name: known[name] for name in names if name in known}
+            yield created(registered, {**chosen, **lengths, **arguments})
+        if "block" in taken and isinstance(getattr(model, "layer1", None), nn.Sequential):
+            known["block"] = type(model.get_submodule("layer1.0"))
+        yield of_class(model, {**known, **lengths, **arguments})
 
 
 def taken_by(model: type) -> set[str]:
@@ -104,9 +102,3 @@ def settings(model: Any) -> dict[str, Any]:
         ratio = hidden.out_features / hidden.in_features
         found["mlp_ratio"] = int(ratio) if ratio == int(ratio) else ratio
     return found
-
-
-def blocks(model: Any, taken: set[str]) -> dict[str, Any]:
-    """The class of a ResNet's blocks."""
-    layer = getattr(model, "layer1", None)
-    return {"block": type(layer[0])} if "block" in taken and isinstance(layer, nn.Sequential) else {}
