@@ -37,7 +37,7 @@ import replearn
 from replearn import operators
 from replearn.operators._base.operator import Operator
 
-STEPS = 3
+STEPS = 2
 Result = dict[str, Any]
 
 # Widths are odd where they can be: on two processes every shard is then uneven, and a single coefficient
