@@ -38,7 +38,7 @@ from replearn import operators
 from replearn.experiments.training.methods.adaptive import agreed
 from replearn.operators._base.operator import Operator
 
-STEPS = 3
+STEPS = 2
 Result = dict[str, Any]
 
 # Widths are odd where they can be: on two processes every shard is then uneven, and a single coefficient
@@ -344,9 +344,9 @@ def same_steps() -> dict[str, Callable[[], Result]]:
     """The cases in which the wrapped model must take the steps of the model alone, by name."""
     found: dict[str, Callable[[], Result]] = {}
     for held, gradient in ((True, "stop-gradient"), (False, "gradient")):
-        for operator in list(OPERATORS)[:-1]:
-            for name in ("DDP", "FSDP2"):
-                found[f"{operator} | {name} | {gradient}"] = partial(steps, operator, WRAPS[name], held)
+        for place, operator in enumerate(list(OPERATORS)[:-1]):  # each operator with both, and both with each
+            name = ("DDP", "FSDP2")[(place + held) % 2]
+            found[f"{operator} | {name} | {gradient}"] = partial(steps, operator, WRAPS[name], held)
         for operator in ("basic", "head-wise", "whole block"):
             for name in list(WRAPS)[2:]:
                 if not held or "after forward" in name or operator == "basic":

@@ -92,7 +92,8 @@ class Pair:
     def __init__(self, subject: Subject, name: str, choice: Any, fresh: bool = False, **more: Any) -> None:
         self.subject, self.name, self.choice = subject, name, choice
         self.model = subject.model()
-        self.removed = dict(self.model.get_submodule(subject.target).named_parameters())
+        block = self.model.get_submodule(subject.target)
+        self.removed = {name: p.detach() for name, p in block.named_parameters()}  # replace_ looks for who holds p
         plan = replearn.plan(self.model, targets=[subject.target], operator=options_of(name, choice, **more))
         assert (plan.targets[0].previous, plan.targets[0].next) == subject.neighbours
         self.planned = plan.targets[0].parameters_after

@@ -114,7 +114,7 @@ class Measuring:
             return Budget(epochs=float(budget.removesuffix(" epochs")))
         seconds = None if budget in ("equal", f"{self.steps} steps") else float(budget.removesuffix(" s"))
         if not method.of:
-            return Budget(seconds, self.steps, rate=self.rate(images))
+            return Budget(seconds, steps=self.steps, rate=self.rate(images))
         alike = {"kind": "method", "images": images, "seed": seed}
         if seconds is None:
             peer = "PRACTISE, fewer out" if method.fewer else "PRACTISE"

@@ -38,13 +38,21 @@ class OneForward(fx.Tracer):
     ) -> fx.Graph:
         """The graph of the module's forward, with other modules `instead` of those of the given names."""
         self.root = shadow_of(root, self.record_read, self.record_call)
-        for name, module in (instead or {}).items():
+        self.root_module_name = type(root).__name__
+        try:
+            return self._traced(instead or {})
+        finally:
+            for module in self.root.modules():  # it lies in cycles, and would hold the model's tensors for a while
+                module._parameters.clear()
+                module._buffers.clear()
+
+    def _traced(self, instead: Mapping[str, nn.Module]) -> fx.Graph:
+        for name, module in instead.items():
             owner, _, key = name.rpartition(".")
             self.root.get_submodule(owner)._modules[key] = shadow_of(module, self.record_read, self.record_call)
-        self.root_module_name = type(root).__name__
         self.submodule_paths = {module: name for name, module in self.root.named_modules()}
-        held = (*self.root.named_parameters(), *self.root.named_buffers())
-        self._names = {id(tensor): name for name, tensor in reversed(held)}
+        held = reversed((*self.root.named_parameters(), *self.root.named_buffers()))
+        self._names = {id(tensor): name for name, tensor in held}
         self._reads: dict[str, fx.Proxy] = {}
         self.tensor_attrs = {
             value: f"{path}.{name}".lstrip(".")
