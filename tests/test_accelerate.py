@@ -141,13 +141,19 @@ def test_checkpointed_parts_synthesize_their_own_weights(reentrant: bool) -> Non
     torch.testing.assert_close(found[:sizes], expected[:sizes])
 
 
+@runs_kernels
 def test_weights_are_made_once_in_a_step_and_anew_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     from replearn.fast.synthesis import ahead
 
     made: list[int] = []
-    plain = ahead.made_for
-    monkeypatch.setattr(ahead, "made_for", lambda readers: (made.append(len(readers)), plain(readers))[1])
-    model, x = small_resnet().cpu(), torch.randn(2, 3, 8, 8)
+    plain = ahead.mix
+
+    def noting(batch: Any, dtype: torch.dtype) -> Any:
+        made.append(len(batch.layouts))
+        return plain(batch, dtype)
+
+    monkeypatch.setattr(ahead, "mix", noting)
+    model, x = small_resnet(), torch.randn(2, 3, 8, 8, device=HERE)
     for _ in range(2):
         with accelerate(model):
             (model(x).sum() + model(x).sum()).backward()

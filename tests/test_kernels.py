@@ -30,6 +30,7 @@ from replearn.fast import kernels
 from replearn.fast.kernels import _dispatch, _triton
 from replearn.fast.kernels.reduced_bottleneck import free_launches
 from replearn.fast.synthesis import fused
+from replearn.fast.synthesis.batch import Batch
 from replearn.operators._base.mixture import Mixture
 
 NAMES = [file.name for file in iter_modules(kernels.__path__) if not file.name.startswith("_")]
@@ -192,7 +193,7 @@ def launch_everything(name: str) -> None:
         mixture = Mixture(
             previous=weights[0], next=weights[1], correction=weights[2], a=nn.Parameter(torch.ones(1))
         )
-        fused.mix([mixture], torch.float32)[0].sum().backward()
+        fused.mix(Batch.of([mixture]), torch.float32)[0].sum().backward()
         return
     module = module_of(name)
     for dtype in (HALF, FULL):

@@ -1,26 +1,23 @@
 """Mixtures for one launch, their layout in shared buffers, and the tables on the device.
 
 A program of the kernels computes one row of one weight. The tables hold addresses and sizes of each mixture, and
-the mixture and row of each program. They are cached, since parameters keep their addresses from step to step.
+the mixture and row of each program.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...operators._base.mixture import Mixture
-from ..kernels._dispatch import has_memory
 
 _ALIGNED = 64  # elements, as cuDNN and cuBLAS prefer
-_KEPT_TABLES = 256
 Tables = tuple[Tensor, Tensor, Tensor, Tensor]
-_tables: OrderedDict[tuple[Any, ...], Tables] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +70,8 @@ class Batch:
     block: int
     source: torch.dtype
     device: torch.device
-    tables: Tables | None  # None for fake tensors
+    tables: Tables
     coefficients: Coefficients
-    again: tuple[tuple[tuple[int, int], ...], ...]  # see `first_and_again`
 
     @classmethod
     def of(cls, mixtures: Sequence[Mixture]) -> Batch:
@@ -92,22 +88,9 @@ class Batch:
             block=block_for(layouts),
             source=source_dtype(mixtures[0]),
             device=device,
-            tables=tables_for(mixtures, layouts, device) if has_memory(found[0][0]) else None,
+            tables=tables_for(mixtures, layouts, device),
             coefficients=Coefficients.of(mixtures, layouts),
-            again=first_and_again([tensor for tensor, _ in found]),
         )
-
-
-def first_and_again(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """(first, later) positions of tensors that are used several times, in groups that have each tensor once."""
-    seen: dict[int, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        seen.setdefault(id(tensor), []).append(place)
-    most = max(len(places) for places in seen.values())
-    return tuple(
-        tuple((places[0], places[time]) for places in seen.values() if len(places) > time)
-        for time in range(1, most)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +111,11 @@ class Coefficients:
             summed=any(along != "rows" for along, _ in owners),
         )
 
-    def gradients(self, partials: Tensor, ends: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def gradients(self, partials: Tensor, ends: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The gradients of all coefficients, per row and summed; `along` of a mixture says which one holds."""
         rows = partials.split_with_sizes(self.numbers) if self.numbers else ()
         if not self.summed:
             return rows, ()
-        if ends is None:  # fake tensors
-            return rows, partials.new_zeros(sum(self.counts)).split_with_sizes(self.counts)
         sums = torch.segment_reduce(partials, "sum", offsets=ends, unsafe=True)
         return rows, sums.split_with_sizes(self.counts)
 
@@ -157,23 +138,22 @@ def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: t
         for m, layout in zip(mixtures, layouts, strict=True)
     )
     factors = tuple((m.factor, m.scale) for m in mixtures)
-    key = (device, lines, factors)
-    found = _tables.get(key)
-    if found is None:
-        numbers = torch.arange(len(layouts), dtype=torch.int32)
-        rows = torch.tensor([layout.rows for layout in layouts])
-        owners = numbers.repeat_interleave(rows)
-        inside = torch.cat([torch.arange(int(count), dtype=torch.int32) for count in rows])
-        owned = torch.stack([owners, inside], dim=1)
-        ends = torch.tensor(ends_of_sums(mixtures, layouts))
-        made = torch.tensor(lines), torch.tensor(factors, dtype=torch.float32), owned, ends
-        one, two, three, four = (table.to(device) for table in made)
-        found = _tables[key] = one, two, three, four
-        while len(_tables) > _KEPT_TABLES:
-            _tables.popitem(last=False)
-    else:
-        _tables.move_to_end(key)
-    return found
+    rows = tuple(layout.rows for layout in layouts)
+    return tables_on(device, lines, factors, rows, tuple(ends_of_sums(mixtures, layouts)))
+
+
+@lru_cache(maxsize=256)  # a captured step reads the same tables at every replay
+def tables_on(device: torch.device, lines: Any, factors: Any, rows: tuple[int, ...], ends: Any) -> Tables:
+    owners = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(torch.tensor(rows))
+    inside = torch.cat([torch.arange(count, dtype=torch.int32) for count in rows])
+    made = (
+        torch.tensor(lines),
+        torch.tensor(factors, dtype=torch.float32),
+        torch.stack([owners, inside], dim=1),
+        torch.tensor(ends),
+    )
+    one, two, three, four = (table.to(device) for table in made)
+    return one, two, three, four
 
 
 def ends_of_sums(mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> list[int]:
