@@ -184,6 +184,18 @@ def test_known_code_is_recognised_and_other_code_is_not(monkeypatch: pytest.Monk
     assert known_blocks.fused_method_of(type("BasicBlock", (nn.Module,), {})) is None
 
 
+def test_blocks_with_more_between_their_layers_are_left_alone() -> None:
+    plain = num_fused(timm.create_model("resnet18"))
+    assert plain == 17
+    assert (
+        num_fused(timm.create_model("resnet18", drop_path_rate=0.1)) == 3
+    )  # nothing is dropped in the first block
+    model = timm.create_model("seresnet18")
+    assert num_fused(model) == 1
+    model.set_grad_checkpointing()
+    assert num_fused(model) == 0
+
+
 def test_what_it_does_is_told_in_words() -> None:
     lines = accelerated_layers(replearn.models.resnet32(), torch.device("cuda"), torch.bfloat16)
     assert any("side stream" in line for line in lines)

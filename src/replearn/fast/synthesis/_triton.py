@@ -138,7 +138,7 @@ def backward_kernel(
 
 def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype, block: int) -> None:
     """All weights into `out`."""
-    lines, factors, owners = tables[:3]
+    lines, factors, owners = tables
     given = (lines, factors, owners, out, EPS, _TYPES[source], block, FIELDS)
     launch(forward_kernel, owners.shape[0], out, *given)
 
@@ -153,7 +153,7 @@ def launch_backward(
     block: int,
 ) -> None:
     """Gradients into the buffers that are not empty; all tensors are aligned to 16 bytes."""
-    lines, factors, owners = tables[:3]
+    lines, factors, owners = tables
     wants = (sources.numel() > 0, corrections.numel() > 0)
     tensors = (lines, factors, owners, grads, partials, sources, corrections)
     given = (*tensors, EPS, _TYPES[source], block, FIELDS, *wants)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...operators._base.mixture import Mixture
 
 _ALIGNED = 64  # elements, as cuDNN and cuBLAS prefer
-Tables = tuple[Tensor, Tensor, Tensor, Tensor]
+Tables = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,11 @@ class Layout:
             made = torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
             tensor = made.copy_(tensor)
         return tensor.as_strided((self.rows * self.columns,), (1,))
+
+    def coefficient_grad(self, partials: Tensor, start: int, along: str) -> Tensor:
+        """The gradient of a coefficient from those of its rows; one along the rows has each for itself."""
+        found = partials.narrow(0, start, self.heads * self.rows)
+        return found if along == "rows" else found.view(self.heads, self.rows).sum(1)
 
     def is_order_of(self, tensor: Tensor) -> bool:
         """True if strides differ only in dimensions of size 1."""
@@ -71,7 +76,6 @@ class Batch:
     source: torch.dtype
     device: torch.device
     tables: Tables
-    coefficients: Coefficients
 
     @classmethod
     def of(cls, mixtures: Sequence[Mixture]) -> Batch:
@@ -89,39 +93,11 @@ class Batch:
             source=source_dtype(mixtures[0]),
             device=device,
             tables=tables_for(mixtures, layouts, device),
-            coefficients=Coefficients.of(mixtures, layouts),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Coefficients:
-    """Reduces the partial gradients of rows to the gradients of coefficients, in one launch."""
-
-    numbers: tuple[int, ...]  # partial gradients of each coefficient
-    counts: tuple[int, ...]  # elements of each summed gradient
-    summed: bool  # False if all coefficients are per row, without a sum
-
-    @classmethod
-    def of(cls, mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> Coefficients:
-        pairs = zip(mixtures, layouts, strict=True)
-        owners = [(m.along, layout) for m, layout in pairs for _ in range(num_coefficients(m))]
-        return cls(
-            numbers=tuple(layout.rows * layout.heads for _, layout in owners),
-            counts=tuple(layout.heads for _, layout in owners),
-            summed=any(along != "rows" for along, _ in owners),
-        )
-
-    def gradients(self, partials: Tensor, ends: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The gradients of all coefficients, per row and summed; `along` of a mixture says which one holds."""
-        rows = partials.split_with_sizes(self.numbers) if self.numbers else ()
-        if not self.summed:
-            return rows, ()
-        sums = torch.segment_reduce(partials, "sum", offsets=ends, unsafe=True)
-        return rows, sums.split_with_sizes(self.counts)
 
 
 def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: torch.device) -> Tables:
-    """Addresses and sizes, factors, the row of each program, and offsets of sums."""
+    """Addresses and sizes, factors, and the row of each program."""
     lines = tuple(
         (
             *(0 if t is None else t.data_ptr() for t in m.places),
@@ -139,34 +115,16 @@ def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: t
     )
     factors = tuple((m.factor, m.scale) for m in mixtures)
     rows = tuple(layout.rows for layout in layouts)
-    return tables_on(device, lines, factors, rows, tuple(ends_of_sums(mixtures, layouts)))
+    return tables_on(device, lines, factors, rows)
 
 
 @lru_cache(maxsize=256)  # a captured step reads the same tables at every replay
-def tables_on(device: torch.device, lines: Any, factors: Any, rows: tuple[int, ...], ends: Any) -> Tables:
+def tables_on(device: torch.device, lines: Any, factors: Any, rows: tuple[int, ...]) -> Tables:
     owners = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(torch.tensor(rows))
     inside = torch.cat([torch.arange(count, dtype=torch.int32) for count in rows])
-    made = (
-        torch.tensor(lines),
-        torch.tensor(factors, dtype=torch.float32),
-        torch.stack([owners, inside], dim=1),
-        torch.tensor(ends),
-    )
-    one, two, three, four = (table.to(device) for table in made)
-    return one, two, three, four
-
-
-def ends_of_sums(mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> list[int]:
-    """Offsets of the partial gradients of each head of each coefficient."""
-    found = [0]
-    for mixture, layout in zip(mixtures, layouts, strict=True):
-        for _ in range(layout.heads * num_coefficients(mixture)):
-            found.append(found[-1] + layout.rows)
-    return found
-
-
-def num_coefficients(mixture: Mixture) -> int:
-    return (mixture.a is not None) + (mixture.b is not None)
+    made = torch.tensor(lines), torch.tensor(factors, dtype=torch.float32), torch.stack([owners, inside], dim=1)
+    one, two, three = (table.to(device) for table in made)
+    return one, two, three
 
 
 def block_for(layouts: Sequence[Layout]) -> int:

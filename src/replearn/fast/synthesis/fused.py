@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import count
 from typing import Any
 
 import torch
@@ -79,16 +78,13 @@ class _Mix(torch.autograd.Function):
         partials = torch.empty(batch.sizes.partials, dtype=torch.float32, device=batch.device)
         given = flat, partials, sources, corrections
         kernels().launch_backward(batch.tables, *given, batch.source, batch.block)
-        by_row, by_head = batch.coefficients.gradients(partials, batch.tables[-1])
         found: list[Tensor | None] = []
-        coefficients = count()
         for (number, role), needs in zip(batch.places, needed, strict=True):
             layout = batch.layouts[number]
-            if role in (A, B):
-                each = (by_row if batch.along[number] == "rows" else by_head)[next(coefficients)]
-                found.append(each if needs else None)
-            elif not needs:
+            if not needs:
                 found.append(None)
+            elif role in (A, B):
+                found.append(layout.coefficient_grad(partials, layout.partials[role - A], batch.along[number]))
             elif role == CORRECTION:
                 found.append(layout.view(corrections, layout.start))
             else:

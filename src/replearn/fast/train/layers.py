@@ -16,7 +16,7 @@ from ..kernels.attention_short import WIDTHS, attention_short, kernel_takes
 from ..kernels.bn_add_relu import FusedBatchNorm2d, counters_of
 from ..kernels.conv3x3_small import conv3x3_small, has_tile
 from .class_patching import modules_of, patched_class, reduce_as
-from .known_blocks import fused_method_of, fused_sequential
+from .known_blocks import fused_method_of, fused_sequential, is_plain
 
 ATTENTION = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}  # without a gate
 
@@ -61,7 +61,7 @@ def short_attention(model: nn.Module) -> AbstractContextManager[None]:
 def find_attention(model: nn.Module) -> list[nn.Module]:
     """The attention layers of a model that the kernels can compute."""
     original = timm_attention()
-    return [] if original is None else [layer for layer in modules_of(model, original) if is_plain(layer)]
+    return [] if original is None else [layer for layer in modules_of(model, original) if is_alone(layer)]
 
 
 def timm_attention() -> type[nn.Module] | None:
@@ -70,7 +70,7 @@ def timm_attention() -> type[nn.Module] | None:
     return found
 
 
-def is_plain(attention: Any) -> bool:
+def is_alone(attention: Any) -> bool:
     """True if between qkv and proj there is only scaled attention and a norm of its result."""
     if {name for name, module in attention._modules.items() if module is not None} != ATTENTION:
         return False
@@ -132,7 +132,7 @@ def fused_blocks(model: nn.Module) -> Iterator[tuple[list[nn.Module], type[nn.Mo
             modules = [module for module in modules if num_pairs(module)]
             yield modules, original, fused_class(original, "forward", fused_sequential)
         elif (method := fused_method_of(original)) is not None:
-            yield modules, original, fused_class(original, *method)
+            yield [module for module in modules if is_plain(module)], original, fused_class(original, *method)
 
 
 def num_pairs(module: nn.Module) -> int:
