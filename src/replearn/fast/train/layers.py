@@ -14,21 +14,19 @@ from torch import Tensor, nn
 from ..kernels._dispatch import triton_runs_on
 from ..kernels.attention_short import WIDTHS, attention_short, kernel_takes
 from ..kernels.bn_add_relu import FusedBatchNorm2d, counters_of
-from ..kernels.conv3x3_small import conv3x3_small, has_tile
-from .class_patching import modules_of, patched_class, reduce_as
+from ..kernels.conv3x3_small import conv3x3_small, fits, has_tile
+from .class_patching import patched_class, reduce_as
 from .known_blocks import fused_method_of, fused_sequential, is_plain
+from .overlapped_wgrad import OverlappedConv2d
 
 ATTENTION = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}  # without a gate
 
 
-class SmallConv2d(nn.Conv2d):
-    """nn.Conv2d inside `accelerate`."""
+class SmallConv2d(OverlappedConv2d):
+    """nn.Conv2d inside `accelerate`, on Triton kernels where they take its input."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is None:
-            return conv3x3_small(input, weight)
-        made: Tensor = super()._conv_forward(input, weight, bias)
-        return made
+        return conv3x3_small(input, weight) if fits(input, weight) else super()._conv_forward(input, weight, bias)
 
 
 def small_convolutions(model: nn.Module) -> AbstractContextManager[None]:
@@ -37,7 +35,7 @@ def small_convolutions(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def find_small(model: nn.Module) -> list[nn.Conv2d]:
-    return [conv for conv in modules_of(model, nn.Conv2d) if is_small(conv)]
+    return [conv for conv in model.modules() if type(conv) is nn.Conv2d and is_small(conv)]
 
 
 def is_small(conv: nn.Conv2d) -> bool:
@@ -61,7 +59,7 @@ def short_attention(model: nn.Module) -> AbstractContextManager[None]:
 def find_attention(model: nn.Module) -> list[nn.Module]:
     """The attention layers of a model that the kernels can compute."""
     original = timm_attention()
-    return [] if original is None else [layer for layer in modules_of(model, original) if is_alone(layer)]
+    return [layer for layer in model.modules() if type(layer) is original and is_alone(layer)]
 
 
 def timm_attention() -> type[nn.Module] | None:
@@ -104,7 +102,7 @@ def fused_norms(model: nn.Module) -> Iterator[None]:
     hooks are left to torch. In a captured step the gradient of a block's output comes in two parts: hooks on it
     see all of it if they were registered before the next block runs; `retain_grad` later on sees one part.
     """
-    norms = modules_of(model, nn.BatchNorm2d)
+    norms = [module for module in model.modules() if type(module) is nn.BatchNorm2d]
     for norm in norms:
         if norm.weight is not None and triton_runs_on(norm.weight.device):
             counters_of(norm, norm.weight.device)  # allocated before a capture
