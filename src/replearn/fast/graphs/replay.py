@@ -27,7 +27,7 @@ class Replayed(nn.Module):
     """A model whose calls replay CUDA graphs, captured at the first call with an input signature.
 
     The signature is the pytree of shapes, strides and dtypes, the values of all other arguments, and the autocast
-    state. Outputs are cloned, so later calls do not overwrite them. There are no gradients. The `max_graphs` most
+    state. Outputs are cloned, so later calls do not overwrite them. There are no gradients. The `MAX_GRAPHS` most
     recently used graphs are kept. Weights that are moved, cast or replaced are captured again; after other changes
     that the forward's Python code depends on, call `forget()`. Raises ReplearnError for a model that is not on a
     GPU, is in train mode, or can't be captured.
@@ -39,11 +39,9 @@ class Replayed(nn.Module):
     0
     """
 
-    def __init__(self, model: nn.Module, max_graphs: int = MAX_GRAPHS) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
-            raise ReplearnError(f"max_graphs={max_graphs!r}: write how many graphs to keep, at least 1.")
-        self.model, self.max_graphs = model, max_graphs
+        self.model = model
         self._begin()
         self.eval()
 
@@ -89,7 +87,7 @@ class Replayed(nn.Module):
         if not all(graph.weights.are_those_of(self.model) for graph in self._graphs.values()):
             self.forget()
         device = device_of(self.model, given)
-        if self.num_graphs >= self.max_graphs:
+        if self.num_graphs >= MAX_GRAPHS:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # the oldest may be running
             self._graphs.popitem(last=False)

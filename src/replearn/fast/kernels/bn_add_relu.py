@@ -118,7 +118,7 @@ def fits(x: Tensor, norm: Any, activation: Activation, u: Tensor | None = None) 
         and has_float32_state(norm)
         and is_unmodified(norm)
         and norm.weight.get_device() == x.get_device()
-        and (u is None or is_like(u, x))
+        and (u is None or ((u.dtype, u.shape, u.device) == (x.dtype, x.shape, x.device) and is_dense(u)))
     )
 
 
@@ -135,27 +135,18 @@ def is_unobserved() -> bool:
 
 def is_kernel_input(x: Tensor) -> bool:
     return (
-        type(x) is Tensor
-        and x.dtype in _DTYPES
+        x.dtype in _DTYPES
         and x.dim() == 4
         and x.shape[1] % 16 == 0
         and 0 < x.numel() < 2**31  # the kernels have 32-bit offsets
-        and x.is_contiguous(memory_format=_LAST)
+        and is_dense(x)
         and triton_runs_on(x.device)
-        and is_aligned(x)
         and is_unobserved()
     )
 
 
-def is_like(u: Tensor, x: Tensor) -> bool:
-    return (
-        type(u) is Tensor
-        and u.dtype is x.dtype
-        and u.shape == x.shape
-        and u.device == x.device
-        and u.is_contiguous(memory_format=_LAST)
-        and is_aligned(u)
-    )
+def is_dense(x: Tensor) -> bool:
+    return type(x) is Tensor and x.is_contiguous(memory_format=_LAST) and is_aligned(x)
 
 
 def has_float32_state(norm: nn.BatchNorm2d) -> bool:

@@ -36,22 +36,10 @@ class Layout:
     def view(self, buffer: Tensor, start: int) -> Tensor:
         return buffer.as_strided(self.shape, self.stride, start)
 
-    def flat(self, tensor: Tensor) -> Tensor:
-        """A tensor of this shape as a 1d view, in the memory order of the sources."""
-        if tensor.stride() != self.stride and not self.is_order_of(tensor):
-            made = torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
-            tensor = made.copy_(tensor)
-        return tensor.as_strided((self.rows * self.columns,), (1,))
-
     def coefficient_grad(self, partials: Tensor, start: int, along: str) -> Tensor:
         """The gradient of a coefficient from those of its rows; one along the rows has each for itself."""
         found = partials.narrow(0, start, self.heads * self.rows)
         return found if along == "rows" else found.view(self.heads, self.rows).sum(1)
-
-    def is_order_of(self, tensor: Tensor) -> bool:
-        """True if strides differ only in dimensions of size 1."""
-        steps = zip(self.shape, self.stride, tensor.stride(), strict=True)
-        return all(own == other for size, own, other in steps if size != 1)
 
 
 class Sizes(NamedTuple):
@@ -159,20 +147,8 @@ def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], Sizes]:
 
 
 def rows_are_dense(weight: Tensor) -> bool:
-    """True if rows are dense and follow one another in memory."""
-    if weight.is_contiguous():
-        return weight.numel() > 0
-    if weight.dim() < 2:
-        return False
-    if weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
-        return True
-    columns = weight[0].numel()
-    if weight.stride(0) != columns or not weight.numel():
-        return False
-    # a row may be permuted (channels_last), without gaps
-    expected = 1
-    for stride, size in sorted(zip(weight.stride()[1:], weight.shape[1:], strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    """True if rows are dense, as those of channels_last are, and follow one another in memory."""
+    if weight.is_contiguous() or weight.dim() < 2 or not weight.numel():
+        return weight.is_contiguous() and weight.numel() > 0
+    row = weight[0]
+    return weight.stride(0) == row.numel() and torch.empty_like(row).stride() == row.stride()

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ...operators._base.mixture import CORRECTION, NEXT, PREVIOUS, A, B, Mixture
-from ..kernels._dispatch import is_aligned
-from .batch import Batch, Layout, rows_are_dense
+from .batch import Batch, rows_are_dense
 
 _KNOWN = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,7 +41,7 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, batch: Batch, dtype: torch.dtype, *tensors: Tensor) -> Any:
         out = torch.empty(batch.sizes.weights, dtype=dtype, device=batch.device)
-        kernels().launch_forward(batch.tables, out, batch.source, batch.block)
+        kernels().launch_forward(batch, out)
         ctx.batch = batch
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*batch.watched)  # raises if one is changed in place before backward
@@ -61,7 +60,7 @@ class _Mix(torch.autograd.Function):
             ctx.saved_tensors  # noqa: B018  raises if a source was changed in place
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
-        flat = gather(batch.layouts, grads)
+        flat = gather(batch, grads)
         # unused weights have no gradient, as in plain torch
         needed = [
             needs and grads[number] is not None
@@ -76,8 +75,7 @@ class _Mix(torch.autograd.Function):
         sources = room(batch.sizes.sources, PREVIOUS, NEXT)
         corrections = room(batch.sizes.weights, CORRECTION)
         partials = torch.empty(batch.sizes.partials, dtype=torch.float32, device=batch.device)
-        given = flat, partials, sources, corrections
-        kernels().launch_backward(batch.tables, *given, batch.source, batch.block)
+        kernels().launch_backward(batch, flat, partials, sources, corrections)
         found: list[Tensor | None] = []
         for (number, role), needs in zip(batch.places, needed, strict=True):
             layout = batch.layouts[number]
@@ -100,17 +98,9 @@ def kernels() -> Any:
     return _triton
 
 
-def gather(layouts: Sequence[Layout], grads: tuple[Tensor | None, ...]) -> Tensor:
+def gather(batch: Batch, grads: Sequence[Tensor | None]) -> Tensor:
     """All gradients in one buffer with the layout of the weights, in one launch."""
-    if len(layouts) == 1 and grads[0] is not None:
-        alone = layouts[0].flat(grads[0])
-        return alone if is_aligned(alone) else alone.clone()
-    like = next(grad for grad in grads if grad is not None)
-    pieces, end = [], 0
-    for layout, grad in zip(layouts, grads, strict=True):
-        if layout.start > end:  # padding
-            pieces.append(like.new_zeros(layout.start - end))
-        count = layout.rows * layout.columns
-        pieces.append(like.new_zeros(count) if grad is None else layout.flat(grad))
-        end = layout.start + count
-    return torch.cat(pieces)
+    given = [(layout, grad) for layout, grad in zip(batch.layouts, grads, strict=True) if grad is not None]
+    flat = given[0][1].new_zeros(batch.sizes.weights)
+    torch._foreach_copy_([layout.view(flat, layout.start) for layout, _ in given], [grad for _, grad in given])
+    return flat

@@ -63,16 +63,13 @@ def overlapped_wgrad(model: nn.Module) -> Iterator[None]:
 def find_overlappable(model: nn.Module) -> list[nn.Conv2d]:
     """The convolutions of a model whose weight gradients can be overlapped; operators' own are not listed."""
     found = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.bias is None]
-    return [conv for conv in found if learns(conv.weight)]
+    owning: list[Any] = [conv for conv in found if isinstance(conv.weight, Tensor)]
+    return [conv for conv in owning if conv.weight.requires_grad and not is_lazy(conv.weight)]
 
 
 def has_fixed_sizes(conv: nn.Conv2d) -> bool:
     """True for torch's own class, with zeros around the images, as many as it says."""
     return type(conv) is nn.Conv2d and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-
-
-def learns(weight: Tensor | None) -> bool:
-    return weight is not None and weight.requires_grad and not is_lazy(weight)
 
 
 class SideStream:
