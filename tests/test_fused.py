@@ -59,7 +59,7 @@ def every() -> list[Mixture]:
 
 
 def mix(mixtures: list[Mixture], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return fused.mix(Batch.of(mixtures), dtype)
+    return fused.mix(Batch(mixtures), dtype)
 
 
 def gradients(made: list[Tensor] | tuple[Tensor, ...], mixtures: list[Mixture]) -> tuple[Tensor | None, ...]:

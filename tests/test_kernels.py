@@ -193,7 +193,7 @@ def launch_everything(name: str) -> None:
         mixture = Mixture(
             previous=weights[0], next=weights[1], correction=weights[2], a=nn.Parameter(torch.ones(1))
         )
-        fused.mix(Batch.of([mixture]), torch.float32)[0].sum().backward()
+        fused.mix(Batch([mixture]), torch.float32)[0].sum().backward()
         return
     module = module_of(name)
     for dtype in (HALF, FULL):

@@ -135,9 +135,9 @@ class Traces:
             return stays(reason=f"its input comes from {conv}, a {type(module).__name__}")
         if len(source.users) != 1 or len(_calls(graph, str(source.target))) != 1:
             return stays(reason=f"the output of {conv} is used elsewhere too")
-        if channels_of(module) != norm.running_mean.numel():
+        if module.out_channels != norm.running_mean.numel():
             own = norm.running_mean.numel()
-            return stays(reason=f"{conv} has {channels_of(module)} channels, and it has {own}")
+            return stays(reason=f"{conv} has {module.out_channels} channels, and it has {own}")
         reason = self.objection(conv, name, owner, above)
         return stays(reason=reason) if reason else Fold(norm=name, conv=conv)
 
@@ -168,7 +168,7 @@ class Traces:
 def _with_bias(conv: Any) -> nn.Module:
     """The convolution with a bias."""
     made: nn.Module = copy.copy(conv)
-    made._parameters = {**conv._parameters, "bias": nn.Parameter(conv.weight.new_empty(channels_of(conv)))}
+    made._parameters = {**conv._parameters, "bias": nn.Parameter(conv.weight.new_empty(conv.out_channels))}
     return made
 
 
@@ -224,10 +224,6 @@ def is_convolution(module: nn.Module) -> bool:
     return type(module) in CONVOLUTIONS or padded
 
 
-def channels_of(conv: Any) -> int:
-    return int(conv.out_channels)
-
-
 def folded(conv: Any, norm: Any) -> nn.Module:
     """A copy of the convolution with the norm folded in."""
     made: nn.Module = copy.copy(conv)
@@ -242,15 +238,8 @@ def folded(conv: Any, norm: Any) -> nn.Module:
         scaled = weight * scale.view(-1, *[1] * (weight.dim() - 1))
     moved = shift if bias is None else bias.to(wide) * scale + shift
     trained = conv.weight.requires_grad
-    made.weight = nn.Parameter(_like(scaled, conv.weight), requires_grad=trained)
+    made.weight = nn.Parameter(torch.empty_like(conv.weight).copy_(scaled), requires_grad=trained)
     made.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=trained)
-    return made
-
-
-def _like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """The values in the dtype and memory format of `model`."""
-    made = torch.empty_like(model)
-    made.copy_(tensor)
     return made
 
 

@@ -68,7 +68,8 @@ class Replayed(nn.Module):
         if is_capturing_here():  # the outer graph captures the model itself
             return self.model(*args, **kwargs)
         given: list[Tensor] = []
-        key = (signature((args, kwargs), given, "takes"), autocast_state())
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        key = (signature((args, kwargs), given, "takes"), autocast)
         with self._lock, torch.no_grad():
             found = self._graphs.get(key)
             if found is not None:
@@ -221,11 +222,6 @@ class Weights:
 def layout_of(tensor: Tensor) -> Hashable:
     """Address and layout: another view of the same memory is another weight."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def autocast_state() -> Hashable:
-    """The dtype of CUDA autocast, or False."""
-    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
 
 
 def device_of(model: nn.Module, given: list[Tensor]) -> torch.device:

@@ -121,7 +121,7 @@ class _ReducedBottleneck(Function):
         z = torch.mm(rows, reduce.mT)
         z, sums = relu_grad_and_sum(z, z, norm)  # which is relu(z)
         centre, wide = sums / len(z), expand.to(sums.dtype)
-        spread = weighted_covariance(z, wide, centre)
+        spread = wide @ torch.addr(product(z.mT, z), centre, centre, beta=1 / len(z), alpha=-1)  # W cov(z)
         scaled, shift, numbers = fold_norm_into(wide, spread, centre, norm, z)
         y = torch.empty_like(x, memory_format=_LAST)  # not a view: callers may write to it
         add_relu_(rows_of(y), rows, z, scaled, shift)
@@ -147,7 +147,9 @@ class _ReducedBottleneck(Function):
         needs_x, needs_reduce, needs_expand = ctx.needs_input_grad[:3]
         passed, d_beta = relu_grad_and_sum(grad, rows_of(y), ctx.norm, other)
         outer = product(passed.mT, z)  # sum of g z^T over the pixels
-        d_gamma, turned, offsets, d_expand = norm_grads(wide, outer, d_beta, numbers, len(z), centre, spread, own)
+        grads_of_norm = kernels().norm_grads if uses_kernels(wide) else norm_grads_reference
+        given = (wide, outer, d_beta, numbers, len(z), centre, spread, own)
+        d_gamma, turned, offsets, d_expand = grads_of_norm(*given)
         d_reduce = None
         if needs_x or needs_reduce:
             d_z = input_grad(z, passed, scaled, wide, turned, offsets)
@@ -184,11 +186,6 @@ def fold_norm_into(
     return made
 
 
-def weighted_covariance(h: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
-    """W cov(h), centre being the mean of h."""
-    return weight @ torch.addr(product(h.mT, h), centre, centre, beta=1 / len(h), alpha=-1)
-
-
 @torch.no_grad()
 def update_running_stats(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
     """Update a BatchNorm's running statistics, if any, as its forward does."""
@@ -222,13 +219,6 @@ def norm_grads_reference(
     k = scale * inverse * d_gamma / count
     d_weight = scale[:, None] * (outer - d_beta[:, None] * centre - (d_gamma * inverse)[:, None] * spread)
     return d_gamma, -k[:, None] * weight, torch.addcmul(scale * d_beta / -count, k, mean), d_weight.to(dtype)
-
-
-def norm_grads(weight: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `norm_grads_reference`, by the kernel where there is one."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor]
-    found = (kernels().norm_grads if uses_kernels(weight) else norm_grads_reference)(weight, *given)
-    return found
 
 
 def input_grad(z: Tensor, grad: Tensor, scaled: Tensor, weight: Tensor, turned: Tensor, offsets: Tensor) -> Tensor:

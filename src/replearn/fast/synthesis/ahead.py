@@ -72,7 +72,7 @@ class Prepared:
         kinds = {(m.tensors[0].dtype, m.tensors[0].device) for *_, m in mixtures}
         stored = {reader.stored_dtype for reader in readers}
         self._owners = [(owner, name) for owner, name, _ in mixtures]
-        self.batch = Batch.of([m for *_, m in mixtures]) if fused and len(kinds) == len(stored) == 1 else None
+        self.batch = Batch([m for *_, m in mixtures]) if fused and len(kinds) == len(stored) == 1 else None
 
     def holds(self) -> bool:
         return all(register.get(name) is entry for register, name, entry in self._anchors) and (

@@ -50,38 +50,20 @@ class Sizes(NamedTuple):
     partials: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """Mixtures for one launch, whose sources share a dtype, with everything that is the same in every step."""
 
-    tensors: tuple[Tensor, ...]  # of all mixtures, in order
-    places: tuple[tuple[int, int], ...]  # (mixture, position in it) of each tensor
-    watched: tuple[Tensor, ...]  # whose values backward reads
-    along: tuple[str, ...]
-    layouts: tuple[Layout, ...]
-    sizes: Sizes
-    block: int
-    source: torch.dtype
-    device: torch.device
-    tables: Tables
-
-    @classmethod
-    def of(cls, mixtures: Sequence[Mixture]) -> Batch:
+    def __init__(self, mixtures: Sequence[Mixture]) -> None:
         found = [(t, (n, k)) for n, m in enumerate(mixtures) for k, t in enumerate(m.places) if t is not None]
-        layouts, sizes = lay_out(mixtures)
-        device = found[0][0].device
-        return cls(
-            tensors=tuple(tensor for tensor, _ in found),
-            places=tuple(place for _, place in found),
-            watched=tuple(tensor for m in mixtures if not m.is_a_cast for tensor in m.tensors),
-            along=tuple(m.along for m in mixtures),
-            layouts=tuple(layouts),
-            sizes=sizes,
-            block=block_for(layouts),
-            source=source_dtype(mixtures[0]),
-            device=device,
-            tables=tables_for(mixtures, layouts, device),
-        )
+        self.tensors = tuple(tensor for tensor, _ in found)  # of all mixtures, in order
+        self.places = [place for _, place in found]  # (mixture, position in it) of each tensor
+        # those whose values backward reads
+        self.watched = [tensor for m in mixtures if not m.is_a_cast for tensor in m.tensors]
+        self.along = [m.along for m in mixtures]
+        self.layouts, self.sizes = lay_out(mixtures)
+        self.block = block_for(self.layouts)
+        self.source, self.device = source_of(mixtures[0]).dtype, self.tensors[0].device
+        self.tables = tables_for(mixtures, self.layouts, self.device)
 
 
 def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: torch.device) -> Tables:
@@ -121,17 +103,17 @@ def block_for(layouts: Sequence[Layout]) -> int:
     return max(16, min(1024, 1 << (widest - 1).bit_length()))
 
 
-def source_dtype(mixture: Mixture) -> torch.dtype:
-    first = mixture.previous if mixture.previous is not None else mixture.next
-    return first.dtype if first is not None else torch.float32
+def source_of(mixture: Mixture) -> Tensor:
+    found = mixture.previous if mixture.previous is not None else mixture.next
+    assert found is not None  # checked by `fusable`
+    return found
 
 
 def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], Sizes]:
     """The layout of every mixture, and the sizes of the shared buffers."""
     layouts, start, source, partial = [], 0, 0, 0
     for mixture in mixtures:
-        weight = mixture.previous if mixture.previous is not None else mixture.next
-        assert weight is not None  # checked by `fusable`
+        weight = source_of(mixture)
         rows = weight.shape[0] if weight.dim() > 1 else 1
         columns = weight.numel() // rows
         coefficient = mixture.a if mixture.a is not None else mixture.b

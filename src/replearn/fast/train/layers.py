@@ -113,13 +113,6 @@ def fused_norms(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def num_fused(model: nn.Module) -> int:
-    """How many norms of a model's blocks are fused with a ReLU; operators' own are not counted."""
-    known = [m for modules, before, _ in fused_blocks(model) if before is not nn.Sequential for m in modules]
-    alone = sum(type(child) is nn.BatchNorm2d for module in known for child in module._modules.values())
-    return alone + sum(num_pairs(module) for module in model.modules() if type(module) is nn.Sequential)
-
-
 def fused_blocks(model: nn.Module) -> Iterator[tuple[list[nn.Module], type[nn.Module], type[nn.Module]]]:
     """Modules of a class, that class, and its subclass with a fused forward."""
     found: dict[Any, list[nn.Module]] = {}
@@ -127,16 +120,15 @@ def fused_blocks(model: nn.Module) -> Iterator[tuple[list[nn.Module], type[nn.Mo
         found.setdefault(type(module), []).append(module)
     for original, modules in found.items():
         if original is nn.Sequential:
-            modules = [module for module in modules if num_pairs(module)]
+            modules = [module for module in modules if has_pair(module)]
             yield modules, original, fused_class(original, "forward", fused_sequential)
         elif (method := fused_method_of(original)) is not None:
             yield [module for module in modules if is_plain(module)], original, fused_class(original, *method)
 
 
-def num_pairs(module: nn.Module) -> int:
-    """How often a ReLU follows a BatchNorm in a sequence."""
-    types = [type(child) for child in module._modules.values()]
-    return sum(pair == (nn.BatchNorm2d, nn.ReLU) for pair in pairwise(types))
+def has_pair(module: nn.Module) -> bool:
+    """True if a ReLU follows a BatchNorm in a sequence."""
+    return (nn.BatchNorm2d, nn.ReLU) in pairwise(type(child) for child in module._modules.values())
 
 
 @cache
