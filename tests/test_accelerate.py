@@ -115,6 +115,14 @@ def test_weight_gradients_go_to_the_side_stream(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(hooked[0], model[1].weight.grad)
 
 
+@pytest.mark.parametrize("padding", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}])
+@pytest.mark.usefixtures("capturing")
+def test_convolutions_that_pad_in_other_ways_are_torchs(padding: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False, **padding), nn.Conv2d(16, 16, 3, bias=False, **padding))
+    other, x = copy.deepcopy(model), torch.randn(2, 3, 5, 5)
+    torch.testing.assert_close(gradients(model, x, accelerated=True), gradients(other, x, accelerated=False))
+
+
 def test_a_failed_capture_leaves_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture._thread, "capturing", True)
     model = nn.Sequential(nn.Conv2d(3, 3, 1, bias=False))

@@ -49,8 +49,9 @@ def overlapped_wgrad(model: nn.Module) -> Iterator[None]:
     for device in devices:
         side_stream(device).reset()  # a capture may have failed, whose events can't be waited for
     token = _aliases.set((outer or {}) | dict(zip(weights, through_gate(*weights.values()), strict=True)))
+    plain = [conv for conv in convolutions if type(conv) is nn.Conv2d]
     try:
-        with patched_class([conv for conv in convolutions if has_fixed_sizes(conv)], nn.Conv2d, OverlappedConv2d):
+        with patched_class(plain, nn.Conv2d, OverlappedConv2d):
             yield
         for device in devices:
             side_stream(device).wait()
@@ -65,11 +66,6 @@ def find_overlappable(model: nn.Module) -> list[nn.Conv2d]:
     found = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.bias is None]
     owning: list[Any] = [conv for conv in found if isinstance(conv.weight, Tensor)]
     return [conv for conv in owning if conv.weight.requires_grad and not is_lazy(conv.weight)]
-
-
-def has_fixed_sizes(conv: nn.Conv2d) -> bool:
-    """True for torch's own class, with zeros around the images, as many as it says."""
-    return type(conv) is nn.Conv2d and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
 
 
 class SideStream:
@@ -186,7 +182,8 @@ class OverlappedConv2d(nn.Conv2d):
             return plain(input, weight, bias)
         weight = gated_weight(weight)
         uses = count_use(weight)
-        if uses is None or not can_overlap(input, weight):
+        padded = self.padding_mode == "zeros" and not isinstance(self.padding, str)  # as aten pads
+        if uses is None or not padded or not can_overlap(input, weight):
             return plain(input, weight, bias)
         device = input.device.type
         if torch.is_autocast_enabled(device):
