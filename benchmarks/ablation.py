@@ -31,17 +31,17 @@ from replearn.fast.train import accelerate as door
 from replearn.operators import functional
 
 SCOPES = ("fused_norms", "overlapped_wgrad", "short_attention", "small_convolutions", "synthesized_on_demand")
-RESNET = ("fused_norms", "overlapped_wgrad", "synthesized_on_demand", "norm_add_act", "synthesize")
+RESNET = ("fused_norms", "overlapped_wgrad", "synthesized_on_demand", "norm_add_act")
 STEPS = [
     ("resnet32", "captured", (*RESNET, "small_convolutions")),
-    ("resnet32", "bf16", ("norm_add_act", "synthesized_on_demand", "synthesize")),
+    ("resnet32", "bf16", ("norm_add_act", "synthesized_on_demand")),
     ("resnet34", "captured", RESNET),
-    ("resnet34", "bf16", ("norm_add_act", "synthesized_on_demand", "synthesize")),
+    ("resnet34", "bf16", ("norm_add_act", "synthesized_on_demand")),
     ("resnet101", "captured", (*RESNET, "reduced_bottleneck")),
     ("resnet101", "bf16", ("norm_add_act", "reduced_bottleneck", "synthesized_on_demand")),
-    ("vit_tiny_8", "captured", ("short_attention", "synthesized_on_demand", "synthesize")),
-    ("vit_small_16", "captured", ("overlapped_wgrad", "synthesized_on_demand", "synthesize")),
-    ("vit_small_16", "bf16", ("synthesized_on_demand", "synthesize")),
+    ("vit_tiny_8", "captured", ("short_attention", "synthesized_on_demand")),
+    ("vit_small_16", "captured", ("overlapped_wgrad", "synthesized_on_demand")),
+    ("vit_small_16", "bf16", ("synthesized_on_demand",)),
 ]
 OF_RESNETS = ("channels_last", "stem")
 OF_VITS = ("layernorm_half", "linear_residual", "patch_embed", "token_slice")

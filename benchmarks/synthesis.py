@@ -23,8 +23,10 @@ from replearn.experiments.bench.record import new_record, record_json, training_
 from replearn.experiments.bench.steps import compare_steps
 from replearn.experiments.bench.timing import ratio
 from replearn.experiments.training.fit import device_named
-from replearn.fast.synthesis.ahead import made_for, readers_in
-from replearn.operators._base.mixture import HandOut
+from replearn.fast.synthesis.ahead import readers_in
+from replearn.operators._base.mixture import Made, compute_dtype, handing_out
+from replearn.operators._base.operator import ReadingOperator
+from replearn.operators.functional import synthesize
 
 GIVEN, FROZEN = "RepL, weights given", "RepL, weights frozen"
 
@@ -37,20 +39,24 @@ class Given:
 
     def __init__(self, model: nn.Module, *, learn: bool) -> None:
         self._model, self._learn = model, learn
-        self._made: dict[int, Any] | None = None
+        self._made: dict[int, Made] = {}
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        if self._made is None:  # not before: the first forward pass knows in which precision
-            made = made_for(readers_in(self._model))
-            self._made = {
-                owner: {name: weight.detach().clone().requires_grad_(self._learn) for name, weight in own.items()}
-                for owner, own in made.items()
-            }
+        if not self._made:  # not before: the first forward pass knows in which precision
+            for reader in readers_in(self._model):
+                made = {name: weight.detach().clone() for name, weight in weights_of(reader).items()}
+                self._made[id(reader)] = {name: made[name].requires_grad_(self._learn) for name in made}
         for weight in (weight for own in self._made.values() for weight in own.values()):
             weight.grad = None
-        with HandOut(self._made):
+        with handing_out(lambda: self._made):
             yield
+
+
+def weights_of(reader: ReadingOperator) -> Made:
+    mixtures = reader.mixtures()
+    first = next(mixture.tensors[0] for mixture in mixtures.values() if mixture is not None)
+    return synthesize(mixtures, compute_dtype(first, reader.stored_dtype))
 
 
 def sides_of(case: Any) -> list[Candidate]:

@@ -23,8 +23,7 @@ from replearn.fast.graphs import capture
 from replearn.fast.kernels import bn_add_relu as norm_kernel
 from replearn.fast.kernels.conv3x3_small import conv3x3_small
 from replearn.fast.train import known_blocks, overlapped_wgrad
-from replearn.fast.train.accelerate import accelerated_layers
-from replearn.fast.train.layers import fused_norms, num_fused
+from replearn.fast.train.layers import fused_blocks, fused_norms
 
 LAST = torch.channels_last
 LOW = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter's products are wrong in bfloat16
@@ -116,6 +115,14 @@ def test_weight_gradients_go_to_the_side_stream(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(hooked[0], model[1].weight.grad)
 
 
+@pytest.mark.parametrize("padding", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}])
+@pytest.mark.usefixtures("capturing")
+def test_convolutions_that_pad_in_other_ways_are_torchs(padding: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False, **padding), nn.Conv2d(16, 16, 3, bias=False, **padding))
+    other, x = copy.deepcopy(model), torch.randn(2, 3, 5, 5)
+    torch.testing.assert_close(gradients(model, x, accelerated=True), gradients(other, x, accelerated=False))
+
+
 def test_a_failed_capture_leaves_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture._thread, "capturing", True)
     model = nn.Sequential(nn.Conv2d(3, 3, 1, bias=False))
@@ -141,13 +148,19 @@ def test_checkpointed_parts_synthesize_their_own_weights(reentrant: bool) -> Non
     torch.testing.assert_close(found[:sizes], expected[:sizes])
 
 
+@runs_kernels
 def test_weights_are_made_once_in_a_step_and_anew_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     from replearn.fast.synthesis import ahead
 
     made: list[int] = []
-    plain = ahead.made_for
-    monkeypatch.setattr(ahead, "made_for", lambda readers: (made.append(len(readers)), plain(readers))[1])
-    model, x = small_resnet().cpu(), torch.randn(2, 3, 8, 8)
+    plain = ahead.mix
+
+    def noting(batch: Any, dtype: torch.dtype) -> Any:
+        made.append(len(batch.layouts))
+        return plain(batch, dtype)
+
+    monkeypatch.setattr(ahead, "mix", noting)
+    model, x = small_resnet(), torch.randn(2, 3, 8, 8, device=HERE)
     for _ in range(2):
         with accelerate(model):
             (model(x).sum() + model(x).sum()).backward()
@@ -166,23 +179,29 @@ def test_copies_and_pickles_are_of_the_original_classes() -> None:
     assert type(model[1]) is nn.BatchNorm2d
 
 
+def num_fused(model: nn.Module) -> int:
+    return sum(len(modules) for modules, _, _ in fused_blocks(model))
+
+
 def test_known_code_is_recognised_and_other_code_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     from timm.models import resnet as timms
     from torchvision.models import resnet
 
     for kind in (resnet.BasicBlock, resnet.Bottleneck, resnet.ResNet, timms.BasicBlock, timms.Bottleneck):
         assert known_blocks.fused_method_of(kind) is not None, kind
-    assert num_fused(torchvision.models.resnet18()) == 17
+    assert num_fused(torchvision.models.resnet18()) == 8 + 1
     monkeypatch.setattr(resnet.BasicBlock, "forward", lambda self, x: x)
     assert known_blocks.fused_method_of(resnet.BasicBlock) is None
     assert known_blocks.fused_method_of(type("BasicBlock", (nn.Module,), {})) is None
 
 
-def test_what_it_does_is_told_in_words() -> None:
-    lines = accelerated_layers(replearn.models.resnet32(), torch.device("cuda"), torch.bfloat16)
-    assert any("side stream" in line for line in lines)
-    assert any("BatchNorms fused" in line for line in lines)
-    assert accelerated_layers(nn.Linear(2, 2), torch.device("cpu"), None) == []
+def test_blocks_with_more_between_their_layers_are_left_alone() -> None:
+    assert num_fused(timm.create_model("resnet18")) == 8 + 1
+    assert num_fused(timm.create_model("resnet18", drop_path_rate=0.1)) == 1 + 1  # the first block drops nothing
+    model = timm.create_model("seresnet18")
+    assert num_fused(model) == 1
+    model.set_grad_checkpointing()
+    assert num_fused(model) == 0
 
 
 def test_the_step_body_averages_parts_and_clips() -> None:

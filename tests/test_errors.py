@@ -336,8 +336,6 @@ CASES: list[tuple[Provoke, str]] = [
     (lambda f: alike(net(32), torch.full((1, 3, 8, 8), math.nan)), "score of layer1.1 is nan ... finite numbers"),
     (lambda f: alike(net(32).to("meta"), torch.ones(1, 3, 8, 8)), "CifarResNet is on the ... interval or"),
     # synthesis
-    (lambda f: replearn.fast.synthesized(net()).__enter__(),
-     "no operators to synthesize for ... replace_ some of its blocks first"),
     # an operator's options
     (lambda f: ops.Basic(sources="left"), "Basic(sources='left') ... 'both', 'previous', 'next', 'none'"),
     (lambda f: ops.MLP(correction="some"), "MLP(correction='some') ... 'none', 'low-rank', 'full'"),

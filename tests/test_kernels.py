@@ -16,6 +16,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,9 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from replearn.costs.precision import float32_products
 from replearn.fast import kernels
-from replearn.fast.kernels import _dispatch, _triton
-from replearn.fast.kernels.reduced_bottleneck import free_launches
+from replearn.fast.kernels import _dispatch, _triton, reduced_bottleneck
 from replearn.fast.synthesis import fused
+from replearn.fast.synthesis.batch import Batch
 from replearn.operators._base.mixture import Mixture
 
 NAMES = [file.name for file in iter_modules(kernels.__path__) if not file.name.startswith("_")]
@@ -52,7 +53,7 @@ def precision(autocast: bool, tf32: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.autocast(HERE, HALF, enabled=autocast))
         stack.enter_context(float32_products(tf32=tf32))
-        stack.enter_context(free_launches())
+        stack.enter_context(patch.object(reduced_bottleneck, "is_capturing_here", lambda: True))
         yield
 
 
@@ -192,7 +193,7 @@ def launch_everything(name: str) -> None:
         mixture = Mixture(
             previous=weights[0], next=weights[1], correction=weights[2], a=nn.Parameter(torch.ones(1))
         )
-        fused.mix([mixture], torch.float32)[0].sum().backward()
+        fused.mix(Batch([mixture]), torch.float32)[0].sum().backward()
         return
     module = module_of(name)
     for dtype in (HALF, FULL):

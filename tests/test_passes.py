@@ -87,7 +87,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def fits(*given: Any) -> bool:
         tensors = [None if each is None else OnGpu(each) for each in given[:4]]
-        return not torch.is_grad_enabled() and plain(*tensors)
+        return not torch.is_grad_enabled() and plain(*tensors, *given[4:])
 
     monkeypatch.setattr(kernel, "fits", fits)
     return calls

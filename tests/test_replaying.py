@@ -60,8 +60,9 @@ def test_one_recording_for_each_kind_of_input(recorded: list[str]) -> None:
     assert fast.num_graphs == 2
 
 
-def test_the_kind_not_used_for_longest_is_forgotten(recorded: list[str]) -> None:
-    fast = Replayed(nn.Linear(3, 2).eval(), max_graphs=2)
+def test_the_kind_not_used_for_longest_is_forgotten(recorded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "MAX_GRAPHS", 2)
+    fast = Replayed(nn.Linear(3, 2).eval())
     for batch in (1, 2, 1, 3):  # 2 goes
         fast(torch.randn(batch, 3))
     assert len(recorded) == 3
@@ -204,10 +205,10 @@ def test_a_recording_keeps_no_casts_and_autocast_around_is_another_kind(recorded
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))])
 def test_copies_have_the_model_and_no_graphs(how: Callable[[Replayed], Replayed], recorded: list[str]) -> None:
-    fast, x = Replayed(nn.Linear(3, 2).eval(), max_graphs=3), torch.randn(4, 3)
+    fast, x = Replayed(nn.Linear(3, 2).eval()), torch.randn(4, 3)
     expected = fast(x)
     other = how(fast)
-    assert (other.num_graphs, other.max_graphs, fast.num_graphs) == (0, 3, 1)
+    assert (other.num_graphs, fast.num_graphs) == (0, 1)
     assert torch.equal(other(x), expected)
     with torch.no_grad():
         other.model.weight.zero_()
@@ -292,7 +293,6 @@ OWN_GRAPHS = "compile='reduce-overhead' replays CUDA graphs of its own.* graph=T
         (lambda: deploy(graph=True), ON_CPU),
         (lambda: deploy(graph=4), "graph=4: write True to replay CUDA graphs"),
         (lambda: deploy(graph=True, compile="reduce-overhead"), OWN_GRAPHS),
-        (lambda: Replayed(nn.Linear(3, 3), max_graphs=0), "max_graphs=0: write how many graphs to keep"),
         (lambda: Replayed(nn.Linear(3, 3).eval())(torch.zeros(3)), "Linear is on cpu, and only what runs on"),
         (lambda: capture("Net", lambda: None, torch.device("cpu"), None), "Net is on cpu"),
         (lambda: Replayed(nn.Linear(3, 3))(object()), "takes tensors, .* plain values, not object: a graph"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import replearn
 from replearn import ReplearnError
 from replearn.experiments.training.architectures import architecture
+from replearn.fast.graphs import replay as replaying
 from replearn.fast.graphs.replay import Replayed
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -143,9 +144,10 @@ def test_a_recording_that_fails_leaves_the_gpu_usable(how: str) -> None:
     torch.testing.assert_close(bad(x), bad.model(x))
 
 
-def test_graphs_share_their_memory_and_give_it_back() -> None:
+def test_graphs_share_their_memory_and_give_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "MAX_GRAPHS", 3)
     model = nn.Sequential(nn.Linear(256, 8192), nn.GELU(), nn.Linear(8192, 256)).eval().cuda()
-    fast = Replayed(model, max_graphs=3)
+    fast = Replayed(model)
     expected = {}
     reserved = []
     for rows in (8192, 8191, 8190, 8189, 8188, 8187):
@@ -164,7 +166,8 @@ def test_graphs_share_their_memory_and_give_it_back() -> None:
     for x, plain, replayed in expected.values():
         torch.testing.assert_close(replayed, plain, rtol=1e-4, atol=1e-4)  # from before, and not overwritten
         torch.testing.assert_close(fast(x), plain, rtol=1e-4, atol=1e-4)
-    one = Replayed(model, max_graphs=1)  # whose pool loses its last graph every time
+    monkeypatch.setattr(replaying, "MAX_GRAPHS", 1)
+    one = Replayed(model)  # whose pool loses its last graph every time
     for x, plain, _ in (*expected.values(), *expected.values()):
         torch.testing.assert_close(one(x), plain, rtol=1e-4, atol=1e-4)
     held = torch.cuda.memory_allocated()

@@ -18,14 +18,13 @@ from replearn.costs.precision import float32_products
 from replearn.experiments.training.architectures import architecture
 from replearn.fast.graphs import capture as capturing
 from replearn.fast.kernels import reduced_bottleneck as squeeze
-from replearn.fast.kernels.reduced_bottleneck import add_relu_, fits, free_launches, relu_grad_and_sum, run_fused
-from replearn.fast.synthesis.ahead import operators_in
+from replearn.fast.kernels.reduced_bottleneck import add_relu_, fits, relu_grad_and_sum, run_fused
 from replearn.operators.functional import load_faster
+from replearn.surgery.replace import operators_of
 
 LAST = torch.channels_last
 NORMS = {
     "plain": lambda: nn.BatchNorm2d(32),
-    "average of all": lambda: nn.BatchNorm2d(32, momentum=None),
     "no scale": lambda: nn.BatchNorm2d(32, affine=False),
     "no statistics": lambda: nn.BatchNorm2d(32, track_running_stats=False),
 }
@@ -74,15 +73,18 @@ def test_pixels_that_are_all_alike_have_no_variance_and_no_nan() -> None:
 def test_layers_with_hooks_are_called_one_after_another(listener: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = architecture("cifar_bottleneck:29:8", num_classes=10, size=8)
     replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operators.ReducedBottleneck()))
-    layer: Any = next(operators_in(model))
+    _, layer = next(operators_of(model))
     x = torch.empty(4, layer.conv1.shell.in_channels, 8, 8).to(memory_format=LAST)
     given = ((layer.conv1, x), (layer.conv3, x), layer.norm, layer.activation)
     monkeypatch.setattr(squeeze, "on_gpu", lambda device: True)
     assert not fits(x, *given)  # too small to pay, but where launches are free
-    with free_launches():
-        assert fits(x, *given)
-        getattr(layer, listener).register_forward_hook(lambda *call: None)
-        assert not fits(x, *given)
+    monkeypatch.setattr(squeeze, "is_capturing_here", lambda: True)
+    assert fits(x, *given)
+    layer.norm.momentum = None
+    assert not fits(x, *given)
+    layer.norm.momentum = 0.1
+    getattr(layer, listener).register_forward_hook(lambda *call: None)
+    assert not fits(x, *given)
 
 
 @runs_kernels

@@ -17,10 +17,10 @@ from ..fast.inference import (
     check_or_double,
     check_ready,
     on_backend,
-    optimize_,
     settle_,
 )
 from ..fast.inlining import flatten as flat_form
+from ..fast.passes import apply_passes_
 from ..fast.passes._context import Context
 from ..fast.verify import tensors_in as tensors_in
 from ..fast.verify import verify as verify
@@ -95,7 +95,7 @@ def deploy(
             "the operators alone."
         )
     plain = own_copy(model)
-    context = Context(dtype=dtype, compile=bool(compile), graph=graph, fuse=fuse)
+    context = Context(dtype=dtype, compile=bool(compile), graph=graph, fuse=fuse, example=example)
     detach_plan_(plain)
     operators = dict(operators_of(plain))
     for name, operator in operators.items():
@@ -111,7 +111,7 @@ def deploy(
         plain = flat_form(plain, example)
         if merge and dtype is not None:
             absorb_(plain, operators, example, dtype, compiled=bool(compile))
-        optimize_(plain, example, context)
+        apply_passes_(plain, context)
     check_or_double(model, plain, example, partial(deploy, fold=fold, merge=merge, flatten=flatten))
     refuse_saving_(
         plain, "Save the model as it was before deploy, which replearn.from_pretrained reads, and deploy again."

@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .folding import Fold, find_folds
     from .inference import streamline
-    from .synthesis.ahead import synthesized
     from .train.accelerate import accelerate
 
-__all__ = ["Fold", "accelerate", "find_folds", "streamline", "synthesized"]
+__all__ = ["Fold", "accelerate", "find_folds", "streamline"]
 
 _HOME = {
     "Fold": "folding",
     "accelerate": "train.accelerate",
     "find_folds": "folding",
     "streamline": "inference",
-    "synthesized": "synthesis.ahead",
 }
 
 

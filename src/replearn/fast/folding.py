@@ -12,6 +12,7 @@ import copy
 import inspect
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -66,13 +67,6 @@ def fold_(model: nn.Module) -> tuple[Fold, ...]:
     return folds
 
 
-@dataclass(frozen=True)
-class Match:
-    """The name of the convolution that a norm is folded into."""
-
-    conv: str
-
-
 class Traces:
     """Traces of every module whose forward may call a BatchNorm."""
 
@@ -96,19 +90,12 @@ class Traces:
         return above
 
     def folds(self) -> tuple[Fold, ...]:
-        found = {norm: self.conv_of(norm) for norm in self.norms}
+        found = {norm: self.fold_of(norm) for norm in self.norms}
         for owner in self.graphs:
-            pairs = {
-                norm: conv.conv
-                for norm, conv in found.items()
-                if isinstance(conv, Match) and self.owners(norm)[0] == owner
-            }
+            pairs = {n: fold.conv for n, fold in found.items() if fold.conv and self.owners(n)[0] == owner}
             if pairs and (failure := self.failure_without(owner, pairs)):
-                found |= dict.fromkeys(pairs, failure)
-        return tuple(
-            Fold(norm=norm, conv=conv.conv) if isinstance(conv, Match) else Fold(norm=norm, reason=conv)
-            for norm, conv in found.items()
-        )
+                found |= {norm: Fold(norm=norm, reason=failure) for norm in pairs}
+        return tuple(found.values())
 
     def failure_without(self, owner: str, pairs: dict[str, str]) -> str | None:
         """Why the code can't run without these norms: it may read more than their outputs."""
@@ -122,34 +109,37 @@ class Traces:
             return f"the code of {owner or 'the model'} asks for more than the output of its layers"
         return None
 
-    def conv_of(self, name: str) -> Match | str:
+    def fold_of(self, name: str) -> Fold:
         """The convolution that a norm may be folded into, or the reason against it."""
         norm: Any = self.modules[name]
+        stays = partial(Fold, norm=name)
         if norm.running_mean is None or norm.training:
-            return "it uses the statistics of each batch"
+            return stays(reason="it uses the statistics of each batch")
         owner, *above = self.owners(name)
         graph, label = self.graphs[owner], owner or "the model"
         if isinstance(graph, str):
-            return f"the code of {label} can't be traced ({graph})"
+            return stays(reason=f"the code of {label} can't be traced ({graph})")
         prefix = f"{owner}." if owner else ""
         calls = _calls(graph, name.removeprefix(prefix))
         if len(calls) != 1:
-            return f"{label} calls it {len(calls)} times"
+            return stays(reason=f"{label} calls it {len(calls)} times")
         node = calls[0]
         source = node.args[0] if node.args else None
         if len(node.args) != 1 or node.kwargs or not isinstance(source, fx.Node) or source.op != "call_module":
-            return "its input is not the output of a convolution"
+            return stays(reason="its input is not the output of a convolution")
         conv = prefix + str(source.target)
         if conv not in self.modules:  # a module is listed once, under the first of its names
-            return f"{conv} is shared with another part of the model"
+            return stays(reason=f"{conv} is shared with another part of the model")
         module: Any = self.modules[conv]
         if not is_convolution(module):
-            return f"its input comes from {conv}, a {type(module).__name__}"
+            return stays(reason=f"its input comes from {conv}, a {type(module).__name__}")
         if len(source.users) != 1 or len(_calls(graph, str(source.target))) != 1:
-            return f"the output of {conv} is used elsewhere too"
-        if channels_of(module) != norm.running_mean.numel():
-            return f"{conv} has {channels_of(module)} channels, and it has {norm.running_mean.numel()}"
-        return self.objection(conv, name, owner, above) or Match(conv)
+            return stays(reason=f"the output of {conv} is used elsewhere too")
+        if module.out_channels != norm.running_mean.numel():
+            own = norm.running_mean.numel()
+            return stays(reason=f"{conv} has {module.out_channels} channels, and it has {own}")
+        reason = self.objection(conv, name, owner, above)
+        return stays(reason=reason) if reason else Fold(norm=name, conv=conv)
 
     def objection(self, conv: str, norm: str, owner: str, above: list[str]) -> str | None:
         """Why a matching pair must not be folded, if so: sharing, hooks, dtypes or other uses."""
@@ -178,7 +168,7 @@ class Traces:
 def _with_bias(conv: Any) -> nn.Module:
     """The convolution with a bias."""
     made: nn.Module = copy.copy(conv)
-    made._parameters = {**conv._parameters, "bias": nn.Parameter(conv.weight.new_empty(channels_of(conv)))}
+    made._parameters = {**conv._parameters, "bias": nn.Parameter(conv.weight.new_empty(conv.out_channels))}
     return made
 
 
@@ -234,10 +224,6 @@ def is_convolution(module: nn.Module) -> bool:
     return type(module) in CONVOLUTIONS or padded
 
 
-def channels_of(conv: Any) -> int:
-    return int(conv.out_channels)
-
-
 def folded(conv: Any, norm: Any) -> nn.Module:
     """A copy of the convolution with the norm folded in."""
     made: nn.Module = copy.copy(conv)
@@ -252,15 +238,8 @@ def folded(conv: Any, norm: Any) -> nn.Module:
         scaled = weight * scale.view(-1, *[1] * (weight.dim() - 1))
     moved = shift if bias is None else bias.to(wide) * scale + shift
     trained = conv.weight.requires_grad
-    made.weight = nn.Parameter(_like(scaled, conv.weight), requires_grad=trained)
+    made.weight = nn.Parameter(torch.empty_like(conv.weight).copy_(scaled), requires_grad=trained)
     made.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=trained)
-    return made
-
-
-def _like(tensor: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """The values in the dtype and memory format of `model`."""
-    made = torch.empty_like(model)
-    made.copy_(tensor)
     return made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Literal
@@ -16,11 +15,10 @@ from ..blocks.tracing import trace
 from ..errors import ReplearnError
 from ..operators._base.operator import Operator
 from ..planning.validate import ordinary_tensors, own_copy, unwrapped, writable
-from ..surgery.replace import set_submodule
 from .folding import CONVOLUTIONS, fold_, names_in_code, reaches
 from .graph_module import FlatGraph
 from .graphs.replay import Replayed, check_graph, device_of
-from .inlining import cast_weights_, note_values_
+from .inlining import cast_weights_
 from .inlining import flatten as flat_form
 from .kernels.conv_bias_add_relu import has_cudnn
 from .passes import apply_passes_
@@ -70,11 +68,11 @@ def streamline(
                 "which does the same and makes the operators plain."
             )
     plain = own_copy(model)
-    context = Context(dtype=dtype, compile=bool(compile), graph=graph, fuse=fuse)
+    context = Context(dtype=dtype, compile=bool(compile), graph=graph, fuse=fuse, example=example)
     settle_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
-        optimize_(plain, example, context)
+        apply_passes_(plain, context)
     check_or_double(model, plain, example, partial(streamline, flatten=flatten))
     return on_backend(plain, example, compile, context)
 
@@ -159,27 +157,14 @@ def fuse_timm_(model: nn.Module) -> None:
 
     They do so from their norms, so this comes before those are folded.
     """
-    for name, module in list(model.named_modules()):
-        if not name or not type(module).__module__.startswith("timm.") or not _still_there(model, name, module):
-            continue
-        if callable(fuse := getattr(module, "fuse", None)):
-            set_submodule(model, name, fuse().eval())
-        elif callable(reparameterize := getattr(module, "reparameterize", None)):
+    for name, child in list(model._modules.items()):
+        own = type(child).__module__.startswith("timm.")
+        if own and callable(fuse := getattr(child, "fuse", None)):
+            setattr(model, name, fuse().eval())
+        elif own and callable(reparameterize := getattr(child, "reparameterize", None)):
             reparameterize()
-
-
-def _still_there(model: nn.Module, name: str, module: nn.Module) -> bool:
-    """Not inside something that was fused already."""
-    try:
-        return model.get_submodule(name) is module
-    except AttributeError:
-        return False
-
-
-def optimize_(flat: FlatGraph, example: Any, context: Context) -> None:
-    """Apply every pass of `fast.passes` in place."""
-    note_values_(flat, example, context.dtype)
-    apply_passes_(flat, replace(context, example=example))
+        elif child is not None:
+            fuse_timm_(child)
 
 
 def on_backend(plain: nn.Module, example: Any, compile: bool | str, context: Context) -> nn.Module:

@@ -4,7 +4,6 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from . import kernels
-from .synthesis import fused as fused
 
 for _file in iter_modules(kernels.__path__):
     if not _file.name.startswith("_"):

@@ -1,7 +1,7 @@
 """What operators compute with, in plain torch: the reference that `replearn.fast` may register faster versions of.
 
-A faster version takes the same arguments and returns None where it does not apply. The files of `fast/kernels` and
-`fast/synthesis` register theirs when they are imported, which happens the first time that a tensor on a GPU comes.
+A faster version takes the same arguments and returns None where it does not apply. The files of `fast/kernels`
+register theirs when they are imported, which happens the first time that a tensor on a GPU comes.
 """
 
 from __future__ import annotations
@@ -65,10 +65,7 @@ def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
     wanted = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
     if not wanted:
         return {}
-    device = next(iter(wanted.values())).tensors[0].device
-    if (fast := faster("synthesize", device)) is not None and (made := fast(wanted, dtype)) is not None:
-        return made
-    with full_precision(device):
+    with full_precision(next(iter(wanted.values())).tensors[0].device):
         return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ReplearnError
-from ...fast.train.accelerate import accelerated_layers
 from ...fitting.calibrate import calibrate_
 from ...planning.data import Plan
 from .methods import method_for
@@ -79,7 +78,6 @@ class Run:
         self._compiled = recipe.compile and self.method.capturable
         if self._compiled:
             self.model.compile()
-            self._note_kernels()
         elif recipe.compile:
             self.note(f"not compiled: {self.method.name} takes another path at every step")
         self.optimizer = make_optimizer(self.model, recipe.optimizer, device)
@@ -157,11 +155,6 @@ class Run:
             self.sums += sums
         return loss
 
-    def _note_kernels(self) -> None:
-        if self.spec.recipe.accelerate:
-            for line in accelerated_layers(self.model, self.device, self.low):
-                self.note(line)
-
     def autocast(self) -> torch.autocast:
         return autocast_for(self.device, low=self.low is not None, dtype=self.low or torch.bfloat16)()
 
@@ -171,7 +164,6 @@ class Run:
             self._captured = CapturedStep(self._body, self.bare, self.optimizer, [self.sums])
             self._capture = True
             self.note("step captured as a CUDA graph")
-            self._note_kernels()
         except (RuntimeError, ValueError) as error:
             torch.cuda.synchronize()
             self.optimizer.zero_grad(set_to_none=True)

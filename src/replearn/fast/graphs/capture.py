@@ -79,12 +79,7 @@ _turns: defaultdict[torch.cuda.Stream, Turns] = defaultdict(Turns)  # by capture
 
 def is_capturing_here() -> bool:
     """True while this thread warms up or captures, or the current stream is captured."""
-    return _thread.capturing or is_stream_capturing()
-
-
-def is_stream_capturing() -> bool:
-    """True while the current stream is captured."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return _thread.capturing or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class Replayed(nn.Module):
     """A model whose calls replay CUDA graphs, captured at the first call with an input signature.
 
     The signature is the pytree of shapes, strides and dtypes, the values of all other arguments, and the autocast
-    state. Outputs are cloned, so later calls do not overwrite them. There are no gradients. The `max_graphs` most
+    state. Outputs are cloned, so later calls do not overwrite them. There are no gradients. The `MAX_GRAPHS` most
     recently used graphs are kept. Weights that are moved, cast or replaced are captured again; after other changes
     that the forward's Python code depends on, call `forget()`. Raises ReplearnError for a model that is not on a
     GPU, is in train mode, or can't be captured.
@@ -39,11 +39,9 @@ class Replayed(nn.Module):
     0
     """
 
-    def __init__(self, model: nn.Module, max_graphs: int = MAX_GRAPHS) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
-            raise ReplearnError(f"max_graphs={max_graphs!r}: write how many graphs to keep, at least 1.")
-        self.model, self.max_graphs = model, max_graphs
+        self.model = model
         self._begin()
         self.eval()
 
@@ -70,7 +68,8 @@ class Replayed(nn.Module):
         if is_capturing_here():  # the outer graph captures the model itself
             return self.model(*args, **kwargs)
         given: list[Tensor] = []
-        key = (signature((args, kwargs), given, "takes"), autocast_state())
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        key = (signature((args, kwargs), given, "takes"), autocast)
         with self._lock, torch.no_grad():
             found = self._graphs.get(key)
             if found is not None:
@@ -89,7 +88,7 @@ class Replayed(nn.Module):
         if not all(graph.weights.are_those_of(self.model) for graph in self._graphs.values()):
             self.forget()
         device = device_of(self.model, given)
-        if self.num_graphs >= self.max_graphs:
+        if self.num_graphs >= MAX_GRAPHS:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # the oldest may be running
             self._graphs.popitem(last=False)
@@ -223,11 +222,6 @@ class Weights:
 def layout_of(tensor: Tensor) -> Hashable:
     """Address and layout: another view of the same memory is another weight."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def autocast_state() -> Hashable:
-    """The dtype of CUDA autocast, or False."""
-    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
 
 
 def device_of(model: nn.Module, given: list[Tensor]) -> torch.device:

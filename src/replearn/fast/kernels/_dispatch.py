@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -111,13 +111,8 @@ def is_aligned(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or tensor.data_ptr() % 16 == 0
 
 
-def device_guard(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the device current: Triton launches on the current GPU."""
-    several = device.type == "cuda" and torch.cuda.device_count() > 1
-    return torch.cuda.device(device) if several else nullcontext()
-
-
-def launch(kernel: Any, programs: int, near: Tensor, *given: Any, **options: Any) -> None:
+def launch(kernel: Any, programs: int | tuple[int, int], near: Tensor, *given: Any, **options: Any) -> None:
     """Launch so many programs of a Triton kernel on the GPU of the tensor `near`."""
-    with device_guard(near.device):
-        kernel[(programs,)](*given, **options)
+    several = near.is_cuda and torch.cuda.device_count() > 1  # Triton launches on the current GPU
+    with torch.cuda.device(near.device) if several else nullcontext():
+        kernel[programs if isinstance(programs, tuple) else (programs,)](*given, **options)

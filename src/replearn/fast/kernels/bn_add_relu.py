@@ -24,7 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from ...operators.functional import norm_add_act, register
 from ..graphs.capture import is_capturing_here
 from ..train.class_patching import reduce_as
-from ._dispatch import has_memory, in_transform, is_aligned, triton_runs_on
+from ._dispatch import has_memory, is_aligned, runs_eagerly, triton_runs_on
 
 Activation = Callable[[Tensor], Tensor]
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -115,52 +115,34 @@ def fits(x: Tensor, norm: Any, activation: Activation, u: Tensor | None = None) 
         and is_kernel_input(x)
         and x.shape[1] == norm.num_features
         and x.shape[1] < x.numel()  # torch raises for a single pixel, which has no variance
-        and has_float32_state(norm)
+        and is_row(norm, norm.weight)
+        and is_row(norm, norm.bias)
+        and has_momentum_state(norm)
         and is_unmodified(norm)
         and norm.weight.get_device() == x.get_device()
-        and (u is None or is_like(u, x))
+        and (u is None or ((u.dtype, u.shape, u.device) == (x.dtype, x.shape, x.device) and is_dense(u)))
     )
 
 
 def is_unobserved() -> bool:
     """True unless the call is compiled, traced or transformed, or global hooks or modes would see it."""
-    return (
-        not torch.compiler.is_compiling()
-        and not in_transform()
-        and not _has_any_global_hook()
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._get_tracing_state() is None
-    )
+    return runs_eagerly() and not _has_any_global_hook() and not torch._C._len_torch_dispatch_stack()
 
 
 def is_kernel_input(x: Tensor) -> bool:
     return (
-        type(x) is Tensor
-        and x.dtype in _DTYPES
+        x.dtype in _DTYPES
         and x.dim() == 4
         and x.shape[1] % 16 == 0
         and 0 < x.numel() < 2**31  # the kernels have 32-bit offsets
-        and x.is_contiguous(memory_format=_LAST)
+        and is_dense(x)
         and triton_runs_on(x.device)
-        and is_aligned(x)
         and is_unobserved()
     )
 
 
-def is_like(u: Tensor, x: Tensor) -> bool:
-    return (
-        type(u) is Tensor
-        and u.dtype is x.dtype
-        and u.shape == x.shape
-        and u.device == x.device
-        and u.is_contiguous(memory_format=_LAST)
-        and is_aligned(u)
-    )
-
-
-def has_float32_state(norm: nn.BatchNorm2d) -> bool:
-    """True for an affine norm in float32 with momentum, or without running statistics."""
-    return is_row(norm, norm.weight) and is_row(norm, norm.bias) and has_momentum_state(norm)
+def is_dense(x: Tensor) -> bool:
+    return type(x) is Tensor and x.is_contiguous(memory_format=_LAST) and is_aligned(x)
 
 
 def is_row(norm: nn.BatchNorm2d, tensor: Tensor | None) -> bool:

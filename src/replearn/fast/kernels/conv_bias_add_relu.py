@@ -26,43 +26,27 @@ ROUNDINGS, FULL_PRECISION = 4, {torch.float32: 2.0**-14, torch.float64: 2.0**-40
 
 @leaf
 def conv_bias_add_relu(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    other: Tensor | None = None,
-    stride: Pair = (1, 1),
-    padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
+    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None = None, *sizes: Pair
 ) -> Tensor:
-    """relu(conv2d(x, weight, bias) + other).
+    """relu(conv2d(x, weight, bias, *sizes) + other); the sizes are stride, padding and dilation.
 
     cuDNN has no gradient for it: torch computes calls that need one, and those that are compiled or exported.
 
     >>> conv_bias_add_relu(torch.ones(1, 3, 4, 4), -torch.ones(2, 3, 3, 3), torch.full((2,), 28.0)).unique()
     tensor([1.])
     """
-    given = x, weight, bias, other, stride, padding, dilation
-    return fused(*given) if fits(x, weight, bias, other) else reference(*given)
+    given: Any = (x, weight, bias, other, *sizes)
+    return fused(*given) if fits(*given) else reference(*given)
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    other: Tensor | None = None,
-    stride: Pair = (1, 1),
-    padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
-) -> Tensor:
-    made = F.conv2d(x, weight, bias, stride, padding, dilation)
+def reference(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None = None, *sizes: Any) -> Tensor:
+    made = F.conv2d(x, weight, bias, *sizes)
     return torch.relu_(made if other is None else made + other)
 
 
-def fused(
-    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, stride: Pair, padding: Pair, dilation: Pair
-) -> Tensor:
+def fused(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, *sizes: Any) -> Tensor:
     made: Tensor
-    x = x.to(weight.dtype)  # as autocast does
+    x, (stride, padding, dilation) = x.to(weight.dtype), sizes  # the cast is autocast's
     if other is None:
         made = torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
     else:
@@ -74,6 +58,7 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None = None, *
     """True if cuDNN computes this call. Checked at every call, so it is short."""
     return (
         weight.is_cuda
+        and len(sizes) == 3
         and bias.dtype is weight.dtype
         and (other is None or (other.dtype is weight.dtype and len(other) == len(x)))
         and x.numel() > 0
@@ -97,11 +82,9 @@ def has_cudnn(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None
 
 
-def failure_of(
-    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, stride: Pair, padding: Pair, dilation: Pair
-) -> str | None:
+def failure_of(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, *sizes: Any) -> str | None:
     """What is wrong with cuDNN's result for these tensors, if anything is."""
-    given = x, weight, bias, other, stride, padding, dilation
+    given: Any = (x, weight, bias, other, *sizes)
     expected = reference(*given)
     if any(each is not None and each.dtype is not weight.dtype for each in (bias, other, expected)):
         return f"its weight is in {weight.dtype}, and its summands or its result are not"

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -42,19 +40,8 @@ from .bn_add_relu import kernels as norm_kernels
 
 MIN_SIZE = 2**25  # elements of x from which on moving it less often outweighs the launches of an eager step
 Pair = tuple[Convolution, Tensor]  # a layer and its kernel
-_free: ContextVar[bool] = ContextVar("free_launches", default=False)
 _LAST = torch.channels_last
 reference = inspect.unwrap(functional.reduced_bottleneck)
-
-
-@contextmanager
-def free_launches() -> Iterator[None]:
-    """Compute as in a captured step, where launches are free; for cost predictions."""
-    token = _free.set(True)
-    try:
-        yield
-    finally:
-        _free.reset(token)
 
 
 @functional.register("reduced_bottleneck")
@@ -86,7 +73,7 @@ def run_fused(x: Tensor, reduce: Tensor, expand: Tensor, norm: Any) -> Tensor:
         return with_alias(_ReducedBottleneck.apply(*given), aliased)  # type: ignore[no-untyped-call]
 
 
-def fits(x: Tensor, reduction: Pair, expansion: Pair, norm: nn.Module, activation: Activation) -> bool:
+def fits(x: Tensor, reduction: Pair, expansion: Pair, norm: Any, activation: Activation) -> bool:
     """True on a GPU in train mode and channels_last, where the operation is the same and pays."""
     before, after = reduction[0], expansion[0]
     first: Any = before.shell
@@ -95,6 +82,7 @@ def fits(x: Tensor, reduction: Pair, expansion: Pair, norm: nn.Module, activatio
         on_gpu(x.device)
         and type(norm) in (nn.BatchNorm2d, FusedBatchNorm2d)
         and norm.training
+        and has_momentum_state(norm)
         and (activation is F.relu or type(activation) is nn.ReLU)
         and compute_dtype(x) is x.dtype
         and is_pointwise(first)
@@ -103,7 +91,7 @@ def fits(x: Tensor, reduction: Pair, expansion: Pair, norm: nn.Module, activatio
         and 2 * second.in_channels <= second.out_channels
         and x.is_contiguous(memory_format=_LAST)
         and x.numel() > x.shape[1]  # torch raises for a single pixel, which has no variance
-        and (x.numel() >= MIN_SIZE or _free.get() or is_capturing_here())
+        and (x.numel() >= MIN_SIZE or is_capturing_here())
         and not in_transform()
         # fake tensors are there to be observed, as by a cost prediction
         and (not has_memory(x) or is_unseen(norm, before, after, activation))
@@ -133,7 +121,7 @@ class _ReducedBottleneck(Function):
         z = torch.mm(rows, reduce.mT)
         z, sums = relu_grad_and_sum(z, z, norm)  # which is relu(z)
         centre, wide = sums / len(z), expand.to(sums.dtype)
-        spread = weighted_covariance(z, wide, centre)
+        spread = wide @ torch.addr(product(z.mT, z), centre, centre, beta=1 / len(z), alpha=-1)  # W cov(z)
         scaled, shift, numbers = fold_norm_into(wide, spread, centre, norm, z)
         y = torch.empty_like(x, memory_format=_LAST)  # not a view: callers may write to it
         add_relu_(rows_of(y), rows, z, scaled, shift)
@@ -159,7 +147,9 @@ class _ReducedBottleneck(Function):
         needs_x, needs_reduce, needs_expand = ctx.needs_input_grad[:3]
         passed, d_beta = relu_grad_and_sum(grad, rows_of(y), ctx.norm, other)
         outer = product(passed.mT, z)  # sum of g z^T over the pixels
-        d_gamma, turned, offsets, d_expand = norm_grads(wide, outer, d_beta, numbers, len(z), centre, spread, own)
+        grads_of_norm = kernels().norm_grads if uses_kernels(wide) else norm_grads_reference
+        given = (wide, outer, d_beta, numbers, len(z), centre, spread, own)
+        d_gamma, turned, offsets, d_expand = grads_of_norm(*given)
         d_reduce = None
         if needs_x or needs_reduce:
             d_z = input_grad(z, passed, scaled, wide, turned, offsets)
@@ -187,29 +177,23 @@ def fold_norm_into(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`fold_norm_reference`, by a kernel where it applies; updates running statistics."""
     given = (wide, spread, centre, norm.weight, norm.bias, norm.eps, z.dtype)
-    if uses_kernels(wide) and has_momentum_state(norm):
-        made: tuple[Tensor, Tensor, Tensor] = kernels().fold_norm(*given, Running.of(norm, z))
-        return made
-    made = fold_norm_reference(*given)
-    update_running_stats(norm, made[2][0], made[2][1], len(z))
+    made: tuple[Tensor, Tensor, Tensor]
+    if uses_kernels(wide):
+        made = kernels().fold_norm(*given, Running.of(norm, z))
+    else:
+        made = fold_norm_reference(*given)
+        update_running_stats(norm, made[2][0], made[2][1], len(z))
     return made
-
-
-def weighted_covariance(h: Tensor, weight: Tensor, centre: Tensor) -> Tensor:
-    """W cov(h), centre being the mean of h."""
-    return weight @ torch.addr(product(h.mT, h), centre, centre, beta=1 / len(h), alpha=-1)
 
 
 @torch.no_grad()
 def update_running_stats(norm: Any, mean: Tensor, variance: Tensor, count: int) -> None:
-    """Update a BatchNorm's running statistics as its forward does."""
-    if norm.running_mean is None or not norm.track_running_stats:
-        return
+    """Update a BatchNorm's running statistics, if any, as its forward does."""
     if norm.num_batches_tracked is not None:  # None while a block is recomputed, with a momentum of zero
         norm.num_batches_tracked.add_(1)
-    momentum = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-    norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), momentum)
+    if norm.running_mean is not None:
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+        norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum)
 
 
 def fold_norm_reference(
@@ -235,13 +219,6 @@ def norm_grads_reference(
     k = scale * inverse * d_gamma / count
     d_weight = scale[:, None] * (outer - d_beta[:, None] * centre - (d_gamma * inverse)[:, None] * spread)
     return d_gamma, -k[:, None] * weight, torch.addcmul(scale * d_beta / -count, k, mean), d_weight.to(dtype)
-
-
-def norm_grads(weight: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `norm_grads_reference`, by the kernel where there is one."""
-    found: tuple[Tensor, Tensor, Tensor, Tensor]
-    found = (kernels().norm_grads if uses_kernels(weight) else norm_grads_reference)(weight, *given)
-    return found
 
 
 def input_grad(z: Tensor, grad: Tensor, scaled: Tensor, weight: Tensor, turned: Tensor, offsets: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from ..graph_module import FlatGraph
+from ..inlining import note_values_
 from ._context import Context
 
 
@@ -28,4 +29,5 @@ def passes() -> Iterator[tuple[str, Any]]:
 
 def apply_passes_(flat: FlatGraph, context: Context) -> dict[str, int]:
     """Apply every pass in place; the number of places that each rewrote."""
+    note_values_(flat, context.example, context.dtype)
     return {name: module.apply_(flat, context) for name, module in passes()}

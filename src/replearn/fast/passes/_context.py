@@ -11,8 +11,6 @@ from ..graph_module import FlatGraph
 from ..kernels._dispatch import triton_runs_on
 from ..kernels.conv_bias_add_relu import has_cudnn
 
-FEW = 1024 * 384  # values that the GPU computes faster than Python launches a Triton kernel
-
 
 @dataclass(frozen=True, kw_only=True)
 class Context:

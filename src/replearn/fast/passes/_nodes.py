@@ -11,8 +11,7 @@ from ..graph_module import FlatGraph, held
 from ..inlining import argument, writes_in_place
 
 RELUS = {"call_function": (torch.relu, torch.relu_), "call_method": ("relu", "relu_")}
-ONE = (1, (1, 1), [1, 1], None)
-ZERO = (0, (0, 0), [0, 0], "valid", None)
+Pair = tuple[int, int]
 
 
 def is_relu(node: Any) -> bool:
@@ -25,6 +24,16 @@ def is_conv2d(flat: FlatGraph, node: Any) -> bool:
         return False
     weight = held(flat, argument(node, 1, "weight"))
     return weight is not None and weight.is_floating_point()
+
+
+def sizes_of(conv: fx.Node) -> tuple[Pair, ...] | None:
+    """Stride, padding and dilation of a conv2d without groups; None with groups, and for padding as 'same'."""
+    if argument(conv, 6, "groups") not in (None, 1):
+        return None
+    places = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+    found = [as_pair(argument(conv, place, name), default) for place, name, default in places]
+    pairs = [pair for pair in found if pair is not None]
+    return tuple(pairs) if len(pairs) == len(places) else None
 
 
 def writes(flat: FlatGraph, node: fx.Node) -> bool:
@@ -56,7 +65,7 @@ def add_parameter(flat: FlatGraph, name: str, tensor: Tensor, *, cast: bool = Fa
     return node
 
 
-def as_pair(size: Any, default: int | None = None) -> tuple[int, int] | None:
+def as_pair(size: Any, default: int | None = None) -> Pair | None:
     """A size in both directions; None for what only torch understands, as 'same'."""
     size = default if size is None else size
     if type(size) is int:

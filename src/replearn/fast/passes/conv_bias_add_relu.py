@@ -14,9 +14,9 @@ from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held, is_sum
 from ..inlining import argument, drop_unused_, run_on
-from ..kernels.conv_bias_add_relu import Pair, conv_bias_add_relu, failure_of, reference
+from ..kernels.conv_bias_add_relu import conv_bias_add_relu, failure_of, reference
 from ._context import Context
-from ._nodes import add_parameter, as_pair, is_conv2d, is_relu, written_between
+from ._nodes import Pair, add_parameter, is_conv2d, is_relu, sizes_of, written_between
 
 AFTER = ("stem",)
 
@@ -103,7 +103,7 @@ def match_of(flat: FlatGraph, relu: fx.Node) -> Match | None:
         one, two = before.args
         ways = sorted(((one, before, two), (two, before, one)), key=lambda way: way[0], reverse=True)
     for conv, total, other in ways:
-        sizes = sizes_of(flat, conv)
+        sizes = fusable_sizes(flat, conv)
         if sizes is None or (total is not None and len(total.users) > 1) or written_between(flat, conv, relu):
             continue
         if len(conv.users) == 1 and (other is None or (other is not conv and same_value(other, conv))):
@@ -119,9 +119,9 @@ def same_value(one: fx.Node, other: fx.Node) -> bool:
     return bool(first.shape == second.shape and first.dtype is second.dtype)
 
 
-def sizes_of(flat: FlatGraph, conv: Any) -> tuple[Pair, ...] | None:
+def fusable_sizes(flat: FlatGraph, conv: Any) -> tuple[Pair, ...] | None:
     """Stride, padding and dilation of a convolution without groups, whose weights are parameters."""
-    if not is_conv2d(flat, conv) or argument(conv, 6, "groups") not in (None, 1):
+    if not is_conv2d(flat, conv):
         return None
     value = conv.meta.get("value")
     if value is None or value.dim() != 4:
@@ -129,10 +129,7 @@ def sizes_of(flat: FlatGraph, conv: Any) -> tuple[Pair, ...] | None:
     read = [node for node in (argument(conv, 1, "weight"), argument(conv, 2, "bias")) if node is not None]
     if not all(isinstance(held(flat, node), nn.Parameter) and only_convolved(flat, node) for node in read):
         return None
-    places = ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
-    found = [as_pair(argument(conv, place, name), default) for place, name, default in places]
-    pairs = [pair for pair in found if pair is not None]
-    return tuple(pairs) if len(pairs) == len(places) else None
+    return sizes_of(conv)
 
 
 def only_convolved(flat: FlatGraph, read: fx.Node) -> bool:

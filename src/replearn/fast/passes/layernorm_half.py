@@ -9,23 +9,22 @@ from torch import Tensor, fx, nn
 from ..graph_module import FlatGraph
 from ..inlining import argument
 from ..kernels.layernorm_half import layernorm_half
-from ._context import FEW, Context, has_triton
+from ._context import Context, has_triton
 
 AFTER = ("linear_residual",)
 
 
 def apply_(flat: FlatGraph, context: Context) -> int:
-    """Replace each LayerNorm that only linear layers read.
+    """Replace each LayerNorm that only linear layers read, but for strided inputs, as of a token that was sliced.
 
-    In eager mode norms of few values stay, since torch launches its own faster; so do norms of strided inputs, as
-    of a token that was sliced.
+    In a CUDA graph alone: in eager mode the launch of a Triton kernel takes what it saves.
     """
-    if context.dtype is None or context.compile or not has_triton(flat):
+    if context.dtype is None or not context.graph or context.compile or not has_triton(flat):
         return 0
     count = 0
     for node in flat.graph.find_nodes(op="call_function", target=torch.layer_norm):
         value = node.meta.get("value")
-        if value is None or value.dtype is not torch.float32 or (value.numel() <= FEW and not context.graph):
+        if value is None or value.dtype is not torch.float32:
             continue
         if node.args[0].meta["value"].is_contiguous() and all(reads_as_half(user, node) for user in node.users):
             node.target = layernorm_half

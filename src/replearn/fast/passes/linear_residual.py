@@ -1,6 +1,7 @@
 """Residual sums of a transformer with the linear layers before them, under autocast.
 
-Each half of a block ends in u + linear(h, W, b), with h in half precision and u in float32.
+Each half of a block ends in u + linear(h, W, b), with h in half precision and u in float32. They are fused in a
+CUDA graph alone: in eager mode the launch of a Triton kernel takes what it saves.
 """
 
 from __future__ import annotations
@@ -14,20 +15,19 @@ from torch import Tensor, fx, nn
 from ..graph_module import FlatGraph, held, is_sum
 from ..inlining import argument, drop_unused_
 from ..kernels.linear_residual import can_tile, linear_residual
-from ._context import FEW, Context, has_triton
+from ._context import Context, has_triton
 from ._nodes import written_between
 
 AFTER = ("patch_embed",)
 
 
 def apply_(flat: FlatGraph, context: Context) -> int:
-    if context.dtype is None or context.compile or not has_triton(flat):
+    if context.dtype is None or not context.graph or context.compile or not has_triton(flat):
         return 0
     count = 0
-    few = 0 if context.graph else FEW
     for node in [node for node in flat.graph.nodes if is_sum(node)]:
         for u, layer in (node.args, node.args[::-1]):
-            if can_fuse(flat, u, layer, context.dtype, few) and not written_between(flat, layer, node):
+            if can_fuse(flat, u, layer, context.dtype) and not written_between(flat, layer, node):
                 fuse_(flat, node, u, layer)
                 count += 1
                 break
@@ -46,15 +46,15 @@ def example() -> tuple[nn.Module, Tensor]:
     return Residual(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(3, 5, 64)
 
 
-def can_fuse(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype, few: int) -> bool:
-    """True for more than `few` values of float32 u plus a linear layer in `dtype` that has no other reader."""
+def can_fuse(flat: FlatGraph, u: Any, layer: Any, dtype: torch.dtype) -> bool:
+    """True for float32 u plus a linear layer in `dtype` that has no other reader."""
     if layer.target is not F.linear or len(layer.users) > 1:
         return False
     weight = held(flat, argument(layer, 1, "weight"))
     stream, h, made = (node.meta.get("value") for node in (u, argument(layer, 0, "input"), layer))
     if weight is None or not can_tile(*weight.shape) or stream is None or h is None or made is None:
         return False
-    if stream.numel() <= few or not (stream.is_contiguous() and h.is_contiguous()):  # as of a sliced token
+    if not (stream.is_contiguous() and h.is_contiguous()):  # as of a sliced token
         return False
     return stream.shape == made.shape and (stream.dtype, h.dtype, made.dtype) == (torch.float32, dtype, dtype)
 

@@ -10,14 +10,13 @@ import operator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..graph_module import FlatGraph, held, is_sum, uses
 from ..inlining import argument, drop_unused_
 from ..kernels.patch_embed import can_tile, patch_embed
 from ._context import Context, has_triton
-from ._nodes import ONE, ZERO, add_parameter, as_pair
+from ._nodes import add_parameter, is_conv2d, sizes_of
 
 AFTER = ("stem",)
 SWAPS = {"transpose": ((1, 2), (2, 1), (-1, -2), (-2, -1)), "permute": ((0, 2, 1),)}
@@ -114,12 +113,12 @@ def reads_batch_size(user: fx.Node) -> bool:
 
 def patch_weight(flat: FlatGraph, conv: Any) -> Tensor | None:
     """The weight of a convolution whose stride is its kernel size, if the kernel's tiles cover it."""
-    if conv.op != "call_function" or conv.target not in (torch.conv2d, F.conv2d) or conv.kwargs:
+    if not is_conv2d(flat, conv):
         return None
-    images, node, _, stride, padding, dilation, groups = (*conv.args, *[None] * 7)[:7]
-    weight, image = held(flat, node), images.meta.get("value")
+    node = argument(conv, 1, "weight")
+    weight, image = held(flat, node), argument(conv, 0, "input").meta.get("value")
     if weight is None or image is None or weight.dim() != 4 or not can_tile(weight) or uses(flat, node) > 1:
         return None
     whole = all(size % side == 0 for size, side in zip(image.shape[2:], weight.shape[2:], strict=True))
-    plain = padding in ZERO and dilation in ONE and groups in (1, None) and len(readers(conv)) == 1
-    return weight if as_pair(stride, 1) == tuple(weight.shape[2:]) and whole and plain else None
+    apart = sizes_of(conv) == (tuple(weight.shape[2:]), (0, 0), (1, 1))
+    return weight if apart and whole and len(readers(conv)) == 1 else None

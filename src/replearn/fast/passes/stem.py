@@ -12,7 +12,7 @@ from ..graph_module import FlatGraph, held, uses
 from ..inlining import argument, drop_unused_
 from ..kernels.stem import MIN_PIXELS_EAGER, MIN_PIXELS_GRAPH, can_tile, stem
 from ._context import Context, has_triton
-from ._nodes import ONE, add_parameter, as_pair, is_conv2d, is_relu
+from ._nodes import add_parameter, as_pair, is_conv2d, is_relu, sizes_of
 
 AFTER = ("channels_last",)  # its result has the memory format of its weight
 
@@ -47,7 +47,7 @@ def is_stem_pool(flat: FlatGraph, node: fx.Node) -> bool:
         sizes, others = tuple(found[:3]), tuple(found[3:])
     else:
         return False
-    plain = others[0] in ONE and not any(others[1:])
+    plain = as_pair(others[0], 1) == (1, 1) and not any(others[1:])
     return plain and [as_pair(size) for size in sizes] == [(3, 3), (2, 2), (1, 1)]
 
 
@@ -58,7 +58,7 @@ def fuse_(flat: FlatGraph, pool: fx.Node, min_pixels: int) -> bool:
     if not is_conv2d(flat, conv) or not len(conv.users) == len(relu.users) == 1:
         return False
     read, bias = argument(conv, 1, "weight"), argument(conv, 2, "bias")
-    weight, sizes = held(flat, read), sizes_of(conv)
+    weight, sizes = held(flat, read), stride_and_padding(conv)
     if weight is None or sizes is None or not can_fuse(conv, weight) or uses(flat, read) > 1:
         return False
     shift = weight.new_zeros(len(weight)) if bias is None else held(flat, bias)
@@ -82,14 +82,12 @@ def fuse_(flat: FlatGraph, pool: fx.Node, min_pixels: int) -> bool:
 def can_fuse(conv: fx.Node, weight: Tensor) -> bool:
     """True for a float32 convolution of images that the kernels' tiles cover."""
     image = argument(conv, 0, "input").meta.get("value")
-    plain = argument(conv, 5, "dilation") in ONE and argument(conv, 6, "groups") in (None, 1)
-    tiled = weight.dtype is torch.float32 and can_tile(weight)
-    return plain and tiled and image is not None and image.dim() == 4
+    return weight.dtype is torch.float32 and can_tile(weight) and image is not None and image.dim() == 4
 
 
-def sizes_of(conv: fx.Node) -> tuple[int, int] | None:
-    """Stride and padding, where they are the same in both directions."""
-    stride, padding = as_pair(argument(conv, 3, "stride"), 1), as_pair(argument(conv, 4, "padding"), 0)
-    if stride is None or padding is None or stride[0] != stride[1] or padding[0] != padding[1]:
+def stride_and_padding(conv: fx.Node) -> tuple[int, int] | None:
+    """Where they are the same in both directions, without dilation and groups."""
+    sizes = sizes_of(conv)
+    if sizes is None or sizes[2] != (1, 1) or any(one != other for one, other in sizes):
         return None
-    return stride[0], padding[0]
+    return sizes[0][0], sizes[1][0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ...operators._base.synthesis import EPS
 from ..kernels._dispatch import launch
+
+if TYPE_CHECKING:
+    from .batch import Batch
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 jit: Any = triton.jit
@@ -136,25 +139,16 @@ def backward_kernel(
                 tl.store(next_grads + column, n_grad.to(SOURCE), mask=mask & has_next)
 
 
-def launch_forward(tables: tuple[Tensor, ...], out: Tensor, source: torch.dtype, block: int) -> None:
+def launch_forward(batch: Batch, out: Tensor) -> None:
     """All weights into `out`."""
-    lines, factors, owners = tables[:3]
-    given = (lines, factors, owners, out, EPS, _TYPES[source], block, FIELDS)
-    launch(forward_kernel, owners.shape[0], out, *given)
+    programs = batch.tables[2].shape[0]
+    launch(forward_kernel, programs, out, *batch.tables, out, EPS, _TYPES[batch.source], batch.block, FIELDS)
 
 
-def launch_backward(
-    tables: tuple[Tensor, ...],
-    grads: Tensor,
-    partials: Tensor,
-    sources: Tensor,
-    corrections: Tensor,
-    source: torch.dtype,
-    block: int,
-) -> None:
+def launch_backward(batch: Batch, grads: Tensor, partials: Tensor, sources: Tensor, corrections: Tensor) -> None:
     """Gradients into the buffers that are not empty; all tensors are aligned to 16 bytes."""
-    lines, factors, owners = tables[:3]
+    programs = batch.tables[2].shape[0]
+    tensors = (*batch.tables, grads, partials, sources, corrections)
     wants = (sources.numel() > 0, corrections.numel() > 0)
-    tensors = (lines, factors, owners, grads, partials, sources, corrections)
-    given = (*tensors, EPS, _TYPES[source], block, FIELDS, *wants)
-    launch(backward_kernel, owners.shape[0], grads, *given)
+    given = (*tensors, EPS, _TYPES[batch.source], batch.block, FIELDS, *wants)
+    launch(backward_kernel, programs, grads, *given)

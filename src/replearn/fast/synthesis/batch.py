@@ -1,26 +1,23 @@
 """Mixtures for one launch, their layout in shared buffers, and the tables on the device.
 
 A program of the kernels computes one row of one weight. The tables hold addresses and sizes of each mixture, and
-the mixture and row of each program. They are cached, since parameters keep their addresses from step to step.
+the mixture and row of each program.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...operators._base.mixture import Mixture
-from ..kernels._dispatch import has_memory
 
 _ALIGNED = 64  # elements, as cuDNN and cuBLAS prefer
-_KEPT_TABLES = 256
-Tables = tuple[Tensor, Tensor, Tensor, Tensor]
-_tables: OrderedDict[tuple[Any, ...], Tables] = OrderedDict()
+Tables = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +36,10 @@ class Layout:
     def view(self, buffer: Tensor, start: int) -> Tensor:
         return buffer.as_strided(self.shape, self.stride, start)
 
-    def flat(self, tensor: Tensor) -> Tensor:
-        """A tensor of this shape as a 1d view, in the memory order of the sources."""
-        if tensor.stride() != self.stride and not self.is_order_of(tensor):
-            made = torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device)
-            tensor = made.copy_(tensor)
-        return tensor.as_strided((self.rows * self.columns,), (1,))
-
-    def is_order_of(self, tensor: Tensor) -> bool:
-        """True if strides differ only in dimensions of size 1."""
-        steps = zip(self.shape, self.stride, tensor.stride(), strict=True)
-        return all(own == other for size, own, other in steps if size != 1)
+    def coefficient_grad(self, partials: Tensor, start: int, along: str) -> Tensor:
+        """The gradient of a coefficient from those of its rows; one along the rows has each for itself."""
+        found = partials.narrow(0, start, self.heads * self.rows)
+        return found if along == "rows" else found.view(self.heads, self.rows).sum(1)
 
 
 class Sizes(NamedTuple):
@@ -60,87 +50,24 @@ class Sizes(NamedTuple):
     partials: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """Mixtures for one launch, whose sources share a dtype, with everything that is the same in every step."""
 
-    tensors: tuple[Tensor, ...]  # of all mixtures, in order
-    places: tuple[tuple[int, int], ...]  # (mixture, position in it) of each tensor
-    watched: tuple[Tensor, ...]  # whose values backward reads
-    along: tuple[str, ...]
-    layouts: tuple[Layout, ...]
-    sizes: Sizes
-    block: int
-    source: torch.dtype
-    device: torch.device
-    tables: Tables | None  # None for fake tensors
-    coefficients: Coefficients
-    again: tuple[tuple[tuple[int, int], ...], ...]  # see `first_and_again`
-
-    @classmethod
-    def of(cls, mixtures: Sequence[Mixture]) -> Batch:
+    def __init__(self, mixtures: Sequence[Mixture]) -> None:
         found = [(t, (n, k)) for n, m in enumerate(mixtures) for k, t in enumerate(m.places) if t is not None]
-        layouts, sizes = lay_out(mixtures)
-        device = found[0][0].device
-        return cls(
-            tensors=tuple(tensor for tensor, _ in found),
-            places=tuple(place for _, place in found),
-            watched=tuple(tensor for m in mixtures if not m.is_a_cast for tensor in m.tensors),
-            along=tuple(m.along for m in mixtures),
-            layouts=tuple(layouts),
-            sizes=sizes,
-            block=block_for(layouts),
-            source=source_dtype(mixtures[0]),
-            device=device,
-            tables=tables_for(mixtures, layouts, device) if has_memory(found[0][0]) else None,
-            coefficients=Coefficients.of(mixtures, layouts),
-            again=first_and_again([tensor for tensor, _ in found]),
-        )
-
-
-def first_and_again(tensors: Sequence[Tensor]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """(first, later) positions of tensors that are used several times, in groups that have each tensor once."""
-    seen: dict[int, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        seen.setdefault(id(tensor), []).append(place)
-    most = max(len(places) for places in seen.values())
-    return tuple(
-        tuple((places[0], places[time]) for places in seen.values() if len(places) > time)
-        for time in range(1, most)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Coefficients:
-    """Reduces the partial gradients of rows to the gradients of coefficients, in one launch."""
-
-    numbers: tuple[int, ...]  # partial gradients of each coefficient
-    counts: tuple[int, ...]  # elements of each summed gradient
-    summed: bool  # False if all coefficients are per row, without a sum
-
-    @classmethod
-    def of(cls, mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> Coefficients:
-        pairs = zip(mixtures, layouts, strict=True)
-        owners = [(m.along, layout) for m, layout in pairs for _ in range(num_coefficients(m))]
-        return cls(
-            numbers=tuple(layout.rows * layout.heads for _, layout in owners),
-            counts=tuple(layout.heads for _, layout in owners),
-            summed=any(along != "rows" for along, _ in owners),
-        )
-
-    def gradients(self, partials: Tensor, ends: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The gradients of all coefficients, per row and summed; `along` of a mixture says which one holds."""
-        rows = partials.split_with_sizes(self.numbers) if self.numbers else ()
-        if not self.summed:
-            return rows, ()
-        if ends is None:  # fake tensors
-            return rows, partials.new_zeros(sum(self.counts)).split_with_sizes(self.counts)
-        sums = torch.segment_reduce(partials, "sum", offsets=ends, unsafe=True)
-        return rows, sums.split_with_sizes(self.counts)
+        self.tensors = tuple(tensor for tensor, _ in found)  # of all mixtures, in order
+        self.places = [place for _, place in found]  # (mixture, position in it) of each tensor
+        # those whose values backward reads
+        self.watched = [tensor for m in mixtures if not m.is_a_cast for tensor in m.tensors]
+        self.along = [m.along for m in mixtures]
+        self.layouts, self.sizes = lay_out(mixtures)
+        self.block = block_for(self.layouts)
+        self.source, self.device = source_of(mixtures[0]).dtype, self.tensors[0].device
+        self.tables = tables_for(mixtures, self.layouts, self.device)
 
 
 def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: torch.device) -> Tables:
-    """Addresses and sizes, factors, the row of each program, and offsets of sums."""
+    """Addresses and sizes, factors, and the row of each program."""
     lines = tuple(
         (
             *(0 if t is None else t.data_ptr() for t in m.places),
@@ -157,36 +84,17 @@ def tables_for(mixtures: Sequence[Mixture], layouts: Sequence[Layout], device: t
         for m, layout in zip(mixtures, layouts, strict=True)
     )
     factors = tuple((m.factor, m.scale) for m in mixtures)
-    key = (device, lines, factors)
-    found = _tables.get(key)
-    if found is None:
-        numbers = torch.arange(len(layouts), dtype=torch.int32)
-        rows = torch.tensor([layout.rows for layout in layouts])
-        owners = numbers.repeat_interleave(rows)
-        inside = torch.cat([torch.arange(int(count), dtype=torch.int32) for count in rows])
-        owned = torch.stack([owners, inside], dim=1)
-        ends = torch.tensor(ends_of_sums(mixtures, layouts))
-        made = torch.tensor(lines), torch.tensor(factors, dtype=torch.float32), owned, ends
-        one, two, three, four = (table.to(device) for table in made)
-        found = _tables[key] = one, two, three, four
-        while len(_tables) > _KEPT_TABLES:
-            _tables.popitem(last=False)
-    else:
-        _tables.move_to_end(key)
-    return found
+    rows = tuple(layout.rows for layout in layouts)
+    return tables_on(device, lines, factors, rows)
 
 
-def ends_of_sums(mixtures: Sequence[Mixture], layouts: Sequence[Layout]) -> list[int]:
-    """Offsets of the partial gradients of each head of each coefficient."""
-    found = [0]
-    for mixture, layout in zip(mixtures, layouts, strict=True):
-        for _ in range(layout.heads * num_coefficients(mixture)):
-            found.append(found[-1] + layout.rows)
-    return found
-
-
-def num_coefficients(mixture: Mixture) -> int:
-    return (mixture.a is not None) + (mixture.b is not None)
+@lru_cache(maxsize=256)  # a captured step reads the same tables at every replay
+def tables_on(device: torch.device, lines: Any, factors: Any, rows: tuple[int, ...]) -> Tables:
+    owners = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(torch.tensor(rows))
+    inside = torch.cat([torch.arange(count, dtype=torch.int32) for count in rows])
+    made = torch.tensor(lines), torch.tensor(factors, dtype=torch.float32), torch.stack([owners, inside], dim=1)
+    one, two, three = (table.to(device) for table in made)
+    return one, two, three
 
 
 def block_for(layouts: Sequence[Layout]) -> int:
@@ -195,17 +103,17 @@ def block_for(layouts: Sequence[Layout]) -> int:
     return max(16, min(1024, 1 << (widest - 1).bit_length()))
 
 
-def source_dtype(mixture: Mixture) -> torch.dtype:
-    first = mixture.previous if mixture.previous is not None else mixture.next
-    return first.dtype if first is not None else torch.float32
+def source_of(mixture: Mixture) -> Tensor:
+    found = mixture.previous if mixture.previous is not None else mixture.next
+    assert found is not None  # checked by `fusable`
+    return found
 
 
 def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], Sizes]:
     """The layout of every mixture, and the sizes of the shared buffers."""
     layouts, start, source, partial = [], 0, 0, 0
     for mixture in mixtures:
-        weight = mixture.previous if mixture.previous is not None else mixture.next
-        assert weight is not None  # checked by `fusable`
+        weight = source_of(mixture)
         rows = weight.shape[0] if weight.dim() > 1 else 1
         columns = weight.numel() // rows
         coefficient = mixture.a if mixture.a is not None else mixture.b
@@ -221,20 +129,8 @@ def lay_out(mixtures: Sequence[Mixture]) -> tuple[list[Layout], Sizes]:
 
 
 def rows_are_dense(weight: Tensor) -> bool:
-    """True if rows are dense and follow one another in memory."""
-    if weight.is_contiguous():
-        return weight.numel() > 0
-    if weight.dim() < 2:
-        return False
-    if weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
-        return True
-    columns = weight[0].numel()
-    if weight.stride(0) != columns or not weight.numel():
-        return False
-    # a row may be permuted (channels_last), without gaps
-    expected = 1
-    for stride, size in sorted(zip(weight.stride()[1:], weight.shape[1:], strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    """True if rows are dense, as those of channels_last are, and follow one another in memory."""
+    if weight.is_contiguous() or weight.dim() < 2 or not weight.numel():
+        return weight.is_contiguous() and weight.numel() > 0
+    row = weight[0]
+    return weight.stride(0) == row.numel() and torch.empty_like(row).stride() == row.stride()

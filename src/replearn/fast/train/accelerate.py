@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import nn
 
 from ..graphs.capture import is_capturing_here
-from ..kernels._dispatch import triton_runs_on
 from ..synthesis.ahead import synthesized_on_demand
-from .layers import find_attention, find_small, fused_norms, num_fused, short_attention, small_convolutions
-from .overlapped_wgrad import find_overlappable, overlapped_wgrad
+from .layers import fused_norms, short_attention, small_convolutions
+from .overlapped_wgrad import overlapped_wgrad
 
 
 @contextmanager
@@ -51,18 +49,3 @@ def is_compiled(model: nn.Module) -> bool:
         module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
         for module in (model, *model.children())
     )
-
-
-def accelerated_layers(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> list[str]:
-    """What `accelerate` does with a model in a captured or compiled step, a line each."""
-    found: list[str] = []
-    compiled = is_compiled(model)
-    if not compiled:
-        found.append(f"{len(find_overlappable(model))} weight gradients on a side stream")
-    if triton_runs_on(device):
-        if not compiled:
-            found.append(f"{num_fused(model)} BatchNorms fused with ReLUs")
-        if dtype is not None:
-            found.append(f"{len(find_small(model))} small convolutions on Triton kernels")
-            found.append(f"{len(find_attention(model))} attention layers on Triton kernels")
-    return [line for line in found if not line.startswith("0 ")]

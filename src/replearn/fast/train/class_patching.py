@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
-
-ModuleClass = TypeVar("ModuleClass", bound=nn.Module)
 
 
 @contextmanager
@@ -36,15 +34,3 @@ def reduce_as(original: Any) -> Any:
 
 def _new_instance(original: Any) -> Any:
     return original.__new__(original)
-
-
-def modules_of(model: nn.Module, exact: type[ModuleClass]) -> list[ModuleClass]:
-    """The modules of exactly this class, each once; modules inside of them are left out."""
-    found, waiting = {}, [model]
-    while waiting:
-        module = waiting.pop()
-        if type(module) is exact:
-            found[id(module)] = module
-        else:
-            waiting += [child for child in module._modules.values() if child is not None]
-    return list(found.values())

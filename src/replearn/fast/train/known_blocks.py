@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable
 from functools import cache
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...operators.functional import norm_add_act
-from ..kernels.bn_add_relu import FusedBatchNorm2d, has_hooks, is_unobserved
+from ..kernels.bn_add_relu import FusedBatchNorm2d, has_hooks
 
 Method = Callable[..., Tensor]
 
@@ -48,15 +47,33 @@ def digest_of(method: Any) -> str | None:
     return hashlib.sha256("\n".join(ast.unparse(line) for line in body).encode()).hexdigest()[:32]
 
 
-def our_basic(self: Any, x: Tensor) -> Tensor:
-    y = self.conv2(norm_add_act(self.conv1(x), self.bn1, self.relu))
-    return norm_add_act(y, self.bn2, self.relu, self.shortcut(x))
+def is_plain(module: Any) -> bool:
+    """True without attention or dropping between norms, sums and activations, and without recomputation."""
+    between = [getattr(module, name, None) for name in ("se", "drop_path", "drop_block", "aa")]
+    idle = all(part is None or (type(part) is nn.Identity and not has_hooks(part)) for part in between)
+    return idle and not getattr(module, "grad_checkpointing", False)
 
 
-def our_bottleneck(self: Any, x: Tensor) -> Tensor:
-    y = self.conv2(norm_add_act(self.conv1(x), self.bn1, self.relu))
-    y = self.conv3(norm_add_act(y, self.bn2, self.relu))
-    return norm_add_act(y, self.bn3, self.relu, self.shortcut(x))
+def fused_block(*activations: str, in_place: bool = True) -> Method:
+    """The forward of a residual block of conv1, bn1, conv2, bn2, ..., with these activations behind the norms."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y, residual = x, None
+        for number, activation in enumerate(activations, start=1):
+            y = getattr(self, f"conv{number}")(y)
+            if number == len(activations):
+                residual = shortcut_of(self, x)
+            norm, relu = getattr(self, f"bn{number}"), getattr(self, activation)
+            y = norm_add_act(y, norm, relu, residual, in_place=in_place)
+        return y
+
+    return forward
+
+
+def shortcut_of(block: Any, x: Tensor) -> Tensor:
+    shortcut = block.shortcut if hasattr(block, "shortcut") else block.downsample
+    made: Tensor = x if shortcut is None else shortcut(x)
+    return made
 
 
 def our_resnet(self: Any, x: Tensor) -> Tensor:
@@ -66,19 +83,6 @@ def our_resnet(self: Any, x: Tensor) -> Tensor:
     return made
 
 
-def torchvision_basic(self: Any, x: Tensor) -> Tensor:
-    out = self.conv2(norm_add_act(self.conv1(x), self.bn1, self.relu))
-    identity = x if self.downsample is None else self.downsample(x)
-    return norm_add_act(out, self.bn2, self.relu, identity, in_place=True)
-
-
-def torchvision_bottleneck(self: Any, x: Tensor) -> Tensor:
-    out = self.conv2(norm_add_act(self.conv1(x), self.bn1, self.relu))
-    out = self.conv3(norm_add_act(out, self.bn2, self.relu))
-    identity = x if self.downsample is None else self.downsample(x)
-    return norm_add_act(out, self.bn3, self.relu, identity, in_place=True)
-
-
 def torchvision_resnet(self: Any, x: Tensor) -> Tensor:
     x = self.maxpool(norm_add_act(self.conv1(x), self.bn1, self.relu))
     x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
@@ -86,49 +90,10 @@ def torchvision_resnet(self: Any, x: Tensor) -> Tensor:
     return made
 
 
-def timm_basic(self: Any, x: Tensor) -> Tensor:
-    out = self.conv2(self.aa(norm_drop_act(self.conv1(x), self.bn1, self.drop_block, self.act1)))
-    return timm_residual(self, x, out, self.bn2, self.act2)
-
-
-def timm_bottleneck(self: Any, x: Tensor) -> Tensor:
-    out = self.conv2(norm_add_act(self.conv1(x), self.bn1, self.act1))
-    out = self.conv3(self.aa(norm_drop_act(out, self.bn2, self.drop_block, self.act2)))
-    return timm_residual(self, x, out, self.bn3, self.act3)
-
-
-def timm_residual(self: Any, shortcut: Tensor, x: Tensor, norm: nn.Module, activation: Any) -> Tensor:
-    direct = self.se is None and self.drop_path is None
-    if not direct:
-        x = norm(x)
-        x = x if self.se is None else self.se(x)
-        x = x if self.drop_path is None else self.drop_path(x)
-    if self.downsample is not None:
-        shortcut = self.downsample(shortcut)
-    if direct:
-        return norm_add_act(x, norm, activation, shortcut, in_place=True)
-    x += shortcut
-    made: Tensor = activation(x)
-    return made
-
-
-def norm_drop_act(x: Tensor, norm: nn.Module, drop: nn.Module, activation: Any) -> Tensor:
-    """activation(drop(norm(x))); drop is an Identity by default."""
-    if type(drop) is nn.Identity and not has_hooks(drop) and is_unobserved():
-        return norm_add_act(x, norm, activation)
-    made: Tensor = activation(drop(norm(x)))
-    return made
-
-
 def timm_features(self: Any, x: Tensor) -> Tensor:
     x = self.maxpool(norm_add_act(self.conv1(x), self.bn1, self.act1))
-    stages = [self.layer1, self.layer2, self.layer3, self.layer4]
-    if self.grad_checkpointing:
-        made: Tensor = sys.modules["timm.models.resnet"].checkpoint_seq(stages, x, flatten=True)
-        return made
-    for stage in stages:
-        x = stage(x)
-    return x
+    made: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+    return made
 
 
 def fused_sequential(self: Any, input: Any) -> Any:
@@ -145,13 +110,17 @@ def fused_sequential(self: Any, input: Any) -> Any:
 _OURS, _TORCHVISION, _TIMM = "replearn.models.cifar_resnet", "torchvision.models.resnet", "timm.models.resnet"
 # by module and class: the method, the digest of its code (None for our own), and its fused version
 KNOWN: dict[tuple[str, str], tuple[str, str | None, Method]] = {
-    (_OURS, "BasicBlock"): ("forward", None, our_basic),
-    (_OURS, "Bottleneck"): ("forward", None, our_bottleneck),
+    (_OURS, "BasicBlock"): ("forward", None, fused_block("relu", "relu", in_place=False)),
+    (_OURS, "Bottleneck"): ("forward", None, fused_block("relu", "relu", "relu", in_place=False)),
     (_OURS, "CifarResNet"): ("forward", None, our_resnet),
-    (_TORCHVISION, "BasicBlock"): ("forward", "526c00339e0341fc9c41ed7908fc3984", torchvision_basic),
-    (_TORCHVISION, "Bottleneck"): ("forward", "69ff145d4433fa782f68866ef48fc210", torchvision_bottleneck),
+    (_TORCHVISION, "BasicBlock"): ("forward", "526c00339e0341fc9c41ed7908fc3984", fused_block("relu", "relu")),
+    (_TORCHVISION, "Bottleneck"): (
+        "forward",
+        "69ff145d4433fa782f68866ef48fc210",
+        fused_block("relu", "relu", "relu"),
+    ),
     (_TORCHVISION, "ResNet"): ("_forward_impl", "cf452043a2333a9b0b5769a7df85aee7", torchvision_resnet),
-    (_TIMM, "BasicBlock"): ("forward", "24d1455c841b16581f6e3400b3981efd", timm_basic),
-    (_TIMM, "Bottleneck"): ("forward", "45e56d6e40f2a2521327fa4bfe81aecf", timm_bottleneck),
+    (_TIMM, "BasicBlock"): ("forward", "24d1455c841b16581f6e3400b3981efd", fused_block("act1", "act2")),
+    (_TIMM, "Bottleneck"): ("forward", "45e56d6e40f2a2521327fa4bfe81aecf", fused_block("act1", "act2", "act3")),
     (_TIMM, "ResNet"): ("forward_features", "5221fbb9f9a6f03e207d566a3f017d11", timm_features),
 }

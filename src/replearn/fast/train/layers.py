@@ -14,21 +14,19 @@ from torch import Tensor, nn
 from ..kernels._dispatch import triton_runs_on
 from ..kernels.attention_short import WIDTHS, attention_short, kernel_takes
 from ..kernels.bn_add_relu import FusedBatchNorm2d, counters_of
-from ..kernels.conv3x3_small import conv3x3_small, has_tile
-from .class_patching import modules_of, patched_class, reduce_as
-from .known_blocks import fused_method_of, fused_sequential
+from ..kernels.conv3x3_small import conv3x3_small, fits, has_tile
+from .class_patching import patched_class, reduce_as
+from .known_blocks import fused_method_of, fused_sequential, is_plain
+from .overlapped_wgrad import OverlappedConv2d
 
 ATTENTION = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}  # without a gate
 
 
-class SmallConv2d(nn.Conv2d):
-    """nn.Conv2d inside `accelerate`."""
+class SmallConv2d(OverlappedConv2d):
+    """nn.Conv2d inside `accelerate`, on Triton kernels where they take its input."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is None:
-            return conv3x3_small(input, weight)
-        made: Tensor = super()._conv_forward(input, weight, bias)
-        return made
+        return conv3x3_small(input, weight) if fits(input, weight) else super()._conv_forward(input, weight, bias)
 
 
 def small_convolutions(model: nn.Module) -> AbstractContextManager[None]:
@@ -37,7 +35,7 @@ def small_convolutions(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def find_small(model: nn.Module) -> list[nn.Conv2d]:
-    return [conv for conv in modules_of(model, nn.Conv2d) if is_small(conv)]
+    return [conv for conv in model.modules() if type(conv) is nn.Conv2d and is_small(conv)]
 
 
 def is_small(conv: nn.Conv2d) -> bool:
@@ -61,7 +59,7 @@ def short_attention(model: nn.Module) -> AbstractContextManager[None]:
 def find_attention(model: nn.Module) -> list[nn.Module]:
     """The attention layers of a model that the kernels can compute."""
     original = timm_attention()
-    return [] if original is None else [layer for layer in modules_of(model, original) if is_plain(layer)]
+    return [layer for layer in model.modules() if type(layer) is original and is_alone(layer)]
 
 
 def timm_attention() -> type[nn.Module] | None:
@@ -70,7 +68,7 @@ def timm_attention() -> type[nn.Module] | None:
     return found
 
 
-def is_plain(attention: Any) -> bool:
+def is_alone(attention: Any) -> bool:
     """True if between qkv and proj there is only scaled attention and a norm of its result."""
     if {name for name, module in attention._modules.items() if module is not None} != ATTENTION:
         return False
@@ -104,7 +102,7 @@ def fused_norms(model: nn.Module) -> Iterator[None]:
     hooks are left to torch. In a captured step the gradient of a block's output comes in two parts: hooks on it
     see all of it if they were registered before the next block runs; `retain_grad` later on sees one part.
     """
-    norms = modules_of(model, nn.BatchNorm2d)
+    norms = [module for module in model.modules() if type(module) is nn.BatchNorm2d]
     for norm in norms:
         if norm.weight is not None and triton_runs_on(norm.weight.device):
             counters_of(norm, norm.weight.device)  # allocated before a capture
@@ -115,13 +113,6 @@ def fused_norms(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def num_fused(model: nn.Module) -> int:
-    """How many norms of a model's blocks are fused with a ReLU; operators' own are not counted."""
-    known = [m for modules, before, _ in fused_blocks(model) if before is not nn.Sequential for m in modules]
-    alone = sum(type(child) is nn.BatchNorm2d for module in known for child in module._modules.values())
-    return alone + sum(num_pairs(module) for module in model.modules() if type(module) is nn.Sequential)
-
-
 def fused_blocks(model: nn.Module) -> Iterator[tuple[list[nn.Module], type[nn.Module], type[nn.Module]]]:
     """Modules of a class, that class, and its subclass with a fused forward."""
     found: dict[Any, list[nn.Module]] = {}
@@ -129,16 +120,15 @@ def fused_blocks(model: nn.Module) -> Iterator[tuple[list[nn.Module], type[nn.Mo
         found.setdefault(type(module), []).append(module)
     for original, modules in found.items():
         if original is nn.Sequential:
-            modules = [module for module in modules if num_pairs(module)]
+            modules = [module for module in modules if has_pair(module)]
             yield modules, original, fused_class(original, "forward", fused_sequential)
         elif (method := fused_method_of(original)) is not None:
-            yield modules, original, fused_class(original, *method)
+            yield [module for module in modules if is_plain(module)], original, fused_class(original, *method)
 
 
-def num_pairs(module: nn.Module) -> int:
-    """How often a ReLU follows a BatchNorm in a sequence."""
-    types = [type(child) for child in module._modules.values()]
-    return sum(pair == (nn.BatchNorm2d, nn.ReLU) for pair in pairwise(types))
+def has_pair(module: nn.Module) -> bool:
+    """True if a ReLU follows a BatchNorm in a sequence."""
+    return (nn.BatchNorm2d, nn.ReLU) in pairwise(type(child) for child in module._modules.values())
 
 
 @cache

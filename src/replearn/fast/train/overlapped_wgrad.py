@@ -10,7 +10,7 @@ parameters: their gradients are computed on the main stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
 from ..graphs.capture import is_capturing_here
 from ..kernels._dispatch import in_transform
+from .class_patching import patched_class, reduce_as
 
 aten = torch.ops.aten
 _LAST = torch.channels_last
@@ -43,13 +43,15 @@ def overlapped_wgrad(model: nn.Module) -> Iterator[None]:
         yield
         return
     outer = _aliases.get()
-    weights = {id(conv.weight): conv.weight for conv in find_overlappable(model)}  # two may share one
+    convolutions = find_overlappable(model)
+    weights = {id(conv.weight): conv.weight for conv in convolutions}  # two may share one
     devices = {weight.device for weight in weights.values()} if outer is None else set()
     for device in devices:
         side_stream(device).reset()  # a capture may have failed, whose events can't be waited for
     token = _aliases.set((outer or {}) | dict(zip(weights, through_gate(*weights.values()), strict=True)))
+    plain = [conv for conv in convolutions if type(conv) is nn.Conv2d]
     try:
-        with _Conv2dMode() if outer is None else nullcontext():
+        with patched_class(plain, nn.Conv2d, OverlappedConv2d):
             yield
         for device in devices:
             side_stream(device).wait()
@@ -62,11 +64,8 @@ def overlapped_wgrad(model: nn.Module) -> Iterator[None]:
 def find_overlappable(model: nn.Module) -> list[nn.Conv2d]:
     """The convolutions of a model whose weight gradients can be overlapped; operators' own are not listed."""
     found = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.bias is None]
-    return [conv for conv in found if learns(conv.weight)]
-
-
-def learns(weight: Tensor | None) -> bool:
-    return weight is not None and weight.requires_grad and not is_lazy(weight)
+    owning: list[Any] = [conv for conv in found if isinstance(conv.weight, Tensor)]
+    return [conv for conv in owning if conv.weight.requires_grad and not is_lazy(conv.weight)]
 
 
 class SideStream:
@@ -153,12 +152,10 @@ def gated_weight(weight: Tensor) -> Tensor:
 def is_alias(alias: Tensor, weight: Tensor) -> bool:
     """True if `alias` is still the same tensor behind a gate on this stream."""
     uses: UseCount = alias._overlap_uses  # type: ignore[attr-defined]
-    steps = zip(weight.shape, alias.stride(), weight.stride(), strict=True)
     return (
         alias.requires_grad is weight.requires_grad
         and alias.data_ptr() == weight.data_ptr()
         and alias.shape == weight.shape
-        and all(one == other for size, one, other in steps if size > 1)
         and uses.stream == stream_id(weight.device)
     )
 
@@ -176,45 +173,34 @@ class _Gate(Function):
         return grads
 
 
-class _Conv2dMode(TorchFunctionMode):
-    """Intercepts torch.conv2d, whatever layer calls it."""
+class OverlappedConv2d(nn.Conv2d):
+    """nn.Conv2d without a bias inside `accelerate`: its weight gradient is overlapped where that is possible."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.conv2d and all(each in (Tensor, nn.Parameter) for each in types):
-            return conv2d_overlapped(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        plain = super()._conv_forward
+        if torch.compiler.is_compiling():
+            return plain(input, weight, bias)
+        weight = gated_weight(weight)
+        uses = count_use(weight)
+        padded = self.padding_mode == "zeros" and not isinstance(self.padding, str)  # as aten pads
+        if uses is None or not padded or not can_overlap(input, weight):
+            return plain(input, weight, bias)
+        device = input.device.type
+        if torch.is_autocast_enabled(device):
+            input = input.to(torch.get_autocast_dtype(device))
+        sizes = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
+        with torch.autocast(device, enabled=False):
+            return _Convolution.apply(input, weight, uses, sizes)  # type: ignore[no-untyped-call]
 
-
-def conv2d_overlapped(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """torch.conv2d, with an overlapped weight gradient where that is possible."""
-    if torch.compiler.is_compiling() or not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    weight = gated_weight(weight)
-    uses, pairs = count_use(weight), [as_list(size) for size in (stride, padding, dilation)]
-    if uses is None or bias is not None or None in pairs or not can_overlap(input, weight):
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    device = input.device.type
-    if torch.is_autocast_enabled(device):
-        input = input.to(torch.get_autocast_dtype(device))
-    with torch.autocast(device, enabled=False):
-        return _Convolution.apply(input, weight, uses, (*pairs, False, [0, 0], groups))  # type: ignore[no-untyped-call]
+    __reduce_ex__ = reduce_as(nn.Conv2d)
 
 
 def can_overlap(input: Tensor, weight: Tensor) -> bool:
     """True for images and weights that autograd records, in dtypes that autocast casts."""
     device = input.device.type
     return (
-        input.dim() == weight.dim() == 4
+        type(input) is Tensor
+        and input.dim() == 4
         and device == weight.device.type
         and device in ("cuda", "cpu")
         and input.dtype in _DTYPES
@@ -255,10 +241,3 @@ class _Convolution(Function):
 def overlap(uses: UseCount | None, work: Callable[[], Tensor], *read: Tensor) -> Tensor:
     """Compute a weight gradient on the side stream if its weight is gated and used once."""
     return side_stream(read[0].device).run(work, *read) if uses is not None and uses.count == 1 else work()
-
-
-def as_list(size: Any) -> list[int] | None:
-    """A size in both directions; None for what only torch understands, as 'same'."""
-    sizes = [size, size] if type(size) is int else list(size) if isinstance(size, (tuple, list)) else []
-    sizes = sizes * 2 if len(sizes) == 1 else sizes
-    return sizes if len(sizes) == 2 and all(type(each) is int for each in sizes) else None

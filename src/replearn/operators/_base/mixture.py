@@ -3,13 +3,13 @@
     W = scale * (factor * a * norm(W_prev) + factor * b * norm(W_next) + D)     (eq:general_synthesis)
 
 Operators say what they need as mixtures. `Mixture.plain` is the arithmetic in ordinary torch: the reference, and
-what runs on a CPU and under `torch.compile`. `fused.py` makes any number of mixtures in one kernel.
+what runs where `fast.accelerate` does not make all mixtures of a model in one kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
@@ -87,7 +87,7 @@ def compute_dtype(x: Tensor, stored: torch.dtype) -> torch.dtype:
     return stored if stored is torch.float64 else torch.get_autocast_dtype(x.device.type)
 
 
-# What `synthesized` made for the operators of a model, by operator: no state on modules, which may be copied.
+# What was made for all operators of a model together, by operator: no state on modules, which may be copied.
 Everything = dict[int, Made]
 _handed_out: ContextVar[Callable[[], Everything] | None] = ContextVar("handed_out", default=None)
 
@@ -99,14 +99,11 @@ def handed_out(operator: object, dtype: torch.dtype) -> Made | None:
     return made if made and all(tensor.dtype is dtype for tensor in made.values()) else None
 
 
-class HandOut(AbstractContextManager[None]):
-    """While it is entered, operators find their weights made, or have them made when the first one asks."""
-
-    def __init__(self, made: Everything | Callable[[], Everything]) -> None:
-        self._made = made if callable(made) else lambda: made
-
-    def __enter__(self) -> None:
-        self._token = _handed_out.set(self._made)
-
-    def __exit__(self, *error: object) -> None:
-        _handed_out.reset(self._token)
+@contextmanager
+def handing_out(made: Callable[[], Everything]) -> Iterator[None]:
+    """Inside, operators have their weights made together when the first one asks."""
+    token = _handed_out.set(made)
+    try:
+        yield
+    finally:
+        _handed_out.reset(token)

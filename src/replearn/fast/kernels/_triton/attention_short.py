@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._dispatch import device_guard
+from .._dispatch import launch as launch_kernel
 
 if TYPE_CHECKING:
     from ..attention_short import Tile
@@ -87,8 +87,8 @@ def launch(kernel: Any, tensors: tuple[Tensor, ...], heads: int, tile: Tile) -> 
     sequences, tokens, packed = tensors[0].shape
     width = packed // (3 * heads)
     together = gcd(heads, tile.heads)
-    with device_guard(tensors[0].device):
-        kernel[(sequences, heads // together)](
-            *tensors, tokens, heads, width**-0.5, ROWS=tile.rows, WIDTH=width, HEADS=together,
-            num_warps=tile.num_warps * (2 if width > 64 else 1), maxnreg=tile.registers,
-        )  # fmt: skip
+    launch_kernel(
+        kernel, (sequences, heads // together), tensors[0],
+        *tensors, tokens, heads, width**-0.5, ROWS=tile.rows, WIDTH=width, HEADS=together,
+        num_warps=tile.num_warps * (2 if width > 64 else 1), maxnreg=tile.registers,
+    )  # fmt: skip

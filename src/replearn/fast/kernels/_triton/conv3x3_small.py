@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._dispatch import device_guard
+from .._dispatch import launch
 
 if TYPE_CHECKING:
     from ..conv3x3_small import Tile, WeightTile
@@ -196,13 +196,12 @@ def launch_convolve(x: Tensor, weight: Tensor, out: Tensor, flip: bool, tile: Ti
     n = out.shape[1]
     group = group_of(width) if tile.pack else 1
     grid = (triton.cdiv(images * width, tile.pixels), triton.cdiv(height, tile.strip))
-    with device_guard(x.device):
-        convolve_kernel[grid](
-            x, weight, out, images, height, width, tile.strip,
-            K=k, N=n, SIDE=side_of((group + 2) * k if tile.pack else k), COLS=side_of(group * n), FLIP=flip,
-            PIXELS=tile.pixels, GROUP=group, PARTS=1 if tile.pack else 3,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
+    launch(
+        convolve_kernel, grid, x, x, weight, out, images, height, width, tile.strip,
+        K=k, N=n, SIDE=side_of((group + 2) * k if tile.pack else k), COLS=side_of(group * n), FLIP=flip,
+        PIXELS=tile.pixels, GROUP=group, PARTS=1 if tile.pack else 3,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
 
 
 def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
@@ -213,13 +212,12 @@ def launch_weight(x: Tensor, grad: Tensor, tile: WeightTile) -> Tensor:
     work = triton.cdiv(images * width, tile.pixels) * strips
     workers = min(work, tile.workers)
     partials = torch.empty((workers, cout, 3, 3, cin), dtype=torch.float32, device=x.device)
-    with device_guard(x.device):
-        weight_kernel[(workers,)](
-            x, grad, partials, images, height, width, tile.strip, strips, work,
-            CIN=cin, COUT=cout, WIDE=side_of((group + 2) * cin), SIDE=side_of(group * cout),
-            PIXELS=tile.pixels, GROUP=group, ROWS=tile.roll, CARRY=tile.carry,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
+    launch(
+        weight_kernel, workers, x, x, grad, partials, images, height, width, tile.strip, strips, work,
+        CIN=cin, COUT=cout, WIDE=side_of((group + 2) * cin), SIDE=side_of(group * cout),
+        PIXELS=tile.pixels, GROUP=group, ROWS=tile.roll, CARRY=tile.carry,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
     return partials
 
 
@@ -230,10 +228,8 @@ def launch_sum(partials: Tensor) -> Tensor:
         return partials[0]
     out = torch.empty(partials.shape[1:], dtype=torch.float32, device=partials.device)
     numbers = out.numel()
-    with device_guard(partials.device):
-        sum_kernel[(triton.cdiv(numbers, 32),)](
-            partials, out, workers, numbers, LINES=min(128, side_of(workers)), COLS=32, num_warps=8
-        )
+    sizes: dict[str, int] = {"LINES": min(128, side_of(workers)), "COLS": 32}
+    launch(sum_kernel, triton.cdiv(numbers, 32), partials, partials, out, workers, numbers, **sizes, num_warps=8)
     return out
 
 
