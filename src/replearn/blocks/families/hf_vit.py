@@ -2,7 +2,12 @@
 
 from torch import nn
 
-from ..anatomy import Anatomy, anatomy, holds, is_a, resolve
+from ..anatomy import Anatomy, Part, holds, is_a, resolve
+
+NORMS = {"norm1": "layernorm_before", "norm2": "layernorm_after"}
+NEW = {"proj": "attention.o_proj", "up": "mlp.fc1", "activation": "mlp.activation_fn", "down": "mlp.fc2"}
+OLD = {"proj": "attention.output.dense", "up": "intermediate.dense", "down": "output.dense"}
+OLD |= {"activation": "intermediate.intermediate_act_fn"}
 
 
 def describe(block: nn.Module) -> Anatomy | None:
@@ -12,28 +17,7 @@ def describe(block: nn.Module) -> Anatomy | None:
         "transformers.models.deit.modeling_deit.DeiTLayer",
     ):
         return None
-    if holds(block, "attention.o_proj", "mlp.fc1"):
-        return anatomy(
-            "hf_vit",
-            "transformer",
-            num_heads=resolve(block, "attention.num_attention_heads"),
-            input="hidden_states",
-            proj="attention.o_proj",
-            norm1="layernorm_before",
-            norm2="layernorm_after",
-            up="mlp.fc1",
-            activation="mlp.activation_fn",
-            down="mlp.fc2",
-        )
-    return anatomy(
-        "hf_vit",
-        "transformer",
-        num_heads=resolve(block, "attention.attention.num_attention_heads"),
-        input="hidden_states",
-        proj="attention.output.dense",
-        norm1="layernorm_before",
-        norm2="layernorm_after",
-        up="intermediate.dense",
-        activation="intermediate.intermediate_act_fn",
-        down="output.dense",
-    )
+    new = holds(block, NEW["proj"], NEW["up"])
+    heads = resolve(block, f"attention.{'' if new else 'attention.'}num_attention_heads")
+    parts = {role: Part(path) for role, path in (NORMS | (NEW if new else OLD)).items()}
+    return Anatomy("hf_vit", "transformer", parts, num_heads=heads, input="hidden_states")

@@ -35,19 +35,10 @@ def describe(block: nn.Module) -> Anatomy | None:
     if is_a(block, "timm.models.vision_transformer.ParallelScalingBlock"):  # one norm, one fused input matrix
         parts = {"proj": Part("attn_out_proj"), "norm1": Part("in_norm")}
         return Anatomy("timm_vit", "transformer", parts, num_heads=resolve(block, "num_heads"))
-    if is_a(block, "timm.models.gemma4_vit.Gemma4Block"):
-        return gemma4(block)
+    if is_a(block, "timm.models.gemma4_vit.Gemma4Block"):  # its MLP has a norm on each side, and may clip
+        parts = {"proj": Part("attn.o_proj.linear"), "norm1": Part("norm1")}
+        return Anatomy("timm_vit", "transformer", parts, num_heads=resolve(block, "attn.num_heads"))
     return Anatomy("timm_vit", "any") if is_a(block, *OTHERS) else None
-
-
-def gemma4(block: nn.Module) -> Anatomy:
-    """Four norms, one on each side of either branch, and linear layers that may clip."""
-    parts = {"proj": Part("attn.o_proj.linear"), "norm1": Part("norm1"), "norm2": Part("norm3")}
-    if not resolve(block, "mlp.up_proj.use_clipped"):
-        matrices = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-        parts |= {role: Part(f"mlp.{name}.linear") for role, name in matrices.items()}
-        parts["activation"] = Part("mlp.act")
-    return Anatomy("timm_vit", "transformer", parts, num_heads=resolve(block, "attn.num_heads"))
 
 
 def mlp_parts(mlp: Any) -> dict[str, Part]:
