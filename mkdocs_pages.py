@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import replearn
-from replearn.experiments.report.benchmarks import measured_in
+from replearn.experiments.report.benchmarks import Measured, measured_in
 from replearn.experiments.report.collecting import collect
-from replearn.experiments.report.comparisons import cost_of
-from replearn.experiments.report.kinds import Measured
 from replearn.experiments.report.page import page
 from replearn.experiments.report.sections import Section, sections_of
 from replearn.experiments.training.comparison_table import ratio, signed, spread
@@ -131,10 +129,10 @@ def results_page(sections: list[Section], measured: list[Measured]) -> str:
     for section in sections:
         full, row = section.row("e2e"), section.row("repl")
         if full is not None and row is not None:
-            time, memory, _ = cost_of(section, row, measured)
             against = f"{row.against_e2e.verdict}, {signed(row.against_e2e.mean)}" if row.against_e2e else ""
             scores = [spread(each.score, each.std) for each in (full, row)]
-            shares = [ratio(value) for value in (time, memory, section.deployed.get(row.label))]
+            deployed = section.deployed.get(row.label)
+            shares = [ratio(value) for value in (row.time_ratio, row.memory_ratio, deployed)]
             name = f"[{section.title}](report.html#{section.key}), {section.metric.name}"
             cells = [name, against, *scores, *shares]
             lines.append(f"| {' | '.join(cells)} |")

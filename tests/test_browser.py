@@ -168,8 +168,8 @@ def test_benchmarks_have_figures_with_hints(browser: Any, size: str, tmp_path: P
     results = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
     made = build_report(results, tmp_path / "r.html", figures=False).page.as_uri()
     page, complaints = opened(browser, made, size)
-    page.locator("#measured-epochs-t1-resnet32 summary").first.click()
-    page.locator("#measured-epochs-t1-resnet32-ratio circle.f-repl[data-tip]").first.hover()
+    page.locator("#measured-steps-methods-vit-h200 summary").first.click()
+    page.locator("#measured-steps-methods-vit-h200-ratio circle.f-repl[data-tip]").first.hover()
     assert "RepL" in page.locator("#tip").inner_text()
     card = page.locator("#measured-inference-h200")
     assert card.locator("svg").count() == 0  # closed, so not laid out

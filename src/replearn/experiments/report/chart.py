@@ -6,9 +6,8 @@ Charts are WIDTH units wide and a phone shows them at that many pixels or more, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from .svg import Drawing, disc, line, text
 
@@ -16,7 +15,6 @@ WIDTH, HEIGHT = 340.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 14.0, 46.0
 LETTER, LINE = 7.1, 19.0  # the width of a letter and the height of a line of text
 BESIDE = 13  # of a dot plot: longer names stand on a line of their own, above their dots
-T = TypeVar("T")
 Sign = tuple[str, str, str]  # of a legend: a role, its text, and how it is drawn: dot, ring, line or dash
 
 
@@ -143,14 +141,6 @@ class Case:
 
     label: str
     dots: tuple[Dot, ...] = ()
-
-
-def grouped(rows: Iterable[T], group: Callable[[T], str], case: Callable[[T], Case]) -> list[Case]:
-    """A heading for each group, and below it the cases of its rows."""
-    groups: dict[str, list[Case]] = {}
-    for row in rows:
-        groups.setdefault(group(row), []).append(case(row))
-    return [entry for name, cases in groups.items() for entry in (Case(label=name), *cases)]
 
 
 def dot_figure(

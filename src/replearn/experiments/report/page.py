@@ -52,9 +52,7 @@ def build_report(
         write_atomically(out, page(collection, sections, title=title))
         if figures:
             drawings = [drawing for section in sections for drawing in section.figures]
-            drawings += [
-                drawing for entry in benchmarks.measured_in(collection.others)[0] for drawing in entry.figures
-            ]
+            drawings += [entry.figure for entry in benchmarks.measured_in(collection.others)[0]]
             beside.mkdir(parents=True, exist_ok=True)
             for drawing in drawings[:MOST_FIGURES]:
                 written.append(beside / f"{drawing.name}.svg")
@@ -74,8 +72,8 @@ def page(collection: Collection, sections: Sequence[Section], *, title: str = ""
     measured, rest = benchmarks.measured_in(collection.others)
     opened = len(sections) + len(measured) <= MOST_OPEN
     entries = [
-        *comparisons.summary(sections, measured),
-        *claims.entries(collection, measured),
+        *comparisons.summary(sections),
+        *claims.entries(sections, measured),
         *comparisons.entries(sections, opened),
         *benchmarks.entries(measured, opened),
         *_files(collection, rest),
