@@ -20,8 +20,8 @@ def figures(
 ) -> None:
     """Draw the features before the classifier (t-SNE) and the feature maps of runs, side by side.
 
-    With numbers, so that it isn't only a picture: silhouette and nearest-neighbour accuracy of the
-    features, and how alike the runs are at each layer (CKA).
+    With numbers, so that it isn't only a picture: the silhouette of the features, and how alike the runs are at
+    each layer (CKA).
 
     Examples:
 
@@ -34,8 +34,7 @@ def figures(
         runs, out, images=samples, layers=layers, data_root=data_root, device=device_named(device)
     )
     for score in scores:
-        numbers = f"silhouette {score.silhouette:.3f}, nearest neighbours {score.knn_accuracy:.2f} %"
-        typer.echo(f"{score.label}, seed {score.seed}: {numbers}")
+        typer.echo(f"{score.label}, seed {score.seed}: silhouette {score.silhouette:.3f}")
     for entry in likeness:
         typer.echo(f"{entry.layer}: CKA of {entry.one} and {entry.other} {entry.cka:.3f}")
     typer.echo(", ".join(map(str, written)))
