@@ -140,12 +140,7 @@ def plan_of(result: Result) -> Plan | None:
 
 
 def plan_in_words(plan: Plan) -> str:
-    """Which blocks go, and by what they are replaced.
-
-    >>> import replearn
-    >>> plan_in_words(replearn.plan(replearn.models.resnet20(), interval=2))[:42]
-    '3 of 9 blocks replaced (interval=2, first='
-    """
+    """Which blocks go, and by what they are replaced."""
     blocks: dict[str, list[str]] = defaultdict(list)
     for target in plan.targets:
         blocks[target.operator.label()].append(target.name)
