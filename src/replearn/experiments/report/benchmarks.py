@@ -1,11 +1,11 @@
-"""Files that `replearn bench` writes: a fold each, with a figure, a table and the command.
+"""Files that `replearn bench` writes: a table and the command of each.
 
-`KINDS` has the forms of these files. A kind reads a file's data into ratios; all else is the same for every kind.
+A kind of file is a function that reads its data into lines; all else is the same for every kind.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,34 +17,22 @@ from ..bench.record import FORMAT as STEPS
 from ..training.compare import paper_ratio
 from ..training.comparison_table import ratio
 from ..training.recipe import slug
-from .chart import Case, Dot, dot_figure
 from .collecting import Other
-from .markup import Entry, columns, command, figures, fold, folded, tag
-from .svg import Drawing, series_roles
+from .markup import Entry, columns, command, fold, folded, tag
 
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
 MOST = 200  # files
-MOST_ROWS = 24  # a longer table is folded
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """One ratio with its quartiles: a dot of the figure and a line of the table."""
-
-    group: str  # a heading of the figure
-    case: str  # a line of the figure below it
-    label: str  # a colour
-    value: Mapping[str, float]
-    paper: float | None  # the paper's number for the same
-    cells: Mapping[str, str]
+MOST_LINES = 24  # a longer table is folded
+Line = dict[str, str]  # of a table, by column
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     title: str
-    what: str  # the horizontal axis
-    about: str
-    read: Callable[[Mapping[str, Any]], Iterator[Ratio]]
+    about: str  # how to read the table
+    read: Callable[[Mapping[str, Any]], Iterator[Line]]
+    judged: tuple[str, str]  # the column and the cell of lines that hold RepL against E2E
+    paper: str  # the column of the paper's number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,24 +41,23 @@ class Measured:
 
     key: str
     title: str  # unique in a report
-    sentence: str  # what it comes to, in one line
-    about: str  # how to read the table
+    sentence: str  # what it comes to
+    about: str
     kind: Kind
-    ratios: tuple[Ratio, ...]
-    figure: Drawing
+    lines: tuple[Line, ...]
     path: Path
     made_on: str
     command: str
 
 
-def steps(data: Mapping[str, Any]) -> Iterator[Ratio]:
+def steps(data: Mapping[str, Any]) -> Iterator[Line]:
     """Training steps: time and memory of every candidate over E2E's."""
     for entry in data["training"]:
         for row in entry["rows"]:
             if (label := row["label"]) == "E2E":
                 continue
             time, memory = paper_costs(str(entry["case"]["model"])) if label == "RepL" else (None, None)
-            cells = {
+            yield {
                 "model": entry["title"],
                 "backend": entry["backend"],
                 "row": label,
@@ -79,8 +66,6 @@ def steps(data: Mapping[str, Any]) -> Iterator[Ratio]:
                 "memory": ratio(row["memory_ratio"]),
                 "paper: memory": ratio(memory),
             }
-            place = {"group": entry["title"], "case": entry["backend"], "label": label}
-            yield Ratio(**place, value=row["time"], paper=time, cells=cells)
 
 
 def paper_costs(model: str) -> tuple[float | None, float | None]:
@@ -93,28 +78,25 @@ def paper_costs(model: str) -> tuple[float | None, float | None]:
     return None, None
 
 
-def inference(data: Mapping[str, Any]) -> Iterator[Ratio]:
+def inference(data: Mapping[str, Any]) -> Iterator[Line]:
     """Inference: how many times as fast the deployed model is as E2E, and as the model before deploying."""
     for row in data["rows"]:
-        paper = {"RepL dynamic" if "dynamic" in table else "E2E": table for table in row["paper"]}
-        for base in ("E2E", "RepL dynamic"):
+        for base, part in (("E2E", "bp"), ("RepL dynamic", "dynamic")):
             if (value := row["speedup"].get(f"RepL deployed against {base}")) is None:
                 continue
-            printed = row["paper"][paper[base]]["speedup"] if base in paper else None
-            cells = {
+            table = next((table for table in row["paper"] if part in table.partition("_vs_")[0]), "")
+            yield {
                 "model": row["model"],
                 "batch": str(row["batch"]),
                 "backend": row["backend"],
                 "against": base,
                 **verdict("speedup", value, lower=False),
-                "paper": ratio(printed),
-                "table": paper.get(base, ""),
+                "paper": ratio(row["paper"][table]["speedup"]) if table else "",
+                "table": table,
             }
-            place = {"group": row["model"], "case": f"{row['backend']}, batch {row['batch']}"}
-            yield Ratio(**place, label=f"against {base}", value=value, paper=printed, cells=cells)
 
 
-def verdict(name: str, value: Mapping[str, float], *, lower: bool) -> dict[str, str]:
+def verdict(name: str, value: Mapping[str, float], *, lower: bool) -> Line:
     """On which side of 1 the quartiles of a ratio lie, and the ratio with them."""
     low, high = value["low"], value["high"]
     word = "undecided" if low <= 1 <= high else "better" if (high < 1) == lower else "worse"
@@ -124,15 +106,17 @@ def verdict(name: str, value: Mapping[str, float], *, lower: bool) -> dict[str, 
 KINDS = {
     STEPS: Kind(
         title="Time and memory of a training step",
-        what="time of a step, ratio to E2E",
         about="Shares of E2E, taking turns in one process, with quartiles over rounds.",
         read=steps,
+        judged=("row", "RepL"),
+        paper="paper: time",
     ),
     INFERENCE: Kind(
         title="Inference of the deployed model",
-        what="speedup of the deployed model",
         about="How many times as fast as E2E, or as the model before deploying, with quartiles over rounds.",
         read=inference,
+        judged=("against", "E2E"),
+        paper="paper",
     ),
 }
 
@@ -159,60 +143,32 @@ def measured_in(others: Sequence[Other]) -> tuple[list[Measured], list[tuple[Pat
 
 
 def shown(kind: Kind, file: Other) -> Measured:
-    data, ratios = file.data, tuple(kind.read(file.data))
-    key = f"measured-{slug(file.path.with_suffix('').as_posix()) or 'file'}"
-    repl = [each.value["median"] for each in ratios if each.label in ("RepL", "against E2E")]
+    data, lines = file.data, tuple(kind.read(file.data))
+    column, cell = kind.judged
+    verdicts = Counter(line["verdict"] for line in lines if line[column] == cell)
     hardware, versions = data["hardware"], data["versions"]
     machine = str(hardware.get("gpu") or f"{hardware['device']}, {hardware.get('threads', '?')} threads")
     stopped = "" if data.get("finished", True) else " It was stopped before its end: these are its first rows."
     return Measured(
-        key=key,
+        key=f"measured-{slug(file.path.with_suffix('').as_posix()) or 'file'}",
         title=kind.title,
-        sentence=f"{kind.what}: RepL {min(repl):.2f} to {max(repl):.2f} in {len(repl)} cases",
+        sentence="RepL against E2E: " + ", ".join(f"{word} in {count}" for word, count in verdicts.items()),
         about=kind.about + stopped,
         kind=kind,
-        ratios=ratios,
-        figure=ratio_figure(kind, ratios, f"{key}-ratio"),
+        lines=lines,
         path=file.path,
         made_on=", ".join([machine, *(f"{name} {number}" for name, number in versions.items())]),
         command=str(data.get("command", "")),
     )
 
 
-def ratio_figure(kind: Kind, ratios: Sequence[Ratio], name: str) -> Drawing:
-    """A line a case with its ratios, below a heading for each group; the rule is 1."""
-    labels = list(dict.fromkeys(each.label for each in ratios))
-    roles = dict(zip(labels, series_roles([label.lower() for label in labels]), strict=True))
-    groups: dict[str, dict[str, list[Dot]]] = defaultdict(lambda: defaultdict(list))
-    for each in ratios:
-        tip = f"{each.group}, {each.case}\n{each.label}"
-        dots = groups[each.group][each.case]
-        dots.append(Dot.of(each.value, roles[each.label], tip))
-        if each.paper:
-            dots.append(Dot.printed(each.paper, roles[each.label], f"{tip}, in the paper"))
-    cases: list[Case] = []
-    for group, lines in groups.items():
-        cases += [Case(label=group), *(Case(label=line, dots=tuple(dots)) for line, dots in lines.items())]
-    return dot_figure(
-        cases,
-        name=name,
-        title=kind.what.partition(",")[0].capitalize(),
-        about=f"{kind.what}; the rule is 1. Dashed rings are the paper's.",
-        x_title=kind.what,
-        rule=(1.0, "1"),
-        legend_of=[(role, label, "dot") for label, role in roles.items()],
-    )
-
-
 def entries(measured: Sequence[Measured], opened: bool) -> Iterator[Entry]:
     for found in measured:
-        heads = found.ratios[0].cells
-        made = columns({head: [each.cells[head] for each in found.ratios] for head in heads}, found.title)
-        rows = len(found.ratios)
+        made = columns({head: [line[head] for line in found.lines] for head in found.lines[0]}, found.title)
+        count = len(found.lines)
         parts = [
             tag("p", found.about, class_="quiet"),
-            figures([found.figure]),
-            fold(f"Every number ({rows} rows)", made) if rows > MOST_ROWS else made,
+            fold(f"Every number ({count} rows)", made) if count > MOST_LINES else made,
             *([tag("p", command(found.command))] if found.command else []),
             tag("p", f"Measured on {found.made_on}. File: {found.path.as_posix()}", class_="quiet"),
         ]

@@ -80,14 +80,9 @@ def tables(sections: Sequence[Section], measured: Sequence[Measured]) -> list[Ta
 
 def _costs(kind: Kind, measured: Sequence[Measured]) -> Table:
     """What benchmarks of a kind say where the paper prints a number."""
-    found = [
-        {**ratio.cells, "file": f"`{each.path.name}`"}
-        for each in measured
-        if each.kind is kind
-        for ratio in each.ratios
-        if ratio.paper
-    ]
-    rows = tuple(tuple(cells.values()) for cells in found)
+    held = [each for each in measured if each.kind is kind]
+    found = [{**line, "file": f"`{each.path.name}`"} for each in held for line in each.lines if line[kind.paper]]
+    rows = tuple(tuple(line.values()) for line in found)
     return Table(title=kind.title, about=kind.about, heads=tuple(found[0]) if found else (), rows=rows)
 
 

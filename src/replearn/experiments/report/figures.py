@@ -13,9 +13,9 @@ from ..training.compare import Comparison, Row
 from ..training.comparison_table import heading, signed, spread
 from ..training.metrics import Metric
 from ..training.results import Result, write_atomically
-from .chart import HEIGHT, WIDTH, Case, Dot, Frame, dot_figure, legend, padded, x_axis, y_axis
+from .chart import HEIGHT, LETTER, LINE, WIDTH, Frame, Sign, legend, padded, x_axis, y_axis
 from .markup import counted
-from .svg import Drawing, area, disc, line, series_roles, standalone_svg, unseen
+from .svg import Drawing, area, disc, line, series_roles, standalone_svg, text, unseen
 
 MOST_POINTS = 80  # of a curve; more can't be told apart at this width
 
@@ -28,31 +28,48 @@ def draw(comparison: Comparison, path: str | Path) -> Path:
 
 def runs_figure(comparison: Comparison, name: str, *, wide: bool = False) -> Drawing:
     """A line a method; a wide picture, which has no table beside it, also says what each method costs."""
-    metric, cases, rule = comparison.metric, [], None
+    metric, rows = comparison.metric, comparison.rows
+    width, top = (2 * WIDTH, 8 + LINE) if wide else (WIDTH, 8.0)
+    height = 1.9 * LINE
+    scores = [score for row in rows for score in (*row.scores, row.score) if math.isfinite(score)]
+    x0, x1 = padded(scores or [0.0], 0.06, 0.01)
+    frame = Frame(x0=x0, x1=x1, left=10, top=8, bottom=top + height * len(rows) + 6, width=width)
+    marks, signs = x_axis(frame, metric.title), list[Sign]()
+    full = next((row.score for row in rows if row.method == "e2e" and math.isfinite(row.score)), None)
+    if full is not None:
+        marks.append(line([(frame.x(full), frame.top), (frame.x(full), frame.bottom)], "e2e", 1.6, dash=True))
+        signs.append(("e2e", "E2E", "dash"))
+    most = int(width / LETTER) - 1
     if wide:
-        cases.append(Case(label=heading(comparison)))
-    for row, role in zip(comparison.rows, series_roles([row.method for row in comparison.rows]), strict=True):
-        dots = [
-            Dot(value=score, role=role, faint=True, tip=f"{row.label}, seed {seed}\n{metric.text(score)}")
-            for seed, score in zip(row.seeds, row.scores, strict=True)
-            if math.isfinite(score) and len(row.scores) > 1
-        ]
-        if math.isfinite(row.score):
-            std = row.std or 0.0
-            tip = f"{row.label}\n{spread(row.score, row.std)} {metric.unit}"
-            dots.append(Dot(value=row.score, low=row.score - std, high=row.score + std, role=role, tip=tip))
-            if row.method == "e2e" and rule is None:
-                rule = row.score, "E2E"
-        cases.append(Case(label=in_words(row, wide), dots=tuple(dots)))
-    return dot_figure(
-        cases,
-        name=name,
-        title=f"{metric.name.capitalize()} of every run",
-        about=f"{metric.title}: a faint dot a run, the mean over seeds with its standard deviation.",
-        x_title=metric.title,
-        rule=rule,
-        width=2 * WIDTH if wide else WIDTH,
-    )
+        marks.append(text(2, 22, shortened(heading(comparison), most), bold=True))
+    for number, (row, role) in enumerate(zip(rows, series_roles([row.method for row in rows]), strict=True)):
+        y = top + number * height
+        marks.append(text(8, y + 14, shortened(in_words(row, wide), most), "muted"))
+        marks += _dots(frame, row, role, metric, y + 1.45 * LINE)
+    made, end = legend(signs, 8, frame.bottom + 44, width)
+    title = f"{metric.name.capitalize()} of every run"
+    about = f"{metric.title}: a faint dot a run, the mean over seeds with its standard deviation."
+    return Drawing(name=name, title=title, about=about, width=width, height=end, marks=(*marks, *made))
+
+
+def _dots(frame: Frame, row: Row, role: str, metric: Metric, y: float) -> list[str]:
+    """A row's runs, if there are several, and their mean."""
+    marks = [
+        disc(frame.x(score), y, 4, role, opacity=0.35, tip=f"{row.label}, seed {seed}\n{metric.text(score)}")
+        for seed, score in zip(row.seeds, row.scores, strict=True)
+        if math.isfinite(score) and len(row.scores) > 1
+    ]
+    if math.isfinite(row.score):
+        if row.std:
+            ends = [(frame.x(row.score + sign * row.std), y) for sign in (-1, 1)]
+            marks.append(line(ends, role, 1.8))
+        tip = f"{row.label}\n{spread(row.score, row.std)} {metric.unit}"
+        marks.append(disc(frame.x(row.score), y, 5, role, tip=tip))
+    return marks
+
+
+def shortened(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def in_words(row: Row, costs: bool) -> str:

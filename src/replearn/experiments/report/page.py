@@ -52,7 +52,6 @@ def build_report(
         write_atomically(out, page(collection, sections, title=title))
         if figures:
             drawings = [drawing for section in sections for drawing in section.figures]
-            drawings += [entry.figure for entry in benchmarks.measured_in(collection.others)[0]]
             beside.mkdir(parents=True, exist_ok=True)
             for drawing in drawings[:MOST_FIGURES]:
                 written.append(beside / f"{drawing.name}.svg")
