@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from replearn import Plan, __version__
 from replearn.cli.app import app
-from replearn.cli.progress import Bars, Lines
+from replearn.cli.progress import Watcher
 from replearn.experiments.training.results import Epoch, read_result
 
 TINY = """
@@ -332,20 +332,20 @@ def watch(watcher):
 
 def test_bars_show_speed_memory_and_time_left_and_leave_a_line():
     stream = StringIO()
-    bars = Bars(2, 2, Console(file=stream, force_terminal=True, width=150))
+    bars = Watcher(2, 2, console=Console(file=stream, force_terminal=True, width=150))
     watch(bars)
-    bars._bars.refresh()
+    bars.bars.refresh()
     assert "epoch 2/2  2,000 images/s  3.0 GB  90.00 %" in stream.getvalue()
     assert "run 1 of 2: a run" in stream.getvalue()
     assert "left" in stream.getvalue()
     bars.end()
-    bars.close()
+    bars.bars.stop()
     assert stream.getvalue().count("a run: step captured") == 1
     assert "a run: 90.00 % in epoch 2 (best 91.00 in epoch 1), 1.50 s/epoch" in stream.getvalue()
 
 
 def test_lines_are_few_and_plain(capsys):
-    lines = Lines(2, 2)
+    lines = Watcher(2, 2)
     watch(lines)
     lines.end()
     assert capsys.readouterr().err.splitlines() == [

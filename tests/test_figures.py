@@ -18,7 +18,6 @@ from replearn.errors import ReplearnError
 from replearn.experiments import recipes
 from replearn.experiments.report.paper_figures import (
     bounded,
-    cka,
     default_layers,
     features_figure,
     features_of,
@@ -66,15 +65,13 @@ def test_one_command_draws_both_figures_with_numbers(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     runs = request.getfixturevalue(kind)
-    written, scores, likeness = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=30)
+    written, scores = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=30)
     assert [path.name for path in written] == ["features.svg", "feature_maps.png", "figures.json"]
-    assert all(path.stat().st_size > 500 for path in written)
+    assert all(path.stat().st_size > 100 for path in written)
     assert [score.label for score in scores] == ["E2E", "RepL"]
     for score in scores:
         assert -1 <= score.silhouette <= 1
         assert len(score.points) == 30
-    assert len(likeness) == (3 if kind == "resnets" else 4)
-    assert all(0 <= entry.cka <= 1 + 1e-6 for entry in likeness)
     numbers = json.loads((tmp_path / "figures" / "figures.json").read_text())
     assert numbers["features"][1]["silhouette"] == scores[1].silhouette
     titles = [axes.get_title() for axes in features_figure(scores).axes]
@@ -155,14 +152,6 @@ def test_layers_are_found_by_name_or_told(resnets: dict[str, Path]) -> None:
 
 def test_a_vits_layers_are_a_quarter_apart(vits: dict[str, Path]) -> None:
     assert default_layers(read_trained(vits["E2E"])) == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
-
-
-def test_cka_is_one_for_what_is_alike_up_to_a_rotation_and_less_for_the_rest() -> None:
-    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-    rotation = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1)))[0]
-    assert cka(x, x @ rotation) == pytest.approx(1.0)
-    assert cka(x, torch.randn(40, 6, generator=torch.Generator().manual_seed(2))) < 0.5
-    assert cka(x, torch.zeros(40, 6)) == 0.0
 
 
 def test_runs_that_dont_belong_together_are_told(

@@ -1,6 +1,6 @@
 """The paper's figures of finished runs: t-SNE of the features before the classifier, and feature maps.
 
-With numbers that a picture can't give: how far the classes lie apart, and how alike runs are at a layer.
+With the silhouette of the classes, which says how far they lie apart in all dimensions.
 """
 
 from __future__ import annotations
@@ -23,18 +23,9 @@ from ..training.trained import Trained, fresh_model, read_trained
 from .matplotlib_figure import new_figure, save
 
 MOST_LAYERS = 6
-SHOWN, COMPARED = 4, 128  # images whose maps are drawn, and those that tell how alike two runs are
+SHOWN = 4  # images whose maps are drawn
 PER_CLASS = FEW = 10  # images of a class; up to FEW classes may have fewer
 MOST_BYTES = 2**30  # of images at once, so that a streamed set is read in part
-
-
-class Likeness(NamedTuple):
-    """Linear CKA of two runs at one layer, from 0 (unrelated) to 1 (alike up to a rotation)."""
-
-    layer: str
-    one: str
-    other: str
-    cka: float
 
 
 class Features(NamedTuple):
@@ -55,8 +46,8 @@ def paper_figures(
     layers: Sequence[str] | None = None,
     data_root: Path | None = None,
     device: torch.device | None = None,
-) -> tuple[list[Path], list[Features], list[Likeness]]:
-    """Draw features.svg and feature_maps.png into a folder, with the numbers in figures.json.
+) -> tuple[list[Path], list[Features]]:
+    """Draw features.svg and feature_maps.png into a folder, with the silhouettes in figures.json.
 
     The runs must be of one model on one data set: E2E first, then what is held against it.
     """
@@ -73,15 +64,14 @@ def paper_figures(
                 )
     out = Path(out)
     found = [features_of(run, images) for run in runs]
-    written = [save(features_figure(found), out / "features.svg"), out / "feature_maps.png", out / "figures.json"]
-    likeness = feature_maps(runs, written[1], layers)
+    features = save(features_figure(found), out / "features.svg")
+    maps = feature_maps(runs, out / "feature_maps.png", layers)
     text = {
         "runs": [str(folder) for folder in folders],
         "features": [{"label": each.label, "seed": each.seed, "silhouette": each.silhouette} for each in found],
-        "likeness": [each._asdict() for each in likeness],
     }
-    write_atomically(written[2], json.dumps(text, indent=1))
-    return written, found, likeness
+    write_atomically(out / "figures.json", json.dumps(text, indent=1))
+    return [features, maps, out / "figures.json"], found
 
 
 def features_of(run: Trained, images: int = 1000) -> Features:
@@ -181,42 +171,23 @@ def maps_of(output: Tensor) -> Tensor:
     raise ReplearnError(f"A layer's output of shape {tuple(output.shape)} is no picture; choose another layer.")
 
 
-def cka(one: Tensor, other: Tensor) -> float:
-    """Linear centred kernel alignment of two sets of features, rows by image.
-
-    >>> import torch
-    >>> x = torch.randn(8, 3)
-    >>> round(cka(x, 2 * x + 1), 3)
-    1.0
-    """
-    a, b = ((x.flatten(1).double() - x.flatten(1).double().mean(0)) for x in (one, other))
-    a, b = a @ a.T, b @ b.T  # by images, which are fewer than features
-    scale = float(a.norm() * b.norm())
-    return float((a * b).sum()) / scale if scale > 0 else 0.0
-
-
-def feature_maps(runs: Sequence[Trained], path: Path, layers: Sequence[str] | None = None) -> list[Likeness]:
-    """Draw the maps of every run for the same test images; how alike each further run is to the first."""
+def feature_maps(runs: Sequence[Trained], path: Path, layers: Sequence[str] | None = None) -> Path:
+    """Draw the maps of every run for the same test images, layer by layer."""
     layers = layers or default_layers(runs[0])
-    x, _ = runs[0].test(COMPARED)
+    x, _ = runs[0].test(SHOWN)
     outputs = [outputs_at(run.model, layers, x) for run in runs]
-    columns = [("image", picture(x[:SHOWN]), "gray")]
+    columns = [("image", picture(x), "gray")]
     for layer in layers:
         for run, found in zip(runs, outputs, strict=True):
-            columns.append((f"{layer}\n{run.label}", maps_of(found[layer][:SHOWN]), "viridis"))
+            columns.append((f"{layer}\n{run.label}", maps_of(found[layer]), "viridis"))
     figure = new_figure(1.3 * len(columns), 1.3 * SHOWN + 0.5)
     cells = figure.subplots(SHOWN, len(columns), squeeze=False)
     for column, (title, maps, colours) in zip(cells.T, columns, strict=True):
         column[0].set_title(title, fontsize=9)
-        for cell, shown in zip(column, maps.cpu().numpy(), strict=False):
+        for cell, shown in zip(column, maps.cpu().numpy(), strict=True):
             cell.imshow(shown, cmap=colours)
             cell.set(xticks=[], yticks=[])
-    save(figure, path)
-    return [
-        Likeness(layer, runs[0].label, run.label, cka(outputs[0][layer], found[layer]))
-        for layer in layers
-        for run, found in zip(runs[1:], outputs[1:], strict=True)
-    ]
+    return save(figure, path)
 
 
 def picture(x: Tensor) -> Tensor:
