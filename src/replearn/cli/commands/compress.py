@@ -34,7 +34,6 @@ def compress(
     form: Annotated[
         str, typer.Option(help="What stands for a block: auto, removal (a standard model), full, low-rank, ...")
     ] = "auto",
-    realign: Annotated[bool, typer.Option("--realign/--no-realign", help="Solve kept layers again.")] = True,
     formats: Annotated[
         list[str] | None,
         flags.several("--format", help="Of standard, pt2, onnx, safetensors; standard if it can be, else pt2."),
@@ -43,7 +42,6 @@ def compress(
     batch_size: flags.BatchSize = 64,
     length: flags.Length = 128,
     size: flags.Size = None,
-    num_classes: flags.NumClasses = None,
     picture: flags.Picture = None,
     device: flags.Device = "auto",
     data_root: flags.DataRoot = None,
@@ -86,7 +84,7 @@ def compress(
         raise ReplearnError(f"--format {unknown[0]}: write some of {', '.join(FILES)}.")
     if out.exists() and not out.is_dir():
         raise ReplearnError(f"--out {out} is a file: name a folder.")
-    subject = subject_of(model, pretrained, num_classes, size, device_named(device), data_root)
+    subject = subject_of(model, pretrained, size, device_named(device), data_root)
     given, accuracy = samples_of(data, subject, samples, batch_size, length, data_root)
     batches = list(given)
     with said() as progress:
@@ -95,7 +93,6 @@ def compress(
             batches,
             budget=budget,
             form=cast(Any, form),
-            realign=realign,
             heal=heal,
             samples=samples,
             progress=progress,
