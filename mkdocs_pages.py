@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import replearn
-from replearn.experiments.report.benchmarks import Measured, measured_in
 from replearn.experiments.report.collecting import collect
 from replearn.experiments.report.page import page
 from replearn.experiments.report.sections import Section, sections_of
@@ -34,7 +33,7 @@ def on_files(files: Any, config: Any) -> Any:
         **{f"notebooks/{path.stem}.md": notebook_page(path) for path in notebooks},
         "operators.md": operators_page(),
         "api.md": api_page(),
-        "results.md": results_page(sections, measured_in(collection.others)[0]),
+        "results.md": results_page(sections),
         "report.html": page(collection, sections, title="Results"),
     }
     for name, text in pages.items():
@@ -111,8 +110,8 @@ def operators_page() -> str:
     return "\n".join([head, *(operator_card(options) for options in own_operators().values())])
 
 
-def results_page(sections: list[Section], measured: list[Measured]) -> str:
-    """Every comparison in a line, and every benchmark in a sentence, with links to the whole report."""
+def results_page(sections: list[Section]) -> str:
+    """Every comparison in a line, with links to the whole report."""
     lines = [
         "# Results",
         "",
@@ -136,8 +135,7 @@ def results_page(sections: list[Section], measured: list[Measured]) -> str:
             name = f"[{section.title}](report.html#{section.key}), {section.metric.name}"
             cells = [name, against, *scores, *shares]
             lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Benchmarks", ""]
-    lines += [f"- [{one.title}](report.html#{one.key}): {one.sentence}." for one in measured]
+    lines += ["", "Training steps and inference are in the report's [benchmarks](report.html#benchmarks)."]
     return "\n".join([*lines, ""])
 
 

@@ -308,7 +308,7 @@ def test_a_method_without_targets_is_not_held_against_removal():
 def judged(*files):
     """The tables of runs that lie in a file each."""
     held = [RunFile(Path(f"{number}.jsonl"), run) for number, runs in enumerate(files) for run in runs]
-    return tables(sections_of(Collection(root=Path(), runs=tuple(held))), [])
+    return tables(sections_of(Collection(root=Path(), runs=tuple(held))), {})
 
 
 def test_claims_hold_the_papers_numbers_ours_and_the_verdict_of_the_family(three):

@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from replearn.experiments import recipes
 from replearn.experiments.report.collecting import Reader, collect
 from replearn.experiments.report.figures import MOST_POINTS, cost_figure, curves_figure, thinned
 from replearn.experiments.report.page import build_report, page
-from replearn.experiments.report.sections import plan_in_words, plan_of, sections_of
+from replearn.experiments.report.sections import plan_of, sections_of
 from replearn.experiments.report.svg import PALETTE, standalone_svg
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
@@ -290,13 +291,10 @@ def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
     assert thinned(list(range(1, 1001)))[-1] == 1000
 
 
-def test_the_plan_is_told_in_words() -> None:
-    plan = json.loads(replearn.plan(replearn.models.resnet32(), interval=4).to_json())
-    plan["skipped"] = [{"name": "layer1.1", "position": 2, "reason": "has hooks"}]
-    words = plan_in_words(plan_of(run("RepL", 0, 91.0, plan=plan)))
-    assert "3 of 15 blocks replaced" in words
-    assert "layer1.3, layer2.3, layer3.3 by basic" in words
-    assert "layer1.1 kept (has hooks)" in words
+def test_the_plan_is_shown_as_it_prints_itself(runs: Path) -> None:
+    (section,) = sections_of(collect(runs))
+    assert escape(str(section.plans["RepL"])) in html(runs)
+    assert "3 of 15 blocks replaced" in html(runs)
     assert plan_of(run("RepL", 0, 91.0, plan={"targets": 3})) is None
 
 

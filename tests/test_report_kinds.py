@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from runs_made_up import RECIPE, run
 
-from replearn.experiments.report.benchmarks import measured_in
+from replearn.experiments.report.benchmarks import KINDS, measured_in
 from replearn.experiments.report.collecting import Other, Reader, collect
 from replearn.experiments.report.figures import runs_figure
 from replearn.experiments.report.page import page
@@ -22,34 +22,28 @@ from replearn.experiments.training.recipe import Variant
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
-    known, rest = measured_in(collect(RESULTS).others)
-    assert [why for _, why in rest if why.startswith("looks")] == []  # nothing of a known kind is off its form
-    return {entry.path.stem: entry for entry in known}
-
-
-def kind_of(data: Any) -> tuple[list[Any], list[Any]]:
+def kind_of(data: Any) -> tuple[Any, list[Any]]:
     return measured_in([Other(path=Path("some/file.json"), data=data)])
 
 
-def test_every_committed_file_has_a_table(measured: dict[str, Any]) -> None:
-    assert {"steps_h200", "steps_methods_vit_h200", "inference_h200"} <= measured.keys()
-    for entry in measured.values():
-        assert len({tuple(line) for line in entry.lines}) == 1  # the same columns everywhere
-        assert "H200" in entry.made_on
+def test_every_committed_file_is_a_part_of_a_table() -> None:
+    measured, rest = measured_in(collect(RESULTS).others)
+    assert [why for _, why in rest if why.startswith("looks")] == []  # nothing of a known kind is off its form
+    steps, inference = (measured[kind] for kind in KINDS.values())
+    for lines in (steps, inference):
+        assert len({tuple(line) for line in lines}) == 1  # the same columns everywhere
+    assert {"steps_h200.json", "steps_methods_vit_h200.json"} <= {line["file"] for line in steps}
+    tables = {line["against"]: line["table"] for line in inference if line["paper"]}
+    assert tables == {"RepL dynamic": "tab:dynamic_vs_deploy", "E2E": "tab:bp_vs_repl_deploy"}
 
 
-def test_the_numbers_are_the_files_own(measured: dict[str, Any]) -> None:
+def test_the_numbers_are_the_files_own() -> None:
     data = json.loads((RESULTS / "steps_h200.json").read_text())
     first = {row["label"]: row for row in data["training"][0]["rows"]}
-    lines = {line["row"]: line for line in reversed(measured["steps_h200"].lines)}
+    lines = {line["row"]: line for line in reversed(kind_of(data)[0][KINDS[data["format"]]])}
     assert lines["RepL"]["time"].startswith(f"{first['RepL']['time']['median']:.3f} [")
     assert (lines["RepL"]["verdict"], lines["RepL"]["paper: time"]) == ("better", "0.785")
     assert lines["removal"]["memory"] == f"{first['removal']['memory_ratio']:.3f}"
-    assert measured["steps_h200"].sentence == "RepL against E2E: better in 12"
-    tables = {line["against"]: line["table"] for line in measured["inference_h200"].lines if line["paper"]}
-    assert tables == {"RepL dynamic": "tab:dynamic_vs_deploy", "E2E": "tab:bp_vs_repl_deploy"}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +55,7 @@ def test_the_numbers_are_the_files_own(measured: dict[str, Any]) -> None:
 )
 def test_a_file_that_only_looks_known_is_named_and_says_why(data: Any, tmp_path: Path) -> None:
     known, ((_, why),) = kind_of(data)
-    assert known == []
+    assert known == {}
     assert why.startswith("looks like ")
     (tmp_path / "odd.json").write_text(json.dumps(data))
     collection = Reader(tmp_path).read()

@@ -1,13 +1,13 @@
-"""Files that `replearn bench` writes: a table and the command of each.
+"""Files that `replearn bench` writes: a table for each kind, with the lines of all its files.
 
 A kind of file is a function that reads its data into lines; all else is the same for every kind.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,11 @@ from ..bench.inference import FORMAT as INFERENCE
 from ..bench.record import FORMAT as STEPS
 from ..training.compare import paper_ratio
 from ..training.comparison_table import ratio
-from ..training.recipe import slug
 from .collecting import Other
-from .markup import Entry, columns, command, fold, folded, tag
+from .markup import Entry, card, columns, fold, tag
 
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
-MOST = 200  # files
-MOST_LINES = 24  # a longer table is folded
+MOST = 5_000  # lines of a table
 Line = dict[str, str]  # of a table, by column
 
 
@@ -31,23 +29,10 @@ class Kind:
     title: str
     about: str  # how to read the table
     read: Callable[[Mapping[str, Any]], Iterator[Line]]
-    judged: tuple[str, str]  # the column and the cell of lines that hold RepL against E2E
     paper: str  # the column of the paper's number
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One file, shown."""
-
-    key: str
-    title: str  # unique in a report
-    sentence: str  # what it comes to
-    about: str
-    kind: Kind
-    lines: tuple[Line, ...]
-    path: Path
-    made_on: str
-    command: str
+Measured = Mapping[Kind, Sequence[Line]]
 
 
 def steps(data: Mapping[str, Any]) -> Iterator[Line]:
@@ -108,68 +93,39 @@ KINDS = {
         title="Time and memory of a training step",
         about="Shares of E2E, taking turns in one process, with quartiles over rounds.",
         read=steps,
-        judged=("row", "RepL"),
         paper="paper: time",
     ),
     INFERENCE: Kind(
         title="Inference of the deployed model",
         about="How many times as fast as E2E, or as the model before deploying, with quartiles over rounds.",
         read=inference,
-        judged=("against", "E2E"),
         paper="paper",
     ),
 }
 
 
-def measured_in(others: Sequence[Other]) -> tuple[list[Measured], list[tuple[Path, str]]]:
-    """The files of a known kind, shown, and the paths of all others with the reason."""
-    known: list[Measured] = []
+def measured_in(others: Sequence[Other]) -> tuple[Measured, list[tuple[Path, str]]]:
+    """The lines of every kind, with their files, and the paths of all other files with the reason."""
+    known: dict[Kind, list[Line]] = defaultdict(list)
     rest: list[tuple[Path, str]] = []
     for other in others:
         data = other.data if isinstance(other.data, dict) else {}
         kind = KINDS.get(str(data.get("format"))) if data.get("training") or data.get("rows") else None
-        if kind is None or len(known) >= MOST:
+        if kind is None:
             rest.append((other.path, "measurements of a kind that a report does not show"))
             continue
+        stopped = "" if data.get("finished", True) else ", stopped before its end"
         try:
-            known.append(shown(kind, other))
+            known[kind] += [{**line, "file": f"{other.path.name}{stopped}"} for line in kind.read(data)]
         except BROKEN as error:
             rest.append((other.path, f"looks like {kind.read.__name__}, but {error!r}"))
-    often = Counter(entry.title for entry in known)
-    return [
-        replace(entry, title=f"{entry.title} ({entry.path.stem})") if often[entry.title] > 1 else entry
-        for entry in known
-    ], rest
+    return {kind: lines for kind, lines in known.items() if lines}, rest
 
 
-def shown(kind: Kind, file: Other) -> Measured:
-    data, lines = file.data, tuple(kind.read(file.data))
-    column, cell = kind.judged
-    verdicts = Counter(line["verdict"] for line in lines if line[column] == cell)
-    hardware, versions = data["hardware"], data["versions"]
-    machine = str(hardware.get("gpu") or f"{hardware['device']}, {hardware.get('threads', '?')} threads")
-    stopped = "" if data.get("finished", True) else " It was stopped before its end: these are its first rows."
-    return Measured(
-        key=f"measured-{slug(file.path.with_suffix('').as_posix()) or 'file'}",
-        title=kind.title,
-        sentence="RepL against E2E: " + ", ".join(f"{word} in {count}" for word, count in verdicts.items()),
-        about=kind.about + stopped,
-        kind=kind,
-        lines=lines,
-        path=file.path,
-        made_on=", ".join([machine, *(f"{name} {number}" for name, number in versions.items())]),
-        command=str(data.get("command", "")),
-    )
-
-
-def entries(measured: Sequence[Measured], opened: bool) -> Iterator[Entry]:
-    for found in measured:
-        made = columns({head: [line[head] for line in found.lines] for head in found.lines[0]}, found.title)
-        count = len(found.lines)
-        parts = [
-            tag("p", found.about, class_="quiet"),
-            fold(f"Every number ({count} rows)", made) if count > MOST_LINES else made,
-            *([tag("p", command(found.command))] if found.command else []),
-            tag("p", f"Measured on {found.made_on}. File: {found.path.as_posix()}", class_="quiet"),
-        ]
-        yield folded(found.key, found.title, found.path.as_posix(), found.sentence, *parts, opened=opened)
+def entries(measured: Measured) -> Iterator[Entry]:
+    tables = []
+    for kind, lines in measured.items():
+        made = columns({head: [line[head] for line in lines[:MOST]] for head in lines[0]}, kind.title)
+        tables.append(fold(f"{kind.title} ({len(lines)} rows)", tag("p", kind.about), made))
+    if tables:
+        yield card("benchmarks", "Benchmarks", *tables)

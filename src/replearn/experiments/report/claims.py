@@ -13,7 +13,7 @@ from ..training.compare import Comparison, Row, judged
 from ..training.comparison_table import difference, spread
 from ..training.intervals import Difference
 from ..training.recipe import PaperRow
-from .benchmarks import KINDS, Kind, Measured
+from .benchmarks import Kind, Line, Measured
 from .markup import Entry, Raw, card, fold, table, tag, trained_by
 from .sections import Section
 
@@ -35,7 +35,7 @@ class Table:
 Claim = tuple[Section, Comparison, Row]  # a row that is held against E2E
 
 
-def entries(sections: Sequence[Section], measured: Sequence[Measured]) -> Iterator[Entry]:
+def entries(sections: Sequence[Section], measured: Measured) -> Iterator[Entry]:
     made = tables(sections, measured) if len({section.folder for section in sections}) > 1 else []
     if made and made[0].title == PAPER:
         note = "Verdicts are corrected by Holm's method over the differences of a table."
@@ -49,7 +49,7 @@ def _fold(shown: Table) -> Raw:
     return fold(title, tag("p", shown.about), table(shown.heads, rows, shown.title), *trained)
 
 
-def tables(sections: Sequence[Section], measured: Sequence[Measured]) -> list[Table]:
+def tables(sections: Sequence[Section], measured: Measured) -> list[Table]:
     """All tables of the page."""
     paper, other = claims(sections)
     made = [
@@ -67,7 +67,7 @@ def tables(sections: Sequence[Section], measured: Sequence[Measured]) -> list[Ta
             rows=tuple(_cells(claim)[:-1] for claim in other),
             commands=_commands(other),
         ),
-        *(_costs(kind, measured) for kind in KINDS.values()),
+        *(_costs(*each) for each in measured.items()),
         Table(
             title="Not judged here",
             about="The command trains what decides it.",
@@ -78,10 +78,9 @@ def tables(sections: Sequence[Section], measured: Sequence[Measured]) -> list[Ta
     return [table for table in made if table.rows]
 
 
-def _costs(kind: Kind, measured: Sequence[Measured]) -> Table:
+def _costs(kind: Kind, lines: Sequence[Line]) -> Table:
     """What benchmarks of a kind say where the paper prints a number."""
-    held = [each for each in measured if each.kind is kind]
-    found = [{**line, "file": f"`{each.path.name}`"} for each in held for line in each.lines if line[kind.paper]]
+    found = [line for line in lines if line[kind.paper]]
     rows = tuple(tuple(line.values()) for line in found)
     return Table(title=kind.title, about=kind.about, heads=tuple(found[0]) if found else (), rows=rows)
 

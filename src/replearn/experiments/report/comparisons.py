@@ -23,7 +23,7 @@ from .markup import (
     tag,
     trained_by,
 )
-from .sections import Section, plan_in_words
+from .sections import Section
 from .svg import series_roles
 
 MOST_RUNS = 60  # of one section, in its list of runs
@@ -110,8 +110,7 @@ def _inside(section: Section) -> Iterator[Raw]:
         sheet = tag("img", src=address, alt=about, loading="lazy")
         yield tag("figure", sheet, tag("figcaption", about), id=f"{section.key}-examples")
     if section.plans:
-        plans = [tag("li", f"{label}: {plan_in_words(plan)}") for label, plan in section.plans.items()]
-        yield join(tag("h3", "Plans"), tag("ul", *plans))
+        yield join(*(fold(f"Plan of {label}", tag("pre", str(plan))) for label, plan in section.plans.items()))
     if comparison is not None:
         shares = [ratio(section.deployed.get(row.label)) for row in comparison.rows]
         cells: dict[str, Sequence[Content]] = {

@@ -22,7 +22,7 @@ from .svg import standalone_svg, style_rules
 
 MOST = 200  # files in a list
 MOST_FIGURES = 400  # files beside the page; the page itself has all of them
-MOST_OPEN = 3  # with more comparisons and benchmarks all are closed, and laid out when they are opened
+MOST_OPEN = 3  # with more comparisons all are closed, and laid out when they are opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,12 @@ def page(collection: Collection, sections: Sequence[Section], *, title: str = ""
     """The whole page as text; `live` is after how many seconds it asks for itself again, 0 for never."""
     title = title or f"Replacement Learning: {collection.root.resolve().name}"
     measured, rest = benchmarks.measured_in(collection.others)
-    opened = len(sections) + len(measured) <= MOST_OPEN
+    opened = len(sections) <= MOST_OPEN
     entries = [
         *comparisons.summary(sections),
         *claims.entries(sections, measured),
         *comparisons.entries(sections, opened),
-        *benchmarks.entries(measured, opened),
+        *benchmarks.entries(measured),
         *_files(collection, rest),
     ]
     empty = tag("p", "There is nothing here yet. Runs appear as soon as they have written a file.")

@@ -137,14 +137,3 @@ def plan_of(result: Result) -> Plan | None:
         plan = Plan.from_json(json.dumps(result.plan))
         return plan if plan.deployed_before else None
     return None
-
-
-def plan_in_words(plan: Plan) -> str:
-    """Which blocks go, and by what they are replaced."""
-    blocks: dict[str, list[str]] = defaultdict(list)
-    for target in plan.targets:
-        blocks[target.operator.label()].append(target.name)
-    parts = [f"{', '.join(names)} by {operator}" for operator, names in blocks.items()]
-    parts += [f"{entry.name} kept ({entry.reason})" for entry in plan.skipped]
-    share = f"{len(plan.targets)} of {plan.num_blocks} blocks replaced"
-    return f"{share} ({plan.placement}): {'; '.join(parts)}."
