@@ -98,7 +98,7 @@ def test_recipes_are_listed_with_their_claims_and_shown_whole():
     shown = call("recipes", "show", "t1_resnet32").stdout
     assert "Command: replearn compare t1_resnet32" in shown
     assert "93.43" in shown
-    assert "lr=0.8" in shown
+    assert '"lr": 0.8' in shown
     assert json.loads(call("recipes", "show", "demo", "--json").stdout)["name"] == "demo"
 
 
@@ -148,10 +148,6 @@ def test_compare_trains_what_is_missing_and_nothing_else(here):
     assert any("--together 1" in note for note in comparison["notes"])
     assert kept.stat().st_mtime_ns == before
     folder = Path("runs/tiny/digits")
-    assert json.loads((folder / "comparison.json").read_text()) == {
-        "format": "replearn-comparison-1",
-        **comparison,
-    }
     assert (folder / "comparison.txt").read_text() == call("compare", "--from", "runs").stdout
     assert (folder / "comparison.svg").stat().st_size > 1_000
 
@@ -235,10 +231,10 @@ def test_compare_from_a_folder_only_reads(here):
         ("train tiny.py --set schedule.warmup_epochs=-1", "schedule.warmup_epochs=-1.0: must be a finite number"),
         (
             "train tiny.py --set optimizer.betas=[0.9,1]",
-            "optimizer.betas=(0.9, 1.0): must lie between 0 and 1, below 1",
+            "optimizer.betas=[0.9, 1.0]: must lie between 0 and 1, below 1",
         ),
         ("train tiny.py --set text.sequence_length=0", "text.sequence_length=0: must be at least 1"),
-        ("train tiny.py --set optimizer.betas=[2,3]", "optimizer.betas=(2.0, 3.0): must lie between 0 and 1"),
+        ("train tiny.py --set optimizer.betas=[2,3]", "optimizer.betas=[2.0, 3.0]: must lie between 0 and 1"),
         ("train tiny.py --set label_smoothing=5", "label_smoothing=5.0: must lie between 0 and 1"),
         ("train tiny.py --set precision=int8", "precision is one of float32, tf32, bfloat16, float16"),
         ("train tiny.py --set augment.digits.wings=2", "no field 'wings'"),

@@ -128,21 +128,22 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
             f"that transformers knows, as gpt2, llama or vit ({str(error).splitlines()[0][:120]})."
         ) from error
 
+    def built(auto: Any) -> Any:
+        return without_weights(partial(auto.from_config, config))
+
     if type(config) in known.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         size = getattr(config, "image_size", None) or 224
         sides = size if isinstance(size, (list, tuple)) else (size, size)
         images = torch.empty(batch, getattr(config, "num_channels", 3), *sides, device="meta")
-        return without_weights(partial(transformers.AutoModelForImageClassification.from_config, config)), images
-    for auto, mapping in (
-        (transformers.AutoModelForMaskedLM, known.MODEL_FOR_MASKED_LM_MAPPING),
-        (transformers.AutoModelForCausalLM, known.MODEL_FOR_CAUSAL_LM_MAPPING),
-    ):
-        if type(config) in mapping:
-            words = tokens(batch, min(length, getattr(config, "max_position_embeddings", None) or length))
-            model: Any = without_weights(partial(auto.from_config, config))
-            if auto is transformers.AutoModelForCausalLM and getattr(model, "loss_type", "") is None:
-                model.loss_type = "ForCausalLM"  # what transformers takes anyway, with a warning
-            return model, {"input_ids": words, "labels": words}
+        return built(transformers.AutoModelForImageClassification), images
+    words = tokens(batch, min(length, getattr(config, "max_position_embeddings", None) or length))
+    if type(config) in known.MODEL_FOR_MASKED_LM_MAPPING:
+        return built(transformers.AutoModelForMaskedLM), {"input_ids": words, "labels": words}
+    if type(config) in known.MODEL_FOR_CAUSAL_LM_MAPPING:
+        model = built(transformers.AutoModelForCausalLM)
+        if getattr(model, "loss_type", "") is None:
+            model.loss_type = "ForCausalLM"  # what transformers takes anyway, with a warning
+        return model, {"input_ids": words, "labels": words}
     raise ReplearnError(
         f"{name}: a {type(config).__name__} is no image classifier and no language model; plan it in Python, "
         "with replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."

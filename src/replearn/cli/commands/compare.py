@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...experiments.training.results import Result
     from ...experiments.training.run import RunSpec
 
-COMPARISON = "replearn-comparison-1"
-
 
 def compare(
     recipe: Annotated[
@@ -153,7 +151,7 @@ def show(comparisons: Sequence[Comparison], as_json: bool) -> None:
 
 
 def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
-    """The comparison beside its runs: as text, as JSON and as a picture."""
+    """The comparison beside its runs: as text and as a picture."""
     from ...experiments.report.collecting import Reader
     from ...experiments.report.examples import example_sheet
     from ...experiments.report.figures import draw
@@ -162,9 +160,6 @@ def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)  # it may be that no run was trained here
     write_atomically(folder / "comparison.txt", comparison_table(comparison) + "\n")
-    write_atomically(
-        folder / "comparison.json", json.dumps({"format": COMPARISON, **comparison.to_dict()}, indent=1)
-    )
     if (sheet := example_sheet(folder, Reader(folder).read().runs)) is not None:
         (folder / "examples.png").write_bytes(sheet)
         typer.echo(f"What was found in test pictures is drawn in {folder / 'examples.png'}.", err=True)

@@ -10,8 +10,8 @@ print, train the neighbours through the operator as well.
 ## t6_resnet110: ResNet-110 with one neighbour as source, or both; the paper's row without either is E2E
 ## t6_vit_tiny8: ViT-Tiny/8 with one neighbour as source, or both; the paper's row without either is E2E
 ## tab_repl_ablation: ViT-Tiny/8: which weights of the neighbours count
-The paper's "RepL" is `RepL attention+MLP`, the form that reads both kinds of weights; "only Attention" is the
-projection, "no weights" a learnable map of its own.
+`RepL` is the form that reads both kinds of weights, "only Attention" the projection, "no weights" a learnable map
+of its own.
 
 ## tab_repl_param_ablation: ViT-Tiny/8: one coefficient for both neighbours, or two
 ## tab_adaptive_repl_resnet32: ResNet-32: targets chosen anew each epoch, or fixed
@@ -31,6 +31,17 @@ from . import t1
 from ._paper import E2E, SOURCES, beside_e2e, printed, removal, repl, same
 
 SIDES: tuple[Sources, ...] = ("next", "previous", "both")
+# by the paper's labels
+WEIGHTS_OF = {
+    "RepL": AttentionMLP(),
+    "RepL (only Attention weights)": Projection(),
+    "RepL (only MLP weights)": MLP(),
+    "RepL (no weights)": NoWeights(),
+}
+COEFFICIENTS_OF = {
+    "RepL (2 parameters)": Projection(),
+    "RepL (1 parameter)": Projection(coefficients="shared"),
+}
 
 
 def sources(operator: type[Basic] | type[Projection], first: int | None = None) -> tuple[Variant, ...]:
@@ -62,21 +73,9 @@ WEIGHTS = replace(
     variants=(
         E2E,
         removal(first=2),
-        repl("RepL attention+MLP", first=2, operator=AttentionMLP()),
-        repl("RepL only attention", first=2, operator=Projection()),
-        repl("RepL only MLP", first=2, operator=MLP()),
-        repl("RepL no weights", first=2, operator=NoWeights()),
+        *(repl(label, first=2, operator=operator) for label, operator in WEIGHTS_OF.items()),
     ),
-    paper=beside_e2e(
-        "tab:repl_ablation",
-        "ViT-Tiny/8",
-        {
-            "RepL": "RepL attention+MLP",
-            "RepL (only Attention weights)": "RepL only attention",
-            "RepL (only MLP weights)": "RepL only MLP",
-            "RepL (no weights)": "RepL no weights",
-        },
-    ),
+    paper=beside_e2e("tab:repl_ablation", "ViT-Tiny/8", same(*WEIGHTS_OF)),
 )
 COEFFICIENTS = replace(
     VIT_TINY8,
@@ -85,14 +84,9 @@ COEFFICIENTS = replace(
     variants=(
         E2E,
         removal(first=2),
-        repl("RepL 2 parameters", first=2, operator=Projection()),
-        repl("RepL 1 parameter", first=2, operator=Projection(coefficients="shared")),
+        *(repl(label, first=2, operator=operator) for label, operator in COEFFICIENTS_OF.items()),
     ),
-    paper=beside_e2e(
-        "tab:repl_param_ablation",
-        "ViT-Tiny/8",
-        {"RepL (2 parameters)": "RepL 2 parameters", "RepL (1 parameter)": "RepL 1 parameter"},
-    ),
+    paper=beside_e2e("tab:repl_param_ablation", "ViT-Tiny/8", same(*COEFFICIENTS_OF)),
 )
 ADAPTIVE_RESNET32 = replace(
     t1.RESNET32,

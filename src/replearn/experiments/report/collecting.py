@@ -16,7 +16,7 @@ from ..training.packed import unpack
 from ..training.results import FORMAT, LARGEST, Result, result_from_json
 
 # ours too, and told by the results they lie beside
-BESIDE_RUNS = ("recipe.json", "comparison.json", "predictions.json")
+BESIDE_RUNS = ("recipe.json", "predictions.json")
 
 
 @dataclass(frozen=True)
