@@ -18,9 +18,9 @@ of its own.
 ## tab_adaptive_repl_vit_tiny8: ViT-Tiny/8: targets chosen anew each epoch, or fixed
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
 
-from ...operators._base.options import Sources
+from ...operators._base.options import Options, Sources
 from ...operators.attention_mlp import AttentionMLP
 from ...operators.basic import Basic
 from ...operators.mlp import MLP
@@ -28,7 +28,7 @@ from ...operators.no_weights import NoWeights
 from ...operators.projection import Projection
 from ..training.recipe import Variant
 from . import t1
-from ._paper import E2E, SOURCES, beside_e2e, printed, removal, repl, same
+from ._paper import E2E, SOURCES, beside_e2e, on_cifar10, printed, removal, repl, same
 
 SIDES: tuple[Sources, ...] = ("next", "previous", "both")
 # by the paper's labels
@@ -50,61 +50,45 @@ def sources(operator: type[Basic] | type[Projection], first: int | None = None) 
     return (E2E, removal(first=first), *sides, through)
 
 
-RESNET110 = replace(
-    t1.RESNET110,
-    name="t6_resnet110",
-    table="t6",
-    data=("cifar10",),
-    variants=sources(Basic),
-    paper=printed("t6", "ResNet-110", SOURCES),
+def weights(forms: Mapping[str, Options]) -> tuple[Variant, ...]:
+    return (E2E, removal(first=2), *(repl(label, first=2, operator=form) for label, form in forms.items()))
+
+
+def adaptive(first: int | None = None) -> tuple[Variant, ...]:
+    moving = Variant(label="Adaptive-RepL", method="adaptive", first=first)
+    return (E2E, removal(first=first), repl("Fixed-RepL", first=first), moving)
+
+
+MOVED = same("Fixed-RepL", "Adaptive-RepL")
+RESNET110 = on_cifar10(t1.RESNET110, "t6_resnet110", "t6", sources(Basic), printed("t6", "ResNet-110", SOURCES))
+VIT_TINY8 = on_cifar10(
+    t1.VIT_TINY8, "t6_vit_tiny8", "t6", sources(Projection, first=2), printed("t6", "ViT-Tiny/8", SOURCES)
 )
-VIT_TINY8 = replace(
+WEIGHTS = on_cifar10(
     t1.VIT_TINY8,
-    name="t6_vit_tiny8",
-    table="t6",
-    data=("cifar10",),
-    variants=sources(Projection, first=2),
-    paper=printed("t6", "ViT-Tiny/8", SOURCES),
+    "tab_repl_ablation",
+    "tab:repl_ablation",
+    weights(WEIGHTS_OF),
+    beside_e2e("tab:repl_ablation", "ViT-Tiny/8", same(*WEIGHTS_OF)),
 )
-WEIGHTS = replace(
-    VIT_TINY8,
-    name="tab_repl_ablation",
-    table="tab:repl_ablation",
-    variants=(
-        E2E,
-        removal(first=2),
-        *(repl(label, first=2, operator=operator) for label, operator in WEIGHTS_OF.items()),
-    ),
-    paper=beside_e2e("tab:repl_ablation", "ViT-Tiny/8", same(*WEIGHTS_OF)),
+COEFFICIENTS = on_cifar10(
+    t1.VIT_TINY8,
+    "tab_repl_param_ablation",
+    "tab:repl_param_ablation",
+    weights(COEFFICIENTS_OF),
+    beside_e2e("tab:repl_param_ablation", "ViT-Tiny/8", same(*COEFFICIENTS_OF)),
 )
-COEFFICIENTS = replace(
-    VIT_TINY8,
-    name="tab_repl_param_ablation",
-    table="tab:repl_param_ablation",
-    variants=(
-        E2E,
-        removal(first=2),
-        *(repl(label, first=2, operator=operator) for label, operator in COEFFICIENTS_OF.items()),
-    ),
-    paper=beside_e2e("tab:repl_param_ablation", "ViT-Tiny/8", same(*COEFFICIENTS_OF)),
-)
-ADAPTIVE_RESNET32 = replace(
+ADAPTIVE_RESNET32 = on_cifar10(
     t1.RESNET32,
-    name="tab_adaptive_repl_resnet32",
-    table="tab:adaptive_repl",
-    data=("cifar10",),
-    variants=(E2E, removal(), repl("Fixed-RepL"), Variant(label="Adaptive-RepL", method="adaptive")),
-    paper=beside_e2e("tab:adaptive_repl", "ResNet-32", same("Fixed-RepL", "Adaptive-RepL")),
+    "tab_adaptive_repl_resnet32",
+    "tab:adaptive_repl",
+    adaptive(),
+    beside_e2e("tab:adaptive_repl", "ResNet-32", MOVED),
 )
-ADAPTIVE_VIT_TINY8 = replace(
-    VIT_TINY8,
-    name="tab_adaptive_repl_vit_tiny8",
-    table="tab:adaptive_repl",
-    variants=(
-        E2E,
-        removal(first=2),
-        repl("Fixed-RepL", first=2),
-        Variant(label="Adaptive-RepL", method="adaptive", first=2),
-    ),
-    paper=beside_e2e("tab:adaptive_repl", "ViT-Tiny/8", same("Fixed-RepL", "Adaptive-RepL")),
+ADAPTIVE_VIT_TINY8 = on_cifar10(
+    t1.VIT_TINY8,
+    "tab_adaptive_repl_vit_tiny8",
+    "tab:adaptive_repl",
+    adaptive(first=2),
+    beside_e2e("tab:adaptive_repl", "ViT-Tiny/8", MOVED),
 )
