@@ -22,7 +22,6 @@ def plan(
     ] = None,
     interval: flags.Interval = 4,
     first: flags.First = None,
-    fraction: Annotated[float | None, typer.Option(help="A share of all blocks, instead of an interval.")] = None,
     targets: flags.Targets = None,
     operator: flags.Operator = None,
     budget: Annotated[
@@ -59,7 +58,6 @@ def plan(
     * `replearn plan vit_small_16 --first 2 --gpu H200 --precision bfloat16`
     * `replearn plan torchvision:resnet50 --first 2 --operator reduced_bottleneck`
     * `replearn plan resnet34 --budget "memory<=85%" --batch-size 256`
-    * `replearn plan timm:convnext_tiny --fraction 0.2 --json`
     * `replearn plan hf:gpt2 --first 2 --length 1024 --batch-size 8 --precision bfloat16 --gpu A100`
     * `replearn plan --run runs/t1_resnet32/cifar10/e2e/seed-0 --budget "time<=85%" --score error --gpu H200`
     """
@@ -85,10 +83,8 @@ def plan(
         )
     if budget is not None:
         asked = as_budgets(budget)
-        if (interval, first, fraction, targets) != (4, None, None, None):
-            raise ReplearnError(
-                "--budget chooses the targets; leave out --interval, --first, --fraction, --targets."
-            )
+        if (interval, first, targets) != (4, None, None):
+            raise ReplearnError("--budget chooses the targets; leave out --interval, --first, --targets.")
         if machine is None and any(each.quantity in ("latency", "time") for each in asked):
             raise ReplearnError(
                 f"--budget {budget} needs to know the machine: give --gpu H100, or --probe on the machine itself."
@@ -96,7 +92,7 @@ def plan(
         placement = place(network, budget, example, score=score, data=data, operator=options, **terms)
         typer.echo(placement.plan.to_json() if as_json else f"{placement.plan}\n\n{placement}")
         return
-    found = plan_model(network, interval, first, fraction=fraction, targets=targets, operator=options)
+    found = plan_model(network, interval, first, targets=targets, operator=options)
     if as_json:
         typer.echo(found.to_json())
         return

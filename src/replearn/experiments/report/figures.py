@@ -107,8 +107,8 @@ def cost_figure(rows: Sequence[Row], metric: Metric, name: str) -> Drawing | Non
         cost = row.time_ratio or 1.0 if timed else row.flops / full.flops
         points.append(Point(row.label, role, row.score, row.std, cost, row.memory_ratio if timed else None))
         if timed and (paper := row.paper) is not None and row.paper_time_ratio:
-            about = f"{row.label} in the paper", role, paper.score, paper.std
-            points.append(Point(*about, row.paper_time_ratio, row.paper_memory_ratio, hollow=True))
+            printed = f"{row.label} in the paper", role, paper.score, paper.std
+            points.append(Point(*printed, row.paper_time_ratio, row.paper_memory_ratio, hollow=True))
     x0, x1 = padded([point.cost for point in points], 0.2, 0.03)
     y0, y1 = padded([point.score + sign * (point.std or 0) for point in points for sign in (-1, 1)], 0.14)
     frame = Frame(x0=x0, x1=x1, y0=y0, y1=y1)

@@ -107,7 +107,7 @@ def asset(name: str) -> str:
 
 
 def _header(collection: Collection, sections: Sequence[Section], title: str, live: int) -> Raw:
-    running = sum(len(section.running) for section in sections) + len(collection.begun)
+    running = sum(len(section.running) for section in sections)
     facts: list[Content] = [counted(len(collection.runs), "run"), counted(len(sections), "comparison")]
     facts += [f"{running:,} in progress"] if running else []
     if collection.unread:
@@ -126,10 +126,7 @@ def _header(collection: Collection, sections: Sequence[Section], title: str, liv
 
 
 def _files(collection: Collection, rest: Sequence[tuple[Path, str]]) -> Iterator[Entry]:
-    """Runs that have only begun, and files that are not shown, with the reason."""
-    if begun := collection.begun:
-        names = [tag("li", tag("code", path.as_posix())) for path in begun[:MOST]]
-        yield card("begun", "Just begun", tag("ul", *names))
+    """Files that are not shown, with the reason."""
     unread = [*((entry.path, entry.reason) for entry in collection.unread), *rest]
     if unread:
         rows = [(path.as_posix(), reason) for path, reason in unread[:MOST]]

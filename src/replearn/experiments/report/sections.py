@@ -85,8 +85,11 @@ class Section:
     @property
     def deployed(self) -> Mapping[str, float]:
         """By label: parameters once deployed, as a share of E2E's; none of a plan that can't be read."""
-        whole = {run.label: 1.0 for run in self.runs if not run.result.plan}
-        return whole | {label: plan.deployed_after / plan.deployed_before for label, plan in self.plans.items()}
+        shares = {run.label: 1.0 for run in self.runs if not run.result.plan}
+        for label, plan in self.plans.items():
+            if plan.deployed_before and plan.deployed_after:
+                shares[label] = plan.deployed_after / plan.deployed_before
+        return shares
 
 
 def sections_of(collection: Collection) -> list[Section]:
@@ -134,6 +137,5 @@ def _section(
 def plan_of(result: Result) -> Plan | None:
     """None where a run has no plan, or one that can't be read: files may hold anything."""
     with suppress(ReplearnError):
-        plan = Plan.from_json(json.dumps(result.plan))
-        return plan if plan.deployed_before else None
+        return Plan.from_json(json.dumps(result.plan))
     return None
