@@ -251,9 +251,9 @@ def test_compare_from_a_folder_only_reads(here):
         ("data check mnist", "There is no data set 'mnist'"),
         ("recipes show demon", "Did you mean demo"),
         ("export nowhere -o x.foo", "or write --format pt2"),
-        ("recipes demo", "Did you mean `replearn recipes show demo`?"),
-        ("fly", "No such command 'fly'. There are analyze, bench, compare"),
-        ("pln resnet20", "No such command 'pln'. Did you mean plan?"),
+        ("recipes demo", "No such command 'demo'. See `replearn recipes --help`."),
+        ("fly", "No such command 'fly'. See `replearn --help`."),
+        ("pln resnet20", "No such command 'pln'. Did you mean 'plan'? See `replearn --help`."),
     ],
 )
 def test_an_error_is_one_line_with_the_cure(here, arguments, cure):

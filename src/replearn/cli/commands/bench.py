@@ -9,7 +9,6 @@ import typer
 
 from ...errors import ReplearnError
 from .. import flags
-from ..near import Near
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ...experiments.bench.cases import Case
     from ...experiments.bench.steps import Backend
 
-app = typer.Typer(cls=Near)
+app = typer.Typer()
 
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")]
 Inner = Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")]

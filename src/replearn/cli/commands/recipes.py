@@ -7,9 +7,8 @@ import json
 import typer
 
 from .. import flags
-from ..near import Near
 
-app = typer.Typer(cls=Near)
+app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)

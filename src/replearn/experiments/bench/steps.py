@@ -57,7 +57,7 @@ class TrainingStep:
         self.labels = torch.randint(case.num_classes, (case.batch_size,), device=device)
         self.loss = torch.zeros((), device=device)
         autocast = autocast_for(device, low=self.channels_last)
-        self.body = step_body(self.model, self.optimizer, lambda: [self._loss], autocast, accelerated=True)
+        self.body = step_body(self.model, self.optimizer, lambda: [self._loss], autocast)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self._captured: CapturedStep | None = None
         for _ in range(WARM_UP):
