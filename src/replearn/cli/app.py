@@ -31,8 +31,8 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        names: Any = sorted(file.stem for file in COMMANDS.glob("[a-z]*.py"))
-        self.commands = dict.fromkeys(names)  # by name alone: `get_command` makes them
+        names: dict[str, Any] = {file.stem: None for file in sorted(COMMANDS.glob("[a-z]*.py"))}
+        self.commands = names  # `get_command` makes them
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
