@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import replearn
-from replearn.experiments.report.benchmarks import measured_in
 from replearn.experiments.report.collecting import collect
-from replearn.experiments.report.comparisons import cost_of
-from replearn.experiments.report.kinds import Measured
 from replearn.experiments.report.page import page
 from replearn.experiments.report.sections import Section, sections_of
 from replearn.experiments.training.comparison_table import ratio, signed, spread
@@ -36,7 +33,7 @@ def on_files(files: Any, config: Any) -> Any:
         **{f"notebooks/{path.stem}.md": notebook_page(path) for path in notebooks},
         "operators.md": operators_page(),
         "api.md": api_page(),
-        "results.md": results_page(sections, measured_in(collection.others)[0]),
+        "results.md": results_page(sections),
         "report.html": page(collection, sections, title="Results"),
     }
     for name, text in pages.items():
@@ -113,8 +110,8 @@ def operators_page() -> str:
     return "\n".join([head, *(operator_card(options) for options in own_operators().values())])
 
 
-def results_page(sections: list[Section], measured: list[Measured]) -> str:
-    """Every comparison in a line, and every benchmark in a sentence, with links to the whole report."""
+def results_page(sections: list[Section]) -> str:
+    """Every comparison in a line, with links to the whole report."""
     lines = [
         "# Results",
         "",
@@ -131,15 +128,14 @@ def results_page(sections: list[Section], measured: list[Measured]) -> str:
     for section in sections:
         full, row = section.row("e2e"), section.row("repl")
         if full is not None and row is not None:
-            time, memory, _ = cost_of(section, row, measured)
             against = f"{row.against_e2e.verdict}, {signed(row.against_e2e.mean)}" if row.against_e2e else ""
             scores = [spread(each.score, each.std) for each in (full, row)]
-            shares = [ratio(value) for value in (time, memory, section.deployed.get(row.label))]
+            deployed = section.deployed.get(row.label)
+            shares = [ratio(value) for value in (row.time_ratio, row.memory_ratio, deployed)]
             name = f"[{section.title}](report.html#{section.key}), {section.metric.name}"
             cells = [name, against, *scores, *shares]
             lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Benchmarks", ""]
-    lines += [f"- [{one.title}](report.html#{one.key}): {one.sentence}." for one in measured]
+    lines += ["", "Training steps and inference are in the report's [benchmarks](report.html#benchmarks)."]
     return "\n".join([*lines, ""])
 
 

@@ -30,7 +30,7 @@ steps() { replearn bench steps --rounds 10 --inner 6 -o "$OUT/steps_h200.json"; 
 compiled() { replearn bench steps resnet32 resnet101 vit_small_16 --backend compiled --rounds 10 --inner 6 -o "$OUT/steps_h200_compiled.json"; }
 timm() { "$PYTHON" benchmarks/against_timm.py --models resnet34 vit_small_16 --out "$OUT/against_timm.json"; }
 inference() { # a file is written after every row
-  local bench="bench inference --device cuda --compile-all --rounds 30"
+  local bench="bench inference --device cuda --rounds 30"
   replearn $bench resnet34 vit_small_16 resnet101 --out "$OUT/inference_h200.json" \
     --backend fp32,channels_last,amp,graph,channels_last+graph,amp+graph,channels_last+compile,channels_last+compile+graph
   replearn $bench resnet34 resnet101 --batch-size 64,1 --out "$OUT/inference_h200_fused.json" \

@@ -22,10 +22,13 @@ from typing import Any
 from replearn.experiments import recipes
 from replearn.experiments.bench.cases import E2E, REMOVAL, REPL
 from replearn.experiments.report import claims
+from replearn.experiments.report.benchmarks import measured_in
+from replearn.experiments.report.collecting import collect
+from replearn.experiments.report.sections import sections_of
 from replearn.experiments.training.compare import Comparison, compare
 from replearn.experiments.training.comparison_table import spread
 from replearn.experiments.training.intervals import Difference
-from replearn.experiments.training.packed import FORMAT, read_results
+from replearn.experiments.training.packed import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -262,10 +265,8 @@ def fused() -> str:
 
 def holds() -> str:
     """The paper's claims beside ours, from every file of results."""
-    files = [path for path in sorted(RESULTS.glob("*.jsonl")) if FORMAT in path.read_text(encoding="utf-8")[:99]]
-    benches = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
-    parts = []
-    for table in claims.tables([read_results(path) for path in files], benches):
+    found, parts = collect(RESULTS), []
+    for table in claims.tables(sections_of(found), measured_in(found.others)[0]):
         rows = (table.heads, ("---",) * len(table.heads), *table.rows)
         lines = ["| " + " | ".join(cells) + " |" for cells in rows]
         commands = ["", "Trained by", "", *(f"- `{text}`" for text in table.commands)] if table.commands else []

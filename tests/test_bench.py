@@ -156,7 +156,7 @@ def test_epochs_are_timed_by_a_script(tmp_path: Path) -> None:
         ),
         ("steps resnet33", "There is no model 'resnet33'"),
         ("steps cifar_resnet:20:4 --size 8 --first 4", "has no targets"),
-        ("stepps resnet20", "Did you mean steps?"),
+        ("stepps resnet20", "Did you mean 'steps'?"),
     ],
 )
 def test_bad_input_is_told_in_one_line(words: str, says: str) -> None:

@@ -19,7 +19,6 @@ from replearn.experiments.bench.inference import (
     PAPER_DYNAMIC,
     PAPER_E2E,
     Setting,
-    difference_of,
     line_of,
     measure,
     printed,
@@ -38,13 +37,12 @@ from replearn.experiments.bench.timing import Timing
 from replearn.experiments.report.benchmarks import measured_in
 from replearn.experiments.report.collecting import Other
 from replearn.fast.graph_module import FlatGraph
-from replearn.fast.graphs import replay as replaying
 from replearn.fast.graphs.replay import Replayed
 from replearn.fast.inference import Autocast
 from replearn.surgery.replace import operators_of
 
 CPU = torch.device("cpu")
-TINY = Setting(models=("cifar_resnet:20:4",), batches=(1, 2), backends=BACKENDS, size=8, rounds=2)
+TINY = Setting(models=("cifar_resnet:20:4",), batches=(1, 2), backends=DEFAULT, size=8, rounds=2)
 KINDS = (E2E, DYNAMIC, DEPLOYED)
 
 
@@ -63,31 +61,20 @@ def found() -> dict[str, Any]:
     return made
 
 
-def test_every_cell_that_this_device_can_run_is_measured(found: dict[str, Any]) -> None:
+def test_every_backend_that_this_device_has_is_measured(found: dict[str, Any]) -> None:
     cells = [(row["model"], row["batch"], row["backend"]) for row in found["rows"]]
     name = "cifar_resnet:20:4"
-    # nothing is captured on a CPU, and only the named pairs are compiled
     assert cells == [(name, batch, backend) for backend in ("fp32", "amp", "channels_last") for batch in (1, 2)]
-    compiled = Setting(models=(name,), batches=(2,), backends=("channels_last+compile",), compiled=((name, 2),))
-    assert list(compiled.cells(CPU)) == [(name, 2, "channels_last+compile")]
-    replayed = ("graph", "channels_last+graph", "amp+graph")
-    wanted = Setting(models=(name,), backends=(*replayed, "channels_last+compile+graph"), batches=(1,))
-    assert [backend for _, _, backend in wanted.cells(torch.device("cuda"))] == list(replayed)
-    assert Setting().backends == DEFAULT == BACKENDS[:7]
+    assert Setting().backends == DEFAULT == BACKENDS[:6]
 
 
-def test_every_side_of_a_graph_backend_is_replayed(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_side_of_a_graph_backend_is_replayed(sides: Sides) -> None:
     images = torch.randn(2, 3, 8, 8)
     for backend, dtype in (("graph", None), ("amp+graph", torch.bfloat16), ("channels_last+graph", None)):
         built = sides.built(backend, KINDS, images)
         assert all(isinstance(side, Replayed) for side in built.values())
         assert sides.dtype_of(backend) is dtype
         assert all(isinstance(side.model, Autocast) == (dtype is not None) for side in built.values())
-    monkeypatch.setattr(replaying, "capture", lambda name, body, device, pool: (lambda: None, body()))
-    built = sides.built("graph", (DEPLOYED,), images)
-    assert difference_of(sides, built, images, "graph") < 1e-5
-    assert built[DEPLOYED].num_graphs == 0  # what was recorded in full float32 is not what is timed
-    assert difference_of(sides, built, images, "amp+graph") is None
     compiled = sides.built("channels_last+compile+graph", (E2E, DEPLOYED), images)
     assert all(side.model._compiled_call_impl is not None for side in compiled.values())
 
@@ -106,15 +93,13 @@ def test_a_speedup_is_the_others_time_over_the_faster_ones(sides: Sides, monkeyp
     }
 
 
-def test_a_row_has_all_sides_their_ratios_and_equal_outputs(found: dict[str, Any]) -> None:
+def test_a_row_has_all_sides_and_their_ratios(found: dict[str, Any]) -> None:
     for row in found["rows"]:
         assert row["targets"] == "3 of 9"
         assert set(row["milliseconds"]) == set(KINDS)
         for times in row["milliseconds"].values():
             assert 0 < times["low"] <= times["median"] <= times["high"]
         assert row["paper"] == {}
-        difference = row["output_difference"]  # bfloat16 rounds more than there is to see
-        assert difference is None if row["backend"] == "amp" else difference < 1e-5
         assert row["flat"]
     assert found["format"] == "replearn-bench-inference-1"
     assert found["hardware"]["threads"] == torch.get_num_threads()
@@ -158,7 +143,6 @@ def test_a_backend_that_is_not_measured_here_is_told() -> None:
     for backends, told in (
         ("graph,amp+graph", "graph and fuse need a CUDA GPU"),
         ("amp+fuse,channels_last+fuse", "graph and fuse need a CUDA GPU"),
-        ("channels_last+compile", "--compile-all"),
     ):
         words = f"--device cpu vit:16:4:2:4 --size 8 --batch-size 1 --backend {backends}"
         done = call(*words.split())
@@ -224,10 +208,8 @@ def test_a_stopped_run_keeps_its_rows_and_is_reported(tmp_path: Path, monkeypatc
     data = json.loads(file.read_text())
     assert not data["finished"]
     assert data["rows"] == json.loads(json.dumps(measured))
-    (entry,), _ = measured_in([Other(path=file, data=data)])
-    assert "stopped before its end" in entry.about
-    (entry,), _ = measured_in([Other(path=file, data={k: v for k, v in data.items() if k != "finished"})])
-    assert "stopped" not in entry.about  # files of before say nothing of it, and were written at the end
+    (lines,) = measured_in([Other(path=file, data=data)])[0].values()
+    assert {line["file"] for line in lines} == {"inference.json, stopped before its end"}
 
 
 @pytest.mark.parametrize(

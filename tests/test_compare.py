@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,8 @@ from runs_made_up import RECIPE, run
 from replearn import ReplearnError
 from replearn.experiments import recipes
 from replearn.experiments.report.claims import tables
+from replearn.experiments.report.collecting import Collection, RunFile
+from replearn.experiments.report.sections import sections_of
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.intervals import corrected, paired_difference
@@ -302,8 +305,14 @@ def test_a_method_without_targets_is_not_held_against_removal():
 # ---- claims ------------------------------------------------------------------------------------
 
 
+def judged(*files):
+    """The tables of runs that lie in a file each."""
+    held = [RunFile(Path(f"{number}.jsonl"), run) for number, runs in enumerate(files) for run in runs]
+    return tables(sections_of(Collection(root=Path(), runs=tuple(held))), {})
+
+
 def test_claims_hold_the_papers_numbers_ours_and_the_verdict_of_the_family(three):
-    first, *others = tables([three], {})
+    first, *others = judged(three)
     assert first.title == "What the paper prints"
     ((row, e2e, p, removal, _, seeds, epochs, ours, table, paper),) = first.rows
     assert (table, row, seeds, epochs) == ("", "resnet32, cifar10: RepL", "3", "2")
@@ -312,17 +321,15 @@ def test_claims_hold_the_papers_numbers_ours_and_the_verdict_of_the_family(three
     assert (float(p), removal) == (1.0, "+0.60 [+0.35, +0.85] better")
     unjudged = others[-1].rows
     assert any("no data here" in cells and cells[-1].startswith("`replearn compare t2_") for cells in unjudged)
-    assert not any(
-        "t1_resnet32 --data cifar10" in cells[-1] for cells in tables(trained("t1_resnet32"), {})[-1].rows
-    )
+    assert not any("t1_resnet32 --data cifar10" in cells[-1] for cells in judged(trained("t1_resnet32"))[-1].rows)
 
 
 def trained(name):
     recipe = recipes.recipe(name)
-    return [[run(label, seed, 92.0 + seed, recipe=recipe) for label in ("E2E", "RepL") for seed in (0, 1)]]
+    return [run(label, seed, 92.0 + seed, recipe=recipe) for label in ("E2E", "RepL") for seed in (0, 1)]
 
 
 def test_of_several_files_the_longest_training_is_judged(three):
     short = [run(label, 0, 50.0, recipe=replace(RECIPE, epochs=1)) for label in ("E2E", "RepL")]
-    assert tables([short, three], {})[0].rows == tables([three], {})[0].rows
-    assert tables([[run("RepL", 0, 50.0, finished=False)]], {})[0].title == "Not judged here"
+    assert judged(short, three)[0].rows == judged(three)[0].rows
+    assert judged([run("RepL", 0, 50.0, finished=False)])[0].title == "Not judged here"

@@ -18,10 +18,9 @@ from replearn.errors import ReplearnError
 from replearn.experiments import recipes
 from replearn.experiments.report.paper_figures import (
     bounded,
-    cka,
     default_layers,
-    feature_scores,
     features_figure,
+    features_of,
     maps_of,
     outputs_at,
     paper_figures,
@@ -66,18 +65,15 @@ def test_one_command_draws_both_figures_with_numbers(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     runs = request.getfixturevalue(kind)
-    written, scores, likeness = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=30)
+    written, scores = paper_figures([runs["E2E"], runs["RepL"]], tmp_path / "figures", images=30)
     assert [path.name for path in written] == ["features.svg", "feature_maps.png", "figures.json"]
-    assert all(path.stat().st_size > 500 for path in written)
+    assert all(path.stat().st_size > 100 for path in written)
     assert [score.label for score in scores] == ["E2E", "RepL"]
     for score in scores:
         assert -1 <= score.silhouette <= 1
-        assert 0 <= score.knn_accuracy <= 100
         assert len(score.points) == 30
-    assert len(likeness) == (3 if kind == "resnets" else 4)
-    assert all(0 <= entry.cka <= 1 + 1e-6 for entry in likeness)
     numbers = json.loads((tmp_path / "figures" / "figures.json").read_text())
-    assert numbers["features"][1]["knn_accuracy"] == scores[1].knn_accuracy
+    assert numbers["features"][1]["silhouette"] == scores[1].silhouette
     titles = [axes.get_title() for axes in features_figure(scores).axes]
     assert f"silhouette {scores[0].silhouette:.3f}" in titles[0]
 
@@ -104,22 +100,22 @@ def test_penultimate_features_are_what_the_classifier_is_given() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
     x = torch.randn(5, 4)
     torch.testing.assert_close(penultimate(model, x, batch=2), torch.relu(model[1](x)))
-    assert not model[3]._forward_pre_hooks  # no trace
+    assert not model[3]._forward_hooks  # no trace
 
 
 def test_a_bounded_part_of_a_set_is_read_and_many_classes_have_ten_colours(resnets: dict[str, Path]) -> None:
     assert bounded(SimpleNamespace(example=torch.empty(2, 3, 224, 224)), 5000) == 2**30 // (4 * 3 * 224 * 224)
     assert bounded(SimpleNamespace(example=torch.empty(2, 1, 8, 8)), 5000) == 5000
-    score = feature_scores(read_trained(resnets["E2E"]), 30, 30)
+    score = features_of(read_trained(resnets["E2E"]), 30)
     assert classes_in(features_figure([score])) == [f"class {label}" for label in range(10)]
-    many = replace(score, classes=tuple(range(30)))
+    many = score._replace(classes=range(30))
     assert classes_in(features_figure([many]))[-1] == "20 other classes"
 
 
 def test_of_many_classes_so_many_are_shown_that_each_has_several_images(resnets: dict[str, Path]) -> None:
     """A thousand images of ImageNet would be one a class, which has no silhouette."""
     run = read_trained(resnets["E2E"])
-    assert sorted(set(feature_scores(run, 10, 30).classes)) == [0, 2, 4, 6, 8]
+    assert sorted(set(features_of(run, 10).classes)) == [0, 2, 4, 6, 8]
     labels = run.train(30, 3)[1]
     assert labels.bincount().tolist() == [10, 0, 0, 10, 0, 0, 10]
 
@@ -158,14 +154,6 @@ def test_a_vits_layers_are_a_quarter_apart(vits: dict[str, Path]) -> None:
     assert default_layers(read_trained(vits["E2E"])) == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 
 
-def test_cka_is_one_for_what_is_alike_up_to_a_rotation_and_less_for_the_rest() -> None:
-    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-    rotation = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1)))[0]
-    assert cka(x, x @ rotation) == pytest.approx(1.0)
-    assert cka(x, torch.randn(40, 6, generator=torch.Generator().manual_seed(2))) < 0.5
-    assert cka(x, torch.zeros(40, 6)) == 0.0
-
-
 def test_runs_that_dont_belong_together_are_told(
     resnets: dict[str, Path], vits: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -197,7 +185,7 @@ def test_the_command_draws_them(resnets: dict[str, Path], tmp_path: Path) -> Non
     arguments = ["figures", str(resnets["E2E"]), "-o", str(tmp_path), "--samples", "30", "--layers", "layer1.0"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    assert "nearest neighbours" in done.output
+    assert "silhouette" in done.output
     assert (tmp_path / "feature_maps.png").exists()
 
 

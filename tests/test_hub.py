@@ -53,7 +53,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def fetched(name: str) -> nn.Module:
-    return subject_of(name, None, None, 32, torch.device("cpu"), None).model
+    return subject_of(name, None, 32, torch.device("cpu"), None).model
 
 
 def assert_equal(mine: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -179,5 +179,5 @@ def test_watch_tells_its_address_and_ends_with_ctrl_c(folder: Path, monkeypatch:
 
     monkeypatch.setattr(Server, "serve_forever", interrupted)
     told: list[str] = []
-    watch(folder, 0, 5, told.append)
+    watch(folder, 0, told.append)
     assert told[0].startswith("http://127.0.0.1:")

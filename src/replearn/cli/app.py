@@ -13,27 +13,32 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import ReplearnError
-from .near import Near, UsageError
 
 COMMANDS = Path(__file__).parent / "commands"
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or needs click, by version
 
 
-class Commands(Near):
+class Commands(TyperGroup):
     """Imports a command's file when that command runs; help reads its first line from the source.
 
     What the user can mend is told in one line, with exit code 2 (130 after Ctrl-C); bugs keep a traceback.
     """
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: dict[str, Any] = {file.stem: None for file in sorted(COMMANDS.glob("[a-z]*.py"))}
+        self.commands = names  # `get_command` makes them
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(file.stem for file in COMMANDS.glob("[a-z]*.py"))
+        return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return TyperCommand(cmd_name, help=summary_of(cmd_name)) if cmd_name in self.list_commands(ctx) else None
+        return TyperCommand(cmd_name, help=summary_of(cmd_name)) if cmd_name in self.commands else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -49,7 +54,7 @@ class Commands(Near):
             sys.exit(super().main(args, *rest, **extra) or 0)
         except UsageError as error:
             where = f" See `{error.ctx.command_path} --help`." if error.ctx else ""
-            fail(error.format_message().rstrip(".") + "." + where)
+            fail(re.sub(r"(?<![.?])$", ".", error.format_message()) + where)
         except typer.Abort:  # Ctrl-C where nothing trains
             fail("interrupted", 130)
         except ReplearnError as error:

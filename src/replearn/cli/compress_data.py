@@ -12,10 +12,11 @@ from torch.nn.functional import interpolate
 
 from ..errors import ReplearnError
 from ..experiments.training import data as data_room
+from ..experiments.training.data.scenes import open_picture
+from ..experiments.training.pretrained import first_line
 from .compress_model import Subject
 from .subjects import called, is_hub_name
 
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 TESTED = 2000  # labelled images that the accuracy is taken on
 
 
@@ -55,22 +56,21 @@ def of_set(name: str, subject: Subject, count: int, batch_size: int, root: Path 
         raise ReplearnError(f"--data {name} is no set of images that fits in memory; give a folder of images.")
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (loaded.mean, loaded.std))
     device = next(subject.model.parameters()).device
+    side = subject.size or loaded.size
 
     def ready(images: Tensor) -> Tensor:
         made = images.float().div(255).sub(mean).div(std)
-        side = subject.size or loaded.size
         return made if side == loaded.size else interpolate(made, size=(side, side), mode="bilinear")
 
     @torch.no_grad()
     def accuracy(model: nn.Module) -> float:
-        hits = total = 0
-        pairs = (loaded.test_images[:TESTED].split(batch_size), loaded.test_labels[:TESTED].split(batch_size))
-        for images, labels in zip(*pairs, strict=True):
+        hits, labels = 0, loaded.test_labels[:TESTED]
+        pairs = zip(loaded.test_images[:TESTED].split(batch_size), labels.split(batch_size), strict=True)
+        for images, expected in pairs:
             made = model(ready(images).to(device))
             logits = made if isinstance(made, Tensor) else made.logits
-            hits += int((logits.argmax(-1).cpu() == labels).sum())
-            total += len(labels)
-        return 100 * hits / total
+            hits += int((logits.argmax(-1).cpu() == expected).sum())
+        return 100 * hits / len(labels)
 
     order = torch.randperm(loaded.num_train, generator=torch.Generator().manual_seed(0))[:count]
     return [ready(loaded.train_images[part]) for part in order.split(batch_size)], accuracy
@@ -78,32 +78,25 @@ def of_set(name: str, subject: Subject, count: int, batch_size: int, root: Path 
 
 def of_pictures(folder: Path, subject: Subject, count: int, batch_size: int) -> list[Tensor]:
     """Pictures of a folder and of those inside it, evenly over them all, cut out of the middle."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+    from torchvision.transforms import v2
+
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
     if not files:
-        raise ReplearnError(f"--data {folder}: there is no image in it ({', '.join(PICTURES[:4])}, ...).")
+        raise ReplearnError(f"--data {folder}: there is no image in it ({', '.join(IMG_EXTENSIONS[:4])}, ...).")
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen = [files[place] for place in order[:count]]
     channels = next((m.in_channels for m in subject.model.modules() if isinstance(m, nn.Conv2d)), 3)
-    made = [picture(file, subject, channels) for file in chosen]
-    return list(torch.stack(made).split(batch_size))
-
-
-def picture(file: Path, subject: Subject, channels: int) -> Tensor:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(file) as opened:
-            image = opened.convert("L" if channels == 1 else "RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise ReplearnError(f"--data: {file} can't be read as an image: {error}.") from error
     side = subject.size or 224
-    scale = max(side, round(side / 0.875)) / min(image.size) if side > 64 else side / min(image.size)
-    image = image.resize((max(side, round(image.width * scale)), max(side, round(image.height * scale))))
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    cut = image.crop((left, top, left + side, top + side))
-    pixels = torch.frombuffer(bytearray(cut.tobytes()), dtype=torch.uint8).view(side, side, -1).permute(2, 0, 1)
-    mean, std = (torch.tensor(values[:channels]).view(-1, 1, 1) for values in (subject.mean, subject.std))
-    return pixels.float().div(255).sub(mean).div(std)
+    ready = v2.Compose([
+        v2.Resize(side if side <= 64 else round(side / 0.875)),
+        v2.CenterCrop(side),
+        v2.PILToTensor(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(subject.mean[:channels], subject.std[:channels]),
+    ])  # fmt: skip
+    colours = "L" if channels == 1 else "RGB"
+    made = [ready(open_picture(files[place]).convert(colours)) for place in order[:count]]
+    return list(torch.stack(made).split(batch_size))
 
 
 def of_text(file: Path, subject: Subject, count: int, batch_size: int, length: int) -> list[dict[str, Tensor]]:
@@ -115,16 +108,13 @@ def of_text(file: Path, subject: Subject, count: int, batch_size: int, length: i
         )
     from transformers import AutoTokenizer
 
+    folder, local = subject.folder, not is_hub_name(str(subject.folder))
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            subject.folder, local_files_only=not is_hub_name(str(subject.folder))
-        )
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=local)
         words = tokenizer(file.read_text(encoding="utf-8"), return_tensors="pt", verbose=False)["input_ids"][0]
-    except (OSError, ValueError, TypeError, UnicodeDecodeError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ReplearnError(
-            f"--data {file} can't be read with the tokenizer of {subject.folder}: {told}"
-        ) from error
+    except (OSError, ValueError, TypeError) as error:
+        told = first_line(error)
+        raise ReplearnError(f"--data {file} can't be read with the tokenizer of {folder}: {told}") from error
     most = getattr(getattr(subject.model, "config", None), "max_position_embeddings", None) or length
     length = min(length, most)
     number = min(len(words) // length, count)

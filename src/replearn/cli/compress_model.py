@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ..errors import ReplearnError
-from ..experiments.training.architectures import architecture, library
-from ..experiments.training.pretrained import head_names, weights_of
+from ..experiments.training.architectures import library
+from ..experiments.training.pretrained import first_line, weights_of
 from ..experiments.training.trained import Trained, read_full_model
-from .subjects import built_by, is_hub_name, is_small, not_fetched
+from .subjects import built_by, is_hub_name, named_model, not_fetched
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 WORDS = "a run's folder, hf:FOLDER_OR_NAME, timm:NAME, torchvision:NAME, or FILE.py:FUNCTION"
@@ -34,12 +34,7 @@ class Subject:
 
 
 def subject_of(
-    name: str,
-    weights: str | None,
-    num_classes: int | None,
-    size: int | None,
-    device: torch.device,
-    root: Path | None,
+    name: str, weights: str | None, size: int | None, device: torch.device, root: Path | None
 ) -> Subject:
     """Read the model; ReplearnError that names the flag for what is missing."""
     folder = Path(name.removeprefix("hf:"))
@@ -49,8 +44,8 @@ def subject_of(
         raise ReplearnError(f"--pretrained {weights}: {name} has its weights in its folder; leave the flag out.")
     if runs:
         run = read_full_model(folder, device, root)
-        return Subject(run.model.eval(), run.name, run=run)
-    if hugging_face:
+        made = Subject(run.model, run.name, run=run)
+    elif hugging_face:
         made = of_folder(folder, size)
     elif ".py:" in name:
         model, example = built_by("MODEL", name)
@@ -63,22 +58,17 @@ def subject_of(
             f"MODEL {name}: the folder has neither a result.json nor a config.json. Write {WORDS}."
         )
     else:
-        made = named(name, weights, num_classes, size)
+        made = named(name, weights, size)
     made.model.eval().to(device)
     return made
 
 
-def named(name: str, weights: str | None, num_classes: int | None, size: int | None) -> Subject:
+def named(name: str, weights: str | None, size: int | None) -> Subject:
     """A model of timm, torchvision or this package, with the weights of a file or those that are published."""
-    side = size or (32 if is_small(name) else 224)
-    model = architecture(name, num_classes=num_classes or 1000, size=side)  # a wrong name is told first
+    model, side = named_model(name, weights, size)
     if weights is None:
         model = published(name)
     else:
-        if num_classes is None:
-            _, state = weights_of(weights)
-            head = next((key for key in head_names(model) if key.endswith("weight")), "")
-            model = architecture(name, num_classes=len(state[head]) if head in state else 1000, size=side)
         fill_(model, weights)
     about = getattr(model, "pretrained_cfg", None) or {}
     if size is None and name.startswith("timm:"):
@@ -95,7 +85,7 @@ def published(name: str) -> nn.Module:
         if kind == "torchvision":
             return library("torchvision.models", "vision").get_model(rest, weights="DEFAULT")
     except (OSError, RuntimeError, KeyError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
+        told = first_line(error)
         raise ReplearnError(
             f"MODEL {name}: its published weights can't be fetched ({told}). Add --pretrained FILE."
         ) from error
@@ -103,17 +93,11 @@ def published(name: str) -> nn.Module:
 
 
 def fill_(model: nn.Module, weights: str) -> None:
-    _, state = weights_of(weights)
-    own = model.state_dict()
-    other = [
-        key for key in (*own, *state) if key not in own or key not in state or own[key].shape != state[key].shape
-    ]
-    if other:
-        raise ReplearnError(
-            f"--pretrained {weights} does not fit {type(model).__name__}: {other[0]} is missing or has another "
-            f"shape ({len(other)} tensors differ)."
-        )
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(weights_of(weights)[1])
+    except RuntimeError as error:  # its last line is about a tensor
+        told = str(error).splitlines()[-1].strip()
+        raise ReplearnError(f"--pretrained {weights} does not fit {type(model).__name__}: {told}") from error
 
 
 def of_folder(folder: Path, size: int | None) -> Subject:
@@ -130,17 +114,10 @@ def of_folder(folder: Path, size: int | None) -> Subject:
     except (OSError, ValueError, RuntimeError) as error:
         if not local:
             raise not_fetched(f"MODEL hf:{folder}", error) from error
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ReplearnError(f"MODEL hf:{folder} can't be loaded by transformers: {told}") from error
+        raise ReplearnError(f"MODEL hf:{folder} can't be loaded by transformers: {first_line(error)}") from error
     side = getattr(config, "image_size", None) or 224
-    about: dict[str, Any] = {}
-    if (folder / "preprocessor_config.json").is_file():
-        about = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
-    return Subject(
-        model,
-        f"hf:{folder}",
-        size or int(side[0] if isinstance(side, (list, tuple)) else side),
-        tuple(about.get("image_mean") or IMAGENET[0]),
-        tuple(about.get("image_std") or IMAGENET[1]),
-        folder,
-    )
+    side = size or int(side[0] if isinstance(side, (list, tuple)) else side)
+    file = folder / "preprocessor_config.json"
+    about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    mean, std = about.get("image_mean") or IMAGENET[0], about.get("image_std") or IMAGENET[1]
+    return Subject(model, f"hf:{folder}", side, tuple(mean), tuple(std), folder)

@@ -1,81 +1,57 @@
-"""What `replearn compress` says while it works, and the files that it writes."""
+"""The files that `replearn compress` writes."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..compression import Compressed
+from ..compression.batches import plain
 from ..compression.curve import curve, draw
 from ..compression.shipping import ship
 from ..deployment.exporting import export
 from ..errors import ReplearnError
+from ..planning.serialization import encode
 from .compress_model import Subject
 
-EVERY = 10.0  # seconds between plain lines
+# beside a standard model's own file a bare one would have the same name
+FILES = {"safetensors": "weights.safetensors", "pt2": "model.pt2", "onnx": "model.onnx"}
 WITH_THE_MODEL = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "spiece.model"),
     *("chat_template*", "preprocessor_config.json", "processor_config.json"),
 )
-Progress = Callable[[str], None]
-
-
-@contextmanager
-def said() -> Iterator[Progress]:
-    """One changing line on a terminal, now and then a plain line elsewhere; both on stderr."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if console.is_terminal and not console.is_dumb_terminal:
-        with console.status("reading") as status:
-            yield lambda text: status.update(text)
-        return
-    last = time.monotonic()
-
-    def line(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= EVERY:
-            last = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    yield line
 
 
 def written(
     small: Compressed,
     subject: Subject,
     batches: Sequence[Any],
+    accuracy: Any,
     out: Path,
     formats: Sequence[str],
-    example: Any,
-    accuracy: Any,
-    *,
-    picture: Path | bool | None,
+    picture: Path | None,
     samples: int,
-    progress: Progress,
+    progress: Callable[[str], None],
 ) -> tuple[str, list[str]]:
     """Write the picture, compress.json and the model; returns the JSON, and lines to print."""
     lines: list[str] = []
     about = summary(small, subject)
-    if picture is not False:
+    if str(picture) != "none":
         found = curve(subject.model, batches, small, accuracy=accuracy, samples=samples, progress=progress)
         about["curve"] = found.as_dict()
-        files = [picture] if isinstance(picture, Path) else [out / "compress.png", out / "compress.svg"]
+        files = [picture] if picture else [out / "compress.png", out / "compress.svg"]
         draw(found, *files)
         lines += map(str, files)
         if accuracy is not None:
             lines.insert(0, f"accuracy {found.points[0].kept:.2f} -> {found.chosen.kept:.2f} %\n")
     file = out / "compress.json"
-    file.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")  # so that a refused format loses nothing
     lines.append(str(file))
-    wanted = list(formats)
+    wanted, example = list(formats), plain(batches[0], None)
     if not wanted or "standard" in wanted:
         try:
             lines.append(str(ship(small, out, example)))
@@ -87,17 +63,14 @@ def written(
             lines.append(f"note  no standard model: {error}")
             about["standard"] = False
             wanted = ["pt2"]
-    # beside a standard model's own file a bare one would have the same name
-    names = {"safetensors": "weights.safetensors", "pt2": "model.pt2", "onnx": "model.onnx"}
     about["files"] = []
-    for name in wanted:
-        if name in names:
-            try:
-                made = export(small.model.eval(), out / names[name], example, to=name)
-            except ReplearnError as error:
-                raise ReplearnError(f"--format {name}: {error}") from error
-            about["files"].append(str(made.path))
-            lines.append(str(made))
+    for name in [name for name in wanted if name in FILES]:
+        try:
+            made = export(small.model.eval(), out / FILES[name], example, to=name)
+        except ReplearnError as error:
+            raise ReplearnError(f"--format {name}: {error}") from error
+        about["files"].append(str(made.path))
+        lines.append(str(made))
     text = json.dumps(about, indent=1)
     file.write_text(text + "\n", encoding="utf-8")
     return text, lines
@@ -113,16 +86,11 @@ def beside(subject: Subject, out: Path) -> None:
 
 def summary(small: Compressed, subject: Subject) -> dict[str, Any]:
     """What went and what it brought, as JSON has it."""
-    plain = {name: getattr(small, name) for name in ("budget", "num_blocks", "num_samples", "seconds")}
-    parts = {name: asdict(getattr(small, name)) for name in ("before", "promised", "after", "agreement")}
+    alike = ("budget", "num_blocks", "num_samples", "seconds", "before", "promised", "after", "agreement")
     return {
         "model": subject.name,
         "class": type(small.model).__name__,
-        **plain,
-        **parts,
-        "removed": list(small.removed),
+        **{name: encode(getattr(small, name)) for name in (*alike, "removed", "healing", "notes")},
         "blocks": [{"name": fit.name, "form": fit.form, "error": fit.error} for fit in small.fitted.blocks],
         "bare_removal": {key: value if value < 1e300 else None for key, value in asdict(small.removal).items()},
-        "healing": None if small.healing is None else asdict(small.healing),
-        "notes": list(small.notes),
     }

@@ -105,7 +105,6 @@ Length: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens in a text.")
 Size: TypeAlias = Annotated[
     int | None, typer.Option(min=1, help="Side length of the images; the model's own if not given.")
 ]
-NumClasses: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Classes of a named model.")]
 
 # which machine
 Gpu: TypeAlias = Annotated[str | None, typer.Option(help="Predict times for this GPU, as H200, A100 or RTX4090.")]

@@ -1,8 +1,7 @@
-"""Who watches training: bars on a terminal, now and then a plain line elsewhere. Both write to stderr."""
+"""Who watches training: bars on a terminal, now and then a plain line elsewhere. Both go to stderr."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,11 +27,26 @@ def summary(title: str, epochs: Sequence[Epoch], task: type[Task] = Classificati
     )
 
 
-class Lines:
-    """Plain lines for logs: a run's state at most every half minute, and its end."""
+class Watcher:
+    """A bar for each run that trains now, with its number among all; without a terminal a line now and then."""
 
-    def __init__(self, num_runs: int, num_epochs: int, task: type[Task] = Classification) -> None:
+    def __init__(
+        self, num_runs: int, num_epochs: int, task: type[Task] = Classification, console: Console | None = None
+    ) -> None:
         self.num_runs, self.num_epochs, self.task = num_runs, num_epochs, task
+        self.console = console or Console(stderr=True)
+        self.draws = self.console.is_terminal and not self.console.is_dumb_terminal
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[about]}"))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self.bars = Progress(
+            *columns,
+            *times,
+            console=self.console,
+            transient=True,
+            speed_estimate_period=120,
+            disable=not self.draws,
+        )
+        self._tasks: list[TaskID] = []
         self._notes: set[tuple[str, str]] = set()
         self._done = 0
 
@@ -40,13 +54,19 @@ class Lines:
         self.titles = list(runs)
         self.epochs: list[list[Epoch]] = [[] for _ in runs]
         self._said = [time.monotonic()] * len(runs)
+        self.bars.start()
+        for number, title in enumerate(runs, self._done + 1):
+            place = f"run {number} of {self.num_runs}: " if self.num_runs > 1 else ""
+            self._tasks.append(self.bars.add_task(place + title, total=self.num_epochs, about=""))
 
     def step(self, run: int, epoch: int, step: int, steps: int, images_per_second: float, memory: int) -> None:
-        pass
+        about = self.state(run, epoch, images_per_second, memory)
+        self.bars.update(self._tasks[run], completed=epoch - 1 + step / steps, about=about)
 
     def epoch(self, run: int, epoch: Epoch) -> None:
         self.epochs[run].append(epoch)
-        if time.monotonic() - self._said[run] >= EVERY and epoch.epoch < self.num_epochs:
+        self.step(run, epoch.epoch, 1, 1, epoch.images_per_second, epoch.peak_memory)
+        if not self.draws and time.monotonic() - self._said[run] >= EVERY and epoch.epoch < self.num_epochs:
             self._said[run] = time.monotonic()
             self.say(f"{self.titles[run]}: {self.state(run, epoch.epoch, epoch.images_per_second, 0)}")
 
@@ -65,7 +85,7 @@ class Lines:
             self.say(f"{self.titles[run]}: {text}")
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.draws)
 
     def end(self) -> None:
         self._done += len(self.titles)
@@ -73,57 +93,14 @@ class Lines:
             # a run that is the only one is summed up on stdout, by the command
             if self.num_runs > 1 and epochs and epochs[-1].epoch == self.num_epochs:
                 self.say(summary(title, epochs, self.task))
-
-    def close(self) -> None:
-        pass
-
-
-class Bars(Lines):
-    """A bar for each run that trains now, with its number among all."""
-
-    def __init__(
-        self, num_runs: int, num_epochs: int, console: Console, task: type[Task] = Classification
-    ) -> None:
-        super().__init__(num_runs, num_epochs, task)
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[about]}"))
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self._bars = Progress(*columns, *times, console=console, transient=True, speed_estimate_period=120)
-        self._tasks: list[TaskID] = []
-
-    def begin(self, runs: Sequence[str]) -> None:
-        super().begin(runs)
-        self._bars.start()
-        for number, title in enumerate(runs, self._done + 1):
-            place = f"run {number} of {self.num_runs}: " if self.num_runs > 1 else ""
-            self._tasks.append(self._bars.add_task(place + title, total=self.num_epochs, about=""))
-
-    def step(self, run: int, epoch: int, step: int, steps: int, images_per_second: float, memory: int) -> None:
-        about = self.state(run, epoch, images_per_second, memory)
-        self._bars.update(self._tasks[run], completed=epoch - 1 + step / steps, about=about)
-
-    def epoch(self, run: int, epoch: Epoch) -> None:
-        self.epochs[run].append(epoch)
-        self.step(run, epoch.epoch, 1, 1, epoch.images_per_second, epoch.peak_memory)
-
-    def say(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False, markup=False)
-
-    def end(self) -> None:
-        super().end()
         while self._tasks:
-            self._bars.remove_task(self._tasks.pop())
-
-    def close(self) -> None:
-        self._bars.stop()
+            self.bars.remove_task(self._tasks.pop())
 
 
 @contextmanager
-def watching(num_runs: int, num_epochs: int, task: type[Task] = Classification) -> Iterator[Lines]:
-    """Bars if stderr is a terminal that can draw them, else lines."""
-    console = Console(stderr=True)
-    able = console.is_terminal and not console.is_dumb_terminal
-    watcher = Bars(num_runs, num_epochs, console, task) if able else Lines(num_runs, num_epochs, task)
+def watching(num_runs: int, num_epochs: int, task: type[Task] = Classification) -> Iterator[Watcher]:
+    watcher = Watcher(num_runs, num_epochs, task)
     try:
         yield watcher
     finally:
-        watcher.close()
+        watcher.bars.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -55,7 +54,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
         holder[field] = value_of(value)
     try:
         changed = recipe_from_dict(fields)  # which knows all other fields, and their types
-        check_ranges(changed)
+        check_ranges(changed.to_dict())
     except ReplearnError as error:
         raise ReplearnError(f"--set {' --set '.join(settings)}: {error}") from error
     return changed
@@ -69,11 +68,15 @@ def value_of(text: str) -> Any:
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
-def check_ranges(data: Any, where: str = "") -> None:
-    """ReplearnError for a number out of its range; dataclasses are checked all the way down."""
-    for name in (field.name for field in dataclasses.fields(data)):
-        value, field = getattr(data, name), f"{where}{name}"
-        for number in numbers_in(value):
+def check_ranges(fields: Mapping[str, Any], where: str = "") -> None:
+    """ReplearnError for a number out of its range, however deep it lies."""
+    for name, value in fields.items():
+        field = f"{where}{name}"
+        if isinstance(value, Mapping):
+            check_ranges(value, f"{field}.")
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                continue
             if name in AT_LEAST_ONE and number < 1:
                 raise ReplearnError(f"{field}={value!r}: must be at least 1.")
             if not 0 <= number < math.inf:
@@ -82,16 +85,6 @@ def check_ranges(data: Any, where: str = "") -> None:
                 raise ReplearnError(f"{field}={value!r}: must lie between 0 and 1.")
             if name == "betas" and number >= 1:
                 raise ReplearnError(f"{field}={value!r}: must lie between 0 and 1, below 1.")
-        held = value.items() if isinstance(value, Mapping) else [("", value)]
-        for key, inner in held:
-            if dataclasses.is_dataclass(inner) and name not in FIXED:
-                check_ranges(inner, f"{field}.{key}." if key else f"{field}.")
-
-
-def numbers_in(value: Any) -> list[float]:
-    """A number, or those in a tuple."""
-    held = value if isinstance(value, tuple) else (value,)
-    return [each for each in held if isinstance(each, (int, float)) and not isinstance(each, bool)]
 
 
 def data_of(recipe: Recipe, data: str | None) -> str:

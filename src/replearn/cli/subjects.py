@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..experiments.training.architectures import architecture, is_language_model, language_model, library
+from ..experiments.training.pretrained import first_line, head_names, weights_of
 from ..experiments.training.scene_models import is_detector, is_segmenter, on_meta
 
 SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32
@@ -38,11 +39,25 @@ def is_hub_name(source: str) -> bool:
 
 def not_fetched(name: str, error: Exception) -> ReplearnError:
     """The error for a model of the hub that is neither there nor in the cache, or that no network leads to."""
-    told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    told = first_line(error).rstrip(".")
     return ReplearnError(
         f"{name} can't be read from the Hugging Face hub or its cache ({told}). Check name and network, or save "
         "the model to a folder (save_pretrained) and write hf:FOLDER."
     )
+
+
+def named_model(name: str, weights: str | Path | None, size: int | None) -> tuple[nn.Module, int]:
+    """A fresh model of a name, with as many classes as the weights have, and the side of its images."""
+    small = is_small(name)
+    side = size or (32 if small else 224)
+    classes = 10 if small else 1000
+    model = architecture(name, num_classes=classes, size=side)  # a wrong name is told before a wrong file
+    if weights is not None:
+        _, state = weights_of(str(weights))
+        head = next((key for key in head_names(model) if key.endswith("weight")), "")
+        if head in state and len(state[head]) != classes:
+            model = architecture(name, num_classes=len(state[head]), size=side)
+    return model, side
 
 
 def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
@@ -113,21 +128,22 @@ def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
             f"that transformers knows, as gpt2, llama or vit ({str(error).splitlines()[0][:120]})."
         ) from error
 
+    def built(auto: Any) -> Any:
+        return without_weights(partial(auto.from_config, config))
+
     if type(config) in known.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         size = getattr(config, "image_size", None) or 224
         sides = size if isinstance(size, (list, tuple)) else (size, size)
         images = torch.empty(batch, getattr(config, "num_channels", 3), *sides, device="meta")
-        return without_weights(partial(transformers.AutoModelForImageClassification.from_config, config)), images
-    for auto, mapping in (
-        (transformers.AutoModelForMaskedLM, known.MODEL_FOR_MASKED_LM_MAPPING),
-        (transformers.AutoModelForCausalLM, known.MODEL_FOR_CAUSAL_LM_MAPPING),
-    ):
-        if type(config) in mapping:
-            words = tokens(batch, min(length, getattr(config, "max_position_embeddings", None) or length))
-            model: Any = without_weights(partial(auto.from_config, config))
-            if auto is transformers.AutoModelForCausalLM and getattr(model, "loss_type", "") is None:
-                model.loss_type = "ForCausalLM"  # what transformers takes anyway, with a warning
-            return model, {"input_ids": words, "labels": words}
+        return built(transformers.AutoModelForImageClassification), images
+    words = tokens(batch, min(length, getattr(config, "max_position_embeddings", None) or length))
+    if type(config) in known.MODEL_FOR_MASKED_LM_MAPPING:
+        return built(transformers.AutoModelForMaskedLM), {"input_ids": words, "labels": words}
+    if type(config) in known.MODEL_FOR_CAUSAL_LM_MAPPING:
+        model = built(transformers.AutoModelForCausalLM)
+        if getattr(model, "loss_type", "") is None:
+            model.loss_type = "ForCausalLM"  # what transformers takes anyway, with a warning
+        return model, {"input_ids": words, "labels": words}
     raise ReplearnError(
         f"{name}: a {type(config).__name__} is no image classifier and no language model; plan it in Python, "
         "with replearn.plan(model) and replearn.costs.estimate(model, batch, plan)."

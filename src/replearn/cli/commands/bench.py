@@ -9,7 +9,6 @@ import typer
 
 from ...errors import ReplearnError
 from .. import flags
-from ..near import Near
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ...experiments.bench.cases import Case
     from ...experiments.bench.steps import Backend
 
-app = typer.Typer(cls=Near)
+app = typer.Typer()
 
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")]
 Inner = Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")]
@@ -107,17 +106,13 @@ def inference(
     backend: Annotated[
         list[str] | None,
         flags.several(
-            help="fp32, amp, channels_last, channels_last+compile, graph, channels_last+graph, amp+graph (these "
-            "are the default), channels_last+compile+graph, amp+compile, amp+compile+graph; with "
-            "convolutions fused by cuDNN: channels_last+fuse, channels_last+fuse+graph, amp+fuse, amp+fuse+graph."
+            help="fp32, amp, channels_last, graph, channels_last+graph and amp+graph if not given; also amp or "
+            "channels_last with +compile (minutes each) or +fuse (convolutions fused by cuDNN), and +graph."
         ),
     ] = None,
     size: flags.Size = None,
     first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
     rounds: Annotated[int, typer.Option(min=2, help="How often each side is timed.")] = 20,
-    compile_all: Annotated[
-        bool, typer.Option("--compile-all", help="Compile every model at every batch size; minutes.")
-    ] = False,
     device: flags.Device = "auto",
     out: flags.Record = None,
 ) -> None:
@@ -152,7 +147,6 @@ def inference(
         models=names,
         batches=sizes,
         backends=tuple(backend or DEFAULT),
-        compiled=tuple((name, batch) for name in names for batch in sizes) if compile_all else Setting.compiled,
         size=size,
         first=first,
         rounds=rounds,

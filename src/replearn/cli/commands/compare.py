@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...experiments.training.results import Result
     from ...experiments.training.run import RunSpec
 
-COMPARISON = "replearn-comparison-1"
-
 
 def compare(
     recipe: Annotated[
@@ -153,16 +151,13 @@ def show(comparisons: Sequence[Comparison], as_json: bool) -> None:
 
 
 def keep(comparison: Comparison, folder: Path, picture: Path | None) -> None:
-    """The comparison beside its runs: as text, as JSON and as a picture."""
+    """The comparison beside its runs: as text and as a picture."""
     from ...experiments.report.figures import draw
     from ...experiments.training.comparison_table import comparison_table
     from ...experiments.training.results import write_atomically
 
     folder.mkdir(parents=True, exist_ok=True)  # it may be that no run was trained here
     write_atomically(folder / "comparison.txt", comparison_table(comparison) + "\n")
-    write_atomically(
-        folder / "comparison.json", json.dumps({"format": COMPARISON, **comparison.to_dict()}, indent=1)
-    )
     if str(picture) == "none":
         return
     drawn = draw(comparison, picture or folder / "comparison.svg")

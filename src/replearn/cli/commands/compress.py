@@ -10,8 +10,6 @@ import typer
 from ...errors import ReplearnError
 from .. import flags
 
-FILES = ("standard", "pt2", "onnx", "safetensors")
-
 
 def compress(
     model: Annotated[
@@ -34,7 +32,6 @@ def compress(
     form: Annotated[
         str, typer.Option(help="What stands for a block: auto, removal (a standard model), full, low-rank, ...")
     ] = "auto",
-    realign: Annotated[bool, typer.Option("--realign/--no-realign", help="Solve kept layers again.")] = True,
     formats: Annotated[
         list[str] | None,
         flags.several("--format", help="Of standard, pt2, onnx, safetensors; standard if it can be, else pt2."),
@@ -43,7 +40,6 @@ def compress(
     batch_size: flags.BatchSize = 64,
     length: flags.Length = 128,
     size: flags.Size = None,
-    num_classes: flags.NumClasses = None,
     picture: flags.Picture = None,
     device: flags.Device = "auto",
     data_root: flags.DataRoot = None,
@@ -65,45 +61,41 @@ def compress(
 
     FUNCTION returns the trained model and an example of its input; that of --data returns batches.
     """
+    from rich.console import Console
+
     from ...compression import compress as compress_model
-    from ...compression.batches import plain
     from ...compression.choose import read_budget
     from ...compression.corrections import FORMS
     from ...compression.heal import read_heal
     from ...experiments.training.fit import device_named
     from ..compress_data import samples_of
     from ..compress_model import subject_of
-    from ..compress_output import said, written
+    from ..compress_output import FILES, written
 
     read_budget(budget)  # what is wrong is told before anything is loaded
     if heal is not None:
         read_heal(heal)
     if form not in ("auto", *FORMS):
         raise ReplearnError(f"--form {form}: write auto or one of {', '.join(FORMS)}.")
-    wanted = formats or []
-    drawn = str(picture) != "none"
-    if unknown := [part for part in wanted if part not in FILES]:
-        raise ReplearnError(f"--format {unknown[0]}: write some of {', '.join(FILES)}.")
+    if unknown := [part for part in formats or () if part not in ("standard", *FILES)]:
+        raise ReplearnError(f"--format {unknown[0]}: write some of standard, {', '.join(FILES)}.")
     if out.exists() and not out.is_dir():
         raise ReplearnError(f"--out {out} is a file: name a folder.")
-    subject = subject_of(model, pretrained, num_classes, size, device_named(device), data_root)
+    subject = subject_of(model, pretrained, size, device_named(device), data_root)
     given, accuracy = samples_of(data, subject, samples, batch_size, length, data_root)
     batches = list(given)
-    with said() as progress:
+    with Console(stderr=True).status("reading") as status:
         small = compress_model(
             subject.model,
             batches,
             budget=budget,
             form=cast(Any, form),
-            realign=realign,
             heal=heal,
             samples=samples,
-            progress=progress,
+            progress=status.update,
         )
-        # everything that was measured is written first, so that a refused format loses nothing
         out.mkdir(parents=True, exist_ok=True)
         table, lines = written(
-            small, subject, batches, out, wanted, plain(batches[0], None), accuracy if drawn else None,
-            picture=picture if drawn else False, samples=samples, progress=progress,
-        )  # fmt: skip
+            small, subject, batches, accuracy, out, formats or (), picture, samples, status.update
+        )
     typer.echo(table if as_json else "\n".join([str(small), "", *lines]))

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import flags
-from ..near import Near
 
 if TYPE_CHECKING:
     from ...experiments.training.data import DataStatus
 
-app = typer.Typer(cls=Near)
+app = typer.Typer()
 Name = Annotated[str, typer.Argument(help="A data set's name.")]
 
 

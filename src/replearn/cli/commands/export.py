@@ -24,7 +24,6 @@ def export(
         str | None,
         typer.Option(help="For a checkpoint: the model, as `replearn plan` takes it, or FILE.py:FUNCTION."),
     ] = None,
-    num_classes: flags.NumClasses = None,
     size: flags.Size = None,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Fix the batch size.")] = False,
 ) -> None:
@@ -45,11 +44,10 @@ def export(
     from ...deployment.deploy import deploy
     from ...deployment.exporting import export as write
     from ...deployment.exporting import format_of
-    from ...experiments.training.architectures import architecture
     from ...experiments.training.trained import filled, read_trained
     from ...fast.inference import streamline
     from ...surgery.plan_metadata import attached_plan
-    from ..subjects import built_by, is_small
+    from ..subjects import built_by, named_model
 
     format_of(out, to)  # a wrong name is told before anything is loaded
     if not source.exists():
@@ -66,8 +64,7 @@ def export(
         if ".py:" in model:
             fresh, example = built_by("--model", model)
         else:
-            side = size or (32 if is_small(model) else 224)
-            fresh = architecture(model, num_classes=num_classes or (10 if is_small(model) else 1000), size=side)
+            fresh, side = named_model(model, source, size)
             example = torch.randn(2, 3, side, side)
         trained = filled(fresh, source)
     plain = deploy(trained, example) if attached_plan(trained) is not None else streamline(trained, example)

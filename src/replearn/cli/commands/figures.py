@@ -20,8 +20,7 @@ def figures(
 ) -> None:
     """Draw the features before the classifier (t-SNE) and the feature maps of runs, side by side.
 
-    With numbers, so that it isn't only a picture: silhouette and nearest-neighbour accuracy of the
-    features, and how alike the runs are at each layer (CKA).
+    With the silhouette of the features, a number for how far the classes lie apart.
 
     Examples:
 
@@ -30,12 +29,9 @@ def figures(
     from ...experiments.report.paper_figures import paper_figures
     from ...experiments.training.fit import device_named
 
-    written, scores, likeness = paper_figures(
+    written, found = paper_figures(
         runs, out, images=samples, layers=layers, data_root=data_root, device=device_named(device)
     )
-    for score in scores:
-        numbers = f"silhouette {score.silhouette:.3f}, nearest neighbours {score.knn_accuracy:.2f} %"
-        typer.echo(f"{score.label}, seed {score.seed}: {numbers}")
-    for entry in likeness:
-        typer.echo(f"{entry.layer}: CKA of {entry.one} and {entry.other} {entry.cka:.3f}")
+    for each in found:
+        typer.echo(f"{each.label}, seed {each.seed}: silhouette {each.silhouette:.3f}")
     typer.echo(", ".join(map(str, written)))

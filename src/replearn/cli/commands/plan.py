@@ -22,7 +22,9 @@ def plan(
     ] = None,
     interval: flags.Interval = 4,
     first: flags.First = None,
-    fraction: Annotated[float | None, typer.Option(help="A share of all blocks, instead of an interval.")] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="Replace this share of the blocks, spread evenly, instead of an interval.")
+    ] = None,
     targets: flags.Targets = None,
     operator: flags.Operator = None,
     budget: Annotated[

@@ -7,9 +7,8 @@ import json
 import typer
 
 from .. import flags
-from ..near import Near
 
-app = typer.Typer(cls=Near)
+app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)
@@ -65,14 +64,5 @@ def show(name: flags.RecipeName, as_json: flags.Json = False) -> None:
         head = ("data", "label", task_named(recipe.task).metric.name, "std", "memory GB", "s/epoch")
         lines += ["", "The paper's numbers", *text_table(head, printed, right=(2, 3, 4, 5))]
     lines += ["", "Settings"]
-    lines += [f"{key}: {text_of(fields[key])}" for key in fields if key not in ("name", "variants", "paper")]
+    lines += [f"{key}: {json.dumps(fields[key])}" for key in fields if key not in ("name", "variants", "paper")]
     typer.echo("\n".join(lines))
-
-
-def text_of(value: object) -> str:
-    if isinstance(value, dict):
-        parts = {key: text_of(item) for key, item in value.items()}
-        return ", ".join(
-            f"{key} ({text})" if isinstance(value[key], dict) else f"{key}={text}" for key, text in parts.items()
-        )
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

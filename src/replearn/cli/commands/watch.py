@@ -13,7 +13,6 @@ from .. import flags
 def watch(
     folder: flags.Runs = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8378,
-    every: Annotated[int, typer.Option(min=1, help="Seconds between looks at the folder.")] = 5,
 ) -> None:
     """Show the same page live, for runs in progress, in a browser on this machine.
 
@@ -25,4 +24,4 @@ def watch(
     """
     from ...experiments.report.serving import watch as serve
 
-    serve(folder, port, every, lambda address: typer.echo(f"{address} shows {folder}; Ctrl-C ends it."))
+    serve(folder, port, lambda address: typer.echo(f"{address} shows {folder}; Ctrl-C ends it."))

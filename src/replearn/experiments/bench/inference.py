@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ import torch
 from ...costs.precision import convolves_in_tf32, matmul_precision
 from ...errors import ReplearnError
 from ...fast.graphs.replay import Replayed
-from ...fast.verify import compare, exact, tensors_in
 from ..training.paper import paper_tables
 from ..training.results import hardware_of, versions_of
 from ..training.step import many_graphs
@@ -45,24 +45,14 @@ HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What to measure; `compiled` names the (model, batch) pairs to compile, which takes most of the time."""
+    """What to measure."""
 
     models: tuple[str, ...] = MODELS
     batches: tuple[int, ...] = (1, 32, 64)
     backends: tuple[str, ...] = DEFAULT
-    compiled: tuple[tuple[str, int], ...] = (("resnet34", 64), ("vit_small_16", 64))
     size: int = 224
     first: int = 2
     rounds: int = 20
-
-    def cells(self, device: torch.device) -> Iterator[tuple[str, int, str]]:
-        for model in self.models:
-            for backend in self.backends:
-                needs_gpu = has(backend, "graph") or has(backend, "fuse")
-                for batch in self.batches:
-                    skipped = has(backend, "compile") and (model, batch) not in self.compiled
-                    if not skipped and (device.type == "cuda" or not needs_gpu):
-                        yield model, batch, backend
 
 
 def measure(
@@ -71,18 +61,19 @@ def measure(
     told: Callable[[dict[str, Any]], None],
     keep: Callable[[dict[str, Any]], object] = lambda found: None,
 ) -> dict[str, Any]:
-    """Every cell of the setting; `told` hears of each row as it is measured, and `keep` gets all there is then.
+    """Every backend that this device has.
 
-    What is kept says "finished": false until the last cell: a run that is stopped loses nothing.
+    `told` hears of each row as it is measured, and `keep` gets all there is then. What is kept says
+    "finished": false until the last row: a run that is stopped loses nothing.
     """
     if unknown := [backend for backend in setting.backends if backend not in BACKENDS]:
         raise ReplearnError(f"There is no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}.")
-    cells = list(setting.cells(device))
-    if not cells:
-        compiled = ", ".join(f"{model} at batch {batch}" for model, batch in setting.compiled)
+    on_gpu = device.type == "cuda"
+    backends = [each for each in setting.backends if on_gpu or not (has(each, "graph") or has(each, "fuse"))]
+    if not backends:
         raise ReplearnError(
-            f"None of {', '.join(setting.backends)} is measured here: graph and fuse need a CUDA GPU, and "
-            f"this is {device.type}; compile takes minutes, and is for {compiled} unless you say --compile-all."
+            f"None of {', '.join(setting.backends)} is measured here: graph and fuse need a CUDA GPU, and this is "
+            f"{device.type}."
         )
     found: dict[str, Any] = {
         "format": FORMAT,
@@ -92,23 +83,22 @@ def measure(
         "seconds": 0.0,
         "lead": LEAD,
         "numbers": {
-            "conv": "tf32" if convolves_in_tf32() and device.type == "cuda" else "float32",
+            "conv": "tf32" if convolves_in_tf32() and on_gpu else "float32",
             "matmul": matmul_precision(),
-            "amp": "float16" if device.type == "cuda" else "bfloat16",
+            "amp": "float16" if on_gpu else "bfloat16",
         },
         "hardware": hardware_of(device) | {"threads": torch.get_num_threads()},
         "versions": versions_of(),
     }
     begin = time.perf_counter()
-    sides: dict[str, Sides] = {}
-    for model, batch, backend in cells:
-        if model not in sides:
-            sides = {model: make_sides(model, setting.size, device, setting.first)}  # one model at a time
-        with many_graphs() if has(backend, "compile") else nullcontext():
-            found["rows"].append(row_of(sides[model], model, batch, backend, setting, device))
-        found["seconds"] = round(time.perf_counter() - begin, 1)
-        told(found["rows"][-1])
-        keep(found)
+    for model in setting.models:
+        sides = make_sides(model, setting.size, device, setting.first)
+        for backend, batch in product(backends, setting.batches):
+            with many_graphs() if has(backend, "compile") else nullcontext():
+                found["rows"].append(row_of(sides, model, batch, backend, setting, device))
+            found["seconds"] = round(time.perf_counter() - begin, 1)
+            told(found["rows"][-1])
+            keep(found)
     found["finished"] = True
     keep(found)
     return found
@@ -124,7 +114,6 @@ def row_of(
     if has(backend, "channels_last"):
         images = images.contiguous(memory_format=torch.channels_last)
     built = sides.built(backend, kinds, images)
-    difference = difference_of(sides, built, images, backend)
     bodies = {kind: runner(made, images) for kind, made in built.items()}
     rounds = setting.rounds if batch > 1 else 2 * setting.rounds
     found = interleave(bodies, device, rounds=rounds, warmup=3, lead=LEAD)
@@ -139,7 +128,6 @@ def row_of(
         "speedup": {
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED])) for kind in kinds[:-1]
         },
-        "output_difference": difference,
         "paper": printed(model, batch, backend),
     }
 
@@ -147,18 +135,6 @@ def row_of(
 def spread(timing: Timing) -> dict[str, float]:
     low, high = timing.quartiles
     return {"median": timing.median, "low": low, "high": high}
-
-
-def difference_of(sides: Sides, built: dict[str, Any], images: torch.Tensor, backend: str) -> float | None:
-    """How far the deployed outputs are from the model's, in full float32; None under amp, and where compiled."""
-    if has(backend, "amp") or has(backend, "compile"):
-        return None
-    deployed = built[DEPLOYED]
-    with exact(), torch.inference_mode():
-        found = compare(tensors_in(sides.replaced(images)), tensors_in(deployed(images)), "the deployed model")
-    if isinstance(deployed, Replayed):
-        deployed.forget()  # recorded in full float32: what is timed has the numbers of the other sides
-    return found
 
 
 def printed(model: str, batch: int, backend: str) -> dict[str, dict[str, float]]:

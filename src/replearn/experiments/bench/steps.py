@@ -34,12 +34,10 @@ WARM_UP = 3
 class TrainingStep:
     """One candidate's model, optimizer and batch. Calling it takes a step; `memory` is the most it needed.
 
-    It is the trainer's step, inside `replearn.fast.accelerate` unless `accelerated=False`.
+    It is the trainer's step, inside `replearn.fast.accelerate`.
     """
 
-    def __init__(
-        self, case: Case, candidate: Candidate, backend: Backend, device: torch.device, *, accelerated: bool = True
-    ) -> None:
+    def __init__(self, case: Case, candidate: Candidate, backend: Backend, device: torch.device) -> None:
         if on_gpu := device.type == "cuda":
             take_workspaces(device)
         before = torch.cuda.memory_allocated(device) if on_gpu else 0
@@ -59,7 +57,7 @@ class TrainingStep:
         self.labels = torch.randint(case.num_classes, (case.batch_size,), device=device)
         self.loss = torch.zeros((), device=device)
         autocast = autocast_for(device, low=self.channels_last)
-        self.body = step_body(self.model, self.optimizer, lambda: [self._loss], autocast, accelerated=accelerated)
+        self.body = step_body(self.model, self.optimizer, lambda: [self._loss], autocast)
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self._captured: CapturedStep | None = None
         for _ in range(WARM_UP):

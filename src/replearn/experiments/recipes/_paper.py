@@ -6,7 +6,7 @@ from dataclasses import replace
 from ...operators._base.options import Options
 from ...operators.reduced_bottleneck import ReducedBottleneck
 from ..training.paper import printed as printed
-from ..training.recipe import Augment, Optimizer, PaperRow, Schedule, Variant
+from ..training.recipe import Augment, Optimizer, PaperRow, Recipe, Schedule, Variant
 
 Labels = Mapping[str, str | tuple[str, ...]]
 
@@ -69,3 +69,10 @@ SCENES_FROM_T2 = (E2E, *(replace(row, label=f"{row.label} first=2") for row in S
 def beside_e2e(table: str, model: str, labels: Labels) -> tuple[PaperRow, ...]:
     """A table's rows on CIFAR-10 that stand beside the end-to-end run of table t1."""
     return (*printed("t1", model, {"E2E": "E2E"}, data="cifar10"), *printed(table, model, labels))
+
+
+def on_cifar10(
+    base: Recipe, name: str, table: str, variants: tuple[Variant, ...], paper: tuple[PaperRow, ...]
+) -> Recipe:
+    """Other rows, trained as the recipe of table t1 on CIFAR-10."""
+    return replace(base, name=name, table=table, data=("cifar10",), variants=variants, paper=paper)

@@ -10,17 +10,17 @@ print, train the neighbours through the operator as well.
 ## t6_resnet110: ResNet-110 with one neighbour as source, or both; the paper's row without either is E2E
 ## t6_vit_tiny8: ViT-Tiny/8 with one neighbour as source, or both; the paper's row without either is E2E
 ## tab_repl_ablation: ViT-Tiny/8: which weights of the neighbours count
-The paper's "RepL" is `RepL attention+MLP`, the form that reads both kinds of weights; "only Attention" is the
-projection, "no weights" a learnable map of its own.
+`RepL` is the form that reads both kinds of weights, "only Attention" the projection, "no weights" a learnable map
+of its own.
 
 ## tab_repl_param_ablation: ViT-Tiny/8: one coefficient for both neighbours, or two
 ## tab_adaptive_repl_resnet32: ResNet-32: targets chosen anew each epoch, or fixed
 ## tab_adaptive_repl_vit_tiny8: ViT-Tiny/8: targets chosen anew each epoch, or fixed
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
 
-from ...operators._base.options import Sources
+from ...operators._base.options import Options, Sources
 from ...operators.attention_mlp import AttentionMLP
 from ...operators.basic import Basic
 from ...operators.mlp import MLP
@@ -28,9 +28,20 @@ from ...operators.no_weights import NoWeights
 from ...operators.projection import Projection
 from ..training.recipe import Variant
 from . import t1
-from ._paper import E2E, SOURCES, beside_e2e, printed, removal, repl, same
+from ._paper import E2E, SOURCES, beside_e2e, on_cifar10, printed, removal, repl, same
 
 SIDES: tuple[Sources, ...] = ("next", "previous", "both")
+# by the paper's labels
+WEIGHTS_OF = {
+    "RepL": AttentionMLP(),
+    "RepL (only Attention weights)": Projection(),
+    "RepL (only MLP weights)": MLP(),
+    "RepL (no weights)": NoWeights(),
+}
+COEFFICIENTS_OF = {
+    "RepL (2 parameters)": Projection(),
+    "RepL (1 parameter)": Projection(coefficients="shared"),
+}
 
 
 def sources(operator: type[Basic] | type[Projection], first: int | None = None) -> tuple[Variant, ...]:
@@ -39,78 +50,45 @@ def sources(operator: type[Basic] | type[Projection], first: int | None = None) 
     return (E2E, removal(first=first), *sides, through)
 
 
-RESNET110 = replace(
-    t1.RESNET110,
-    name="t6_resnet110",
-    table="t6",
-    data=("cifar10",),
-    variants=sources(Basic),
-    paper=printed("t6", "ResNet-110", SOURCES),
+def weights(forms: Mapping[str, Options]) -> tuple[Variant, ...]:
+    return (E2E, removal(first=2), *(repl(label, first=2, operator=form) for label, form in forms.items()))
+
+
+def adaptive(first: int | None = None) -> tuple[Variant, ...]:
+    moving = Variant(label="Adaptive-RepL", method="adaptive", first=first)
+    return (E2E, removal(first=first), repl("Fixed-RepL", first=first), moving)
+
+
+MOVED = same("Fixed-RepL", "Adaptive-RepL")
+RESNET110 = on_cifar10(t1.RESNET110, "t6_resnet110", "t6", sources(Basic), printed("t6", "ResNet-110", SOURCES))
+VIT_TINY8 = on_cifar10(
+    t1.VIT_TINY8, "t6_vit_tiny8", "t6", sources(Projection, first=2), printed("t6", "ViT-Tiny/8", SOURCES)
 )
-VIT_TINY8 = replace(
+WEIGHTS = on_cifar10(
     t1.VIT_TINY8,
-    name="t6_vit_tiny8",
-    table="t6",
-    data=("cifar10",),
-    variants=sources(Projection, first=2),
-    paper=printed("t6", "ViT-Tiny/8", SOURCES),
+    "tab_repl_ablation",
+    "tab:repl_ablation",
+    weights(WEIGHTS_OF),
+    beside_e2e("tab:repl_ablation", "ViT-Tiny/8", same(*WEIGHTS_OF)),
 )
-WEIGHTS = replace(
-    VIT_TINY8,
-    name="tab_repl_ablation",
-    table="tab:repl_ablation",
-    variants=(
-        E2E,
-        removal(first=2),
-        repl("RepL attention+MLP", first=2, operator=AttentionMLP()),
-        repl("RepL only attention", first=2, operator=Projection()),
-        repl("RepL only MLP", first=2, operator=MLP()),
-        repl("RepL no weights", first=2, operator=NoWeights()),
-    ),
-    paper=beside_e2e(
-        "tab:repl_ablation",
-        "ViT-Tiny/8",
-        {
-            "RepL": "RepL attention+MLP",
-            "RepL (only Attention weights)": "RepL only attention",
-            "RepL (only MLP weights)": "RepL only MLP",
-            "RepL (no weights)": "RepL no weights",
-        },
-    ),
+COEFFICIENTS = on_cifar10(
+    t1.VIT_TINY8,
+    "tab_repl_param_ablation",
+    "tab:repl_param_ablation",
+    weights(COEFFICIENTS_OF),
+    beside_e2e("tab:repl_param_ablation", "ViT-Tiny/8", same(*COEFFICIENTS_OF)),
 )
-COEFFICIENTS = replace(
-    VIT_TINY8,
-    name="tab_repl_param_ablation",
-    table="tab:repl_param_ablation",
-    variants=(
-        E2E,
-        removal(first=2),
-        repl("RepL 2 parameters", first=2, operator=Projection()),
-        repl("RepL 1 parameter", first=2, operator=Projection(coefficients="shared")),
-    ),
-    paper=beside_e2e(
-        "tab:repl_param_ablation",
-        "ViT-Tiny/8",
-        {"RepL (2 parameters)": "RepL 2 parameters", "RepL (1 parameter)": "RepL 1 parameter"},
-    ),
-)
-ADAPTIVE_RESNET32 = replace(
+ADAPTIVE_RESNET32 = on_cifar10(
     t1.RESNET32,
-    name="tab_adaptive_repl_resnet32",
-    table="tab:adaptive_repl",
-    data=("cifar10",),
-    variants=(E2E, removal(), repl("Fixed-RepL"), Variant(label="Adaptive-RepL", method="adaptive")),
-    paper=beside_e2e("tab:adaptive_repl", "ResNet-32", same("Fixed-RepL", "Adaptive-RepL")),
+    "tab_adaptive_repl_resnet32",
+    "tab:adaptive_repl",
+    adaptive(),
+    beside_e2e("tab:adaptive_repl", "ResNet-32", MOVED),
 )
-ADAPTIVE_VIT_TINY8 = replace(
-    VIT_TINY8,
-    name="tab_adaptive_repl_vit_tiny8",
-    table="tab:adaptive_repl",
-    variants=(
-        E2E,
-        removal(first=2),
-        repl("Fixed-RepL", first=2),
-        Variant(label="Adaptive-RepL", method="adaptive", first=2),
-    ),
-    paper=beside_e2e("tab:adaptive_repl", "ViT-Tiny/8", same("Fixed-RepL", "Adaptive-RepL")),
+ADAPTIVE_VIT_TINY8 = on_cifar10(
+    t1.VIT_TINY8,
+    "tab_adaptive_repl_vit_tiny8",
+    "tab:adaptive_repl",
+    adaptive(first=2),
+    beside_e2e("tab:adaptive_repl", "ViT-Tiny/8", MOVED),
 )

@@ -9,15 +9,6 @@ most, flips, a constant rate, no weight decay, tf32; its savings come out under 
 
 ## tab_coco_detection_r50: RetinaNet-R50-FPN on COCO
 ## tab_coco_detection_r101: RetinaNet-R101-FPN on COCO
-## coco_retinanet_v2: RetinaNet-R50-FPN v2 as torchvision's reference trains it
-Command: replearn compare coco_retinanet_v2 --seeds 0 --pretrained FILE
-Seeds: one, 0
-Hardware: eight GPUs
-
-FILE is a ResNet-50 trained on ImageNet, one for each row where {method} is in its name:
-runs/t2_resnet50/imagenet/{method}/seed-0/model.safetensors. Without it: from scratch. Unlike the reference,
-BatchNorms go on learning and no stage is frozen, so that replaced blocks are trained alike.
-
 ## bccd_retinanet: RetinaNet-R50-FPN on blood cells (BCCD): detection that learns in minutes
 Command: replearn compare bccd_retinanet --seeds 0 --epochs 20 --methods e2e,repl,repl-reduced
 Expected: E2E 53.27, RepL 52.66, RepL reduced 53.70; all differences are undecided
@@ -32,7 +23,7 @@ few steps. Memory is 0.95 and 0.94 of E2E's (reduced); steps of 8 pictures wait 
 from dataclasses import replace
 
 from ..training.recipe import Augment, Detection, Optimizer, Recipe, Schedule
-from ._paper import E2E_REPL, SCENES, SCENES_FROM_T2, printed
+from ._paper import E2E_REPL, SCENES, printed
 
 R50 = Recipe(
     name="tab_coco_detection_r50",
@@ -54,20 +45,6 @@ R101 = replace(
     name="tab_coco_detection_r101",
     model="retinanet_resnet101",
     paper=printed("tab:coco_detection", "RetinaNet-R101", E2E_REPL),
-)
-V2 = replace(
-    R50,
-    name="coco_retinanet_v2",
-    table="",
-    model="retinanet_v2_resnet50",
-    variants=SCENES_FROM_T2,
-    epochs=26,
-    batch_size=16,
-    detection=Detection(min_size=(480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800), keep_empty=False),
-    optimizer=Optimizer(name="adamw", lr=1e-4, weight_decay=0.05, decay_vectors=False),
-    schedule=Schedule(name="step", milestones=(16 / 26, 22 / 26)),
-    precision="bfloat16",
-    paper=(),
 )
 BCCD = replace(
     R50,

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..training.recipe import Variant
 from . import t1, t2
-from ._paper import COMBINED, E2E, printed, removal, repl
+from ._paper import COMBINED, E2E, on_cifar10, printed, removal, repl
 
 
 def rows(first: int | None) -> tuple[Variant, ...]:
@@ -31,18 +31,14 @@ def rows(first: int | None) -> tuple[Variant, ...]:
     )
 
 
-RESNET32 = replace(
-    t1.RESNET32,
-    name="tab_repl_sd_ckpt_resnet32",
-    table="tab:repl_sd_ckpt",
-    data=("cifar10",),
-    variants=rows(first=None),
-    paper=printed("tab:repl_sd_ckpt", "ResNet-32", COMBINED),
+TABLE = "tab:repl_sd_ckpt"
+RESNET32 = on_cifar10(
+    t1.RESNET32, "tab_repl_sd_ckpt_resnet32", TABLE, rows(first=None), printed(TABLE, "ResNet-32", COMBINED)
 )
 RESNET101 = replace(
     t2.RESNET101,
     name="tab_repl_sd_ckpt_resnet101",
-    table="tab:repl_sd_ckpt",
+    table=TABLE,
     variants=rows(first=2),
-    paper=printed("tab:repl_sd_ckpt", "ResNet-101", COMBINED),
+    paper=printed(TABLE, "ResNet-101", COMBINED),
 )

@@ -14,17 +14,13 @@ the block costs; `RepL reduced` halves it. `RepL head-wise` is the paper's form 
 ## t2_resnet152: ResNet-152; 9 of 50 blocks are replaced by the printed equation, 13 with first=2
 ## t2_vit_tiny16: ViT-Tiny/16; 2 of 12 blocks are replaced by the printed equation, 3 with first=2
 ## t2_vit_small16: ViT-Small/16; 2 of 12 blocks are replaced by the printed equation, 3 with first=2
-## t2_vit_base16: ViT-Base/16; 2 of 12 blocks are replaced by the printed equation, 3 with first=2
-## t2_vit_small_modern: ViT-Small/16 with a stronger recipe than the paper's, whose baseline is 12 points below it
-After Beyer, Zhai and Kolesnikov, "Better plain ViT baselines for ImageNet-1k" (2022), who report 76.5 % after 90
-epochs; their model pools over tokens and has fixed positions, this one is timm's with a class token. Their
-weight decay of 1e-4 is not multiplied by the rate, so 0.1 here."""
+## t2_vit_base16: ViT-Base/16; 2 of 12 blocks are replaced by the printed equation, 3 with first=2"""
 
 from dataclasses import replace
 
 from ...operators.head_wise import HeadWise
 from ...operators.reduced_bottleneck import ReducedBottleneck
-from ..training.recipe import Augment, Optimizer, Recipe, Schedule
+from ..training.recipe import Recipe
 from . import _paper as shared
 from ._paper import printed
 
@@ -76,15 +72,4 @@ VIT_TINY16 = replace(
     name="t2_vit_tiny16",
     model="vit_tiny_16",
     paper=printed("t2", "ViT-T/16", shared.WITH_SKIP) + printed("t4", "ViT-Tiny/16", shared.EITHER_REMOVAL),
-)
-VIT_SMALL_MODERN = replace(
-    VIT_SMALL16,
-    name="t2_vit_small_modern",
-    table="",
-    optimizer=Optimizer(name="adamw", lr=1e-3, weight_decay=0.1, decay_vectors=False),
-    schedule=Schedule(name="cosine", warmup_epochs=8),
-    augment={"imagenet": Augment(resize=224, flip=True, rand_augment=True, mixup=0.2)},
-    clip_norm=1.0,
-    precision="bfloat16",
-    paper=(),
 )

@@ -11,11 +11,9 @@ Removal at each interval is the floor, which the paper does not print.
 The printed equation replaces 5, 2 and 1 of 12 blocks; first=2 replaces 5, 3 and 2, which is what the paper's
 memory (0.60, 0.74 and 0.85 of E2E) says."""
 
-from dataclasses import replace
-
 from ..training.recipe import Variant
 from . import t1
-from ._paper import E2E, beside_e2e, either, removal, repl
+from ._paper import E2E, Labels, beside_e2e, either, on_cifar10, removal, repl
 
 
 def rows(*intervals: int, first: int | None = None) -> tuple[Variant, ...]:
@@ -27,21 +25,18 @@ def rows(*intervals: int, first: int | None = None) -> tuple[Variant, ...]:
     )
 
 
-RESNET110 = replace(
+RESNET110 = on_cifar10(
     t1.RESNET110,
-    name="t5_resnet110",
-    table="t5",
-    data=("cifar10",),
-    variants=(E2E, *rows(2, 4, 6)),
-    paper=beside_e2e("t5", "ResNet-110", {"k=2": "RepL K=2", "k=4": "RepL K=4", "k=6": "RepL K=6"}),
+    "t5_resnet110",
+    "t5",
+    (E2E, *rows(2, 4, 6)),
+    beside_e2e("t5", "ResNet-110", {"k=2": "RepL K=2", "k=4": "RepL K=4", "k=6": "RepL K=6"}),
 )
-VIT_TINY8 = replace(
+EITHER: Labels = {"k=2": "RepL K=2", "k=4": either("RepL K=4"), "k=6": either("RepL K=6")}
+VIT_TINY8 = on_cifar10(
     t1.VIT_TINY8,
-    name="t5_vit_tiny8",
-    table="t5",
-    data=("cifar10",),
-    variants=(E2E, *rows(2, 4, 6), *rows(4, 6, first=2)),
-    paper=beside_e2e(
-        "t5", "ViT-Tiny/8", {"k=2": "RepL K=2", "k=4": either("RepL K=4"), "k=6": either("RepL K=6")}
-    ),
+    "t5_vit_tiny8",
+    "t5",
+    (E2E, *rows(2, 4, 6), *rows(4, 6, first=2)),
+    beside_e2e("t5", "ViT-Tiny/8", EITHER),
 )

@@ -1,81 +1,131 @@
-"""Files of measurements: a fold for each of a known kind, with figures, tables and the command."""
+"""Files that `replearn bench` writes: a table for each kind, with the lines of all its files.
+
+A kind of file is a function that reads its data into lines; all else is the same for every kind.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..training.recipe import slug
+from .. import recipes
+from ..bench.inference import FORMAT as INFERENCE
+from ..bench.record import FORMAT as STEPS
+from ..training.compare import paper_ratio
+from ..training.comparison_table import ratio
 from .collecting import Other
-from .kinds import Measured, kind_of
-from .markup import Content, Entry, Raw, columns, command, figures, fold, folded, join, tag
+from .markup import Entry, card, columns, fold, tag
 
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
-MOST = 200  # files
-MOST_ROWS = 24  # a longer table is folded
+MOST = 5_000  # lines of a table
+Line = dict[str, str]  # of a table, by column
 
 
-def measured_in(others: Sequence[Other]) -> tuple[list[Measured], list[tuple[Path, str]]]:
-    """The files of a known kind, shown, and the paths of all others with the reason."""
-    known: list[Measured] = []
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    title: str
+    about: str  # how to read the table
+    read: Callable[[Mapping[str, Any]], Iterator[Line]]
+    paper: str  # the column of the paper's number
+
+
+Measured = Mapping[Kind, Sequence[Line]]
+
+
+def steps(data: Mapping[str, Any]) -> Iterator[Line]:
+    """Training steps: time and memory of every candidate over E2E's."""
+    for entry in data["training"]:
+        for row in entry["rows"]:
+            if (label := row["label"]) == "E2E":
+                continue
+            time, memory = paper_costs(str(entry["case"]["model"])) if label == "RepL" else (None, None)
+            yield {
+                "model": entry["title"],
+                "backend": entry["backend"],
+                "row": label,
+                **verdict("time", row["time"], lower=True),
+                "paper: time": ratio(time),
+                "memory": ratio(row["memory_ratio"]),
+                "paper: memory": ratio(memory),
+            }
+
+
+def paper_costs(model: str) -> tuple[float | None, float | None]:
+    """The paper's time and memory of RepL over E2E's; None where it prints none."""
+    for recipe in map(recipes.recipe, recipes.available()):
+        rows = {row.label: row for row in recipe.paper if row.data == recipe.data[0] and row.seconds_per_epoch}
+        e2e, repl = rows.get("E2E"), rows.get("RepL") or rows.get("RepL first=2")
+        if recipe.model == model and e2e and repl:
+            return paper_ratio(repl, e2e, "seconds_per_epoch"), paper_ratio(repl, e2e, "memory_gb")
+    return None, None
+
+
+def inference(data: Mapping[str, Any]) -> Iterator[Line]:
+    """Inference: how many times as fast the deployed model is as E2E, and as the model before deploying."""
+    for row in data["rows"]:
+        for base, part in (("E2E", "bp"), ("RepL dynamic", "dynamic")):
+            if (value := row["speedup"].get(f"RepL deployed against {base}")) is None:
+                continue
+            table = next((table for table in row["paper"] if part in table.partition("_vs_")[0]), "")
+            yield {
+                "model": row["model"],
+                "batch": str(row["batch"]),
+                "backend": row["backend"],
+                "against": base,
+                **verdict("speedup", value, lower=False),
+                "paper": ratio(row["paper"][table]["speedup"]) if table else "",
+                "table": table,
+            }
+
+
+def verdict(name: str, value: Mapping[str, float], *, lower: bool) -> Line:
+    """On which side of 1 the quartiles of a ratio lie, and the ratio with them."""
+    low, high = value["low"], value["high"]
+    word = "undecided" if low <= 1 <= high else "better" if (high < 1) == lower else "worse"
+    return {"verdict": word, name: f"{value['median']:.3f} [{low:.3f}, {high:.3f}]"}
+
+
+KINDS = {
+    STEPS: Kind(
+        title="Time and memory of a training step",
+        about="Shares of E2E, taking turns in one process, with quartiles over rounds.",
+        read=steps,
+        paper="paper: time",
+    ),
+    INFERENCE: Kind(
+        title="Inference of the deployed model",
+        about="How many times as fast as E2E, or as the model before deploying, with quartiles over rounds.",
+        read=inference,
+        paper="paper",
+    ),
+}
+
+
+def measured_in(others: Sequence[Other]) -> tuple[Measured, list[tuple[Path, str]]]:
+    """The lines of every kind, with their files, and the paths of all other files with the reason."""
+    known: dict[Kind, list[Line]] = defaultdict(list)
     rest: list[tuple[Path, str]] = []
     for other in others:
         data = other.data if isinstance(other.data, dict) else {}
-        show = kind_of(data)
-        if show is None or len(known) >= MOST:
+        kind = KINDS.get(str(data.get("format"))) if data.get("training") or data.get("rows") else None
+        if kind is None:
             rest.append((other.path, "measurements of a kind that a report does not show"))
             continue
-        key = f"measured-{slug(other.path.with_suffix('').as_posix()) or 'file'}"
+        stopped = "" if data.get("finished", True) else ", stopped before its end"
         try:
-            found = show(data, key)
-            made = replace(found, key=key, path=other.path, made_on=made_on(data), command=command_of(data))
-            known.append(made)
+            known[kind] += [{**line, "file": f"{other.path.name}{stopped}"} for line in kind.read(data)]
         except BROKEN as error:
-            rest.append((other.path, f"looks like {show.__name__}, but {error!r}"))
-    often = Counter(entry.title for entry in known)
-    return [
-        replace(entry, title=f"{entry.title} ({entry.path.stem})") if often[entry.title] > 1 else entry
-        for entry in known
-    ], rest
+            rest.append((other.path, f"looks like {kind.read.__name__}, but {error!r}"))
+    return {kind: lines for kind, lines in known.items() if lines}, rest
 
 
-def made_on(data: Mapping[str, Any]) -> str:
-    """Hardware and versions, as every benchmark of ours writes them."""
-    hardware, versions = data.get("hardware") or {}, data.get("versions") or {}
-    threads = hardware.get("threads") or hardware.get("cores")
-    machine = str(hardware.get("gpu") or f"{hardware.get('device', '?')}, {threads} threads")
-    return ", ".join([machine, *(f"{name} {number}" for name, number in versions.items())])
-
-
-def command_of(data: Mapping[str, Any]) -> str:
-    """The command that made a file: as it was written down, or the script with its arguments."""
-    rows = data.get("rows") or [{}]  # of several measurements, each with its own command, the first
-    if (made := data.get("command") or rows[0].get("command")) or not data.get("script"):
-        return str(made or "")
-    words = ["python", data["script"]]
-    for name, value in (data.get("arguments") or {}).items():
-        if value is not None and value is not False:
-            values = [] if value is True else value if isinstance(value, list) else [value]
-            words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return " ".join([*words, "--out FILE"])
-
-
-def entries(measured: Sequence[Measured], opened: bool) -> Iterator[Entry]:
-    for found in measured:
-        parts = [tag("p", found.about, class_="quiet"), figures(found.figures)]
-        parts += [_table(title, cells, found.title) for title, cells in found.tables]
-        if found.command:
-            parts.append(tag("p", command(found.command)))
-        made = f"Measured on {found.made_on}. File: {found.path.as_posix()}"
-        parts.append(tag("p", made, class_="quiet"))
-        yield folded(found.key, found.title, found.path.as_posix(), found.sentence, *parts, opened=opened)
-
-
-def _table(title: str, cells: Mapping[str, Sequence[Content]], label: str) -> Raw:
-    made, rows = columns(cells, title or label), len(next(iter(cells.values())))
-    if rows > MOST_ROWS:
-        return fold(f"{title or 'Every number'} ({rows} rows)", made)
-    return join(tag("h3", title), made) if title else made
+def entries(measured: Measured) -> Iterator[Entry]:
+    tables = []
+    for kind, lines in measured.items():
+        made = columns({head: [line[head] for line in lines[:MOST]] for head in lines[0]}, kind.title)
+        tables.append(fold(f"{kind.title} ({len(lines)} rows)", tag("p", kind.about), made))
+    if tables:
+        yield card("benchmarks", "Benchmarks", *tables)

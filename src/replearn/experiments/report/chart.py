@@ -1,4 +1,4 @@
-"""What every chart shares: a frame from values to places, round ticks, a grid and legends; and the dot plot.
+"""What every chart shares: a frame from values to places, round ticks, a grid and legends.
 
 Charts are WIDTH units wide and a phone shows them at that many pixels or more, so text is never below 12 px.
 """
@@ -6,17 +6,14 @@ Charts are WIDTH units wide and a phone shows them at that many pixels or more, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from .svg import Drawing, disc, line, text
+from .svg import disc, line, text
 
 WIDTH, HEIGHT = 340.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 14.0, 46.0
 LETTER, LINE = 7.1, 19.0  # the width of a letter and the height of a line of text
-BESIDE = 13  # of a dot plot: longer names stand on a line of their own, above their dots
-T = TypeVar("T")
 Sign = tuple[str, str, str]  # of a legend: a role, its text, and how it is drawn: dot, ring, line or dash
 
 
@@ -110,96 +107,3 @@ def legend(entries: Sequence[Sign], left: float, top: float, right: float = WIDT
         marks.append(text(x + 19, y, words))
         x += need
     return marks, y + 8 if entries else top
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dot:
-    """One value, with its quartiles where they are known; hollow for what is not ours, or not yet healed."""
-
-    value: float
-    role: str
-    tip: str
-    low: float | None = None
-    high: float | None = None
-    hollow: bool = False
-    faint: bool = False  # one of several that another dot is the mean of
-
-    @classmethod
-    def of(cls, ratio: Mapping[str, float], role: str, tip: str) -> Dot:
-        """A median with its quartiles."""
-        value, low, high = ratio["median"], ratio["low"], ratio["high"]
-        tip += f"\n{value:.3f} ({low:.3f} to {high:.3f})"
-        return cls(value=value, low=low, high=high, role=role, tip=tip)
-
-    @classmethod
-    def printed(cls, value: float, role: str, tip: str) -> Dot:
-        """A number of the paper."""
-        return cls(value=value, role=role, tip=f"{tip}\n{value:.3f}", hollow=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One line of the plot; without dots it is a heading."""
-
-    label: str
-    dots: tuple[Dot, ...] = ()
-
-
-def grouped(rows: Iterable[T], group: Callable[[T], str], case: Callable[[T], Case]) -> list[Case]:
-    """A heading for each group, and below it the cases of its rows."""
-    groups: dict[str, list[Case]] = {}
-    for row in rows:
-        groups.setdefault(group(row), []).append(case(row))
-    return [entry for name, cases in groups.items() for entry in (Case(label=name), *cases)]
-
-
-def dot_figure(
-    cases: Sequence[Case],
-    *,
-    name: str,
-    title: str,
-    about: str,
-    x_title: str,
-    legend_of: Sequence[Sign] = (),
-    rule: tuple[float, str] | None = None,
-    width: float = WIDTH,
-) -> Drawing:
-    """Draw the cases from top to bottom; `legend_of` names roles, `rule` is a value and what it stands for."""
-    values = [dot.value for case in cases for dot in case.dots]
-    low, high = padded([*values, *([rule[0]] if rule else [])] or [0.0], 0.06, 0.01)
-    longest = max((len(case.label) for case in cases if case.dots), default=0)
-    own_line = longest > BESIDE
-    rows = [1 if not case.dots else 1.9 if own_line else 1.1 for case in cases]
-    left = 10.0 if own_line else 16 + LETTER * longest
-    bottom = 8 + LINE * sum(rows) + 6
-    frame = Frame(x0=low, x1=high, left=left, top=8, bottom=bottom, width=width)
-    marks = x_axis(frame, x_title)
-    if rule:
-        x = frame.x(rule[0])
-        marks.append(line([(x, frame.top), (x, bottom)], "e2e", 1.6, dash=True))
-    most = int(width / LETTER) - 1
-    y = frame.top
-    for case, height in zip(cases, rows, strict=True):
-        label = case.label if len(case.label) <= most else case.label[: most - 1] + "…"
-        if not case.dots:
-            marks.append(text(2, y + 14, label, bold=True))
-        elif own_line:
-            marks += [text(8, y + 14, label, "muted"), *_dots(frame, case, y + 1.45 * LINE)]
-        else:
-            marks.append(text(left - 8, y + 14, label, "muted", "end"))
-            marks += _dots(frame, case, y + 0.5 * LINE)
-        y += LINE * height
-    entries = [*legend_of, *([("e2e", rule[1], "dash")] if rule else [])]
-    made, end = legend(entries, 8, bottom + 44, width)
-    return Drawing(name=name, title=title, about=about, width=width, height=end, marks=(*marks, *made))
-
-
-def _dots(frame: Frame, case: Case, y: float) -> list[str]:
-    marks: list[str] = []
-    for dot in sorted(case.dots, key=lambda dot: not (dot.hollow or dot.faint)):
-        if dot.low is not None and dot.high is not None and dot.high > dot.low:
-            marks.append(line([(frame.x(dot.low), y), (frame.x(dot.high), y)], dot.role, 1.8))
-        radius, opacity = (4, 0.35) if dot.faint else (5, 1.0)
-        x, hollow = frame.x(dot.value), dot.hollow
-        marks.append(disc(x, y, radius, dot.role, opacity=opacity, hollow=hollow, tip=dot.tip))
-    return marks

@@ -5,27 +5,19 @@ Shown where runs of several tables lie together; the page of the documentation i
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from ...errors import ReplearnError
 from .. import recipes
-from ..bench.inference import FORMAT as INFERENCE
-from ..bench.record import FORMAT as STEPS
-from ..training.compare import Comparison, Row, compare, judged, paper_ratio
-from ..training.comparison_table import difference, ratio, spread
+from ..training.compare import Comparison, Row, judged
+from ..training.comparison_table import difference, spread
 from ..training.intervals import Difference
 from ..training.recipe import PaperRow
-from ..training.results import Result
-from .collecting import Collection
-from .kinds import Measured
+from .benchmarks import Kind, Line, Measured
 from .markup import Entry, Raw, card, fold, table, tag, trained_by
+from .sections import Section
 
 NOT_HERE = ("svhn", "stl10", "imagenet", "coco", "cityscapes")  # data sets that no committed run was trained on
-BROKEN = (ReplearnError, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError)
 PAPER = "What the paper prints"
 RUNS = ("row", "against E2E", "p", "against removal", "p", "seeds", "epochs", "ours", "table", "paper")
 Cells = tuple[str, ...]
@@ -40,25 +32,14 @@ class Table:
     commands: Cells = ()
 
 
-Claim = tuple[Comparison, Row, Cells]  # a row that is held against E2E, and the commands that trained its table
+Claim = tuple[Section, Comparison, Row]  # a row that is held against E2E
 
 
-def entries(collection: Collection, measured: Sequence[Measured]) -> Iterator[Entry]:
-    groups: dict[Path, list[Result]] = defaultdict(list)
-    for run in collection.runs:
-        groups[run.group].append(run.result)
-    if len(groups) < 2:
-        return
-    known = {found.path for found in measured}
-    benches = {other.path.name: other.data for other in collection.others if other.path in known}
-    try:
-        made = tables(list(groups.values()), benches)
-    except BROKEN:  # of a benchmark's file
-        made = tables(list(groups.values()), {})
-    if made[0].title != PAPER:
-        return
-    note = "Verdicts are corrected by Holm's method over the differences of a table."
-    yield card("holds", "Does it hold?", tag("p", note, class_="quiet"), *map(_fold, made))
+def entries(sections: Sequence[Section], measured: Measured) -> Iterator[Entry]:
+    made = tables(sections, measured) if len({section.folder for section in sections}) > 1 else []
+    if made and made[0].title == PAPER:
+        note = "Verdicts are corrected by Holm's method over the differences of a table."
+        yield card("holds", "Does it hold?", tag("p", note, class_="quiet"), *map(_fold, made))
 
 
 def _fold(shown: Table) -> Raw:
@@ -68,9 +49,9 @@ def _fold(shown: Table) -> Raw:
     return fold(title, tag("p", shown.about), table(shown.heads, rows, shown.title), *trained)
 
 
-def tables(groups: Sequence[Sequence[Result]], benches: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """All tables of the page, from the runs of every file and from benchmarks' files by name."""
-    paper, other = claims(groups)
+def tables(sections: Sequence[Section], measured: Measured) -> list[Table]:
+    """All tables of the page."""
+    paper, other = claims(sections)
     made = [
         Table(
             title=PAPER,
@@ -86,59 +67,50 @@ def tables(groups: Sequence[Sequence[Result]], benches: Mapping[str, Mapping[str
             rows=tuple(_cells(claim)[:-1] for claim in other),
             commands=_commands(other),
         ),
-        Table(
-            title="Time and memory of a training step",
-            about="RepL as a share of E2E, taking turns in one process, with quartiles over rounds.",
-            heads=("model", "backend", "verdict", "time", "paper: time", "memory", "paper: memory", "file"),
-            rows=tuple(row for name, data in benches.items() for row in _steps(name, data)),
-        ),
-        Table(
-            title="Inference of the deployed model",
-            about="How many times as fast as E2E, or as the model before deploying, with quartiles over rounds.",
-            heads=("model", "backend", "verdict", "ours", "paper", "batch", "table", "file"),
-            rows=tuple(row for name, data in benches.items() for row in _inference(name, data)),
-        ),
+        *(_costs(*each) for each in measured.items()),
         Table(
             title="Not judged here",
             about="The command trains what decides it.",
             heads=("table", "model", "data", "why not", "paper", "command"),
-            rows=tuple(_unjudged({(comparison.recipe, comparison.data) for comparison, _, _ in paper})),
+            rows=tuple(_unjudged({(section.recipe, section.data) for section, _, _ in paper})),
         ),
     ]
     return [table for table in made if table.rows]
 
 
-def claims(groups: Sequence[Sequence[Result]]) -> tuple[list[Claim], list[Claim]]:
+def _costs(kind: Kind, lines: Sequence[Line]) -> Table:
+    """What benchmarks of a kind say where the paper prints a number."""
+    found = [line for line in lines if line[kind.paper]]
+    rows = tuple(tuple(line.values()) for line in found)
+    return Table(title=kind.title, about=kind.about, heads=tuple(found[0]) if found else (), rows=rows)
+
+
+def claims(sections: Sequence[Section]) -> tuple[list[Claim], list[Claim]]:
     """Rows that the paper prints, and others; of a recipe in several files, those that were trained longest.
 
     The verdicts of each list are corrected for all its differences.
     """
     longest: dict[tuple[str, str], list[Claim]] = {}
-    for group in groups:
-        try:
-            comparisons = compare(group)
-        except BROKEN:  # nothing finished, or runs that can't be compared
+    for section in sections:
+        if (comparison := section.comparison) is None:
             continue
-        for comparison in comparisons:
-            key = comparison.recipe, comparison.data
-            if key in longest and longest[key][0][0].epochs >= comparison.epochs:
-                continue
-            runs = [run for run in group if (run.recipe["name"], run.data) == key]
-            commands = tuple(dict.fromkeys(run.command for run in runs if run.command))
-            if rows := [row for row in comparison.rows if row.against_e2e]:
-                longest[key] = [(comparison, row, commands) for row in rows]
+        held = longest.get(key := (section.recipe, section.data))
+        if held and held[0][1].epochs >= comparison.epochs:
+            continue
+        if rows := [row for row in comparison.rows if row.against_e2e]:
+            longest[key] = [(section, comparison, row) for row in rows]
     found = [claim for held in longest.values() for claim in held]
-    paper, other = ([claim for claim in found if bool(claim[1].paper) == printed] for printed in (True, False))
+    paper, other = ([claim for claim in found if bool(claim[2].paper) == printed] for printed in (True, False))
     return _judged(paper), _judged(other)
 
 
 def _judged(some: Sequence[Claim]) -> list[Claim]:
-    rows = judged([row for _, row, _ in some])
-    return [(comparison, row, commands) for (comparison, _, commands), row in zip(some, rows, strict=True)]
+    rows = judged([row for _, _, row in some])
+    return [(section, comparison, row) for (section, comparison, _), row in zip(some, rows, strict=True)]
 
 
 def _cells(claim: Claim) -> Cells:
-    comparison, row, _ = claim
+    _, comparison, row = claim
     base = next(each for each in comparison.rows if each.method == "e2e")
     shipped = recipes.recipe(comparison.recipe).epochs if comparison.recipe in recipes.available() else row.epochs
     return (
@@ -156,45 +128,12 @@ def _cells(claim: Claim) -> Cells:
 
 
 def _commands(some: Sequence[Claim]) -> Cells:
-    return tuple(dict.fromkeys(text for _, _, commands in some for text in commands))
+    runs = (run.result.command for section, _, _ in some for run in section.runs)
+    return tuple(dict.fromkeys(command for command in runs if command))
 
 
 def _p(value: Difference | None) -> str:
     return "" if value is None or value.corrected is None else f"{value.corrected:.3f}"
-
-
-def _steps(name: str, data: Mapping[str, Any]) -> Iterator[Cells]:
-    for entry in data["training"] if data.get("format") == STEPS else ():
-        row = next((row for row in entry["rows"] if row["label"] == "RepL"), None)
-        if row is not None and (paper := _paper_costs(str(entry["case"]["model"]))):
-            shares = *_verdict(row["time"], True), paper[0], ratio(row["memory_ratio"]), paper[1]
-            yield entry["title"], entry["backend"], *shares, f"`{name}`"
-
-
-def _paper_costs(model: str) -> Cells:
-    """The paper's time and memory of RepL over E2E's; nothing where it prints none."""
-    for recipe in map(recipes.recipe, recipes.available()):
-        rows = {row.label: row for row in recipe.paper if row.data == recipe.data[0] and row.seconds_per_epoch}
-        e2e, repl = rows.get("E2E"), rows.get("RepL") or rows.get("RepL first=2")
-        if recipe.model == model and e2e and repl:
-            return tuple(ratio(paper_ratio(repl, e2e, field)) for field in ("seconds_per_epoch", "memory_gb"))
-    return ()
-
-
-def _inference(name: str, data: Mapping[str, Any]) -> Iterator[Cells]:
-    for row in data["rows"] if data.get("format") == INFERENCE else ():
-        for label, printed in row["paper"].items():
-            base = "RepL dynamic" if "dynamic" in label else "E2E"
-            if found := row["speedup"].get(f"RepL deployed against {base}"):
-                shares = *_verdict(found, False), ratio(printed["speedup"])
-                yield row["model"], row["backend"], *shares, str(row["batch"]), label, f"`{name}`"
-
-
-def _verdict(value: Mapping[str, float], lower: bool) -> tuple[str, str]:
-    """On which side of 1 the quartiles of a ratio lie, and the ratio with them."""
-    low, high = value["low"], value["high"]
-    word = "undecided" if low <= 1 <= high else "better" if (high < 1) == lower else "worse"
-    return word, f"{value['median']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _unjudged(done: set[tuple[str, str]]) -> Iterator[Cells]:

@@ -1,4 +1,4 @@
-"""Find what a folder holds: results, runs that have only begun, other measurements, what can't be read."""
+"""Find what a folder holds: results, other measurements, what can't be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..training.packed import unpack
 from ..training.results import FORMAT, LARGEST, Result, result_from_json
 
 # ours too, and told by the results they lie beside
-BESIDE_RUNS = ("recipe.json", "comparison.json", "predictions.json")
+BESIDE_RUNS = ("recipe.json", "predictions.json")
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,11 @@ Found = RunFile | Other | Unread
 class Collection:
     root: Path
     runs: tuple[RunFile, ...] = ()
-    begun: tuple[Path, ...] = ()  # folders of runs that have no result yet
     others: tuple[Other, ...] = ()
     unread: tuple[Unread, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.runs or self.begun or self.others)
+        return bool(self.runs or self.others)
 
 
 @dataclass
@@ -77,10 +76,8 @@ class Reader:
         if not self.root.is_dir():
             raise ReplearnError(f"There is no folder {self.root}; write the one that the runs were trained into.")
         found: list[Found] = []
-        known, begun = {}, []
+        known = {}
         for path in files_below(self.root):
-            if path.name == "log.jsonl" and not (path.parent / "result.json").exists():
-                begun.append(path.parent.relative_to(self.root))
             if path.suffix not in (".json", ".jsonl") or path.name in BESIDE_RUNS:
                 continue
             try:
@@ -96,7 +93,6 @@ class Reader:
         return Collection(
             root=self.root,
             runs=tuple(entry for entry in found if isinstance(entry, RunFile)),
-            begun=tuple(begun),
             others=tuple(entry for entry in found if isinstance(entry, Other)),
             unread=tuple(entry for entry in found if isinstance(entry, Unread)),
         )

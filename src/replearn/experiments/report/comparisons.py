@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..training.compare import Row
 from ..training.comparison_table import cost_columns, ratio, score_columns, signed, spread
 from ..training.intervals import Difference
-from .kinds import Measured
 from .markup import (
     Content,
     Entry,
@@ -31,59 +30,46 @@ LEGEND = """\
 RepL is the recipe's first row of that method. Scores are those of the last epoch, mean ± standard deviation over
 seeds; differences are taken seed by seed, with the 95 % interval of their mean. Undecided: the interval contains
 0. Deployed: parameters once operators are plain layers, over E2E's."""
-Cost = tuple[float | None, float | None, str]  # time and memory over E2E's, and where they were measured
 
 
-def summary(sections: Sequence[Section], measured: Sequence[Measured]) -> Iterator[Entry]:
+def summary(sections: Sequence[Section]) -> Iterator[Entry]:
     """Comparisons that have a row with Replacement Learning; the first such row stands for each."""
     found = [(section, row) for section in sections if (row := section.row("repl")) is not None]
-    if not found:
-        return
-    costs = [cost_of(section, row, measured) for section, row in found]
-    cards = [_card(section, row, cost) for (section, row), cost in zip(found, costs, strict=True)]
-    cells: dict[str, list[Content]] = {
-        "comparison": [join(tag("a", section.title, href=f"#{section.key}")) for section, _ in found],
-        "against E2E": [difference(row.against_e2e) for _, row in found],
-        "against removal": [difference(row.against_removal) for _, row in found],
-        "RepL": [tag("b", spread(row.score, row.std)) for _, row in found],
-        "removal": [_score(section.row("removal")) for section, _ in found],
-        "E2E": [_score(section.row("e2e")) for section, _ in found],
-        "time": [ratio(time) for time, _, _ in costs],
-        "memory": [ratio(memory) for _, memory, _ in costs],
-        "deployed": [ratio(section.deployed.get(row.label)) for section, row in found],
+    if found:
+        lines = [_line(section, row) for section, row in found]
+        cells = {head: [line[head] for line in lines] for head in lines[0]}
+        cards = [_card(*each, line) for each, line in zip(found, lines, strict=True)]
+        shown = columns(cells, "every comparison: RepL against E2E and removal")
+        note = tag("p", LEGEND, class_="quiet")
+        yield card("summary", "Summary", tag("div", *cards, class_="cards"), shown, note)
+
+
+def _line(section: Section, row: Row) -> dict[str, Content]:
+    """A comparison in the table of all; its card has the same numbers."""
+    full, removal = (section.row(method) for method in ("e2e", "removal"))
+    return {
+        "comparison": tag("a", section.title, href=f"#{section.key}"),
+        "against E2E": difference(row.against_e2e),
+        "against removal": difference(row.against_removal),
+        "RepL": tag("b", spread(row.score, row.std)),
+        "removal": spread(removal.score, removal.std) if removal else "",
+        "E2E": spread(full.score, full.std) if full else "",
+        "time": ratio(row.time_ratio),
+        "memory": ratio(row.memory_ratio),
+        "deployed": ratio(section.deployed.get(row.label)),
     }
-    shown = columns(cells, "every comparison: RepL against E2E and removal")
-    yield card("summary", "Summary", tag("div", *cards, class_="cards"), shown, tag("p", LEGEND, class_="quiet"))
 
 
-def _score(row: Row | None) -> str:
-    return spread(row.score, row.std) if row else ""
-
-
-def cost_of(section: Section, row: Row, measured: Sequence[Measured]) -> Cost:
-    """Of the runs themselves, or of a benchmark of the same recipe where the runs shared their device."""
-    if row.time_ratio is not None:
-        return row.time_ratio, row.memory_ratio, ""
-    for entry in measured:
-        if found := entry.costs.get((section.recipe, section.data, row.label)):
-            return *found, entry.key
-    return None, None, ""
-
-
-def _card(section: Section, row: Row, cost: Cost) -> Raw:
-    against, (time, memory, key) = row.against_e2e, cost
-    verdict = against.verdict if against else "no E2E"
-    full = section.row("e2e")
-    reached = f"{_score(full)} → {_score(row)}" if full else _score(row)
+def _card(section: Section, row: Row, line: Mapping[str, Content]) -> Raw:
+    verdict = row.against_e2e.verdict if row.against_e2e else "no E2E"
+    reached = join(*([line["E2E"], " → "] if line["E2E"] else []), spread(row.score, row.std))
     facts = {section.metric.title.removeprefix("test "): reached}
-    shares = {"time": time, "memory": memory, "deployed size": section.deployed.get(row.label)}
-    for name, value in shares.items():
-        facts[name] = "not measured" if value is None else f"{value:.2f} of E2E"
-    values = tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()))
-    head = tag("h3", tag("a", section.title, href=f"#{section.key}"))
+    for name in ("time", "memory", "deployed"):
+        facts[f"{name} / E2E"] = join(line[name] or "not measured")
+    values = tag("dl", *(tag("div", tag("dt", name), tag("dd", fact)) for name, fact in facts.items()))
     chip = tag("p", tag("span", verdict, class_=f"verdict {verdict}"), f" {row.label} against E2E")
-    source = [tag("p", "Costs by ", tag("a", "a benchmark", href=f"#{key}"), class_="quiet")] if key else []
-    return tag("article", head, chip, values, *source, class_="card small", data_words=section.title.lower())
+    head = tag("h3", line["comparison"])
+    return tag("article", head, chip, values, class_="card small", data_words=section.title.lower())
 
 
 def entries(sections: Sequence[Section], opened: bool) -> Iterator[Entry]:
@@ -118,7 +104,7 @@ def _inside(section: Section) -> Iterator[Raw]:
             yield tag("p", section.problem, class_="note")
     yield figures(section.figures)
     if section.plans:
-        yield join(tag("h3", "Plans"), tag("ul", *(tag("li", plan) for plan in section.plans)))
+        yield join(*(fold(f"Plan of {label}", tag("pre", str(plan))) for label, plan in section.plans.items()))
     if comparison is not None:
         shares = [ratio(section.deployed.get(row.label)) for row in comparison.rows]
         cells: dict[str, Sequence[Content]] = {

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..training.compare import Comparison, Row
 from ..training.comparison_table import heading, signed, spread
 from ..training.metrics import Metric
 from ..training.results import Result, write_atomically
-from .chart import HEIGHT, WIDTH, Case, Dot, Frame, dot_figure, legend, padded, x_axis, y_axis
+from .chart import HEIGHT, LETTER, LINE, WIDTH, Frame, Sign, legend, padded, x_axis, y_axis
 from .markup import counted
-from .svg import Drawing, area, disc, line, series_roles, standalone_svg, unseen
+from .svg import Drawing, area, disc, line, series_roles, standalone_svg, text, unseen
 
-LARGEST = 14.0  # the radius of the row with the most memory
 MOST_POINTS = 80  # of a curve; more can't be told apart at this width
 
 
@@ -30,31 +28,48 @@ def draw(comparison: Comparison, path: str | Path) -> Path:
 
 def runs_figure(comparison: Comparison, name: str, *, wide: bool = False) -> Drawing:
     """A line a method; a wide picture, which has no table beside it, also says what each method costs."""
-    metric, cases, rule = comparison.metric, [], None
+    metric, rows = comparison.metric, comparison.rows
+    width, top = (2 * WIDTH, 8 + LINE) if wide else (WIDTH, 8.0)
+    height = 1.9 * LINE
+    scores = [score for row in rows for score in (*row.scores, row.score) if math.isfinite(score)]
+    x0, x1 = padded(scores or [0.0], 0.06, 0.01)
+    frame = Frame(x0=x0, x1=x1, left=10, top=8, bottom=top + height * len(rows) + 6, width=width)
+    marks, signs = x_axis(frame, metric.title), list[Sign]()
+    full = next((row.score for row in rows if row.method == "e2e" and math.isfinite(row.score)), None)
+    if full is not None:
+        marks.append(line([(frame.x(full), frame.top), (frame.x(full), frame.bottom)], "e2e", 1.6, dash=True))
+        signs.append(("e2e", "E2E", "dash"))
+    most = int(width / LETTER) - 1
     if wide:
-        cases.append(Case(label=heading(comparison)))
-    for row, role in zip(comparison.rows, series_roles([row.method for row in comparison.rows]), strict=True):
-        dots = [
-            Dot(value=score, role=role, faint=True, tip=f"{row.label}, seed {seed}\n{metric.text(score)}")
-            for seed, score in zip(row.seeds, row.scores, strict=True)
-            if math.isfinite(score) and len(row.scores) > 1
-        ]
-        if math.isfinite(row.score):
-            std = row.std or 0.0
-            tip = f"{row.label}\n{spread(row.score, row.std)} {metric.unit}"
-            dots.append(Dot(value=row.score, low=row.score - std, high=row.score + std, role=role, tip=tip))
-            if row.method == "e2e" and rule is None:
-                rule = row.score, "E2E"
-        cases.append(Case(label=in_words(row, wide), dots=tuple(dots)))
-    return dot_figure(
-        cases,
-        name=name,
-        title=f"{metric.name.capitalize()} of every run",
-        about=f"{metric.title}: a faint dot a run, the mean over seeds with its standard deviation.",
-        x_title=metric.title,
-        rule=rule,
-        width=2 * WIDTH if wide else WIDTH,
-    )
+        marks.append(text(2, 22, shortened(heading(comparison), most), bold=True))
+    for number, (row, role) in enumerate(zip(rows, series_roles([row.method for row in rows]), strict=True)):
+        y = top + number * height
+        marks.append(text(8, y + 14, shortened(in_words(row, wide), most), "muted"))
+        marks += _dots(frame, row, role, metric, y + 1.45 * LINE)
+    made, end = legend(signs, 8, frame.bottom + 44, width)
+    title = f"{metric.name.capitalize()} of every run"
+    about = f"{metric.title}: a faint dot a run, the mean over seeds with its standard deviation."
+    return Drawing(name=name, title=title, about=about, width=width, height=end, marks=(*marks, *made))
+
+
+def _dots(frame: Frame, row: Row, role: str, metric: Metric, y: float) -> list[str]:
+    """A row's runs, if there are several, and their mean."""
+    marks = [
+        disc(frame.x(score), y, 4, role, opacity=0.35, tip=f"{row.label}, seed {seed}\n{metric.text(score)}")
+        for seed, score in zip(row.seeds, row.scores, strict=True)
+        if math.isfinite(score) and len(row.scores) > 1
+    ]
+    if math.isfinite(row.score):
+        if row.std:
+            ends = [(frame.x(row.score + sign * row.std), y) for sign in (-1, 1)]
+            marks.append(line(ends, role, 1.8))
+        tip = f"{row.label}\n{spread(row.score, row.std)} {metric.unit}"
+        marks.append(disc(frame.x(row.score), y, 5, role, tip=tip))
+    return marks
+
+
+def shortened(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def in_words(row: Row, costs: bool) -> str:
@@ -69,78 +84,53 @@ def in_words(row: Row, costs: bool) -> str:
 
 
 class Point(NamedTuple):
-    """A bubble; its area is `size`, which like `x` is a ratio to E2E."""
+    """A score and what it costs, as ratios to E2E; hollow if the paper's."""
 
-    row: Row
+    label: str
     role: str
-    x: float
-    y: float
+    score: float
     std: float | None
-    size: float
-    paper: bool = False
+    cost: float
+    memory: float | None
+    hollow: bool = False
 
 
-def cost_figure(
-    rows: Sequence[Row], variants: Mapping[str, Mapping[str, Any]], metric: Metric, name: str
-) -> Drawing | None:
-    """A bubble a method, the values of K joined, the paper's as rings.
-
-    The score against time, area by memory; against FLOPs, area by parameters, where devices were shared.
-    """
+def cost_figure(rows: Sequence[Row], metric: Metric, name: str) -> Drawing | None:
+    """The score against the time of an epoch, the paper's as rings; against FLOPs, where devices were shared."""
     rows = [row for row in rows if math.isfinite(row.score)]
     full = next((row for row in rows if row.method == "e2e"), None)
-    if full is None or len(rows) < 2 or not full.flops or not full.parameters:
+    if full is None or len(rows) < 2 or not full.flops:
         return None  # nothing to compare, or to divide by
     timed = all(row is full or row.time_ratio is not None for row in rows)
     points: list[Point] = []
     for row, role in zip(rows, series_roles([row.method for row in rows]), strict=True):
-        costs = row.flops / full.flops, row.parameters / full.parameters
-        if timed:
-            costs = row.time_ratio or 1.0, row.memory_ratio or 1.0
-        points.append(Point(row, role, costs[0], row.score, row.std, costs[1]))
-        if timed and row.paper is not None and row.paper_time_ratio:
-            costs = row.paper_time_ratio, row.paper_memory_ratio or 1.0
-            points.append(Point(row, role, costs[0], row.paper.score, row.paper.std, costs[1], paper=True))
-    x0, x1 = padded([point.x for point in points], 0.2, 0.03)
-    y0, y1 = padded([point.y + sign * (point.std or 0) for point in points for sign in (-1, 1)], 0.14)
+        cost = row.time_ratio or 1.0 if timed else row.flops / full.flops
+        points.append(Point(row.label, role, row.score, row.std, cost, row.memory_ratio if timed else None))
+        if timed and (paper := row.paper) is not None and row.paper_time_ratio:
+            printed = f"{row.label} in the paper", role, paper.score, paper.std
+            points.append(Point(*printed, row.paper_time_ratio, row.paper_memory_ratio, hollow=True))
+    x0, x1 = padded([point.cost for point in points], 0.2, 0.03)
+    y0, y1 = padded([point.score + sign * (point.std or 0) for point in points for sign in (-1, 1)], 0.14)
     frame = Frame(x0=x0, x1=x1, y0=y0, y1=y1)
-    marks = [
-        line([frame.at(point.x, point.y) for point in family], family[0].role, 1.6)
-        for family in _families(points, variants)
-    ]
-    largest = max(point.size for point in points)
-    for point in sorted(points, key=lambda point: (not point.paper, -point.size)):
+    marks: list[str] = []
+    for point in points:
         if point.std:
-            ends = [frame.at(point.x, point.y + sign * point.std) for sign in (-1, 1)]
-            marks.append(line(ends, point.role, 1.4, point.paper))
-        where = " in the paper" if point.paper else ""
-        told = f"time {point.x:.3f}, memory" if timed else f"FLOPs {point.x:.3f}, parameters"
-        score = f"{metric.name} {spread(point.y, point.std)} {metric.unit}"
-        tip = f"{point.row.label}{where}\n{score}\n{told} {point.size:.3f} of E2E"
-        look: dict[str, Any] = {"opacity": 1.0 if point.paper else 0.55, "hollow": point.paper, "tip": tip}
-        radius = LARGEST * math.sqrt(point.size / largest)
-        marks.append(disc(*frame.at(point.x, point.y), radius, point.role, **look))
-    what, size = ("time of an epoch", "memory") if timed else ("FLOPs of a forward pass", "number of parameters")
-    about = f"{metric.title} against the {what}, a ratio to E2E; the area of a bubble is the {size}."
-    if any(point.paper for point in points):
+            ends = [frame.at(point.cost, point.score + sign * point.std) for sign in (-1, 1)]
+            marks.append(line(ends, point.role, 1.4, point.hollow))
+        tip = f"{point.label}\n{metric.name} {spread(point.score, point.std)} {metric.unit}"
+        tip += f"\n{'time' if timed else 'FLOPs'} {point.cost:.3f} of E2E"
+        tip += f", memory {point.memory:.3f}" if point.memory else ""
+        place = frame.at(point.cost, point.score)
+        marks.append(disc(*place, 6, point.role, hollow=point.hollow, tip=tip))
+    what = "time of an epoch" if timed else "FLOPs of a forward pass"
+    about = f"{metric.title} against the {what}, a ratio to E2E."
+    if any(point.hollow for point in points):
         about += " Dashed rings are the paper's numbers, on its own hardware."
-    signs = [(point.role, point.row.label, "dot") for point in points if not point.paper]
+    signs = [(point.role, point.label, "dot") for point in points if not point.hollow]
     made, end = legend(signs, 8, HEIGHT)
     axes = [*x_axis(frame, f"{what}, ratio to E2E"), *y_axis(frame, metric.title)]
     title = f"{metric.name.capitalize()} against cost"
     return Drawing(name=name, title=title, about=about, width=WIDTH, height=end, marks=(*axes, *marks, *made))
-
-
-def _families(points: Sequence[Point], variants: Mapping[str, Mapping[str, Any]]) -> list[list[Point]]:
-    """Our rows that differ in K alone, in its order."""
-
-    def others(point: Point) -> str:
-        return str({**variants[point.row.label], "label": "", "interval": ""})
-
-    found = [point for point in points if not point.paper and point.row.method != "e2e"]
-    found = [point for point in found if isinstance(variants.get(point.row.label, {}).get("interval"), int)]
-    found.sort(key=lambda point: (others(point), variants[point.row.label]["interval"]))
-    return [list(family) for _, family in groupby(found, others)]
 
 
 def curves_figure(results: Iterable[Result], metric: Metric, name: str) -> Drawing | None:

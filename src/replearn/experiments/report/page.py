@@ -22,7 +22,7 @@ from .svg import standalone_svg, style_rules
 
 MOST = 200  # files in a list
 MOST_FIGURES = 400  # files beside the page; the page itself has all of them
-MOST_OPEN = 3  # with more comparisons and benchmarks all are closed, and laid out when they are opened
+MOST_OPEN = 3  # with more comparisons all are closed, and laid out when they are opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,6 @@ def build_report(
         write_atomically(out, page(collection, sections, title=title))
         if figures:
             drawings = [drawing for section in sections for drawing in section.figures]
-            drawings += [
-                drawing for entry in benchmarks.measured_in(collection.others)[0] for drawing in entry.figures
-            ]
             beside.mkdir(parents=True, exist_ok=True)
             for drawing in drawings[:MOST_FIGURES]:
                 written.append(beside / f"{drawing.name}.svg")
@@ -68,12 +65,12 @@ def page(collection: Collection, sections: Sequence[Section], *, title: str = ""
     """The whole page as text; `live` is after how many seconds it asks for itself again, 0 for never."""
     title = title or f"Replacement Learning: {collection.root.resolve().name}"
     measured, rest = benchmarks.measured_in(collection.others)
-    opened = len(sections) + len(measured) <= MOST_OPEN
+    opened = len(sections) <= MOST_OPEN
     entries = [
-        *comparisons.summary(sections, measured),
-        *claims.entries(collection, measured),
+        *comparisons.summary(sections),
+        *claims.entries(sections, measured),
         *comparisons.entries(sections, opened),
-        *benchmarks.entries(measured, opened),
+        *benchmarks.entries(measured),
         *_files(collection, rest),
     ]
     empty = tag("p", "There is nothing here yet. Runs appear as soon as they have written a file.")
@@ -106,7 +103,7 @@ def asset(name: str) -> str:
 
 
 def _header(collection: Collection, sections: Sequence[Section], title: str, live: int) -> Raw:
-    running = sum(len(section.running) for section in sections) + len(collection.begun)
+    running = sum(len(section.running) for section in sections)
     facts: list[Content] = [counted(len(collection.runs), "run"), counted(len(sections), "comparison")]
     facts += [f"{running:,} in progress"] if running else []
     if collection.unread:
@@ -125,10 +122,7 @@ def _header(collection: Collection, sections: Sequence[Section], title: str, liv
 
 
 def _files(collection: Collection, rest: Sequence[tuple[Path, str]]) -> Iterator[Entry]:
-    """Runs that have only begun, and files that are not shown, with the reason."""
-    if begun := collection.begun:
-        names = [tag("li", tag("code", path.as_posix())) for path in begun[:MOST]]
-        yield card("begun", "Just begun", tag("ul", *names))
+    """Files that are not shown, with the reason."""
     unread = [*((entry.path, entry.reason) for entry in collection.unread), *rest]
     if unread:
         rows = [(path.as_posix(), reason) for path, reason in unread[:MOST]]

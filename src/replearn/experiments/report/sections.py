@@ -1,18 +1,20 @@
 """The comparisons of a report as plain data: one for each recipe, data set and folder.
 
-With its figures, its plans in words, and the sizes that models deploy to.
+Cards, summary, claims and the fold of a comparison all read it.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ...errors import ReplearnError
+from ...planning.data import Plan
 from ..training.comparable import machine
 from ..training.compare import Comparison, Row, compare
 from ..training.metrics import Metric
@@ -32,13 +34,13 @@ class Section:
     recipe: str
     data: str
     folder: Path
-    metric: Metric
     runs: tuple[RunFile, ...]
     comparison: Comparison | None  # None while nothing is finished, or where the runs can't be compared
     problem: str  # why there is no comparison
-    figures: tuple[Drawing, ...]
-    plans: tuple[str, ...]
-    deployed: Mapping[str, float]  # by label: parameters once deployed, as a share of E2E's
+
+    @property
+    def metric(self) -> Metric:
+        return self.runs[0].result.metric
 
     @property
     def running(self) -> tuple[RunFile, ...]:
@@ -55,6 +57,37 @@ class Section:
         """The first row of a method, in the recipe's order."""
         rows = self.comparison.rows if self.comparison else ()
         return next((row for row in rows if method in row.method.split("+")), None)
+
+    @cached_property
+    def figures(self) -> tuple[Drawing, ...]:
+        drawn: list[Drawing | None] = []
+        results = [run.result for run in self.runs]
+        if self.comparison is not None:
+            drawn.append(runs_figure(self.comparison, f"{self.key}-runs"))
+            drawn.append(cost_figure(self.comparison.rows, self.metric, f"{self.key}-cost"))
+            order = [row.label for row in self.comparison.rows]  # colours agree between figures
+            labels = [*order, *dict.fromkeys(run.label for run in self.runs if run.label not in order)]
+            results = [run.result for label in labels for run in self.runs if run.label == label]
+        drawn.append(curves_figure(results, self.metric, f"{self.key}-curves"))
+        return tuple(drawing for drawing in drawn if drawing is not None)
+
+    @cached_property
+    def plans(self) -> Mapping[str, Plan]:
+        """By label the first plan that can be read."""
+        found: dict[str, Plan] = {}
+        for run in self.runs:
+            if run.label not in found and (plan := plan_of(run.result)) is not None:
+                found[run.label] = plan
+        return found
+
+    @property
+    def deployed(self) -> Mapping[str, float]:
+        """By label: parameters once deployed, as a share of E2E's; none of a plan that can't be read."""
+        shares = {run.label: 1.0 for run in self.runs if not run.result.plan}
+        for label, plan in self.plans.items():
+            if plan.deployed_before and plan.deployed_after:
+                shares[label] = plan.deployed_after / plan.deployed_before
+        return shares
 
 
 def sections_of(collection: Collection) -> list[Section]:
@@ -73,75 +106,27 @@ def _section(folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: 
     key = slug(f"{name}-{data}") or "runs"
     keys[key] += 1
     key += f"-{keys[key]}" if keys[key] > 1 else ""
-    results = [run.result for run in runs]
-    metric = results[0].metric
     comparison, problem = None, ""
     try:
-        (comparison,) = compare(results)
+        (comparison,) = compare([run.result for run in runs])
     except (ReplearnError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         own = isinstance(error, ReplearnError)
         problem = str(error) if own else f"These runs can't be compared: {type(error).__name__}: {error}."
-    figures: list[Drawing | None] = []
-    if comparison is not None:
-        variants = {str(result.variant["label"]): result.variant for result in results}
-        order = {row.label: place for place, row in enumerate(comparison.rows)}  # colours agree between figures
-        results.sort(key=lambda result: order.get(str(result.variant["label"]), len(order)))
-        figures.append(runs_figure(comparison, f"{key}-runs"))
-        figures.append(cost_figure(comparison.rows, variants, metric, f"{key}-cost"))
-    figures.append(curves_figure(results, metric, f"{key}-curves"))
-    deployed = {str(result.variant["label"]): deployed_share(result) for result in results}
-    about = results[0].recipe
+    about = runs[0].result.recipe
     return Section(
         key=key,
         title=f"{name} on {data}: {about['model']}, {about['epochs']} epoch{'' if about['epochs'] == 1 else 's'}",
         recipe=name,
         data=data,
         folder=folder,
-        metric=metric,
         runs=tuple(runs),
         comparison=comparison,
         problem=problem,
-        figures=tuple(figure for figure in figures if figure is not None),
-        plans=tuple(plans_of(results)),
-        deployed={label: share for label, share in deployed.items() if share is not None},
     )
 
 
-def plans_of(results: Sequence[Result]) -> list[str]:
-    """Each plan that differs in words; rows that share one are named together."""
-    labels: dict[str, list[str]] = {}
-    for result in results:
-        held, label = labels.setdefault(plan_in_words(result), []), str(result.variant["label"])
-        held += [label] if label not in held else []
-    return [f"{', '.join(held)}: {words}" for words, held in labels.items() if words]
-
-
-def deployed_share(result: Result) -> float | None:
-    """The deployed parameters over those of the model before its plan; None where the plan has no count."""
-    if not result.plan:
-        return 1.0
-    with suppress(KeyError, TypeError, ZeroDivisionError, OverflowError):  # files may hold anything
-        return float(result.plan["deployed_after"] / result.plan["deployed_before"])
+def plan_of(result: Result) -> Plan | None:
+    """None where a run has no plan, or one that can't be read: files may hold anything."""
+    with suppress(ReplearnError):
+        return Plan.from_json(json.dumps(result.plan))
     return None
-
-
-def plan_in_words(result: Result) -> str:
-    """Which blocks a run's plan replaces, and by what; empty where it has none, or is not of its form."""
-    plan: Any = result.plan
-    try:
-        blocks: dict[str, list[str]] = {}
-        for target in plan["targets"]:
-            blocks.setdefault(operator_of(target), []).append(target["name"])
-        parts = [f"{', '.join(names)} by {operator}" for operator, names in blocks.items()]
-        parts += [f"{entry['name']} kept ({entry['reason']})" for entry in plan["skipped"]]
-        share = f"{len(plan['targets'])} of {plan['num_blocks']} blocks replaced"
-        return f"{share} ({plan['placement']}): {'; '.join(parts)}."
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return ""
-
-
-def operator_of(target: Mapping[str, Any]) -> str:
-    options = target["operator"]
-    given = (options.get(key) for key in ("sources", "correction"))
-    extra = [str(value) for value in given if value not in (None, "both", "none")]
-    return str(options["name"]).replace("_", " ") + (f" ({', '.join(extra)})" if extra else "")

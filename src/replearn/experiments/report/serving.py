@@ -127,9 +127,9 @@ def make_server(folder: str | Path, port: int = 0, every: int = 5) -> Server:
         ) from error
 
 
-def watch(folder: str | Path, port: int, every: int, ready: Callable[[str], None]) -> None:
+def watch(folder: str | Path, port: int, ready: Callable[[str], None]) -> None:
     """Serve until Ctrl-C; `ready` gets the address."""
-    with make_server(folder, port, every) as server:
+    with make_server(folder, port) as server:
         ready(f"http://{HOST}:{server.server_address[1]}/")
         try:
             server.serve_forever()
