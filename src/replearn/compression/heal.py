@@ -2,8 +2,9 @@
 
 The loss is the squared error of the last block's features, before a classifier that stays: KD of the logits on top
 overfits few samples. Where no classifier has a weight of its own, as with tied
-embeddings, KD is added. AdamW, a warm-up and a cosine over the time that is given. Rate, BatchNorm mode and
-whether images are mixed are found in short annealed runs, by the loss on held-out samples.
+embeddings, KD is added. AdamW, a warm-up and a cosine over the time that is given. The rate and whether images are
+mixed are found in short annealed runs, by the loss on held-out samples. BatchNorm is trained with batches of at
+least 16 samples, and frozen with smaller ones.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..errors import ReplearnError
 from ..fast.graphs.capture import capture
 from ..fitting.closed_form import estimate_statistics_
 from ..fitting.observe import first
+from ..operators._base.layers import foldable
 from .batches import Augment, Batch, Data, augmented, copy_into, device_of, subset
 from .fit import head_of
 from .measure import agreement, answer
@@ -38,6 +40,7 @@ PART = 1 / 20  # of the time, or of the steps, for a trial
 LOOKS = 12  # at held-out samples during a run
 PATIENCE = 0.6  # of a run without a gain end it
 WARM_UP = 0.05
+SMALL = 16  # samples of a batch, by fewer of which BatchNorm does not normalise
 JUDGED = 2048  # held-out samples, and as many for BatchNorm statistics
 
 
@@ -80,10 +83,9 @@ def read_heal(given: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a run trains; `live`: BatchNorm normalises by the batch, and its statistics follow."""
+    """How a run trains."""
 
     rate: float
-    live: bool
     mix: bool
 
 
@@ -98,7 +100,7 @@ def heal_(
     augment: Augment | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Healing:
-    """Train the student in place, for epochs or seconds; trials of settings take up to a quarter of that.
+    """Train the student in place, for epochs or seconds; trials of settings take up to a fifth of that.
 
     The state with the least loss on held-out samples is kept: never one that is worse than the start. A run
     ends early where it has brought nothing for a while. The order of samples follows torch's seed.
@@ -116,18 +118,14 @@ def heal_(
     before = judge.divergence
     judge.look()
     images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(pool.draw().inputs))
-    known: dict[bool, Steps] = {}
+    live = bool(judge.norms) and pool.least >= SMALL
     used = 0
 
     def run(setting: Setting, most: float, seconds: float, looks: int) -> float:
         """One annealed run from the start; its loss on held-out samples."""
         nonlocal used
         student.load_state_dict(start)
-        if setting.live not in known:
-            known[setting.live] = Steps(student, teacher, data, way, frozen, setting.live, logits)
-            known[setting.live].capture(pool.draw())
-            student.load_state_dict(start)
-        steps, opened, done = known[setting.live], time.perf_counter(), 0
+        opened, done = time.perf_counter(), 0
         steps.restart()
         own, last, now = math.inf, 0.0, math.inf
 
@@ -153,19 +151,21 @@ def heal_(
         return now
 
     with eval_and_grad(student):
-        steps = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
+        steps = Steps(student, teacher, data, way, frozen, judge.norms if live else [], logits)
+        steps.capture(pool.draw())
+        most = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
         found: dict[Setting, float] = {}
 
         def tried(setting: Setting) -> Setting:
             if setting not in found:
-                found[setting] = run(setting, steps, limit * PART, 1)
+                found[setting] = run(setting, most, limit * PART, 1)
             return min(found, key=lambda item: found[item])
 
-        best = search(tried, Setting(RATES[2], bool(judge.norms) and pool.least >= 16, images))
+        best = search(tried, Setting(RATES[2], images))
         run(best, total, max(limit - (time.perf_counter() - begin), 1e-3), LOOKS)
     student.load_state_dict(judge.best)
     student.zero_grad(set_to_none=True)
-    norms = ("trained" if best.live else "frozen") if bool(judge.norms) else ""
+    norms = ("trained" if live else "frozen") if judge.norms else ""
     spent = time.perf_counter() - begin
     return Healing(before, judge.divergence, best.rate, used, spent, norms, best.mix)
 
@@ -175,8 +175,6 @@ def search(tried: Callable[[Setting], Setting], best: Setting) -> Setting:
     tried(best)
     best = tried(replace(best, rate=RATES[1]))
     best = tried(replace(best, rate=RATES[0] if best.rate == RATES[1] else RATES[3]))
-    if best.live:
-        best = tried(replace(best, live=False))
     return tried(replace(best, mix=False)) if best.mix else best
 
 
@@ -190,7 +188,7 @@ class Judge:
         self.clean = [batch for batch in few.batches if not batch.held_out and batch.size > 1]
         with torch.no_grad():
             self.taught = [see(teacher, data, last, batch) for batch in self.held]
-        self.norms = [module for module in student.modules() if tracks(module)]
+        self.norms = [module for module in student.modules() if foldable(module)]
         self.least, self.best, self.divergence = math.inf, state(student), math.inf
 
     @torch.no_grad()
@@ -224,13 +222,19 @@ class Steps:
     """Training steps of one kind, with AdamW; on a GPU they are replayed as a CUDA graph where they can be."""
 
     def __init__(
-        self, student: nn.Module, teacher: nn.Module, data: Data, way: Way, frozen: str, live: bool, logits: float
+        self,
+        student: nn.Module,
+        teacher: nn.Module,
+        data: Data,
+        way: Way,
+        frozen: str,
+        norms: list[nn.Module],
+        logits: float,
     ) -> None:
         self.student, self.teacher, self.data, self.last = student, teacher, data, way.blocks[-1]
-        self.logits = logits
+        self.norms, self.logits = norms, logits
         still = {id(p) for p in student.get_submodule(frozen).parameters()} if frozen else set()
         self.parameters = [p for p in student.parameters() if id(p) not in still and p.is_floating_point()]
-        self.norms = [module for module in student.modules() if live and tracks(module)]
         self.device = device_of(student)
         self.cuda = self.device.type == "cuda"
         rate: Any = torch.zeros((), device=self.device) if self.cuda else 0.0
@@ -248,13 +252,10 @@ class Steps:
         """Capture a step on a GPU; the steps that this takes have a rate of 0."""
         if not self.cuda:
             return
-        self.batch = Batch(
-            tree_map(
-                lambda leaf: leaf.to(self.device).clone() if isinstance(leaf, Tensor) else leaf, batch.inputs
-            ),
-            False,
-            batch.size,
+        inputs = tree_map(
+            lambda leaf: leaf.to(self.device).clone() if isinstance(leaf, Tensor) else leaf, batch.inputs
         )
+        self.batch = Batch(inputs, False, batch.size)
         self._set(0.0)
         try:
             pool = torch.cuda.graph_pool_handle()
@@ -305,11 +306,8 @@ def see(model: nn.Module, data: Data, last: str, batch: Batch) -> tuple[Tensor, 
     def note(module: nn.Module, args: Any, made: Any) -> None:
         seen.append(first(made))
 
-    hook = model.get_submodule(last).register_forward_hook(note)
-    try:
+    with model.get_submodule(last).register_forward_hook(note):
         made = answer(data.run(model, batch))
-    finally:
-        hook.remove()
     return seen[-1], made
 
 
@@ -335,10 +333,6 @@ def eval_and_grad(student: nn.Module) -> Iterator[None]:
             module.training = mode
         for parameter, want in wanted.items():
             parameter.requires_grad_(want)
-
-
-def tracks(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
 
 
 def state(model: nn.Module) -> dict[str, Any]:

@@ -61,9 +61,9 @@ def deploy(
     fastest form, equal in float32. It is not the default because x then passes through the weight: in half
     precision or TF32 it is rounded to that, and INT8 quantizes W + I more coarsely than W.
 
-    `flatten=True` makes the whole model one flat graph, which eager mode runs faster; with `merge=True` a
-    transformer's operator is then taken up by the linear layer before it. It needs an `example`, takes the
-    arguments of the example alone, and is compared on a second batch size too; ReplearnError for a model whose
+    `flatten=True` makes the whole model one flat graph, which eager mode runs faster; with `merge=True` and a
+    `dtype` a transformer's operator is then taken up by the linear layer before it. It needs an `example`, takes
+    the arguments of the example alone, and is compared on a second batch size too; ReplearnError for a model whose
     code can't be traced, and for one with hooks.
 
     `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
@@ -108,8 +108,9 @@ def deploy(
         record_replacement(plain, operator, fused)
     settle_(plain, fold=fold, channels_last=channels_last)
     if flatten:
-        flat = flat_form(plain, example)
-        plain = absorb_(flat, operators, example, dtype, compiled=bool(compile)) if merge else flat
+        plain = flat_form(plain, example)
+        if merge and dtype is not None:
+            absorb_(plain, operators, example, dtype)
         optimize_(plain, example, context)
     check_or_double(model, plain, example, partial(deploy, fold=fold, merge=merge, flatten=flatten))
     refuse_saving_(
