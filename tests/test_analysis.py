@@ -176,8 +176,10 @@ def test_the_trade_off_saves_more_and_costs_more_where_k_is_small(found: Analysi
     assert point.operators.score is not None
 
 
-def test_it_survives_json_prints_and_leaves_the_model_alone(found: Analysis, model: nn.Module) -> None:
-    assert Analysis.from_json(found.to_json()) == found
+def test_it_is_written_as_json_prints_and_leaves_the_model_alone(found: Analysis, model: nn.Module) -> None:
+    read = json.loads(found.to_json())
+    assert read["format"] == "replearn-analysis-1"
+    assert read["targets"][0]["alone"]["epsilon"] == found.targets[0].alone.epsilon
     words = ("layer2.1", "epsilon", "all together", "Recoverability", "Gradient bias", "C(K)", "not guarantees")
     assert all(word in str(found) for word in words)
     fresh = resnet()
@@ -271,10 +273,8 @@ def test_plans_and_models_that_do_not_fit_are_refused(
         analyze(model, 4, batches())  # type: ignore[arg-type]
     with pytest.raises(ReplearnError, match="replaced"):
         analyze(replaced, plan, batches())
-    with pytest.raises(ReplearnError, match=r"returned list.*Give forward="):
+    with pytest.raises(ReplearnError, match=r"returns list.*give forward="):
         analyze(model, plan, [b[0] for b in batches()], forward=lambda m, x: [m(x).tolist()])
-    with pytest.raises(ReplearnError, match="not an analysis"):
-        Analysis.from_json(json.dumps({"format": "something"}))
 
 
 def test_operators_may_keep_their_starting_values(model: nn.Module, plan: replearn.Plan, found: Analysis) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..blocks.running import differentiable_attention
+from ..compression.measure import flops_of
 from ..errors import ReplearnError
 from ..fitting.calibrate import calibrate_
 from ..fitting.observe import observe
@@ -112,7 +112,7 @@ def tradeoff(
 
 
 def _point(
-    subject: Subject, data: Iterable[Any], plan: Plan, interval: int, first: int, whole: int, fit: bool
+    subject: Subject, data: Iterable[Any], plan: Plan, interval: int, first: int, whole: float, fit: bool
 ) -> TradeoffPoint:
     model = subject.fresh()
     if fit:
@@ -137,10 +137,7 @@ def _point(
     )
 
 
-@torch.no_grad()
-def count_flops(subject: Subject, model: nn.Module) -> int:
+def count_flops(subject: Subject, model: nn.Module) -> float:
     """FLOPs of a forward pass on one held-out batch."""
-    counter = FlopCounterMode(display=False)
-    with counter, differentiable_attention():
-        subject.output(model, 0)
-    return int(counter.get_total_flops())
+    with differentiable_attention():
+        return flops_of(lambda: subject.output(model, 0))

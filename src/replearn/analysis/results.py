@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from ..errors import ReplearnError
-from ..planning.serialization import decode, encode, parse
+from ..planning.serialization import encode
 from .view import analysis_text
 
 FORMAT = "replearn-analysis-1"
@@ -205,12 +204,3 @@ class Analysis:
     def to_json(self) -> str:
         """The analysis as JSON, with the name of its format."""
         return json.dumps({"format": FORMAT, **encode(self)}, indent=1, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Analysis:
-        """Read an analysis back; ReplearnError for anything that is not one."""
-        data = parse(text, "This is not an analysis: it")
-        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-            raise ReplearnError(f"This is not an analysis of this version of replearn ({FORMAT}).")
-        read: Analysis = decode(cls, data, "analysis")
-        return read

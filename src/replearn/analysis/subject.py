@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..compression.measure import answer
 from ..errors import ReplearnError
 from ..fitting.observe import Forward, run_to
 from ..planning.data import Plan
@@ -80,19 +81,12 @@ def finite_output(model: nn.Module, batch: Any, forward: Forward, number: int) -
 
 
 def output_of(made: Any) -> Tensor:
-    """The tensor in what a model returned: itself, its `logits`, or the first of a tuple."""
-    if isinstance(made, Tensor):
-        found: Any = made
-    elif isinstance(getattr(made, "logits", None), Tensor):
-        found = made.logits
-    elif isinstance(made, Mapping):
-        found = made.get("logits", next(iter(made.values()), None))
-    else:
-        found = made[0] if isinstance(made, (tuple, list)) and made else None
-    if not isinstance(found, Tensor) or not found.dtype.is_floating_point or found.dim() < 2:
+    """The tensor in what a model returned, with a row for each sample."""
+    found = answer(made)
+    if found.dim() < 2:
         raise ReplearnError(
-            f"The model returned {type(made).__name__}, and an analysis compares output tensors with a row a "
-            "sample. Give forward=lambda model, batch: ... that returns one."
+            f"The model returns a tensor of shape {tuple(found.shape)}, and an analysis compares outputs with a "
+            "row a sample; give forward= that returns one."
         )
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ..blocks.running import cut, size_of
 from ..errors import ReplearnError
@@ -44,8 +44,7 @@ class Data:
 
     def run(self, model: nn.Module, batch: Batch) -> Any:
         """What the model makes of a batch, which is moved to the device."""
-        device = self.stream.device or device_of(model)
-        inputs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch.inputs)
+        inputs = moved(batch.inputs, self.stream.device or device_of(model))
         try:
             with self.stream.running(model):
                 return self.forward(model, inputs) if self.forward else call(model, inputs)
@@ -204,6 +203,10 @@ def refuse_infinite(inputs: Any, number: int) -> None:
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
             raise ReplearnError(f"Batch {number} of the loader holds NaN or infinity: look at how it is made.")
+
+
+def moved(inputs: Any, device: torch.device) -> Any:
+    return tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
 
 
 def device_of(model: nn.Module) -> torch.device:

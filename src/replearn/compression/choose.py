@@ -198,17 +198,15 @@ def choose(
     model: nn.Module,
     found: Recognition,
     data: Data,
+    number: int,
     *,
-    quantity: str,
-    enough: Callable[[Sequence[str], Price], bool],
+    quantity: Quantity = "latency",
     metric: Metric | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Choice:
-    """Take blocks out of a copy until it is enough, each by the least damage for what it saves."""
+    """The blocks that go first, so many or all that can, each by the least damage for what it saves."""
     chooser = Chooser(model, found, data, Prices(model, found, data, 8), quantity, metric, progress)
-    saved = Price(0, 0, 0)
-    while not enough([step.name for step in chooser.steps], saved) and chooser.further():
-        saved = chooser.steps[-1].saved
+    chooser.names(number)
     return chooser.choice
 
 

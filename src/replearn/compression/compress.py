@@ -22,11 +22,11 @@ from .choose import Choice, read_budget
 from .corrections import FORMS, Form, pass_through, plain_, put_
 from .fit import Fitted
 from .heal import Healing, heal_, read_heal
-from .measure import Agreement, Metric, Price, agreement, answers, outputs, read_metric
+from .measure import Agreement, Metric, Price, agreement, answers, example_of, outputs, read_metric
 from .prices import Prices, eval_copy
 from .recognise import Recognition, recognise
 from .streaming import Stream, stream_to
-from .trials import Fitter, best_trial
+from .trials import Search
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Compressed:
     budget: str
     num_samples: int
     seconds: float
+    example: Any = field(default=None, repr=False)  # some samples, as the model takes them
     metric: tuple[float, float] | None = None
     choice: Choice | None = None
     healing: Healing | None = None
@@ -55,16 +56,23 @@ class Compressed:
         return compressed_text(self)
 
 
+COLUMNS = (
+    ("latency, ms", "latency", 1e-3, ".2f"),
+    ("FLOPs", "flops", 1, ".4g"),
+    ("parameters", "parameters", 1, ",.0f"),
+)
+
+
 def compressed_text(small: Compressed) -> str:
     title = (
         f"{type(small.model).__name__}: {len(small.removed)} of {small.num_blocks} blocks out "
         f"({shown(small.budget)}), {small.num_samples} samples, {small.seconds:.1f} s"
     )
-    rows = [
-        _row("latency, ms", small, "latency", lambda v: f"{v * 1e3:.2f}"),
-        _row("FLOPs", small, "flops", lambda v: f"{v:.4g}"),
-        _row("parameters", small, "parameters", lambda v: f"{v:,.0f}"),
-    ]
+    rows = []
+    for name, quantity, unit, spelled in COLUMNS:
+        costs = [cost.of(quantity) / unit for cost in (small.before, small.promised, small.after)]
+        ratio = f"{costs[2] / costs[0]:.3f}" if costs[0] else ""
+        rows.append((name, *(format(cost, spelled) for cost in costs), ratio))
     lines = [title, "", *text_table(("", "before", "promised", "measured", "ratio"), rows, right=(1, 2, 3, 4)), ""]
     blocks = [
         (shown(b.name), b.form, f"{b.error:.3f}", f"{b.ridge:.0e}" if b.ridge else "") for b in small.fitted.blocks
@@ -83,13 +91,6 @@ def compressed_text(small: Compressed) -> str:
         lines.append(f"metric {small.metric[0]:.4g} -> {small.metric[1]:.4g}")
     lines += [f"note  {shown(note)}" for note in small.notes]
     return "\n".join(lines)
-
-
-def _row(
-    name: str, small: Compressed, quantity: str, spell: Callable[[float], str]
-) -> tuple[str, str, str, str, str]:
-    before, promised, after = (cost.of(quantity) for cost in (small.before, small.promised, small.after))
-    return name, spell(before), spell(promised), spell(after), f"{after / before:.3f}" if before else ""
 
 
 Progress = Callable[[str], None]
@@ -151,8 +152,8 @@ def compress(
         data = data.through(found.way.blocks)
         taught = outputs(model, data, data.held())
         prices = Prices(model, found, data, rank)
-        fitter = Fitter(model, found, data, taught, realign, rank, progress)
-        choice, trial = best_trial(fitter, wanted, None if form == "auto" else form, prices, metric)
+        search = Search(wanted, model, found, data, taught, prices, realign, rank, metric, progress)
+        choice, trial = search.best(None if form == "auto" else form)
         student, forms, fitted = trial.student, trial.forms, trial.fitted
         notes += notes_on(fitted)
         healing = None
@@ -178,6 +179,7 @@ def compress(
             budget=str(budget) if isinstance(budget, str) else str(wanted),
             num_samples=data.num_samples,
             seconds=time.perf_counter() - begin,
+            example=example_of(data).inputs,
             metric=None if metric is None else (metric(model), metric(student)),
             choice=choice,
             healing=healing,

@@ -14,7 +14,7 @@ from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .calls import Arguments
 from .structure import Structure
-from .trace import chain
+from .trace import FUNCTIONS, chain
 
 Form = Literal["removal", "channels", "low-rank", "full", "mlp", "attention"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -115,9 +115,6 @@ def token_map(width: int, rank: int | None) -> nn.Module:
     return nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
 
 
-FUNCTIONS = {"=relu": nn.ReLU, "=gelu": nn.GELU, "=silu": nn.SiLU}
-
-
 class Nothing(nn.Module):
     """A branch that adds nothing."""
 
@@ -127,7 +124,9 @@ class Nothing(nn.Module):
 
 def modules_of(block: nn.Module, way: tuple[str, ...]) -> nn.Sequential:
     """The modules and functions of a chain, one after another."""
-    return nn.Sequential(*(FUNCTIONS[step]() if step in FUNCTIONS else block.get_submodule(step) for step in way))
+    return nn.Sequential(
+        *(FUNCTIONS[step[1:]]() if step.startswith("=") else block.get_submodule(step) for step in way)
+    )
 
 
 def after_of(block: nn.Module, structure: Structure) -> nn.Module | None:
@@ -166,7 +165,7 @@ def half_of(
 
 def without_mlp(block: nn.Module, branch: tuple[str, ...], arguments: Arguments) -> nn.Module | None:
     """A copy of the block with nothing in the place of its MLP's layers; None where it can't be run so."""
-    steps = [step for step in branch if step not in FUNCTIONS]
+    steps = [step for step in branch if not step.startswith("=")]
     if not steps:
         return None
     own = copy.deepcopy(block)

@@ -152,13 +152,12 @@ def beyond(
     block = teacher.get_submodule(gap[-1])
     with calls[0].stream.weights(block):
         end, own_after = last_sum(understand(block, fewest(calls)).trace)
-        if end is None or own_after != after or after is None or any(has_weights(block, step) for step in after):
+        if end is None or after is None or own_after != after:
+            return None
+        behind = [block.get_submodule(step) for step in after if not step.startswith("=")]
+        if any(True for module in behind for _ in module.parameters()):
             return None
         return [found[Tap(end)] for found in teacher_values(block, calls, [Tap(end)])[1]]
-
-
-def has_weights(block: nn.Module, step: str) -> bool:
-    return not step.startswith("=") and any(True for _ in block.get_submodule(step).parameters())
 
 
 def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) -> list[LayerFit]:

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..errors import ReplearnError
 from ..fast.graphs.capture import capture
 from ..fitting.closed_form import estimate_statistics_
 from ..fitting.observe import first
 from ..operators._base.layers import foldable
-from .batches import Augment, Batch, Data, augmented, copy_into, device_of, subset
+from .batches import Augment, Batch, Data, augmented, copy_into, device_of, moved, subset
 from .fit import head_of
 from .measure import agreement, answer
 from .pool import Pool
@@ -151,7 +151,7 @@ def heal_(
         return now
 
     with eval_and_grad(student):
-        steps = Steps(student, teacher, data, way, frozen, judge.norms if live else [], logits)
+        steps = Steps(judge, teacher, frozen, live)
         steps.capture(pool.draw())
         most = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
         found: dict[Setting, float] = {}
@@ -187,7 +187,7 @@ class Judge:
         self.held = few.held()
         self.clean = [batch for batch in few.batches if not batch.held_out and batch.size > 1]
         with torch.no_grad():
-            self.taught = [see(teacher, data, last, batch) for batch in self.held]
+            self.taught = [self.see(teacher, batch) for batch in self.held]
         self.norms = [module for module in student.modules() if foldable(module)]
         self.least, self.best, self.divergence = math.inf, state(student), math.inf
 
@@ -196,17 +196,16 @@ class Judge:
         """The loss now or with BatchNorm statistics measured anew, whichever is less."""
         now = self.judged()
         if self.norms and self.clean:
-            kept = [[buffer.clone() for buffer in norm.buffers()] for norm in self.norms]
+            kept = [copy.deepcopy(norm.state_dict()) for norm in self.norms]
             calls = [partial(self.data.run, batch=batch) for batch in self.clean]
             estimate_statistics_(self.student, calls)
             now = min(now, self.judged())
             for norm, values in zip(self.norms, kept, strict=True):
-                for buffer, value in zip(norm.buffers(), values, strict=True):
-                    buffer.copy_(value)
+                norm.load_state_dict(values)
         return now
 
     def judged(self) -> float:
-        seen = [see(self.student, self.data, self.last, batch) for batch in self.held]
+        seen = [self.see(self.student, batch) for batch in self.held]
         pairs = list(zip(seen, self.taught, self.held, strict=True))
         now = sum(float(loss_of(mine, aim, self.logits)) * batch.size for mine, aim, batch in pairs)
         now = now / sum(batch.size for batch in self.held) if math.isfinite(now) else math.inf
@@ -217,22 +216,25 @@ class Judge:
             ).divergence
         return now
 
+    def see(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The features that the last block makes, and the logits."""
+        seen: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, made: Any) -> None:
+            seen.append(first(made))
+
+        with model.get_submodule(self.last).register_forward_hook(note):
+            made = answer(self.data.run(model, batch))
+        return seen[-1], made
+
 
 class Steps:
     """Training steps of one kind, with AdamW; on a GPU they are replayed as a CUDA graph where they can be."""
 
-    def __init__(
-        self,
-        student: nn.Module,
-        teacher: nn.Module,
-        data: Data,
-        way: Way,
-        frozen: str,
-        norms: list[nn.Module],
-        logits: float,
-    ) -> None:
-        self.student, self.teacher, self.data, self.last = student, teacher, data, way.blocks[-1]
-        self.norms, self.logits = norms, logits
+    def __init__(self, judge: Judge, teacher: nn.Module, frozen: str, live: bool) -> None:
+        self.judge, self.teacher = judge, teacher
+        self.norms = judge.norms if live else []
+        student = judge.student
         still = {id(p) for p in student.get_submodule(frozen).parameters()} if frozen else set()
         self.parameters = [p for p in student.parameters() if id(p) not in still and p.is_floating_point()]
         self.device = device_of(student)
@@ -252,14 +254,12 @@ class Steps:
         """Capture a step on a GPU; the steps that this takes have a rate of 0."""
         if not self.cuda:
             return
-        inputs = tree_map(
-            lambda leaf: leaf.to(self.device).clone() if isinstance(leaf, Tensor) else leaf, batch.inputs
-        )
+        inputs = tree_map_only(Tensor, Tensor.clone, moved(batch.inputs, self.device))
         self.batch = Batch(inputs, False, batch.size)
         self._set(0.0)
         try:
             pool = torch.cuda.graph_pool_handle()
-            self.launch, _ = capture(type(self.student).__name__, self._body, self.device, pool)
+            self.launch, _ = capture(type(self.judge.student).__name__, self._body, self.device, pool)
         except ReplearnError:
             self.launch = None  # its code can't be captured
 
@@ -289,26 +289,14 @@ class Steps:
         if self.batch is None:
             raise RuntimeError("no batch was given")
         with torch.no_grad():
-            aim = see(self.teacher, self.data, self.last, self.batch)
-        loss = loss_of(see(self.student, self.data, self.last, self.batch), aim, self.logits)
+            aim = self.judge.see(self.teacher, self.batch)
+        loss = loss_of(self.judge.see(self.judge.student, self.batch), aim, self.judge.logits)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         for norm in self.norms:
             norm.training = False
-
-
-def see(model: nn.Module, data: Data, last: str, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The features that the last block makes, and the logits."""
-    seen: list[Tensor] = []
-
-    def note(module: nn.Module, args: Any, made: Any) -> None:
-        seen.append(first(made))
-
-    with model.get_submodule(last).register_forward_hook(note):
-        made = answer(data.run(model, batch))
-    return seen[-1], made
 
 
 def loss_of(mine: tuple[Tensor, Tensor], aim: tuple[Tensor, Tensor], logits: float) -> Tensor:
@@ -319,18 +307,14 @@ def loss_of(mine: tuple[Tensor, Tensor], aim: tuple[Tensor, Tensor], logits: flo
 
 @contextmanager
 def eval_and_grad(student: nn.Module) -> Iterator[None]:
-    """No dropout, as in the teacher, and gradients for all parameters; both are put back."""
-    modes = {module: module.training for module in student.modules()}
+    """No dropout, as in the teacher, and gradients for all parameters, which is put back."""
+    student.eval()
     wanted = {p: p.requires_grad for p in student.parameters() if p.is_floating_point()}
     try:
-        for module in modes:
-            module.training = False
         for parameter in wanted:
             parameter.requires_grad_(True)
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
         for parameter, want in wanted.items():
             parameter.requires_grad_(want)
 

@@ -28,11 +28,6 @@ class LayerFit:
     thinned: bool = False  # solved on a part of the rows
 
 
-def aim_tap(layer: Layer) -> Tap:
-    """Where the untouched network has what the layer should give."""
-    return Tap(layer.sum or layer.norm_key or layer.key)
-
-
 def student_taps(layer: Layer) -> list[Tap]:
     own = [Tap(layer.key, layer.place)]
     return own if layer.sum is None or layer.beside_input else [*own, Tap(layer.sum, layer.other)]
@@ -174,11 +169,6 @@ def teacher_values(
     return outputs, values
 
 
-def aligned_layers(structure: Structure) -> list[Layer]:
-    """The layers that are solved again: all but those that only say where attention looks."""
-    return [layer for layer in structure.layers if not layer.feeds_attention]
-
-
 def realign_block_(
     block: nn.Module,
     structure: Structure,
@@ -189,7 +179,7 @@ def realign_block_(
 ) -> list[LayerFit]:
     """Solve a block's layers one after another; `aims` says where the teacher has what each layer should give."""
     fits = []
-    for layer in aligned_layers(structure):
+    for layer in structure.layers:
         if layer.path not in aims:
             continue
         tap = aims[layer.path]
@@ -199,4 +189,6 @@ def realign_block_(
 
 
 def aims_of(structure: Structure) -> dict[str, Tap]:
-    return {layer.path: aim_tap(layer) for layer in aligned_layers(structure)}
+    """Where the untouched network has what each layer should give, but those that only say where attention looks."""
+    layers = [layer for layer in structure.layers if not layer.feeds_attention]
+    return {layer.path: Tap(layer.sum or layer.norm_key or layer.key) for layer in layers}

@@ -65,8 +65,9 @@ def _conv_rows(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     if isinstance(layer, nn.Conv1d):
         x, aim = x[..., None], aim[..., None]
-    (kh, kw), (sh, sw), (dh, dw) = (pair(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    top, left = padding_of(layer, (kh, kw), (dh, dw))
+    (kh, kw), (sh, sw), (dh, dw) = ((*v, 1)[:2] for v in (layer.kernel_size, layer.stride, layer.dilation))
+    padding = layer._reversed_padding_repeated_twice  # in numbers, also where it says 'same'
+    top, left = (*padding[-2::-2], 0)[:2]
     groups, channels = layer.groups, x.shape[1]
     x = F.pad(x.float(), (left, max(left, (kw - 1) * dw), top, max(top, (kh - 1) * dh)))
     padded = x.shape[-1]
@@ -88,21 +89,3 @@ def some_places(total: int, most: int) -> Tensor:
     if total <= most:
         return torch.arange(total)
     return torch.randperm(total, generator=torch.Generator().manual_seed(total))[:most].sort().values
-
-
-def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    return (value[0], value[1]) if len(value) == 2 else (value[0], 1)
-
-
-def padding_of(
-    layer: nn.Conv1d | nn.Conv2d, kernel: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[int, int]:
-    """How much is added above and on the left."""
-    if layer.padding == "same":
-        return (kernel[0] - 1) * dilation[0] // 2, (kernel[1] - 1) * dilation[1] // 2
-    if isinstance(layer.padding, str):
-        return 0, 0
-    top, left = pair(layer.padding)
-    return top, left if isinstance(layer, nn.Conv2d) else 0

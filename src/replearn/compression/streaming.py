@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ..errors import ReplearnError
 
@@ -47,7 +47,7 @@ class Stream:
         """Tensors as they wait: in memory, or in files of the folder; as they are where nothing moves."""
         if self.device is None:
             return value
-        return tree_map(lambda leaf: self._kept(leaf) if isinstance(leaf, Tensor) else leaf, value)
+        return tree_map_only(Tensor, self._kept, value)
 
     def _kept(self, tensor: Tensor) -> Tensor:
         if self.folder is None or tensor.nbytes < SMALL:
@@ -58,7 +58,7 @@ class Stream:
         """Tensors as they are used: on the device."""
         if self.device is None:
             return value
-        return tree_map(lambda leaf: leaf.to(self.device) if isinstance(leaf, Tensor) else leaf, value)
+        return tree_map_only(Tensor, lambda leaf: leaf.to(self.device), value)
 
     @contextmanager
     def weights(self, module: nn.Module, *, changed: bool = False) -> Iterator[None]:
@@ -86,14 +86,13 @@ class Stream:
         def left(block: nn.Module, args: Any, made: Any) -> None:
             self._send(running.pop(block, []), False)
 
-        handles: list[Any] = []
-        for block in blocks:
-            handles += [block.register_forward_pre_hook(entered), block.register_forward_hook(left)]
         try:
-            yield
+            with ExitStack() as hooks:
+                for block in blocks:
+                    hooks.enter_context(block.register_forward_pre_hook(entered))
+                    hooks.enter_context(block.register_forward_hook(left))
+                yield
         finally:
-            for handle in handles:
-                handle.remove()
             for moved in (*running.values(), rest):
                 self._send(moved, False)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..operators._base.layers import foldable
 from .calls import Arguments, Key, argument_of
-from .trace import VIEWS, Node, Sum, Trace, after_sum, ancestors, mixes, residual_sums, trace
+from .trace import VIEWS, Node, Sum, Trace, ancestors, chain, mixes, residual_sums, trace
 
 Kind = Literal["basic", "bottleneck", "convolutions", "transformer", "any"]
 LINEAR_OPERATIONS = {"convolution": 0, "linear": 0, "addmm": 1, "mm": 0}  # and which argument is the input
@@ -65,8 +65,8 @@ def understand(block: nn.Module, arguments: Arguments) -> Structure:
     linear = {node.index: path for node in found.nodes if (path := linear_path(node, modules))}
     used = list(linear.values())
     linear = {index: path for index, path in linear.items() if used.count(path) == 1}
-    sums = residual_sums(found, found.output)
-    after = after_sum(found, sums[-1].index if sums else None)
+    sums = residual_sums(found, found.output) or ()
+    after = chain(found, sums[-1].index, found.output) if sums else None
     layers = tuple(layer_at(found, index, linear, modules) for index in sorted(linear))
     channel = channel_of(arguments.x, layers, modules)
     return Structure(

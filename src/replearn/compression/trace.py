@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,6 @@ class Call:
     path: str
     given: int
     made: int
-    start: int  # the first node that may be its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,31 +131,23 @@ class _Recorder(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note the calls of every module inside the block."""
-        handles: list[Any] = []
-        started: list[tuple[int, int]] = []
+        started: list[int] = []
 
         def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
             given = [self.node_of(v) for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
             self._kept.append((args, kwargs))
-            started.append((next((node for node in given if node >= 0), -1), len(self.nodes)))
+            started.append(next((node for node in given if node >= 0), -1))
 
-        def left(path: str) -> Any:
-            def note(module: nn.Module, args: Any, made: Any) -> None:
-                given, start = started.pop()
-                self._kept.append(made)
-                self.calls.append(Call(path, given, self.node_of(first(made)), start))
+        def left(path: str, module: nn.Module, args: Any, made: Any) -> None:
+            self._kept.append(made)
+            self.calls.append(Call(path, started.pop(), self.node_of(first(made))))
 
-            return note
-
-        for path, module in self.block.named_modules():
-            if path:
-                handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
-                handles.append(module.register_forward_hook(left(path)))
-        try:
+        with ExitStack() as hooks:
+            for path, module in self.block.named_modules():
+                if path:
+                    hooks.enter_context(module.register_forward_pre_hook(entered, with_kwargs=True))
+                    hooks.enter_context(module.register_forward_hook(partial(left, path)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 VIEWS = {
@@ -163,6 +155,7 @@ VIEWS = {
     *("detach", "contiguous", "dropout", "unsqueeze", "squeeze"),
 }
 ACTIVATIONS = ("relu", "gelu", "silu", "hardtanh", "hardswish", "elu", "leaky_relu", "tanh", "sigmoid")
+FUNCTIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}  # in a chain "=relu"
 NORMS = ("layer_norm", "group_norm", "batch_norm", "rms_norm")
 
 
@@ -177,28 +170,20 @@ class Sum:
     attention: bool  # the branch mixes tokens
 
 
-def residual_sums(found: Trace, index: int) -> tuple[Sum, ...]:
-    """The sums on the way from the input to a value along which the input itself is passed on."""
-    way = _stream(found, index)
-    return tuple(way) if way is not None else ()
-
-
-def _stream(found: Trace, index: int) -> list[Sum] | None:
-    if index == 0:
-        return []
-    if index < 0:
-        return None
+def residual_sums(found: Trace, index: int) -> tuple[Sum, ...] | None:
+    """The sums on the way from the input to a value along which the input itself is passed on; None if none is."""
+    if index <= 0:
+        return () if index == 0 else None
     node = found.nodes[index]
     if node.name == "add" and len(node.inputs) == 2:
         for stream, branch in (node.inputs, node.inputs[::-1]):
-            before = _stream(found, stream)
+            before = residual_sums(found, stream)
             if before is not None:
                 own = ancestors(found, branch) - ancestors(found, stream)
-                return [*before, Sum(node.key, index, stream, branch, any(mixes(found.nodes[i]) for i in own))]
+                mixing = any(mixes(found.nodes[i]) for i in own)
+                return (*before, Sum(node.key, index, stream, branch, mixing))
         return None
-    if len(node.inputs) == 1 and passes(node):
-        return _stream(found, node.inputs[0])
-    return None
+    return residual_sums(found, node.inputs[0]) if len(node.inputs) == 1 and passes(node) else None
 
 
 def passes(node: Node) -> bool:
@@ -236,20 +221,12 @@ def chain(found: Trace, begin: int, end: int) -> tuple[str, ...] | None:
         node = found.nodes[at]
         if len(node.inputs) != 1:
             return None
-        if node.name == "relu":
-            way.insert(0, "=relu")
-        elif node.name == "gelu":
-            way.insert(0, "=gelu")
-        elif node.name == "silu":
-            way.insert(0, "=silu")
+        if node.name in FUNCTIONS:
+            way.insert(0, f"={node.name}")
         elif node.name not in VIEWS:
             return None
         at = node.inputs[0]
     return tuple(way)
-
-
-def after_sum(found: Trace, index: int | None) -> tuple[str, ...] | None:
-    return None if index is None or found.output < 0 else chain(found, index, found.output)
 
 
 def last_sum(found: Trace) -> tuple[Key | None, tuple[str, ...] | None]:
@@ -258,7 +235,7 @@ def last_sum(found: Trace) -> tuple[Key | None, tuple[str, ...] | None]:
     while at > 0:
         node = found.nodes[at]
         if node.name == "add" and len(node.inputs) == 2:
-            return node.key, after_sum(found, at)
+            return node.key, chain(found, at, found.output)
         if len(node.inputs) != 1 or not passes(node):
             break
         at = node.inputs[0]

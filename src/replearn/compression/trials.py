@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from torch import Tensor, nn
@@ -38,16 +38,90 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitter:
-    """Fits forms to a copy of the model and measures the copy."""
+class Search:
+    """Fits forms to copies of the model and measures the copies, until one meets the goal."""
 
+    goal: Goal
     model: nn.Module
     found: Recognition
     data: Data
     taught: Sequence[Tensor]
+    prices: Prices
     realign: bool
     rank: int
+    metric: Metric | None
     progress: Progress | None
+
+    def best(self, form: Form | None) -> tuple[Choice | None, Trial]:
+        """The student to hand out; without a `form`, the one that keeps most on held-out samples at the goal."""
+        goal, found = self.goal, self.found
+        every = found.candidates
+        check_names(goal.names, found)
+        if goal.quantity == "blocks" and goal.blocks > len(every):
+            raise ReplearnError(
+                f"budget='blocks={goal.blocks}': {found.model} has {len(found.blocks)} blocks, of which "
+                f"{len(every)} can go; ask for blocks={len(every)} or fewer."
+            )
+        rich = self.prices.richest() if form is None else dict.fromkeys(every, form)
+        if goal.names:
+            return None, self.fit({n: "removal" if n in goal.removal else rich[n] for n in goal.names})
+        rich = {name: rich[name] for name in every}
+        bare: dict[str, Form] = dict.fromkeys(every, "removal")
+        by_quantity = goal.quantity != "blocks"
+        tried = self.able([bare, rich] if form is None else [rich]) if by_quantity else [rich]
+        chooser = Chooser(self.model, found, self.data, self.prices, goal.quantity, self.metric, self.progress)
+        if not by_quantity:
+            return chooser.choice, self.fit({name: rich[name] for name in chooser.names(goal.blocks)})
+        trials = [self.meeting(forms, chooser) for forms in tried]
+        met = [trial for trial in trials if trial.share(goal.quantity) <= goal.share]
+        if not met:
+            raise self.unmet(min(trial.share(goal.quantity) for trial in trials))
+        return chooser.choice, min(met, key=lambda trial: trial.divergence)
+
+    def able(self, tried: list[dict[str, Form]]) -> list[dict[str, Form]]:
+        """Those of the forms that meet the goal with every block out; ReplearnError where none does."""
+        shares = [self.share_of(forms) for forms in tried]
+        if min(shares) > self.goal.share:
+            raise self.unmet(min(shares))
+        return [forms for forms, share in zip(tried, shares, strict=True) if share <= self.goal.share]
+
+    def unmet(self, share: float) -> ReplearnError:
+        name, quantity = self.found.model, self.goal.quantity
+        return ReplearnError(
+            f"{name} can't meet {quantity}<={self.goal.share:.0%}: with all {len(self.found.candidates)} blocks "
+            f"out that can go, {share:.0%} is left. Ask for {quantity}<={share + 0.005:.0%} or more."
+        )
+
+    def share_of(self, forms: Mapping[str, Form]) -> float:
+        """What is left of the quantity with these forms, before they are fitted; latency is measured."""
+        if self.goal.quantity != "latency":
+            return self.promised(forms)
+        before, after = self.measure(self.prices.unfitted(forms))
+        return after.latency / before.latency
+
+    def promised(self, forms: Mapping[str, Form]) -> float:
+        quantity = self.goal.quantity
+        return self.prices.after(forms).of(quantity) / max(self.prices.now.of(quantity), 1e-30)
+
+    def meeting(self, forms: Mapping[str, Form], chooser: Chooser) -> Trial:
+        """Fit with as few blocks out, in the order of choice, as measure up to the goal; with all if none do."""
+        goal, total = self.goal, len(self.found.candidates)
+
+        def first(number: int) -> dict[str, Form]:
+            return {name: forms[name] for name in chooser.names(number)}
+
+        number = next((n for n in range(1, total) if self.promised(first(n)) <= goal.share), total)
+        if goal.quantity == "latency":
+            number = measured_number(number, total, goal.share, lambda n: self.share_of(first(n)))
+        while True:
+            trial = self.fit(first(number))
+            if trial.share(goal.quantity) > goal.share:  # a busy moment, or truly slower
+                before, after = self.measure(trial.student)
+                again = replace(trial, before=before, after=after)
+                trial = min(trial, again, key=lambda t: t.share(goal.quantity))
+            if trial.share(goal.quantity) <= goal.share or number >= total:
+                return trial
+            number += 1
 
     def fit(self, forms: dict[str, Form]) -> Trial:
         student = eval_copy(self.model)
@@ -63,87 +137,6 @@ class Fitter:
         """The cost of the untouched model and of the student, timed in turns, as it will be handed out."""
         before, after = costs([self.model, plain_(eval_copy(student, share=True))], self.data)
         return before, after
-
-
-def best_trial(
-    fitter: Fitter, goal: Goal, form: Form | None, prices: Prices, metric: Metric | None
-) -> tuple[Choice | None, Trial]:
-    """The student to hand out; without a `form`, the one that keeps most on held-out samples at the goal."""
-    found, rich = fitter.found, prices.richest()
-    if goal.names:
-        check_names(goal.names, found)
-        return None, fitter.fit(
-            {name: "removal" if name in goal.removal else form or rich[name] for name in goal.names}
-        )
-    if goal.quantity == "blocks" and goal.blocks > len(found.candidates):
-        raise ReplearnError(
-            f"budget='blocks={goal.blocks}': {found.model} has {len(found.blocks)} blocks, of which "
-            f"{len(found.candidates)} can go; ask for blocks={len(found.candidates)} or fewer."
-        )
-    tried: list[dict[str, Form]] = (
-        [dict.fromkeys(found.candidates, "removal"), dict(rich)]
-        if form is None
-        else [dict.fromkeys(found.candidates, form)]
-    )
-    if goal.quantity != "blocks":
-        tried = able(fitter, goal, tried, prices)
-    chooser = Chooser(fitter.model, found, fitter.data, prices, goal.quantity, metric, fitter.progress)
-    if goal.quantity == "blocks":
-        names = chooser.names(goal.blocks)
-        return chooser.choice, fitter.fit({name: form or rich[name] for name in names})
-    trials = [meeting(fitter, goal, forms, chooser, prices) for forms in tried]
-    met = [trial for trial in trials if trial.share(goal.quantity) <= goal.share]
-    if not met:
-        raise unmet(found, goal, min(trial.share(goal.quantity) for trial in trials), len(found.candidates))
-    return chooser.choice, min(met, key=lambda trial: trial.divergence)
-
-
-def able(fitter: Fitter, goal: Goal, tried: list[dict[str, Form]], prices: Prices) -> list[dict[str, Form]]:
-    """Those of the forms that meet the goal with every block out; ReplearnError where none does."""
-    shares = [share_of(fitter, goal, {n: forms[n] for n in fitter.found.candidates}, prices) for forms in tried]
-    if min(shares) > goal.share:
-        raise unmet(fitter.found, goal, min(shares), len(fitter.found.candidates))
-    return [forms for forms, share in zip(tried, shares, strict=True) if share <= goal.share]
-
-
-def share_of(fitter: Fitter, goal: Goal, forms: Mapping[str, Form], prices: Prices) -> float:
-    """What is left of the quantity with these forms, before they are fitted; latency is measured."""
-    if goal.quantity != "latency":
-        return prices.after(forms).of(goal.quantity) / max(prices.now.of(goal.quantity), 1e-30)
-    before, after = fitter.measure(prices.unfitted(forms))
-    return after.latency / before.latency
-
-
-def unmet(found: Recognition, goal: Goal, share: float, number: int) -> ReplearnError:
-    return ReplearnError(
-        f"{found.model} can't meet {goal.quantity}<={goal.share:.0%}: with all {number} blocks out that can go, "
-        f"{share:.0%} is left. Ask for {goal.quantity}<={share + 0.005:.0%} or more."
-    )
-
-
-def meeting(fitter: Fitter, goal: Goal, forms: Mapping[str, Form], chooser: Chooser, prices: Prices) -> Trial:
-    """Fit with as few blocks out, in the order of choice, as measure up to the goal; with all out if none do."""
-    total = len(fitter.found.candidates)
-
-    def first(number: int) -> dict[str, Form]:
-        return {name: forms[name] for name in chooser.names(number)}
-
-    number = 1
-    while number < total and prices.after(first(number)).of(goal.quantity) > goal.share * prices.now.of(
-        goal.quantity
-    ):
-        number += 1
-    if goal.quantity == "latency":
-        number = measured_number(number, total, goal.share, lambda n: share_of(fitter, goal, first(n), prices))
-    while True:
-        trial = fitter.fit(first(number))
-        if trial.share(goal.quantity) > goal.share:  # a busy moment, or truly slower
-            before, after = fitter.measure(trial.student)
-            again = Trial(trial.forms, trial.student, trial.fitted, trial.divergence, before, after)
-            trial = min(trial, again, key=lambda t: t.share(goal.quantity))
-        if trial.share(goal.quantity) <= goal.share or number >= total:
-            return trial
-        number += 1
 
 
 def measured_number(number: int, total: int, share: float, measured: Callable[[int], float]) -> int:

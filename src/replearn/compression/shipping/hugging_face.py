@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -26,7 +27,7 @@ STAGES = ("depths", "layers")  # a number for every stage
 Edit = tuple[str, str, Any]  # which config inside the model's, as "text_config"; its attribute; the new value
 
 
-def is_hugging_face(model: nn.Module) -> bool:
+def knows(model: nn.Module) -> bool:
     return hasattr(model, "save_pretrained") and hasattr(getattr(model, "config", None), "to_json_string")
 
 
@@ -47,22 +48,16 @@ def builds(short: Shortened, arguments: dict[str, Any]) -> Iterator[Build]:
             setattr(getattr(config, part) if part else config, name, value)
         for name, value in arguments.items():
             setattr(config, name, value)
-        yield Build("transformers", Maker(model, config), type(model).__name__, {})
+        yield Build("transformers", partial(built, model, config), type(model).__name__, {})
 
 
-class Maker:
-    """Builds the model of a config, with the generation settings of the old model."""
-
-    def __init__(self, model: Any, config: Any) -> None:
-        self.model, self.config = model, config
-
-    def __call__(self) -> nn.Module:
-        made: Any = type(self.model)(self.config)
-        settings = getattr(self.model, "generation_config", None)
-        if settings is not None:
-            made.generation_config = copy.deepcopy(settings)
-        built: nn.Module = made
-        return built
+def built(model: Any, config: Any) -> nn.Module:
+    """A model of the same class with another config, and with the old one's generation settings."""
+    made: Any = type(model)(config)
+    settings = getattr(model, "generation_config", None)
+    if settings is not None:
+        made.generation_config = copy.deepcopy(settings)
+    return cast(nn.Module, made)
 
 
 def parts(config: Any) -> Iterator[tuple[str, Any]]:

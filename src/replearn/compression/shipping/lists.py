@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import nn
 
 from ...errors import ReplearnError
 from ..compress import Compressed
-from ..corrections import Correction
 
 INSTEAD = "Compress with form='removal' for a standard model, or export this one as pt2 or ONNX."
 
@@ -20,13 +20,12 @@ class BlockList:
     """An nn.ModuleList or nn.Sequential of blocks: its name, its length, and the places that are kept."""
 
     name: str
-    length: int
+    blocks: tuple[str, ...]  # names
     kept: tuple[int, ...]
 
     @property
-    def pattern(self) -> str:
-        """The name with its numbers taken out: equal for the stages of one network."""
-        return re.sub(r"\d+", "*", self.name)
+    def length(self) -> int:
+        return len(self.blocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,21 +42,16 @@ class Shortened:
         return tuple(found for found in self.lists if len(found.kept) < found.length)
 
     def siblings(self, of: BlockList) -> tuple[BlockList, ...]:
-        return tuple(found for found in self.lists if found.pattern == of.pattern)
+        return tuple(found for found in self.lists if pattern(found.name) == pattern(of.name))
 
     def new_name(self, name: str) -> str | None:
         """The name of a module or a tensor in the shorter model; None for what is gone."""
-        for prefix in prefixes(name):
+        for prefix in accumulate(name.split("."), "{}.{}".format):
             if prefix in self.removed:
                 return None
             if prefix in self.renamed:
                 return self.renamed[prefix] + name[len(prefix) :]
         return name
-
-
-def prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def shortened(small: Compressed) -> Shortened:
@@ -69,30 +63,11 @@ def shortened(small: Compressed) -> Shortened:
         if fit.form != "removal":
             what = f"the {fit.form} half of a block" if fit.form in ("mlp", "attention") else f"a {fit.form} map"
             raise ReplearnError(f"{fit.name} is {what}, which {named(small.model)} does not have. {INSTEAD}")
-    check_empty(small.model, small.removed)
     lists = block_lists(small.model, small.removed)
     renamed = {
-        child(small.model, found, place): child(small.model, found, number)
-        for found in lists
-        for number, place in enumerate(found.kept)
+        found.blocks[place]: found.blocks[number] for found in lists for number, place in enumerate(found.kept)
     }
     return Shortened(small.model, lists, renamed, small.removed)
-
-
-def check_empty(model: nn.Module, removed: Sequence[str]) -> None:
-    """Every removed block's place holds nothing, and nothing of this package stands elsewhere."""
-    for name, module in model.named_modules():
-        if name in removed:
-            bare = isinstance(module, Correction) and not list(module.children())
-            if not bare and type(module) is not nn.Identity:
-                raise ReplearnError(
-                    f"{name} is a {type(module).__name__} in a removed block's place, which {named(model)} does "
-                    f"not have. {INSTEAD}"
-                )
-        elif type(module).__module__.startswith(__package__):
-            raise ReplearnError(
-                f"{name} is a {type(module).__name__}, which {named(model)} does not have. {INSTEAD}"
-            )
 
 
 def block_lists(model: nn.Module, removed: Sequence[str]) -> tuple[BlockList, ...]:
@@ -101,13 +76,13 @@ def block_lists(model: nn.Module, removed: Sequence[str]) -> tuple[BlockList, ..
     for parent in parents:
         if not isinstance(model.get_submodule(parent), (nn.ModuleList, nn.Sequential)):
             raise ReplearnError(f"{parent or named(model)} is no list of blocks, so it can't be built with fewer.")
-    patterns = {re.sub(r"\d+", "*", parent) for parent in parents}
+    patterns = set(map(pattern, parents))
     found = []
     for name, module in model.named_modules():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and re.sub(r"\d+", "*", name) in patterns:
-            names = [f"{name}.{key}" if name else key for key in module._modules]
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and pattern(name) in patterns:
+            names = tuple(f"{name}.{key}" if name else key for key in module._modules)
             kept = tuple(place for place, path in enumerate(names) if path not in removed)
-            found.append(BlockList(name, len(names), kept))
+            found.append(BlockList(name, names, kept))
             if not kept:
                 raise ReplearnError(
                     f"All {len(names)} blocks of {name} are out; keep one, and it can be standard."
@@ -115,9 +90,9 @@ def block_lists(model: nn.Module, removed: Sequence[str]) -> tuple[BlockList, ..
     return tuple(found)
 
 
-def child(model: nn.Module, found: BlockList, place: int) -> str:
-    key = list(model.get_submodule(found.name)._modules)[place]
-    return f"{found.name}.{key}" if found.name else key
+def pattern(name: str) -> str:
+    """The name with its numbers taken out: equal for the stages of one network."""
+    return re.sub(r"\d+", "*", name)
 
 
 def named(model: nn.Module) -> str:

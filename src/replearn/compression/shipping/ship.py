@@ -16,10 +16,11 @@ from torch import nn
 from ...blocks.running import call, unchanged
 from ...errors import ReplearnError
 from ...fast.verify import compare, exact, run_on_example, tensors_in
+from ..batches import device_of, moved
 from ..compress import Compressed
 from . import hugging_face, timm, torchvision
 from .build import Build, first_fit
-from .lists import Shortened, named, shortened
+from .lists import named, shortened
 
 WEIGHTS, ARGUMENTS, LOADER = "model.safetensors", "model.json", "load.py"
 
@@ -40,7 +41,7 @@ def standard(small: Compressed, example: Any = None, *, arguments: Mapping[str, 
     """The compressed model as an ordinary one of its own class with fewer blocks, in eval mode.
 
     For Hugging Face models, timm's, and torchvision's ResNets and vision transformers, where blocks were removed
-    and nothing stands for them. `example` is an input on which both are compared; without one it is made up.
+    and nothing stands for them. Both are compared on `example`, an input, or else on some of compress's samples.
     `arguments` are constructor arguments that can't be read off the model. Raises ReplearnError that names the
     first thing which the standard architecture does not have.
     """
@@ -85,15 +86,11 @@ def _standard(
     small: Compressed, example: Any, arguments: Mapping[str, Any] | None
 ) -> tuple[nn.Module, Build, Any]:
     model, given = small.model, dict(arguments or {})
-    for known, room in (
-        (hugging_face.is_hugging_face, hugging_face),
-        (timm.is_timm, timm),
-        (torchvision.is_torchvision, torchvision),
-    ):
-        if known(model):
+    for library in (hugging_face, timm, torchvision):
+        if library.knows(model):
             short = shortened(small)
-            made, build = first_fit(short, room.builds(short, given))
-            example = made_up(short) if example is None else example
+            made, build = first_fit(short, library.builds(short, given))
+            example = moved(small.example if example is None else example, device_of(model))
             compare_on(model, made, example, f"the standard {type(model).__name__}")
             return made, build, example
     raise ReplearnError(
@@ -109,22 +106,6 @@ def compare_on(model: nn.Module, other: nn.Module, example: Any, what: str) -> N
     # a cache among the outputs has an empty entry for every removed block
     floats = [[tensor for tensor in tensors if tensor.is_floating_point()][:1] for tensors in (expected, found)]
     compare(floats[0], floats[1], what)
-
-
-def made_up(short: Shortened) -> Any:
-    """An input as the model takes it: token numbers, or noise of the size of its images."""
-    model: Any = short.model
-    first = next(model.parameters())
-    config = getattr(model, "config", None)
-    if getattr(model, "main_input_name", "") == "input_ids":
-        words = min(getattr(part, "vocab_size", 1000) or 1000 for _, part in hugging_face.parts(config))
-        return {"input_ids": torch.arange(16, device=first.device).view(2, 8) * 7 % words}
-    size = getattr(config, "image_size", None) or getattr(model, "image_size", None)
-    size = size or getattr(getattr(model, "patch_embed", None), "img_size", None) or 224
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
-    noise = torch.randn(2, channels, height, width, generator=torch.Generator().manual_seed(0))
-    return noise.to(first)
 
 
 def write_hugging_face(model: Any, build: Build, part: Path, folder: Path) -> tuple[str, nn.Module]:
@@ -151,22 +132,12 @@ def write_state(model: nn.Module, build: Build, part: Path, folder: Path) -> tup
 
 def loading(build: Build, weights: str) -> str:
     """Python that loads the model with its own library."""
-    classes = [path_of(value) for value in build.arguments.values() if isinstance(value, type)]
-    plain = build.call == "timm.create_model"
-    names: dict[str, set[str]] = {"safetensors.torch": {"load_file"}}
-    for path in (*classes, *(() if plain else (build.call,))):
-        module, _, name = path.rpartition(".")
-        names.setdefault(module, set()).add(name)
-    imports = [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]
-    if plain:
-        imports.insert(0, "import timm")
-    name = build.call if plain else build.call.rpartition(".")[2]
-    given = [
-        f"{key}={value.__name__ if isinstance(value, type) else repr(value)}"
-        for key, value in build.arguments.items()
-    ]
-    lines = [*imports, "", f"model = {name}({', '.join(given)})"]
-    return "\n".join([*lines, f'model.load_state_dict(load_file("{weights}"))', "model.eval()", ""])
+    paths = {name: path_of(value) for name, value in build.arguments.items() if isinstance(value, type)}
+    modules = sorted({path.rpartition(".")[0] for path in (*paths.values(), build.call)})
+    given = ", ".join(f"{name}={paths.get(name, repr(value))}" for name, value in build.arguments.items())
+    lines = [*(f"import {module}" for module in modules), "from safetensors.torch import load_file", ""]
+    lines += [f"model = {build.call}({given})", f'model.load_state_dict(load_file("{weights}"))', "model.eval()"]
+    return "\n".join([*lines, ""])
 
 
 def path_of(value: type) -> str:

@@ -13,7 +13,7 @@ from .build import Build
 from .lists import Shortened
 
 
-def is_timm(model: nn.Module) -> bool:
+def knows(model: nn.Module) -> bool:
     return type(model).__module__.startswith("timm.")
 
 
@@ -33,7 +33,9 @@ def builds(short: Shortened, arguments: dict[str, Any]) -> Iterator[Build]:
             given: dict[str, Any] = {**chosen, **lengths, **arguments}
             if registered:
                 yield created(registered, given)
-        yield of_class(model, {**known, **blocks(model, taken), **lengths, **arguments})
+        if "block" in taken and isinstance(getattr(model, "layer1", None), nn.Sequential):
+            known["block"] = type(model.get_submodule("layer1.0"))
+        yield of_class(model, {**known, **lengths, **arguments})
 
 
 def taken_by(model: type) -> set[str]:
@@ -104,9 +106,3 @@ def settings(model: Any) -> dict[str, Any]:
         ratio = hidden.out_features / hidden.in_features
         found["mlp_ratio"] = int(ratio) if ratio == int(ratio) else ratio
     return found
-
-
-def blocks(model: Any, taken: set[str]) -> dict[str, Any]:
-    """The class of a ResNet's blocks."""
-    layer = getattr(model, "layer1", None)
-    return {"block": type(layer[0])} if "block" in taken and isinstance(layer, nn.Sequential) else {}
