@@ -85,26 +85,16 @@ def _tradeoff(analysis: Analysis) -> str:
     def kept(found: Quality) -> list[str | float]:
         return [found.relative, percent(found.agreement), *([] if found.score is None else [f"{found.score:.4g}"])]
 
-    rows = [
-        [
-            str(p.interval),
-            str(p.targets),
-            p.parameters,
-            p.flops,
-            p.cost_formula,
-            *kept(p.operators),
-            *kept(p.removal),
-        ]
-        for p in analysis.tradeoff
-    ]
+    rows = []
+    for p in analysis.tradeoff:
+        saved = str(p.interval), str(p.targets), p.parameters, p.flops, p.cost_formula
+        rows.append([*saved, *kept(p.operators), *kept(p.removal)])
     title = "The interval K: what is left, and the relative deviation of the output"
     score = "" if analysis.score is None else " | score"
     if analysis.score is not None:
         title += f" (the full model scores {analysis.score:.4g})"
-    head = (
-        f"K | targets | parameters | FLOPs | C(K) | deviation | agree{score} | removal: deviation | agree{score}"
-    )
-    return _table(title, head, rows, left=0)
+    qualities = f"deviation | agree{score} | removal: deviation | agree{score}"
+    return _table(title, f"K | targets | parameters | FLOPs | C(K) | {qualities}", rows, left=0)
 
 
 def _convergence(found: Convergence) -> str:

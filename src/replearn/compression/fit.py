@@ -194,8 +194,8 @@ def parts(layer: nn.Module) -> list[nn.Linear]:
 def head_of(model: nn.Module, way: Way, data: Data) -> str:
     """The last linear layer that runs once behind the blocks, with a weight of its own; '' where there is none."""
     last, ran = way.blocks[-1], []
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    run_noting(model, [*linear, last], data, lambda name, *_: ran.append(name))
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or name == last]
+    run_noting(model, names, data, lambda name, *_: ran.append(name))
     behind = ran[ran.index(last) + 1 :]
     if not behind or behind.count(behind[-1]) > 1:
         return ""

@@ -189,6 +189,6 @@ def realign_block_(
 
 
 def aims_of(structure: Structure) -> dict[str, Tap]:
-    """Where the untouched network has what each layer should give, but those that only say where attention looks."""
+    """Where the untouched network has what layers should give, but those that only say where attention looks."""
     layers = [layer for layer in structure.layers if not layer.feeds_attention]
     return {layer.path: Tap(layer.sum or layer.norm_key or layer.key) for layer in layers}

@@ -12,6 +12,8 @@ from torch import nn
 from .build import Build
 from .lists import Shortened
 
+HEAD, SIZE = ("num_classes", "in_chans"), ("img_size", "global_pool")
+
 
 def knows(model: nn.Module) -> bool:
     return type(model).__module__.startswith("timm.")
@@ -23,16 +25,10 @@ def builds(short: Shortened, arguments: dict[str, Any]) -> Iterator[Build]:
     taken = taken_by(type(model))
     for lengths in of_lengths(short, taken):
         known = {name: value for name, value in settings(model).items() if name in taken or name == "in_chans"}
-        few: dict[str, Any] = {name: known[name] for name in ("num_classes", "in_chans") if name in known}
-        sized: dict[str, Any] = {
-            **few,
-            **{name: known[name] for name in ("img_size", "global_pool") if name in known},
-        }
-        registered = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
-        for chosen in (few, sized, known):
-            given: dict[str, Any] = {**chosen, **lengths, **arguments}
-            if registered:
-                yield created(registered, given)
+        registered: str = (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or ""
+        for names in (HEAD, (*HEAD, *SIZE), tuple(known)) if registered else ():
+            chosen = {name: known[name] for name in names if name in known}
+            yield created(registered, {**chosen, **lengths, **arguments})
         if "block" in taken and isinstance(getattr(model, "layer1", None), nn.Sequential):
             known["block"] = type(model.get_submodule("layer1.0"))
         yield of_class(model, {**known, **lengths, **arguments})
