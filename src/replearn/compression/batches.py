@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from ..blocks.running import cut, size_of
+from ..blocks.running import call, cut, size_of
 from ..errors import ReplearnError
 from .streaming import Stream
 
@@ -120,10 +120,6 @@ def read(
         made = (augmented(batch, augment) for batch in batches if not batch.held_out)
         batches += [replace(batch, inputs=stream.keep(batch.inputs)) for batch in made]
     return Data(tuple(batches), forward, total, tuple(more), stream)
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def plain(item: Any, forward: Forward | None) -> Any:

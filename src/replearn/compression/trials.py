@@ -71,7 +71,8 @@ class Search:
         tried = self.able([bare, rich] if form is None else [rich]) if by_quantity else [rich]
         chooser = Chooser(self.model, found, self.data, self.prices, goal.quantity, self.metric, self.progress)
         if not by_quantity:
-            return chooser.choice, self.fit({name: rich[name] for name in chooser.names(goal.blocks)})
+            names = chooser.names(goal.blocks)
+            return chooser.choice, self.fit({name: rich[name] for name in names})
         trials = [self.meeting(forms, chooser) for forms in tried]
         met = [trial for trial in trials if trial.share(goal.quantity) <= goal.share]
         if not met:
