@@ -65,26 +65,22 @@ class Search:
         rich = self.prices.richest() if form is None else dict.fromkeys(every, form)
         if goal.names:
             return None, self.fit({n: "removal" if n in goal.removal else rich[n] for n in goal.names})
-        rich = {name: rich[name] for name in every}
-        bare: dict[str, Form] = dict.fromkeys(every, "removal")
-        by_quantity = goal.quantity != "blocks"
-        tried = self.able([bare, rich] if form is None else [rich]) if by_quantity else [rich]
         chooser = Chooser(self.model, found, self.data, self.prices, goal.quantity, self.metric, self.progress)
-        if not by_quantity:
+        if goal.quantity == "blocks":
             names = chooser.names(goal.blocks)
             return chooser.choice, self.fit({name: rich[name] for name in names})
-        trials = [self.meeting(forms, chooser) for forms in tried]
+        tried: list[dict[str, Form]] = [{name: rich[name] for name in every}]
+        if form is None:
+            tried.insert(0, dict.fromkeys(every, "removal"))
+        shares = [self.share_of(forms) for forms in tried]
+        if min(shares) > goal.share:
+            raise self.unmet(min(shares))
+        able = [forms for forms, share in zip(tried, shares, strict=True) if share <= goal.share]
+        trials = [self.meeting(forms, chooser) for forms in able]
         met = [trial for trial in trials if trial.share(goal.quantity) <= goal.share]
         if not met:
             raise self.unmet(min(trial.share(goal.quantity) for trial in trials))
         return chooser.choice, min(met, key=lambda trial: trial.divergence)
-
-    def able(self, tried: list[dict[str, Form]]) -> list[dict[str, Form]]:
-        """Those of the forms that meet the goal with every block out; ReplearnError where none does."""
-        shares = [self.share_of(forms) for forms in tried]
-        if min(shares) > self.goal.share:
-            raise self.unmet(min(shares))
-        return [forms for forms, share in zip(tried, shares, strict=True) if share <= self.goal.share]
 
     def unmet(self, share: float) -> ReplearnError:
         name, quantity = self.found.model, self.goal.quantity

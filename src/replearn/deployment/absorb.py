@@ -47,10 +47,12 @@ class Match:
         return argument(self.gone[-1], 1, "weight")
 
 
-def absorb_(flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None) -> FlatGraph:
+def absorb_(
+    flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None, *, compiled: bool = False
+) -> FlatGraph:
     """Have the layers before the named operators take them up, in place, where the graph has the formula.
 
-    `dtype` is that of the autocast which the graph will run under.
+    `dtype` is that of the autocast which the graph will run under. A compiler writes kernels of its own.
     """
     note_values_(flat, example, dtype)
     taken = []
@@ -60,7 +62,7 @@ def absorb_(flat: FlatGraph, operators: Collection[str], example: Any, dtype: to
         match = None if name is None else match_of(flat, node)
         if match is not None:
             taken.append(f"{name} -> {path_of(match.weight_node).rpartition('.')[0]}")
-            write_(flat, match)
+            write_(flat, match, compiled)
     drop_unused_(flat)
     flat.meta[ABSORBED] = tuple(taken)
     return flat
@@ -145,7 +147,7 @@ def multiplied(
     return Match(gone=gone, u=u, weight=weight, bias=shift, branch=branch.detach())
 
 
-def write_(flat: FlatGraph, match: Match) -> None:
+def write_(flat: FlatGraph, match: Match, compiled: bool) -> None:
     """Put u + ((M s W2) h + shift + W u) in the place of what it stands for: in one kernel where there is one."""
     graph, key = flat.graph, str(match.weight_node.target)
     trained = flat.get_parameter(key).requires_grad
@@ -160,7 +162,7 @@ def write_(flat: FlatGraph, match: Match) -> None:
     with graph.inserting_before(match.gone[0]):
         weight, bias = kept("absorbing", match.weight), kept("shift", match.bias)
         branch = kept("mixing", match.branch)
-        if triton_runs_on(match.weight.device) and can_tile(*match.weight.shape):
+        if not compiled and triton_runs_on(match.weight.device) and can_tile(*match.weight.shape):
             for node in (weight, branch):
                 node.meta["cast"] = True
             made = graph.call_function(linear_residual, (match.u, match.h, weight, bias, branch))

@@ -110,7 +110,7 @@ def deploy(
     if flatten:
         plain = flat_form(plain, example)
         if merge and dtype is not None:
-            absorb_(plain, operators, example, dtype)
+            absorb_(plain, operators, example, dtype, compiled=bool(compile))
         optimize_(plain, example, context)
     check_or_double(model, plain, example, partial(deploy, fold=fold, merge=merge, flatten=flatten))
     refuse_saving_(
