@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from ..planning.validate import ordinary_tensors, refuse_wrapped
 from .batches import Augment, Data, Forward, device_of, read, read_augment
 from .choose import Choice, read_budget
 from .corrections import FORMS, Form, pass_through, plain_, put_
-from .fit import Fitted
+from .fit import Fitted, Progress
 from .heal import Healing, heal_, read_heal
 from .measure import Agreement, Metric, Price, agreement, answers, example_of, outputs, read_metric
 from .prices import Prices, eval_copy
@@ -91,9 +91,6 @@ def compressed_text(small: Compressed) -> str:
         lines.append(f"metric {small.metric[0]:.4g} -> {small.metric[1]:.4g}")
     lines += [f"note  {shown(note)}" for note in small.notes]
     return "\n".join(lines)
-
-
-Progress = Callable[[str], None]
 
 
 @ordinary_tensors()

@@ -15,11 +15,10 @@ from .batches import Forward, read, subset
 from .compress import Compressed
 from .corrections import Form
 from .fit import fit_
-from .measure import agreement, answers, costs, outputs
+from .measure import Metric, agreement, answers, costs, outputs
 from .prices import eval_copy
 from .recognise import recognise
 
-Metric = Callable[[nn.Module], float]
 FITTED = 128  # samples that every point is fitted on
 GREY, BLUE, ORANGE = "#6b7280", "#1f5fa8", "#c2570c"
 

@@ -13,12 +13,11 @@ from ..errors import ReplearnError
 from .batches import Data
 from .choose import Choice, Chooser, Goal, check_names
 from .corrections import Form, plain_
-from .fit import Fitted, fit_
+from .fit import Fitted, Progress, fit_
 from .measure import Metric, Price, agreement, answers, costs
 from .prices import Prices, eval_copy
 from .recognise import Recognition
 
-Progress = Callable[[str], None]
 MARGIN = 0.005  # by which an unfitted model is below the latency asked for: a fit is dearer than a measurement
 
 
