@@ -25,7 +25,7 @@ def network() -> CifarResNet:
 
 def batches() -> list[Tensor]:
     random = torch.Generator().manual_seed(0)
-    return [torch.randn(16, 3, 32, 32, generator=random) for _ in range(4)]
+    return [torch.randn(8, 3, 16, 16, generator=random) for _ in range(4)]
 
 
 @pytest.mark.parametrize("form", ["removal", "full", "low-rank"])

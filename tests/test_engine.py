@@ -321,16 +321,9 @@ def test_two_processes_give_the_curve_of_one_and_what_they_saved_resumes_in_one(
     one = fit([spec(tmp_path / "one", model="vit:16:4:2:4", batch_size=100)], device="cpu")[0]
     script = tmp_path / "worker.py"
     script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        script,
-        tmp_path,
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*torchrun, script, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     two = read_result(tmp_path / "two" / "result.json")

@@ -10,6 +10,7 @@ import gc
 import io
 import json
 import pickle
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -104,8 +105,9 @@ def test_law_1_a_plan_leaves_no_trace_and_is_the_same_on_meta(entry: Entry, opti
     model = fresh(entry.name).train()
     next(model.children()).eval()
     model.register_forward_hook(lambda *_: None)
-    before = everything(model)
+    before, held = everything(model), [sys.getrefcount(tensor) for tensor in tensors_of(model)]
     plan = replearn.plan(model, first=2, operator=options())
+    assert [sys.getrefcount(tensor) for tensor in tensors_of(model)] == held  # nor does garbage hold them
     assert everything(model) == before
     meta = on_meta(entry.name)
     assert replearn.plan(meta, first=2, operator=options()) == plan
