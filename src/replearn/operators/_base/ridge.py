@@ -177,6 +177,7 @@ class FromSums:
 
     def solve(self, ridge: float) -> Tensor:
         """What is added to the base."""
+        self._factor = self.rest.new_empty(0)  # the last ridge's goes before the next one's is made
         centred = self.moments.second.baddbmm_(self.mean, self.mean.mT, alpha=-1)
         self._factor = damped_factor_(centred, ridge * self.scale)
         return torch.cholesky_solve(self.rest, self._factor).mT
