@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import replearn
-from replearn.analysis.results import Analysis
 from replearn.experiments.training.pretrained import load_pretrained_
 from replearn.experiments.training.results import read_result
 from replearn.experiments.training.state import read_state
@@ -137,7 +136,6 @@ def _bombs(folder: Path, header: dict[str, Any], rewritten: Any) -> Iterator[Cas
                 rewritten(f"bomb-{name}-{field}", lambda e, f=field, t=text: e["__metadata__"].update({f: t})),
             )
         yield "bombs", f"{name} JSON as a plan", lambda t=text: replearn.Plan.from_json(t)  # type: ignore[misc]
-        yield "bombs", f"{name} JSON as an analysis", lambda t=text: Analysis.from_json(t)  # type: ignore[misc]
 
 
 def _signed(folder: Path) -> Iterator[Case]:
