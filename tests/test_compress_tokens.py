@@ -123,10 +123,19 @@ def test_a_scale_behind_a_layer_is_read_in_the_layers_layout() -> None:
     assert small.agreement.divergence <= small.removal.divergence
 
 
+def repadded() -> nn.Module:
+    """A convolution that was dilated after it was built, as segmentation-models-pytorch does."""
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    layer.dilation = layer.padding = (2, 2)
+    return layer
+
+
 @pytest.mark.parametrize(
     "layer",
     [
         nn.Linear(6, 4),
+        repadded(),
+        nn.Conv2d(4, 6, (3, 2), padding="same", dilation=2),
         nn.Conv2d(4, 6, 3, stride=2, padding=1),
         nn.Conv2d(4, 6, (1, 3), padding=(0, 2), dilation=(1, 2), groups=2),
         nn.Conv2d(4, 6, 1, padding=1),

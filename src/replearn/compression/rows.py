@@ -66,8 +66,7 @@ def _conv_rows(
     if isinstance(layer, nn.Conv1d):
         x, aim = x[..., None], aim[..., None]
     (kh, kw), (sh, sw), (dh, dw) = ((*v, 1)[:2] for v in (layer.kernel_size, layer.stride, layer.dilation))
-    padding = layer._reversed_padding_repeated_twice  # in numbers, also where it says 'same'
-    top, left = (*padding[-2::-2], 0)[:2]
+    top, left = (*padding_of(layer), 0)[:2]
     groups, channels = layer.groups, x.shape[1]
     x = F.pad(x.float(), (left, max(left, (kw - 1) * dw), top, max(top, (kh - 1) * dh)))
     padded = x.shape[-1]
@@ -82,6 +81,14 @@ def _conv_rows(
         patches = patches.permute(1, 0, 4, 2, 3).reshape(groups, len(images) * len(at), -1)
         wanted = aims[..., at].view(len(aims), groups, -1, len(at)).permute(1, 0, 3, 2)
         yield patches, wanted.reshape(groups, len(aims) * len(at), -1)
+
+
+def padding_of(layer: nn.Conv1d | nn.Conv2d) -> tuple[int, ...]:
+    """How much is added before the first value of each dimension, as the layer says it now."""
+    if not isinstance(layer.padding, str):
+        return layer.padding
+    wide = zip(layer.kernel_size, layer.dilation, strict=True)
+    return tuple((size - 1) * apart // 2 if layer.padding == "same" else 0 for size, apart in wide)
 
 
 def some_places(total: int, most: int) -> Tensor:
