@@ -25,6 +25,7 @@ from zoo import everything
 
 import replearn
 from replearn import ReplearnError, operators
+from replearn.surgery import tensor_file
 from replearn.surgery.checkpoint import FORMAT
 from replearn.surgery.plan_metadata import PLAN
 from replearn.surgery.tensor_file import read_file, write_file
@@ -242,6 +243,16 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(size: int, ol
     assert str(old) in str(caught.value)
     assert "File too large" in str(caught.value)
     assert os.listdir(old.parent) == [old.name]
+
+
+def test_weights_that_change_while_they_are_saved_leave_a_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = iter(range(10_000))
+    monkeypatch.setattr(tensor_file, "on_cpu", lambda tensor: torch.full_like(tensor, next(seen)))
+    replearn.save(trained(), tmp_path / "run.safetensors")
+    monkeypatch.undo()
+    read_file(tmp_path / "run.safetensors", FORMAT)  # what was written is what was counted
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])

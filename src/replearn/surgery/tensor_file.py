@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -51,10 +51,10 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, st
     temporary = path.with_name(f".{uuid4().hex}{PART}")
     try:
         with open(temporary, "xb") as file:
-            file.write(header(tensors, {**about, "checksum": checksum(tensors, about)}))
-            for tensor in in_order(tensors).values():
-                plain = on_cpu(tensor)
-                file.write(bytes_of(plain))
+            file.write(header(tensors, {**about, "checksum": "0" * 64}))
+            digest = checksum(tensors, about, file.write)  # each tensor is read once: others may change it
+            file.seek(0)  # the header keeps its length
+            file.write(header(tensors, {**about, "checksum": digest}))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -132,13 +132,21 @@ def refuse_start(path: Path, largest: int | None) -> None:
         )
 
 
-def checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
-    """SHA-256 over the texts, and over names, dtypes, shapes and bytes of the tensors, in file order."""
+def checksum(
+    tensors: Mapping[str, Tensor],
+    about: Mapping[str, str],
+    put: Callable[[memoryview], object] = lambda data: None,
+) -> str:
+    """SHA-256 over the texts, and over names, dtypes, shapes and bytes of the tensors, in file order.
+
+    `put` is given the bytes of each tensor that were counted.
+    """
     digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
     for name, tensor in in_order(tensors).items():
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         plain = on_cpu(tensor)
         digest.update(bytes_of(plain))
+        put(bytes_of(plain))
     return digest.hexdigest()
 
 
