@@ -160,6 +160,13 @@ def test_each_optimizer_is_torch_s_with_the_recipe_s_settings() -> None:
         assert rest.items() <= group.items()
 
 
+def test_unknown_optimizers_and_schedules_are_refused() -> None:
+    with pytest.raises(ReplearnError, match="no optimizer 'lamb'"):
+        make_optimizer(torch.nn.Linear(1, 1), Optimizer(name="lamb"), torch.device("cpu"))  # type: ignore[arg-type]
+    with pytest.raises(ReplearnError, match="no schedule 'linear'"):
+        rate_at(Schedule(name="linear"), 1, 8, 2)  # type: ignore[arg-type]
+
+
 def test_golden_rates_of_each_schedule() -> None:
     def rates(schedule: Schedule) -> list[float]:
         return [round(rate_at(schedule, step, 8, 2), 6) for step in range(8)]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import ReplearnError
 from ...surgery.replace import param_groups
 from .recipe import Optimizer, Schedule
 
@@ -27,8 +28,10 @@ def make_optimizer(model: nn.Module, recipe: Optimizer, device: torch.device) ->
             for parameter in (each for group in made.param_groups for each in group["params"]):
                 made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return made
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.name]
-    return kind(groups, lr=rate, betas=recipe.betas, fused=on_gpu, capturable=on_gpu)
+    if recipe.name in ("adamw", "adam"):
+        kind = torch.optim.AdamW if recipe.name == "adamw" else torch.optim.Adam
+        return kind(groups, lr=rate, betas=recipe.betas, fused=on_gpu, capturable=on_gpu)
+    raise ReplearnError(f"There is no optimizer {recipe.name!r}; write sgd, adamw or adam.")
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -57,4 +60,6 @@ def rate_at(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> 
         return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * progress)) / 2
     if schedule.name == "poly":
         return schedule.final + (1 - schedule.final) * float((1 - progress) ** schedule.power)
-    return float(0.1 ** sum(step / steps >= milestone for milestone in schedule.milestones))
+    if schedule.name == "step":
+        return float(0.1 ** sum(step / steps >= milestone for milestone in schedule.milestones))
+    raise ReplearnError(f"There is no schedule {schedule.name!r}; write cosine, constant, poly or step.")
