@@ -51,6 +51,18 @@ def test_the_numbers_are_the_files_own() -> None:
     [
         {"format": "replearn-bench-1", "training": [{}]},
         {"format": "replearn-bench-inference-1", "rows": [{"model": 3}]},
+        {
+            "format": "replearn-bench-inference-1",
+            "rows": [
+                {
+                    "model": None,
+                    "batch": 1,
+                    "backend": "fp32",
+                    "speedup": {"RepL deployed against E2E": {"median": 1.0, "low": 1.0, "high": 1.0}},
+                    "paper": {},
+                }
+            ],
+        },
     ],
 )
 def test_a_file_that_only_looks_known_is_named_and_says_why(data: Any, tmp_path: Path) -> None:

@@ -116,7 +116,10 @@ def measured_in(others: Sequence[Other]) -> tuple[Measured, list[tuple[Path, str
             continue
         stopped = "" if data.get("finished", True) else ", stopped before its end"
         try:
-            known[kind] += [{**line, "file": f"{other.path.name}{stopped}"} for line in kind.read(data)]
+            lines = [{**line, "file": f"{other.path.name}{stopped}"} for line in kind.read(data)]
+            if not all(isinstance(cell, str) for line in lines for cell in line.values()):
+                raise TypeError("a name in it is no text")
+            known[kind] += lines
         except BROKEN as error:
             rest.append((other.path, f"looks like {kind.read.__name__}, but {error!r}"))
     return {kind: lines for kind, lines in known.items() if lines}, rest
