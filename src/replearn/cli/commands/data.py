@@ -30,9 +30,8 @@ def listing(context: typer.Context, data_root: flags.DataRoot = None) -> None:
 
     if context.invoked_subcommand is not None:
         return
-    found = [room.status(name, data_root) for name in room.available()]
     rows = []
-    for each in found:
+    for each in (room.status(name, data_root) for name in room.available()):  # one in memory at a time
         counts = (f"{each.data.num_train:,}", f"{each.data.num_test:,}") if each.data else ("", "")
         rows.append((each.source.name, state(each), *counts, place(each)))
     typer.echo("\n".join(text_table(("data set", "state", "train", "test", "where"), rows, right=(2, 3))))
