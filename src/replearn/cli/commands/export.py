@@ -22,7 +22,7 @@ def export(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="For a checkpoint: the model, as `replearn plan` takes it, or FILE.py:FUNCTION."),
+        typer.Option(help="For a checkpoint: resnet32, timm:NAME, torchvision:NAME, ..., or FILE.py:FUNCTION."),
     ] = None,
     size: flags.Size = None,
     fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Fix the batch size.")] = False,

@@ -73,7 +73,7 @@ def page(collection: Collection, sections: Sequence[Section], *, title: str = ""
         *benchmarks.entries(measured),
         *_files(collection, rest),
     ]
-    empty = tag("p", "There is nothing here yet. Runs appear as soon as they have written a file.")
+    empty = tag("p", "There is nothing here yet. Runs appear after their first epoch.")
     shown = [*([] if collection else [empty]), *(entry.html for entry in entries)]
     body = join(
         tag("a", "Skip to the results", href="#main", class_="skip"),

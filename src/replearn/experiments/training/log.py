@@ -33,7 +33,7 @@ def json_lines(run: Run) -> Log:
         lines = [json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n" for epoch in run.epochs]
         write_atomically(run.spec.out / "log.jsonl", "".join(lines))
 
-    write({}, 0)  # by which a report knows that the run has begun
+    write({}, 0)
     return Log(write)
 
 
