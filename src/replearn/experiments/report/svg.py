@@ -39,7 +39,7 @@ Points = Iterable[tuple[float, float]]
 class Drawing:
     """One figure. `title` names it, `about` says in words what one sees: it is what a screen reader reads."""
 
-    name: str  # for the file beside the page: letters, digits and hyphens
+    name: str  # its id on the page: letters, digits and hyphens
     title: str
     about: str
     width: float
