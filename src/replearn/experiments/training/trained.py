@@ -127,10 +127,6 @@ class Trained:
     def loss(self, output: Tensor, batch: Labelled) -> Tensor:
         return cross_entropy(output.flatten(0, -2), batch[1].flatten())
 
-    def hits(self, output: Tensor, batch: Labelled) -> float:
-        """The share of labels, or of next words, that are said rightly, in percent."""
-        return 100 * float((output.argmax(-1) == batch[1]).float().mean())
-
 
 def read_trained(
     folder: str | Path, device: torch.device | None = None, root: Path | None = None, *, full: bool = False
