@@ -19,7 +19,7 @@ from ..experiments.training.pretrained import first_line, head_names, weights_of
 from ..experiments.training.scene_models import is_detector, is_segmenter, on_meta
 
 SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32
-SMALL_KINDS = ("cifar_resnet:", "cifar_bottleneck:", "vit:")
+SMALL_KINDS = ("cifar_resnet:", "vit:")
 WORDS = 28_783  # WikiText-2's, in basic English
 
 
