@@ -15,7 +15,7 @@ from ..errors import ReplearnError
 from ..fitting.calibrate import calibrate_
 from ..fitting.observe import HELD_OUT, Forward
 from ..planning.data import Plan, Target
-from ..surgery.replace import check_fit, exchange_
+from ..surgery.replace import check_fit
 from .deviation import deviation, local_error
 from .gradients import gradient_bias
 from .recoverability import distances
@@ -33,7 +33,6 @@ def analyze(
     *,
     forward: Forward = call,
     loss: Loss | None = None,
-    fit: bool = True,
     gradients: bool = True,
     iterations: int = 30,
     seed: int = 0,
@@ -42,8 +41,7 @@ def analyze(
 
     `data` is a list or loader of at least two batches, as `calibrate_` takes them; every fifth, beginning with
     the second, is held out, and everything is measured there. `loss(output, batch)` is for the gradients;
-    without it the full model's own predictions are the labels. The operators are fitted to the blocks on a copy,
-    or start as they would in training with `fit=False`.
+    without it the full model's own predictions are the labels. The operators are fitted to the blocks on a copy.
 
     The model is left as it was. Raises ReplearnError for a plan that does not fit it, a model whose blocks are
     gone already, data that does not fit, and NaN.
@@ -61,12 +59,8 @@ def analyze(
     with torch.no_grad():
         reference = tuple(finite_output(full, batch, forward, number) for number, batch in enumerate(held))
     replaced = copy.deepcopy(full)
-    if fit:
-        report = calibrate_(replaced, plan, batches, correction="none", forward=forward)
-        notes = [f"{fit.name}: {fit.note}" for fit in report.fits if fit.note]
-    else:
-        exchange_(replaced, plan, start=True)
-        notes = ["the operators have their starting values: nothing was fitted"]
+    report = calibrate_(replaced, plan, batches, correction="none", forward=forward)
+    notes = [f"{fit.name}: {fit.note}" for fit in report.fits if fit.note]
     replaced.eval().requires_grad_(False)
     subject = Subject(full, replaced, plan, held, reference, forward, loss)
     names = [name for stack in find_stacks(full) for name in stack.blocks]
