@@ -18,7 +18,7 @@ from ..training.paper import paper_tables
 from ..training.step import many_graphs
 from .inference_sides import BACKENDS, DEFAULT, DEPLOYED, DYNAMIC, E2E, Sides, has, make_sides, runner
 from .record import new_record
-from .timing import Timing, interleave, ratio
+from .timing import interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
 MODELS = ("resnet34", "resnet101", "vit_small_16")
@@ -109,17 +109,12 @@ def row_of(
         "targets": f"{sides.num_targets} of {sides.num_blocks}",
         "flat": sides.traceable(images),
         "replayed": all(isinstance(side, Replayed) and side.num_graphs > 0 for side in built.values()),
-        "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
+        "milliseconds": {kind: asdict(timing.spread) for kind, timing in found.items()},
         "speedup": {
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED])) for kind in kinds[:-1]
         },
         "paper": printed(model, batch, backend),
     }
-
-
-def spread(timing: Timing) -> dict[str, float]:
-    low, high = timing.quartiles
-    return {"median": timing.median, "low": low, "high": high}
 
 
 def printed(model: str, batch: int, backend: str) -> dict[str, dict[str, float]]:
