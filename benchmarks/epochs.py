@@ -20,7 +20,7 @@ import torch
 from replearn.cli.runs import data_of, resolved, spec_of, variants_named
 from replearn.errors import ReplearnError
 from replearn.experiments.bench.record import gibibytes, new_record, record_json
-from replearn.experiments.bench.timing import Ratio, Timing, interleave, ratio
+from replearn.experiments.bench.timing import Spread, Timing, interleave, ratio
 from replearn.experiments.training.fit import device_named, settings, streams_for
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.run import Run, RunSpec
@@ -36,7 +36,7 @@ class EpochRow:
     label: str
     runs: int
     timing: Timing  # milliseconds
-    time: Ratio  # over the first row's
+    time: Spread  # over the first row's
     images_per_second: float  # of each run
     images_per_second_in_all: float
     memory: int | None

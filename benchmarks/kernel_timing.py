@@ -40,7 +40,8 @@ def measured(
     for row in rows:
         if row["by"] in timings:
             row["microseconds"] = 1000 * timings[row["by"]].median / runs
-            row["quartiles"] = [1000 * value / runs for value in timings[row["by"]].quartiles]
+            found = timings[row["by"]].spread
+            row["quartiles"] = [1000 * value / runs for value in (found.low, found.high)]
     return rows
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,21 @@ def weights_of(reader: ReadingOperator) -> Made:
 def sides_of(case: Any) -> list[Candidate]:
     sides = candidates(case)
     build = next(side.build for side in sides if side.label == REPL)
-    sides.append(Candidate(label=GIVEN, build=build, around=partial(Given, learn=True)))
-    return [*sides, Candidate(label=FROZEN, build=build, around=partial(Given, learn=False))]
+    sides.append(Candidate(label=GIVEN, build=partial(given, build, learn=True)))
+    return [*sides, Candidate(label=FROZEN, build=partial(given, build, learn=False))]
+
+
+def given(build: Callable[[], nn.Module], *, learn: bool) -> nn.Module:
+    """The model, whose every forward pass is handed the weights."""
+    model = build()
+    forward, around = model.forward, Given(model, learn=learn)
+
+    def inside(*inputs: Any) -> Any:
+        with around():
+            return forward(*inputs)
+
+    model.forward = inside  # type: ignore[method-assign]
+    return model
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def main() -> None:
         replearn(
             "figures", *runs, "--out", f"{place}/figures", "--samples", "300", "--device", "cpu"
         )
-        analysis = ["--first", "2", "--samples", "500", "--batch-size", "50", "--intervals", "2"]
+        analysis = ["--first", "2", "--samples", "500", "--batch-size", "50"]
         analysis += ["--operator", "basic:correction=full", "--convergence", "400"]
         replearn("analyze", runs[0], *analysis, "--device", "cpu", "--out", place)
         shutil.copy(f"{place}/analysis.svg", FOLDER / "analysis.svg")

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 import replearn
-from replearn.experiments.training.architectures import architecture
 from replearn.experiments.training.step import CapturedStep, autocast_for, step_body
 from replearn.fast import accelerate
 from replearn.fast.graphs import capture
@@ -218,7 +217,7 @@ def test_the_step_body_averages_parts_and_clips() -> None:
 
 
 def reduced_bottlenecks() -> nn.Module:
-    model = architecture("cifar_bottleneck:29:64", num_classes=10, size=16)
+    model = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [3, 3, 3, 3], num_classes=10)
     return replaced(model, interval=3, first=2, operator=replearn.operators.ReducedBottleneck())
 
 
@@ -226,7 +225,7 @@ CUDA = {
     "resnet32": (lambda: replearn.models.resnet32(), 32),
     "RepL resnet32": (lambda: replaced(replearn.models.resnet32()), 32),
     "RepL resnet34": (lambda: replaced(torchvision.models.resnet34(num_classes=10), first=2), 64),
-    "RepL bottleneck": (reduced_bottlenecks, 16),
+    "RepL bottleneck": (reduced_bottlenecks, 64),
     "RepL vit": (lambda: replaced(timm.create_model("vit_small_patch16_224", img_size=64), first=2), 64),
 }
 

@@ -33,14 +33,9 @@ def batches(count: int = 6, size: int = 8) -> list[tuple[torch.Tensor, torch.Ten
     ]
 
 
-def accuracy(output: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
-    return 100 * float((output.argmax(1) == batch[1]).float().mean())
-
-
 SETTINGS = {
     "forward": lambda model, batch: model(batch[0]),
     "loss": lambda output, batch: cross_entropy(output, batch[1]),
-    "score": accuracy,
     "iterations": 25,
 }
 
@@ -57,7 +52,7 @@ def plan(model: nn.Module) -> replearn.Plan:
 
 @pytest.fixture(scope="module")
 def found(model: nn.Module, plan: replearn.Plan) -> Analysis:
-    return analyze(model, plan, batches(), intervals=(2, 3), **SETTINGS)  # type: ignore[arg-type]
+    return analyze(model, plan, batches(), **SETTINGS)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -164,23 +159,11 @@ def test_distances_are_projections_onto_the_neighbours_span(model: nn.Module, pl
     assert made.whole == pytest.approx(float(left.norm() / own.norm()), rel=1e-5)
 
 
-def test_the_trade_off_saves_more_and_costs_more_where_k_is_small(found: Analysis) -> None:
-    assert [point.interval for point in found.tradeoff] == [2]  # three blocks a stage leave room for no other
-    (point,) = found.tradeoff
-    assert point.targets == 3
-    assert point.parameters < 1
-    assert 0.4 < point.eta < 0.6  # one convolution for two (eq:flop_homogeneous_short)
-    assert point.cost_formula == pytest.approx(1 - (1 - point.eta) / 2)
-    assert point.operators.relative < point.removal.relative
-    assert point.operators.relative == pytest.approx(found.together.relative, rel=1e-3)
-    assert point.operators.score is not None
-
-
 def test_it_is_written_as_json_prints_and_leaves_the_model_alone(found: Analysis, model: nn.Module) -> None:
     read = json.loads(found.to_json())
     assert read["format"] == "replearn-analysis-1"
     assert read["targets"][0]["alone"]["epsilon"] == found.targets[0].alone.epsilon
-    words = ("layer2.1", "epsilon", "all together", "Recoverability", "Gradient bias", "C(K)", "not guarantees")
+    words = ("layer2.1", "epsilon", "all together", "Recoverability", "Gradient bias", "not guarantees")
     assert all(word in str(found) for word in words)
     fresh = resnet()
     assert all(
@@ -230,7 +213,7 @@ def test_a_causal_language_model_is_analysed_on_its_own_predictions() -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
     plan = replearn.plan(model, 2, operator=operators.Projection(correction="full"))
     texts = [{"input_ids": torch.randint(40, (6, 9))} for _ in range(3)]
-    made = analyze(model, plan, texts, intervals=(4,), iterations=15)
+    made = analyze(model, plan, texts, iterations=15)
     assert made.gradient is not None
     assert "own predictions" in made.gradient.labels
     assert made.together.measured <= made.together.sharp
@@ -245,8 +228,7 @@ def test_vision_transformers_and_whole_blocks_are_analysed() -> None:
     size = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 4, "num_heads": 3, "num_classes": 7}
     model = timm.create_model("vit_tiny_patch16_224", **size).eval()
     plan = replearn.plan(model, 2, operator=operators.WholeBlock())
-    made = analyze(model, plan, [x for x, _ in batches(3, 4)], intervals=(), iterations=15)
-    assert made.tradeoff == ()
+    made = analyze(model, plan, [x for x, _ in batches(3, 4)], iterations=15)
     assert made.targets[0].alone.relative <= 1  # it keeps its start, or does nothing
 
 
@@ -275,10 +257,3 @@ def test_plans_and_models_that_do_not_fit_are_refused(
         analyze(replaced, plan, batches())
     with pytest.raises(ReplearnError, match=r"returns list.*give forward="):
         analyze(model, plan, [b[0] for b in batches()], forward=lambda m, x: [m(x).tolist()])
-
-
-def test_operators_may_keep_their_starting_values(model: nn.Module, plan: replearn.Plan, found: Analysis) -> None:
-    start = analyze(model, plan, batches(), fit=False, intervals=(), gradients=False, **SETTINGS)  # type: ignore[arg-type]
-    assert start.gradient is None
-    assert start.together.measured > found.together.measured
-    assert any("starting values" in note for note in start.notes)

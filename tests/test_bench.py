@@ -9,6 +9,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
+import narrow
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -180,11 +181,12 @@ def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> 
     rows = {row["label"]: row for row in json.loads(done.stdout)["training"][0]["rows"]}
     assert list(rows)[-3:] == ["checkpointing", "skip_attention", "stochastic_depth"]
     assert rows["checkpointing"]["parameters"] == rows["E2E"]["parameters"] != rows["skip_attention"]["parameters"]
-    words = "steps cifar_bottleneck:29:4 --interval 2 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend tf32"
-    done = run(*words.split(), "--operator", "bottleneck", "--method", "skip_attention")
+    narrow.register()
+    words = "--interval 2 --size 32 --batch-size 2 --rounds 1 --inner 1 --backend tf32 --operator bottleneck"
+    done = run("steps", "torchvision:resnet_narrow_bottleneck", *words.split(), "--method", "skip_attention")
     assert done.exit_code == 0, done.output
     assert "RepL, bottleneck" in done.output
-    assert "note: skip_attention: CifarResNet is not a timm VisionTransformer" in done.output
+    assert "note: skip_attention: Narrow is not a timm VisionTransformer" in done.output
     assert {"resnet152", "vit_tiny_16"} <= {case.model for case in CASES}
 
 

@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("page") / "report.html"
-    return build_report(folder, out, figures=False).page.as_uri()
+    return build_report(folder, out).page.as_uri()
 
 
 def opened(browser: Any, address: str, size: str = "desktop", scheme: str = "light") -> tuple[Any, list[str]]:
@@ -166,7 +166,7 @@ def test_closed_sections_are_laid_out_when_opened_and_the_filter_hides_the_other
 @pytest.mark.parametrize("size", SIZES)
 def test_benchmarks_have_tables(browser: Any, size: str, tmp_path: Path) -> None:
     results = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-    made = build_report(results, tmp_path / "r.html", figures=False).page.as_uri()
+    made = build_report(results, tmp_path / "r.html").page.as_uri()
     page, complaints = opened(browser, made, size)
     card = page.locator("#benchmarks")
     card.locator("summary").first.click()

@@ -56,7 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
     run = runs / "e2e" / "seed-0"
-    more = ["--intervals", "2", "--operator", "basic:correction=full", "--convergence", "4"]
+    more = ["--operator", "basic:correction=full", "--convergence", "4"]
     shown = call("analyze", str(run), *QUICK, *more)
     assert "tiny, digits, seed 0, epoch 1" in shown
     assert "Local errors and output deviation" in shown
@@ -64,18 +64,16 @@ def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
     found = json.loads((run / "analysis" / "analysis.json").read_text())
     assert [target["name"] for target in found["targets"]] == ["layer1.1", "layer2.1", "layer3.1"]
     assert found["num_samples"] == 20
-    assert found["score"] is not None
     assert found["convergence"] is not None
     assert (run / "analysis" / "analysis.svg").stat().st_size > 10_000
 
 
 def test_json_on_the_screen_and_files_elsewhere(runs: Path, tmp_path: Path) -> None:
     checkpoint = runs / "e2e" / "seed-0" / "checkpoint.safetensors"
-    more = ["--json", "--intervals", "none", "--no-gradients", "--out", str(tmp_path)]
+    more = ["--json", "--no-gradients", "--out", str(tmp_path)]
     shown = call("analyze", str(checkpoint), *QUICK, "--operator", "no_weights", *more)
     found = json.loads(shown)
     assert found["gradient"] is None
-    assert found["tradeoff"] == []
     assert (tmp_path / "analysis.svg").read_text().lstrip().startswith("<?xml")
 
 
@@ -98,7 +96,7 @@ def test_a_language_models_run_is_analysed_on_windows_of_its_text(
     where = ["--device", "cpu", "--data-root", str(text_root)]
     call("train", str(tmp_path / "words.py"), "--method", "e2e", "--out", str(tmp_path), *where)
     run = tmp_path / "wikitext2" / "e2e" / "seed-0"
-    words = [*QUICK, "--intervals", "none", "--no-gradients", "--picture", "none", "--operator", "projection"]
+    words = [*QUICK, "--no-gradients", "--picture", "none", "--operator", "projection"]
     shown = call("analyze", str(run), *words, *where)
     assert "words, wikitext2, seed 0, epoch 1" in shown
     found = json.loads((run / "analysis" / "analysis.json").read_text())
@@ -132,7 +130,7 @@ def streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_streamed_set_is_analysed_on_a_part_and_evaluated_in_int8(streamed: Path) -> None:
     run = streamed / "e2e" / "seed-0"
-    few = ["--first", "2", "--samples", "16", "--batch-size", "8", "--iterations", "3", "--intervals", "2"]
+    few = ["--first", "2", "--samples", "16", "--batch-size", "8", "--iterations", "3"]
     assert "tiny, imagenet, seed 0" in call("analyze", str(run), *few, "--no-gradients")
     assert json.loads((run / "analysis" / "analysis.json").read_text())["num_samples"] == 8
     assert read_trained(run).test(4)[0].shape == (4, 3, 16, 16)  # what t-SNE and feature maps look at
@@ -164,7 +162,6 @@ def test_figures_are_drawn_of_a_streamed_set(streamed: Path, tmp_path: Path) -> 
         (["nowhere"], "There is no run at nowhere"),
         (["RUNS/repl/seed-0"], "was trained with RepL (repl), so it is not the full model"),
         (["RUNS/e2e/seed-0", "--samples", "10", "--batch-size", "8"], "Write --batch-size 2"),
-        (["RUNS/e2e/seed-0", "--intervals", "1,2"], "whole numbers of at least 2"),
         (["RUNS/e2e/seed-0", "--targets", "layer9.1"], "'layer9.1' is not a block"),
     ],
 )

@@ -20,7 +20,7 @@ from runs_made_up import RECIPE, run
 import replearn
 from replearn.errors import ReplearnError
 from replearn.experiments import recipes
-from replearn.experiments.report.collecting import Reader, collect
+from replearn.experiments.report.collecting import collect, read_folder
 from replearn.experiments.report.figures import MOST_POINTS, cost_figure, curves_figure, thinned
 from replearn.experiments.report.page import build_report, page
 from replearn.experiments.report.sections import plan_of, sections_of
@@ -58,7 +58,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def html(folder: Path) -> str:
-    collection = Reader(folder).read()
+    collection = read_folder(folder)
     return page(collection, sections_of(collection))
 
 
@@ -86,12 +86,13 @@ def test_it_shows_means_intervals_verdicts_and_the_papers_numbers(runs: Path) ->
     assert "0.800" in text  # the time of RepL as a share of E2E's
 
 
-def test_every_figure_lies_beside_it_and_is_titled_for_screen_readers(runs: Path, tmp_path: Path) -> None:
-    report = build_report(runs, tmp_path / "r.html")
-    names = {path.name for path in report.figures}
-    assert names == {f"made-up-cifar10-{kind}.svg" for kind in ("runs", "cost", "curves")}
-    for path in report.figures:
-        root = ElementTree.parse(path).getroot()
+def test_every_figure_is_whole_and_titled_for_screen_readers(runs: Path) -> None:
+    (section,) = sections_of(collect(runs))
+    assert [figure.name for figure in section.figures] == [
+        f"made-up-cifar10-{e}" for e in ("runs", "cost", "curves")
+    ]
+    for figure in section.figures:
+        root = ElementTree.fromstring(standalone_svg(figure).encode())
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.find("{http://www.w3.org/2000/svg}title").text
         sizes = [float(text.get("font-size")) for text in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -229,10 +230,10 @@ def test_the_command_writes_the_page_and_names_what_it_could_not_read(runs: Path
 
     (runs / "half.json").write_text('{"format": "replearn')
     out = tmp_path / "page.html"
-    words = ["report", str(runs), "-o", str(out), "--no-figures", "--title", "Mine & yours"]
+    words = ["report", str(runs), "-o", str(out), "--title", "Mine & yours"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "9 runs in 1 comparison, 0 figures" in done.output
+    assert "9 runs in 1 comparison." in done.output
     assert "not read: half.json" in done.output
     assert "<h1>Mine &amp; yours</h1>" in out.read_text(encoding="utf-8")
     failed = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")], prog_name="replearn")

@@ -12,7 +12,7 @@ import pytest
 from runs_made_up import RECIPE, run
 
 from replearn.experiments.report.benchmarks import KINDS, measured_in
-from replearn.experiments.report.collecting import Other, Reader, collect
+from replearn.experiments.report.collecting import Other, collect, read_folder
 from replearn.experiments.report.figures import runs_figure
 from replearn.experiments.report.page import page
 from replearn.experiments.report.svg import standalone_svg
@@ -70,7 +70,7 @@ def test_a_file_that_only_looks_known_is_named_and_says_why(data: Any, tmp_path:
     assert known == {}
     assert why.startswith("looks like ")
     (tmp_path / "odd.json").write_text(json.dumps(data))
-    collection = Reader(tmp_path).read()
+    collection = read_folder(tmp_path)
     assert f"looks like {why.split()[2]}" in page(collection, [])
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from alike import learned_alike
 from interpreting import HERE, runs_kernels
+from narrow import resnet_narrow_bottleneck
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 import replearn
 from replearn import operators
 from replearn.costs.precision import float32_products
-from replearn.experiments.training.architectures import architecture
 from replearn.fast.graphs import capture as capturing
 from replearn.fast.kernels import reduced_bottleneck as squeeze
 from replearn.fast.kernels.reduced_bottleneck import add_relu_, fits, relu_grad_and_sum, run_fused
@@ -71,7 +71,7 @@ def test_pixels_that_are_all_alike_have_no_variance_and_no_nan() -> None:
 
 @pytest.mark.parametrize("listener", ["conv1", "conv3", "norm", "activation"])
 def test_layers_with_hooks_are_called_one_after_another(listener: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = architecture("cifar_bottleneck:29:8", num_classes=10, size=8)
+    model = resnet_narrow_bottleneck(num_classes=10)
     replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operators.ReducedBottleneck()))
     _, layer = next(operators_of(model))
     x = torch.empty(4, layer.conv1.shell.in_channels, 8, 8).to(memory_format=LAST)
@@ -121,10 +121,10 @@ def test_operators_that_squeeze_train_as_those_that_do_not(
     torch.manual_seed(0)
     monkeypatch.setattr(capturing._thread, "capturing", recorded)
     operator = operators.ReducedBottleneck(correction=correction)
-    model = architecture("cifar_bottleneck:29:8", num_classes=10, size=8).double()
+    model = resnet_narrow_bottleneck(num_classes=10).double()
     replearn.replace_(model, replearn.plan(model, interval=3, first=2, operator=operator))
     twin = copy.deepcopy(model)
-    x = torch.randn(4, 3, 8, 8).double()
+    x = torch.randn(4, 3, 32, 32).double()
     model(x).square().sum().backward()
     used = []
 

@@ -248,7 +248,7 @@ def test_another_thread_draws_no_number_twice_while_one_fits(work: str) -> None:
                 elif work == "calibrate_":
                     replearn.calibrate_(model, replearn.plan(model), batches)
                 else:
-                    replearn.analysis.analyze(model, replearn.plan(model), batches, intervals=(), gradients=False)
+                    replearn.analysis.analyze(model, replearn.plan(model), batches, gradients=False)
         finally:
             done[0] = True
 

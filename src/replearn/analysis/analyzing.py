@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,15 +15,14 @@ from ..errors import ReplearnError
 from ..fitting.calibrate import calibrate_
 from ..fitting.observe import HELD_OUT, Forward
 from ..planning.data import Plan, Target
-from ..surgery.replace import check_fit, exchange_
-from .deviation import deviation, local_error, quality, tradeoff
+from ..surgery.replace import check_fit
+from .deviation import deviation, local_error
 from .gradients import gradient_bias
 from .recoverability import distances
 from .results import Analysis, TargetAnalysis
-from .subject import Loss, Score, Subject, exchanged, finite_output
+from .subject import Loss, Subject, exchanged, finite_output
 from .suffix import products_after, suffix_factor
 
-INTERVALS = (2, 3, 4, 6, 8)
 ESTIMATES = "suffix factors are estimates from sampled points by power iteration, not guarantees"
 
 
@@ -34,11 +33,7 @@ def analyze(
     *,
     forward: Forward = call,
     loss: Loss | None = None,
-    score: Score | None = None,
-    fit: bool = True,
     gradients: bool = True,
-    intervals: Sequence[int] = INTERVALS,
-    first: int | None = None,
     iterations: int = 30,
     seed: int = 0,
 ) -> Analysis:
@@ -46,9 +41,7 @@ def analyze(
 
     `data` is a list or loader of at least two batches, as `calibrate_` takes them; every fifth, beginning with
     the second, is held out, and everything is measured there. `loss(output, batch)` is for the gradients;
-    without it the full model's own predictions are the labels. `score(output, batch)` is any number to show
-    next to the deviation, as accuracy. The operators are fitted to the blocks on a copy, or start as they
-    would in training with `fit=False`.
+    without it the full model's own predictions are the labels. The operators are fitted to the blocks on a copy.
 
     The model is left as it was. Raises ReplearnError for a plan that does not fit it, a model whose blocks are
     gone already, data that does not fit, and NaN.
@@ -66,23 +59,15 @@ def analyze(
     with torch.no_grad():
         reference = tuple(finite_output(full, batch, forward, number) for number, batch in enumerate(held))
     replaced = copy.deepcopy(full)
-    if fit:
-        report = calibrate_(replaced, plan, batches, correction="none", forward=forward)
-        notes = [f"{fit.name}: {fit.note}" for fit in report.fits if fit.note]
-    else:
-        exchange_(replaced, plan, start=True)
-        notes = ["the operators have their starting values: nothing was fitted"]
+    report = calibrate_(replaced, plan, batches, correction="none", forward=forward)
+    notes = [f"{fit.name}: {fit.note}" for fit in report.fits if fit.note]
     replaced.eval().requires_grad_(False)
-    trainable = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-    subject = Subject(full, replaced, plan, held, reference, forward, loss, score, trainable)
+    subject = Subject(full, replaced, plan, held, reference, forward, loss)
     names = [name for stack in find_stacks(full) for name in stack.blocks]
     power = {"iterations": iterations, "seed": seed}
     products = products_after(subject, names, **power)
     found = [_target(subject, target, products[target.name], **power) for target in plan.targets]
     together = deviation(subject, replaced, [(target.together, target.suffix) for target in found])
-    options = {target.operator for target in plan.targets}
-    operator = options.pop() if len(options) == 1 else None  # of several, the default of every block
-    own = quality(subject, full)
     return Analysis(
         model=plan.model,
         placement=plan.placement,
@@ -90,9 +75,6 @@ def analyze(
         targets=tuple(found),
         together=together,
         gradient=gradient_bias(subject, together.bound, **power) if gradients else None,
-        tradeoff=tradeoff(subject, batches, intervals, first, operator, fit),
-        loss=own.loss,
-        score=own.score,
         notes=(ESTIMATES, *notes),
     )
 

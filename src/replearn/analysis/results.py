@@ -108,31 +108,6 @@ class TargetAnalysis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality:
-    """What a changed model keeps on held-out samples; `relative` and `agreement` as in Deviation."""
-
-    relative: float
-    agreement: float
-    loss: float
-    score: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TradeoffPoint:
-    """One interval K: what it saves, and what it costs right after replacement, without training."""
-
-    interval: int
-    first: int
-    targets: int
-    parameters: float  # share of the full model's that is left
-    flops: float  # the same, of a forward pass
-    cost_formula: float  # C(K)/C_0 as printed (eq:cost_k_short), with the mean eta measured here
-    eta: float  # the operators' FLOPs over their blocks'
-    operators: Quality
-    removal: Quality  # of the same blocks
-
-
-@dataclass(frozen=True, kw_only=True)
 class ConvergenceStep:
     """One point of a training by plain SGD; gradients and losses are those of all batches together."""
 
@@ -192,9 +167,6 @@ class Analysis:
     targets: tuple[TargetAnalysis, ...]
     together: Deviation
     gradient: GradientBias | None
-    tradeoff: tuple[TradeoffPoint, ...]
-    loss: float | None
-    score: float | None
     notes: tuple[str, ...] = ()
     convergence: Convergence | None = None
 

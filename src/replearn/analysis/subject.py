@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from ..planning.data import Plan
 from ..surgery.replace import set_submodule
 
 Loss = Callable[[Tensor, Any], Tensor]
-Score = Callable[[Tensor, Any], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +31,6 @@ class Subject:
     reference: tuple[Tensor, ...]  # F's outputs on them
     forward: Forward
     loss: Loss | None
-    score: Score | None
-    trainable: frozenset[str]  # the parameters that are trained in the user's model
-
-    def fresh(self) -> nn.Module:
-        """A new copy of the full model, with the parameters trainable that were."""
-        made = copy.deepcopy(self.full)
-        for name, parameter in made.named_parameters():
-            parameter.requires_grad_(name in self.trainable)
-        return made
 
     def output(self, model: nn.Module, number: int) -> Tensor:
         """What a model gives for a held-out batch."""

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 from ..planning.table import shown, text_table
 
 if TYPE_CHECKING:
-    from .results import Analysis, Convergence, Deviation, GradientBias, Quality
+    from .results import Analysis, Convergence, Deviation, GradientBias
 
 
 def analysis_text(analysis: Analysis) -> str:
-    """Tables: a line a target, all together, gradients, distances, the trade-off, convergence; then notes."""
+    """Tables: a line a target, all together, distances, gradients, convergence; then notes."""
     parts = [
         f"{shown(analysis.model)}: {len(analysis.targets)} targets ({shown(analysis.placement)}), measured on "
         f"{analysis.num_samples} held-out samples",
         _errors(analysis),
         _recoverability(analysis),
         _gradient(analysis.gradient) if analysis.gradient else "",
-        _tradeoff(analysis) if analysis.tradeoff else "",
         _convergence(analysis.convergence) if analysis.convergence else "",
         "\n".join(shown(f"note  {note}") for note in analysis.notes),
     ]
@@ -79,22 +78,6 @@ def _gradient(found: GradientBias) -> str:
         f"\nbound {number(found.bound)} (G {number(found.sensitivity)}; with the measured deviation "
         f"{number(found.measured_bound)}); loss {number(found.loss)} -> {number(found.loss_replaced)}"
     )
-
-
-def _tradeoff(analysis: Analysis) -> str:
-    def kept(found: Quality) -> list[str | float]:
-        return [found.relative, percent(found.agreement), *([] if found.score is None else [f"{found.score:.4g}"])]
-
-    rows = []
-    for p in analysis.tradeoff:
-        saved = str(p.interval), str(p.targets), p.parameters, p.flops, p.cost_formula
-        rows.append([*saved, *kept(p.operators), *kept(p.removal)])
-    title = "The interval K: what is left, and the relative deviation of the output"
-    score = "" if analysis.score is None else " | score"
-    if analysis.score is not None:
-        title += f" (the full model scores {analysis.score:.4g})"
-    qualities = f"deviation | agree{score} | removal: deviation | agree{score}"
-    return _table(title, f"K | targets | parameters | FLOPs | C(K) | {qualities}", rows, left=0)
 
 
 def _convergence(found: Convergence) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ReplearnError
 from ..experiments import recipes
-from ..experiments.report.collecting import Reader
+from ..experiments.report.collecting import read_folder
 from ..experiments.training.comparable import differences
 from ..experiments.training.packed import read_results
 from ..experiments.training.recipe import Recipe, Variant, recipe_from_dict, slug
@@ -149,7 +149,7 @@ def results_below(folder: Path) -> list[Result]:
     """The runs of one file, or of all result files and packed files below a folder, in order of their paths."""
     if folder.is_file():
         return read_results(folder)
-    there = Reader(folder).read()
+    there = read_folder(folder)
     for entry in there.unread:  # left out, it could change what a comparison comes to
         raise ReplearnError(f"{folder / entry.path} can't be compared: {entry.reason}. Mend it, or move it away.")
     if not there.runs:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from runpy import run_path
@@ -20,7 +19,7 @@ from ..experiments.training.pretrained import first_line, head_names, weights_of
 from ..experiments.training.scene_models import is_detector, is_segmenter, on_meta
 
 SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32
-SMALL_KINDS = ("cifar_resnet:", "cifar_bottleneck:", "vit:")
+SMALL_KINDS = ("cifar_resnet:", "vit:")
 WORDS = 28_783  # WikiText-2's, in basic English
 
 
@@ -98,21 +97,9 @@ def tokens(batch: int, length: int) -> torch.Tensor:
     return torch.empty(batch, length, dtype=torch.int64, device="meta")
 
 
-@contextmanager
-def without_advice() -> Iterator[None]:
-    """transformers imports torchao, about whose enums torch has advice: nothing for the user."""
-    logger = logging.getLogger("torch.utils._pytree")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-@without_advice()
 def hugging_face(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
     """`hf:FOLDER` with a config.json, `hf:ORG/NAME` of the hub, or `hf:TYPE` (gpt2, vit, ...) of the library."""
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # of no use here: advice on torchao's enums
     transformers, known = library("transformers", "hf"), library("transformers.models.auto.modeling_auto", "hf")
     source = name.partition(":")[2]
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -34,39 +32,6 @@ class BasicBlock(nn.Module):
         return out
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut; the middle is a quarter as wide as the ends."""
-
-    replearn_anatomy = anatomy(
-        "cifar_resnet",
-        "bottleneck",
-        conv1="conv1",
-        conv2="conv2",
-        conv3="conv3",
-        norm="bn3",
-        activation="relu",
-    )
-
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        super().__init__()
-        middle = channels // 4
-        self.conv1 = nn.Conv2d(in_channels, middle, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(middle)
-        self.conv2 = nn.Conv2d(middle, middle, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(middle)
-        self.conv3 = nn.Conv2d(middle, channels, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=True)
-        self.shortcut = shortcut(in_channels, channels, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        out: Tensor = self.relu(self.shortcut(x) + y)
-        return out
-
-
 def shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
     """What goes around a block: its input as it is, or where the shape changes, a 1x1 convolution of it."""
     if stride == 1 and in_channels == channels:
@@ -75,36 +40,20 @@ def shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
 
 
 class CifarResNet(nn.Module):
-    """A ResNet of depth 6n + 2: three stages of n blocks with 16, 32 and 64 channels.
+    """A ResNet of depth 6n + 2: three stages of n blocks with 16, 32 and 64 channels."""
 
-    With `bottleneck=True` it is one of depth 9n + 2 and four times the channels, as ResNet-164.
-    """
-
-    def __init__(
-        self,
-        depth: int,
-        num_classes: int = 10,
-        in_channels: int = 3,
-        width: int = 16,
-        *,
-        bottleneck: bool = False,
-    ) -> None:
+    def __init__(self, depth: int, num_classes: int = 10, in_channels: int = 3, width: int = 16) -> None:
         super().__init__()
-        layers = 9 if bottleneck else 6
-        if depth < layers + 2 or (depth - 2) % layers:
-            known = "29, 47, 110, 164, ..." if bottleneck else "20, 32, 56, 110, ..."
-            kind = "CIFAR ResNet of bottlenecks" if bottleneck else "CIFAR ResNet"
-            raise ReplearnError(f"A {kind} has {layers}n + 2 layers ({known}), not {depth}.")
-        blocks = (depth - 2) // layers
-        widths = [width * factor * (4 if bottleneck else 1) for factor in (1, 2, 4)]
-        block = Bottleneck if bottleneck else BasicBlock
+        if depth < 8 or (depth - 2) % 6:
+            raise ReplearnError(f"A CIFAR ResNet has 6n + 2 layers (20, 32, 56, 110, ...), not {depth}.")
+        blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = stage(width, widths[0], blocks, 1, block)
-        self.layer2 = stage(widths[0], widths[1], blocks, 2, block)
-        self.layer3 = stage(widths[1], widths[2], blocks, 2, block)
-        self.fc = nn.Linear(widths[2], num_classes)
+        self.layer1 = stage(width, width, blocks, 1)
+        self.layer2 = stage(width, 2 * width, blocks, 2)
+        self.layer3 = stage(2 * width, 4 * width, blocks, 2)
+        self.fc = nn.Linear(4 * width, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -116,15 +65,9 @@ class CifarResNet(nn.Module):
         return out
 
 
-def stage(
-    in_channels: int,
-    channels: int,
-    blocks: int,
-    stride: int,
-    block: Callable[[int, int, int], nn.Module] = BasicBlock,
-) -> nn.Sequential:
-    first = block(in_channels, channels, stride)
-    return nn.Sequential(first, *(block(channels, channels, 1) for _ in range(blocks - 1)))
+def stage(in_channels: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
+    first = BasicBlock(in_channels, channels, stride)
+    return nn.Sequential(first, *(BasicBlock(channels, channels, 1) for _ in range(blocks - 1)))
 
 
 def resnet32(num_classes: int = 10, in_channels: int = 3) -> CifarResNet:

@@ -18,9 +18,6 @@ def analyze(
     first: flags.First = None,
     targets: flags.Targets = None,
     operator: flags.Operator = None,
-    intervals: Annotated[
-        list[str] | None, flags.several(help="Intervals of the trade-off curve, 2-4,6,8 if not given; or none.")
-    ] = None,
     samples: flags.Samples = 1000,
     batch_size: flags.BatchSize = 100,
     iterations: Annotated[int, typer.Option(min=1, help="Power iterations at most.")] = 30,
@@ -39,8 +36,8 @@ def analyze(
     """Measure the paper's theory on a trained model.
 
     Local errors of the operators, suffix factors, the bound on the output's deviation beside the measured one,
-    gradient bias, how near removed weights are to their neighbours' span, and the trade-off of K; with
-    --convergence both sides of the convergence bounds too. A streamed data set is read in part. Writes
+    gradient bias, and how near removed weights are to their neighbours' span; with --convergence both sides of the
+    convergence bounds too. A streamed data set is read in part. Writes
     analysis.json and a picture, and prints tables.
 
     Examples:
@@ -65,8 +62,6 @@ def analyze(
             f"--samples {samples} with --batch-size {batch_size} is fewer than two batches, and one is held out. "
             f"Write --batch-size {max(1, samples // 5)}."
         )
-    given = [] if intervals == ["none"] else intervals or ["2-4", "6", "8"]
-    wanted = flags.whole_numbers("--intervals", given, least=2)
     trained = read_full_model(run, device_named(device), data_root)
     plan = plan_model(trained.model, interval, first, targets=targets, operator=operator)
     torch.manual_seed(seed)
@@ -77,10 +72,7 @@ def analyze(
         batches,
         forward=trained.forward,
         loss=trained.loss,
-        score=trained.hits,
         gradients=gradients,
-        intervals=wanted,
-        first=first,
         iterations=iterations,
         seed=seed,
     )

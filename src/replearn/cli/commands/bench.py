@@ -154,8 +154,9 @@ def inference(
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True
     typer.echo(f"{HEADING}\n{HEADER}")
-    about = {"command": command()}
-    measure(setting, where, lambda row: typer.echo(line_of(row)), lambda found: record_json(about | found, out))
+    for found in measure(setting, where, command()):
+        typer.echo(line_of(found["rows"][-1]))
+        record_json(found, out)
     if out is not None:
         typer.echo(out)
 

@@ -14,9 +14,6 @@ def report(
     folder: flags.Runs = Path("runs"),
     out: Annotated[Path, flags.out("The page to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The page's heading.")] = "",
-    figures: Annotated[
-        bool, typer.Option("--figures/--no-figures", help="Each figure as SVG beside the page.")
-    ] = True,
 ) -> None:
     """Write one self-contained HTML page from all results below a folder.
 
@@ -26,13 +23,13 @@ def report(
     Examples:
 
     * `replearn report runs/ -o report.html`
-    * `replearn report benchmarks/results --no-figures`
+    * `replearn report benchmarks/results`
     """
     from ...experiments.report.markup import counted
     from ...experiments.report.page import build_report, printable
 
-    made = build_report(folder, out, title=title, figures=figures)
+    made = build_report(folder, out, title=title)
     runs, sections = counted(len(made.collection.runs), "run"), counted(len(made.sections), "comparison")
-    typer.echo(f"{made.page}: {runs} in {sections}, {counted(len(made.figures), 'figure')} beside it.")
+    typer.echo(f"{made.page}: {runs} in {sections}.")
     for entry in made.collection.unread[:5]:
         typer.echo(printable(f"not read: {entry.path}: {entry.reason}"), err=True)

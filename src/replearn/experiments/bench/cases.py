@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -67,16 +65,13 @@ SMALL_SUITE = (  # what a CPU can do in a minute
     Case(model="vit:64:6:4:8", batch_size=32, optimizer=ADAMW),
 )
 
-Surroundings = Callable[[], AbstractContextManager[Any]]  # entered for every forward pass
-
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One side of a comparison: how its model is made, and what surrounds its forward pass."""
+    """One side of a comparison: how its model is made."""
 
     label: str
     build: Callable[[], nn.Module]
-    around: Callable[[nn.Module], Surroundings] = lambda model: nullcontext
     method: Method | None = None  # changes what `build` makes, and may change it again before each step
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -15,10 +15,10 @@ from ...costs.precision import convolves_in_tf32, matmul_precision
 from ...errors import ReplearnError
 from ...fast.graphs.replay import Replayed
 from ..training.paper import paper_tables
-from ..training.results import hardware_of, versions_of
 from ..training.step import many_graphs
 from .inference_sides import BACKENDS, DEFAULT, DEPLOYED, DYNAMIC, E2E, Sides, has, make_sides, runner
-from .timing import Timing, interleave, ratio
+from .record import new_record
+from .timing import interleave, ratio
 
 FORMAT = "replearn-bench-inference-1"
 MODELS = ("resnet34", "resnet101", "vit_small_16")
@@ -55,16 +55,10 @@ class Setting:
     rounds: int = 20
 
 
-def measure(
-    setting: Setting,
-    device: torch.device,
-    told: Callable[[dict[str, Any]], None],
-    keep: Callable[[dict[str, Any]], object] = lambda found: None,
-) -> dict[str, Any]:
-    """Every backend that this device has.
+def measure(setting: Setting, device: torch.device, command: str = "") -> Iterator[dict[str, Any]]:
+    """Every backend that this device has; after each row all there is so far.
 
-    `told` hears of each row as it is measured, and `keep` gets all there is then. What is kept says
-    "finished": false until the last row: a run that is stopped loses nothing.
+    It says "finished": false until the last row: a run that is stopped loses nothing.
     """
     if unknown := [backend for backend in setting.backends if backend not in BACKENDS]:
         raise ReplearnError(f"There is no backend {unknown[0]!r}; there are {', '.join(BACKENDS)}.")
@@ -75,21 +69,15 @@ def measure(
             f"None of {', '.join(setting.backends)} is measured here: graph and fuse need a CUDA GPU, and this is "
             f"{device.type}."
         )
-    found: dict[str, Any] = {
-        "format": FORMAT,
-        "finished": False,
-        "setting": asdict(setting),
-        "rows": [],
-        "seconds": 0.0,
-        "lead": LEAD,
-        "numbers": {
-            "conv": "tf32" if convolves_in_tf32() and on_gpu else "float32",
-            "matmul": matmul_precision(),
-            "amp": "float16" if on_gpu else "bfloat16",
-        },
-        "hardware": hardware_of(device) | {"threads": torch.get_num_threads()},
-        "versions": versions_of(),
+    numbers = {
+        "conv": "tf32" if convolves_in_tf32() and on_gpu else "float32",
+        "matmul": matmul_precision(),
+        "amp": "float16" if on_gpu else "bfloat16",
     }
+    about = {"format": FORMAT, "setting": asdict(setting), "lead": LEAD, "numbers": numbers}
+    found = new_record(command, device, **about, rows=[])
+    found["hardware"]["threads"] = torch.get_num_threads()
+    cells = len(setting.models) * len(backends) * len(setting.batches)
     begin = time.perf_counter()
     for model in setting.models:
         sides = make_sides(model, setting.size, device, setting.first)
@@ -97,11 +85,8 @@ def measure(
             with many_graphs() if has(backend, "compile") else nullcontext():
                 found["rows"].append(row_of(sides, model, batch, backend, setting, device))
             found["seconds"] = round(time.perf_counter() - begin, 1)
-            told(found["rows"][-1])
-            keep(found)
-    found["finished"] = True
-    keep(found)
-    return found
+            found["finished"] = len(found["rows"]) == cells
+            yield found
 
 
 def row_of(
@@ -124,17 +109,12 @@ def row_of(
         "targets": f"{sides.num_targets} of {sides.num_blocks}",
         "flat": sides.traceable(images),
         "replayed": all(isinstance(side, Replayed) and side.num_graphs > 0 for side in built.values()),
-        "milliseconds": {kind: spread(timing) for kind, timing in found.items()},
+        "milliseconds": {kind: asdict(timing.spread) for kind, timing in found.items()},
         "speedup": {
             f"{DEPLOYED} against {kind}": asdict(ratio(found[kind], found[DEPLOYED])) for kind in kinds[:-1]
         },
         "paper": printed(model, batch, backend),
     }
-
-
-def spread(timing: Timing) -> dict[str, float]:
-    low, high = timing.quartiles
-    return {"median": timing.median, "low": low, "high": high}
 
 
 def printed(model: str, batch: int, backend: str) -> dict[str, dict[str, float]]:

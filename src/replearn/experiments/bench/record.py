@@ -14,7 +14,7 @@ from ...planning.serialization import encode
 from ...planning.table import text_table
 from ..training.comparison_table import ratio
 from ..training.results import hardware_of, now, versions_of, write_atomically
-from .timing import Ratio, Timing
+from .timing import Spread, Timing
 
 FORMAT = "replearn-bench-1"
 LEGEND = """\
@@ -27,7 +27,7 @@ yield: what RepL saved of what arithmetic allows, (1 - removal) (1 - eta)"""
 class Row:
     label: str
     timing: Timing
-    time: Ratio  # over E2E, round by round
+    time: Spread  # over E2E, round by round
     memory: int | None  # bytes; None where the device can't tell
     memory_ratio: float | None
     parameters: int

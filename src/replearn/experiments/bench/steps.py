@@ -47,7 +47,6 @@ class TrainingStep:
         self.channels_last = backend != "tf32"
         if self.channels_last:
             to_channels_last_(self.model)
-        self.around = candidate.around(self.model)
         if backend == "compiled" and candidate.capturable:
             self.model.compile()
         self.optimizer = make_optimizer(self.model, case.optimizer, device)
@@ -80,8 +79,7 @@ class TrainingStep:
         (self._captured or self.body)()
 
     def _loss(self) -> Tensor:
-        with self.around():
-            loss = cross_entropy(self.model(self.images), self.labels)
+        loss = cross_entropy(self.model(self.images), self.labels)
         self.loss.copy_(loss.detach())
         return loss
 

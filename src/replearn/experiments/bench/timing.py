@@ -19,6 +19,18 @@ from ...fast.graphs.capture import collector_off
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The median of some numbers with their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timing:
     milliseconds: tuple[float, ...]  # of one run of a body, a number a round
 
@@ -27,20 +39,8 @@ class Timing:
         return statistics.median(self.milliseconds)
 
     @property
-    def quartiles(self) -> tuple[float, float]:
-        return quartiles(self.milliseconds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """One timing over another, round by round."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+    def spread(self) -> Spread:
+        return spread(self.milliseconds)
 
 
 def interleave(
@@ -100,16 +100,14 @@ def elapsed(body: Callable[[], object], device: torch.device, inner: int) -> flo
     return float(begin_event.elapsed_time(end_event))
 
 
-def ratio(timing: Timing, base: Timing) -> Ratio:
-    """How long one takes relative to another, in the same rounds."""
+def ratio(timing: Timing, base: Timing) -> Spread:
+    """How long one takes relative to another, round by round."""
     if len(timing.milliseconds) != len(base.milliseconds):
         raise ReplearnError("Only timings of the same rounds can be compared.")
-    ratios = [a / b for a, b in zip(timing.milliseconds, base.milliseconds, strict=True)]
-    low, high = quartiles(ratios)
-    return Ratio(median=statistics.median(ratios), low=low, high=high)
+    return spread([a / b for a, b in zip(timing.milliseconds, base.milliseconds, strict=True)])
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float]:
+def spread(values: Sequence[float]) -> Spread:
     pair = values if len(values) > 1 else 2 * list(values)
-    low, _, high = statistics.quantiles(pair, n=4, method="inclusive")
-    return low, high
+    low, middle, high = statistics.quantiles(pair, n=4, method="inclusive")
+    return Spread(median=middle, low=low, high=high)

@@ -1,4 +1,4 @@
-"""An analysis as a picture: errors and bounds, recoverability, gradients, the trade-off of K, convergence."""
+"""An analysis as a picture: errors and bounds, recoverability, gradients, convergence."""
 
 from __future__ import annotations
 
@@ -74,17 +74,6 @@ def panels_of(analysis: Analysis) -> list[Panel]:
             Series("measured", "repl", [[bias.measured / (bias.true or 1)] for bias in rows.values()]),
             Series("through the output", "ink", [[b.through_output / (b.true or 1)] for b in rows.values()],
                    hollow=True),
-        ]))  # fmt: skip
-    if points := analysis.tradeoff:
-        ks = [f"K = {point.interval}" for point in points]
-        panels.append(Panel("What is left of the full model", ks, [
-            Series("parameters", "series0", [[p.parameters] for p in points], joined=True),
-            Series("FLOPs", "series1", [[p.flops] for p in points], joined=True),
-            Series("C(K), the paper's", "muted", [[p.cost_formula] for p in points], joined=True, hollow=True),
-        ]))  # fmt: skip
-        panels.append(Panel("Predictions equal to the full model's, %, untrained", ks, [
-            Series("operators", "repl", [[100 * p.operators.agreement] for p in points], joined=True),
-            Series("removal", "removal", [[100 * p.removal.agreement] for p in points], joined=True),
         ]))  # fmt: skip
     if found := analysis.convergence:
         steps = [str(point.step) for point in found.points]

@@ -14,7 +14,7 @@ from .svg import disc, line, text
 WIDTH, HEIGHT = 340.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 12.0, 14.0, 46.0
 LETTER, LINE = 7.1, 19.0  # the width of a letter and the height of a line of text
-Sign = tuple[str, str, str]  # of a legend: a role, its text, and how it is drawn: dot, ring, line or dash
+Sign = tuple[str, str, str]  # of a legend: a role, its text, and how it is drawn: dot, line or dash
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,8 @@ def legend(entries: Sequence[Sign], left: float, top: float, right: float = WIDT
         need = 32 + LETTER * len(words)
         if x > left and x + need > right:
             x, y = left, y + LINE
-        if sign in ("dot", "ring"):
-            marks.append(disc(x + 6, y - 4.5, 5, role, hollow=sign == "ring"))
+        if sign == "dot":
+            marks.append(disc(x + 6, y - 4.5, 5, role))
         else:
             marks.append(line([(x, y - 4.5), (x + 14, y - 4.5)], role, 2.5, sign == "dash"))
         marks.append(text(x + 19, y, words))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,43 +66,27 @@ class Collection:
         return bool(self.runs or self.others)
 
 
-@dataclass
-class Reader:
-    """Reads a folder again and again; a file that did not change is not parsed twice."""
-
-    root: Path
-    _known: dict[Path, tuple[tuple[int, int], list[Found]]] = field(default_factory=dict)
-
-    def read(self) -> Collection:
-        """What is there now. A file that vanishes or is half written meanwhile is named, never an error."""
-        if not self.root.is_dir():
-            raise ReplearnError(f"There is no folder {self.root}; write the one that the runs were trained into.")
-        found: list[Found] = []
-        known = {}
-        for path in files_below(self.root):
-            if path.suffix not in (".json", ".jsonl") or path.name in BESIDE_RUNS:
-                continue
-            try:
+def read_folder(root: Path) -> Collection:
+    """What is there now. A file that vanishes or is half written meanwhile is named, never an error."""
+    if not root.is_dir():
+        raise ReplearnError(f"There is no folder {root}; write the one that the runs were trained into.")
+    found: list[Found] = []
+    for path in files_below(root):
+        if path.suffix in (".json", ".jsonl") and path.name not in BESIDE_RUNS:
+            with suppress(OSError):  # gone since it was listed
                 about = path.stat()
-            except OSError:
-                continue  # gone since it was listed
-            stamp = (about.st_mtime_ns, about.st_size)
-            held = self._known.get(path)
-            entries = held[1] if held and held[0] == stamp else read_file(path, self.root)
-            known[path] = (stamp, entries)
-            found += entries
-        self._known = known
-        return Collection(
-            root=self.root,
-            runs=tuple(entry for entry in found if isinstance(entry, RunFile)),
-            others=tuple(entry for entry in found if isinstance(entry, Other)),
-            unread=tuple(entry for entry in found if isinstance(entry, Unread)),
-        )
+                found += read_file(path, root, (about.st_mtime_ns, about.st_size))
+    return Collection(
+        root=root,
+        runs=tuple(entry for entry in found if isinstance(entry, RunFile)),
+        others=tuple(entry for entry in found if isinstance(entry, Other)),
+        unread=tuple(entry for entry in found if isinstance(entry, Unread)),
+    )
 
 
 def collect(folder: str | os.PathLike[str]) -> Collection:
     """What a folder holds; ReplearnError if that is nothing a report could show."""
-    found = Reader(Path(folder)).read()
+    found = read_folder(Path(folder))
     if not found:
         reasons = "".join(f" {entry.path}: {entry.reason}" for entry in found.unread[:3])
         raise ReplearnError(
@@ -118,8 +104,12 @@ def files_below(root: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def read_file(path: Path, root: Path) -> list[Found]:
-    """The run of a result file, every run of a packed one, or a file of another kind."""
+@lru_cache(maxsize=10_000)
+def read_file(path: Path, root: Path, stamp: tuple[int, int]) -> list[Found]:
+    """The run of a result file, every run of a packed one, or a file of another kind.
+
+    A file whose `stamp`, its time and size, did not change is not parsed twice.
+    """
     place = path.relative_to(root)
     if not path.resolve().is_relative_to(root.resolve()):
         return [Unread(place, "a link that leads out of the folder")]

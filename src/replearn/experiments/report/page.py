@@ -1,4 +1,4 @@
-"""The door `build_report`: a folder of results in; a page and its figures out.
+"""The door `build_report`: a folder of results in, a page out.
 
 The page is one HTML file with its style, script and figures inside, which needs no network.
 """
@@ -18,25 +18,21 @@ from . import benchmarks, claims, comparisons
 from .collecting import Collection, collect
 from .markup import Content, Entry, Raw, card, counted, join, table, tag
 from .sections import Section, sections_of
-from .svg import standalone_svg, style_rules
+from .svg import style_rules
 
 MOST = 200  # files in a list
-MOST_FIGURES = 400  # files beside the page; the page itself has all of them
 MOST_OPEN = 3  # with more comparisons all are closed, and laid out when they are opened
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     page: Path
-    figures: tuple[Path, ...]
     collection: Collection
     sections: tuple[Section, ...]
 
 
-def build_report(
-    folder: str | os.PathLike[str], out: str | os.PathLike[str], *, title: str = "", figures: bool = True
-) -> Report:
-    """Write one self-contained HTML page, and each of its figures as SVG in a folder beside it.
+def build_report(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, title: str = "") -> Report:
+    """Write one self-contained HTML page.
 
     ReplearnError for a folder without results, or where nothing can be written.
     """
@@ -45,20 +41,12 @@ def build_report(
         raise ReplearnError(f"The report is one HTML file: write a name such as {out / 'report.html'}, not {out}.")
     collection = collect(folder)
     sections = sections_of(collection)
-    beside = out.with_name(f"{out.stem}_figures")
-    written: list[Path] = []
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page(collection, sections, title=title))
-        if figures:
-            drawings = [drawing for section in sections for drawing in section.figures]
-            beside.mkdir(parents=True, exist_ok=True)
-            for drawing in drawings[:MOST_FIGURES]:
-                written.append(beside / f"{drawing.name}.svg")
-                write_atomically(written[-1], standalone_svg(drawing))
     except OSError as error:
         raise ReplearnError(f"Can't write {out}: {error}.") from error
-    return Report(page=out, figures=tuple(written), collection=collection, sections=tuple(sections))
+    return Report(page=out, collection=collection, sections=tuple(sections))
 
 
 def page(collection: Collection, sections: Sequence[Section], *, title: str = "", live: int = 0) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ReplearnError
-from .collecting import Collection, Reader
+from .collecting import Collection, read_folder
 from .page import page
 from .sections import sections_of
 
@@ -74,7 +74,7 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(self, root: Path, port: int, every: int) -> None:
-        self.reader, self.every = Reader(root), every
+        self.root, self.every = root, every
         self._lock, self._looked = Lock(), float("-inf")
         self._seen: Collection | None = None
         self._held = b"", ""
@@ -85,9 +85,9 @@ class Server(ThreadingHTTPServer):
         with self._lock:
             if time.monotonic() - self._looked > FRESH:
                 try:
-                    found = self.reader.read()
+                    found = read_folder(self.root)
                 except ReplearnError:  # the folder was taken away: the page says that there is nothing
-                    found = Collection(root=self.reader.root)
+                    found = Collection(root=self.root)
                 if found != self._seen:
                     text = page(found, sections_of(found), live=self.every).encode()
                     self._held, self._seen = (text, f'"{hashlib.sha256(text).hexdigest()[:32]}"'), found

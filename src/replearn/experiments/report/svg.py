@@ -30,7 +30,6 @@ PALETTE: dict[str, tuple[str, str]] = {
     "series5": ("#7a5c00", "#d9bb4d"),
     "series6": ("#a11d1d", "#f78d8d"),
     "series7": ("#3f4fb5", "#9aa8ff"),
-    "paper": ("#5b6470", "#a3acb9"),
 }
 Points = Iterable[tuple[float, float]]
 
@@ -39,7 +38,7 @@ Points = Iterable[tuple[float, float]]
 class Drawing:
     """One figure. `title` names it, `about` says in words what one sees: it is what a screen reader reads."""
 
-    name: str  # for the file beside the page: letters, digits and hyphens
+    name: str  # its id on the page: letters, digits and hyphens
     title: str
     about: str
     width: float

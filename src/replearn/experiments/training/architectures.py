@@ -21,8 +21,8 @@ _LANGUAGE = {"transformer_lm_12l_512d": "lm:512:12:8:2048"}
 
 
 def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
-    """Build a model: one of the recipes', `cifar_resnet:DEPTH:WIDTH`, `cifar_bottleneck:DEPTH:WIDTH`,
-    `vit:DIM:DEPTH:HEADS:PATCH`, `timm:NAME` or `torchvision:NAME`.
+    """Build a model: one of the recipes', `cifar_resnet:DEPTH:WIDTH`, `vit:DIM:DEPTH:HEADS:PATCH`,
+    `timm:NAME` or `torchvision:NAME`.
 
     >>> architecture("cifar_resnet:20:8").fc.out_features
     10
@@ -30,9 +30,9 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
     kind, _, rest = _NAMES.get(name, name).partition(":")
     numbers = rest.split(":")
     try:
-        if kind in ("cifar_resnet", "cifar_bottleneck") and len(numbers) == 2:
+        if kind == "cifar_resnet" and len(numbers) == 2:
             depth, width = map(int, numbers)
-            return CifarResNet(depth, num_classes, channels, width, bottleneck=kind == "cifar_bottleneck")
+            return CifarResNet(depth, num_classes, channels, width)
         if kind == "vit" and len(numbers) == 4:
             dim, depth, heads, patch = map(int, numbers)
             check_patch(name, patch, size)
@@ -50,7 +50,7 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
         raise ReplearnError(f"The model {name!r} can't be built for {size}x{size} images: {error}.") from error
     raise ReplearnError(
         f"There is no model {name!r}. There are {', '.join(_NAMES)}; or write cifar_resnet:DEPTH:WIDTH, "
-        "cifar_bottleneck:DEPTH:WIDTH, vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME."
+        "vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME."
     )
 
 

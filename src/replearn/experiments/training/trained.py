@@ -101,19 +101,12 @@ class Trained:
 
         Of more classes than asked for, so many are taken, evenly from the first to the last.
         """
-        return self._evenly(False, count, classes)
-
-    def train(self, count: int, classes: int | None = None) -> Labelled:
-        """Training images without augmentation, and labels, classes evenly."""
-        return self._evenly(True, count, classes)
-
-    def _evenly(self, train: bool, count: int, classes: int | None) -> Labelled:
-        labels = self._batches.labels_of(train).cpu()
+        labels = self._batches.labels_of(train=False).cpu()
         known = labels.unique()
         if classes is not None and classes < len(known):
             known = known[torch.arange(classes) * len(known) // classes]
         rows = torch.isin(labels, known).nonzero()[:, 0]
-        return self._batches.picked(train, rows[stratified_order(labels[rows], 0)[:count]])
+        return self._batches.picked(False, rows[stratified_order(labels[rows], 0)[:count]])
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
@@ -126,10 +119,6 @@ class Trained:
 
     def loss(self, output: Tensor, batch: Labelled) -> Tensor:
         return cross_entropy(output.flatten(0, -2), batch[1].flatten())
-
-    def hits(self, output: Tensor, batch: Labelled) -> float:
-        """The share of labels, or of next words, that are said rightly, in percent."""
-        return 100 * float((output.argmax(-1) == batch[1]).float().mean())
 
 
 def read_trained(

@@ -111,7 +111,6 @@ _OURS, _TORCHVISION, _TIMM = "replearn.models.cifar_resnet", "torchvision.models
 # by module and class: the method, the digest of its code (None for our own), and its fused version
 KNOWN: dict[tuple[str, str], tuple[str, str | None, Method]] = {
     (_OURS, "BasicBlock"): ("forward", None, fused_block("relu", "relu", in_place=False)),
-    (_OURS, "Bottleneck"): ("forward", None, fused_block("relu", "relu", "relu", in_place=False)),
     (_OURS, "CifarResNet"): ("forward", None, our_resnet),
     (_TORCHVISION, "BasicBlock"): ("forward", "526c00339e0341fc9c41ed7908fc3984", fused_block("relu", "relu")),
     (_TORCHVISION, "Bottleneck"): (
