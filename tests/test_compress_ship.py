@@ -185,6 +185,17 @@ def test_timm_and_torchvision_build_it_by_constructor_arguments(tmp_path: Path) 
         torch.testing.assert_close(torch.load(folder / "y.pt"), y, rtol=1e-5, atol=1e-5)
 
 
+def test_batches_that_only_forward_knows_are_compared_as_the_model_takes_them() -> None:
+    import torchvision
+
+    model = torchvision.models.resnet18(num_classes=4).eval()
+    batches = [(torch.randn(4, 3, 32, 32), torch.randint(4, (4,))) for _ in range(5)]
+    small = compress(
+        model, batches, budget=["layer1.1"], form="removal", forward=lambda model, batch: model(batch[0])
+    )
+    assert type(standard(small)) is type(model)
+
+
 def test_tied_weights_stay_tied_and_the_compressed_model_keeps_its_own() -> None:
     small = without(hugging_face("gpt2"))
     made: Any = standard(small)

@@ -27,6 +27,7 @@ from .prices import Prices, eval_copy
 from .recognise import Recognition, recognise
 from .streaming import Stream, stream_to
 from .trials import Search
+from .walking import first_calls
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def compress(
             budget=str(budget) if isinstance(budget, str) else str(wanted),
             num_samples=data.num_samples,
             seconds=time.perf_counter() - begin,
-            example=example_of(data).inputs,
+            example=given_to(model, data),
             metric=None if metric is None else (metric(model), metric(student)),
             choice=choice,
             healing=healing,
@@ -191,6 +192,17 @@ def notes_on(fitted: Fitted) -> list[str]:
     if not thinned:
         return []
     return [f"{len(thinned)} wide layers were realigned on a part of every sample's positions, as {thinned[0]}"]
+
+
+@torch.no_grad()
+def given_to(model: nn.Module, data: Data) -> Any:
+    """Some samples as the model takes them, which of a batch only `forward` knows."""
+    example = example_of(data)
+    if data.forward is None:
+        return example.inputs
+    with first_calls(model, [""]) as calls:
+        data.run(model, example)
+    return next((call.kwargs or call.args for call in calls.values()), None)
 
 
 @torch.no_grad()
