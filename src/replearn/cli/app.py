@@ -156,7 +156,7 @@ def replearn(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Say the version.")
     ] = False,
 ) -> None:
-    """Make networks cheaper by replacing blocks: plan, train, compare, deploy.
+    """Make networks cheaper by replacing blocks: compress trained ones, or train with fewer.
 
     Start with `replearn compare demo`: two minutes on a CPU, nothing to download.
     """
