@@ -31,9 +31,9 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     """Find every stack of the model; touches nothing.
 
     Blocks of a known family are found by their class. Only if there are none does a generic scan look for runs of
-    at least three equal siblings that feed each other, the outermost ones; its stacks say `family="generic"`. Where
-    a Hugging Face model says which classes its blocks have, others are no blocks; and single layers, of which
-    heads are made, are none beside blocks of several.
+    at least three equal siblings that feed each other, the outermost ones; its stacks say `family="generic"`.
+    Where a Hugging Face model says which classes its blocks have, others are no blocks; and single layers, of
+    which heads are made, are none beside blocks of several.
 
     >>> import replearn
     >>> model = replearn.models.resnet32()
