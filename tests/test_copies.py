@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from zoo import ZOO, Entry, builds, outputs
 
 import replearn
-from replearn.deployment.deploy import tensors_in
+from replearn.fast.verify import tensors_in
 from replearn.operators._base.options import Options, ReadingOptions
 from replearn.surgery.replace import plan_of
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,14 +27,12 @@ from torch.nn.utils import prune
 
 import replearn
 from replearn import Plan, ReplearnError, operators
-from replearn.deployment.deploy import verify
 from replearn.deployment.saving import RefusedSaving
 from replearn.fast.kernels.attention_short import attention_short
+from replearn.fast.verify import verify
 from replearn.operators._base.layers import BorrowedNorm
 from replearn.operators._base.options import options_from_dict
 from replearn.operators._base.synthesis import Source
-from replearn.planning.positions import best_apart, evenly
-from replearn.planning.targets import default_operator
 from replearn.surgery.backbones import load_backbone_
 from replearn.surgery.replace import set_submodule
 from replearn.surgery.tensor_file import write_file
@@ -306,7 +303,6 @@ CASES: list[tuple[Provoke, str]] = [
      "Mine.replearn_anatomy says proj='attn.proj' ... nothing there ... the path of that layer"),
     (lambda f: anatomy("mine", "baisc"), "anatomy of 'mine' says kind='baisc' ... 'basic', 'bottleneck'"),
     (lambda f: anatomy("mine", "any", returns="dict"), "returns='dict' ... 'tensor', 'tuple'"),
-    (lambda f: default_operator(SimpleNamespace(kind="odd")), "blocks of kind 'odd' ... operator=WholeBlock()"),
     # which blocks
     (lambda f: plan(net(), 1), "interval=1 ... at least 2 ... neighbours must stay"),
     (lambda f: plan(net(), "4"), "interval='4' ... a whole number"),
@@ -328,8 +324,6 @@ CASES: list[tuple[Provoke, str]] = [
     (lambda f: RefusedSaving("It loads as another model. Export it.")(f), "another model ... Export"),
     (lambda f: plan(net(), operator="base"), "no operator 'base' ... reduced_bottleneck"),
     (lambda f: plan(net(), operator="basic:rank"), "operator='basic:rank' ... NAME:option=value"),
-    (lambda f: evenly({"a": [2, 3]}, 2), "2 targets do not fit; at most 1"),
-    (lambda f: best_apart({2: 0.5, 3: 0.5}, 2), "2 targets do not fit; at most 1"),
     # the calibration batch
     (lambda f: alike(net(32), torch.ones(2, 5)), "CifarResNet could not be run on ... a tensor, a tuple"),
     (lambda f: alike(Unreached(), one), "never reached blocks.1 ... every block"),

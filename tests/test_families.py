@@ -483,6 +483,23 @@ def test_detection_heads_are_no_stack() -> None:
     assert replearn.find_stacks(model) == ()
 
 
+def test_heads_of_layers_are_no_stack_beside_a_backbone_of_blocks() -> None:
+    class Segmenter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = timm_model("regnetx_004")
+            self.head = nn.Sequential(*(nn.Conv2d(4, 4, 1, device="meta") for _ in range(5)))
+
+    assert summary(Segmenter()) == [("backbone.s3", 7), ("backbone.s4", 12)]
+
+
+def test_prediction_heads_are_no_stack_where_a_hugging_face_model_says_what_its_blocks_are() -> None:
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = transformers.RTDetrForObjectDetection(transformers.RTDetrConfig())
+    assert summary(model) == [("model.decoder.layers", 6)]
+
+
 def test_a_block_that_the_model_reads_from_is_kept_with_the_reason() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 4, "intermediate_size": 32, "attention_hidden_size": 16}

@@ -27,7 +27,7 @@ from zoo import ZOO, Entry, apart, builds, everything, outputs, shake_
 import replearn
 from replearn import ReplearnError, operators
 from replearn.blocks.running import call
-from replearn.deployment.deploy import tensors_in
+from replearn.fast.verify import tensors_in
 from replearn.operators._base.options import Options
 
 

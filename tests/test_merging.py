@@ -13,7 +13,7 @@ from zoo import ZOO, apart, outputs
 
 import replearn
 from replearn import operators
-from replearn.deployment.merge import merge_, merged, objection
+from replearn.deployment.merge import merge_, merged, takes_input
 from replearn.fast.inference import Autocast, cast_once_
 from replearn.operators._base.plain import parts_of_residual, residual
 
@@ -41,7 +41,7 @@ def test_a_layer_returns_its_input_as_well(name: str) -> None:
     layer = LAYERS[name]()
     x, before = torch.randn(2, 6, 9, 7), layer.weight.clone()
     for made, given_x, limit in ((layer, x, 1e-5), (copy.deepcopy(layer).double(), x.double(), 1e-12)):
-        assert objection(made) is None
+        assert takes_input(made)
         other = merged(made)
         assert type(other) is type(made)
         assert other.weight.stride() == made.weight.stride()
@@ -50,23 +50,21 @@ def test_a_layer_returns_its_input_as_well(name: str) -> None:
     assert torch.equal(layer.weight, before)  # the given one is not changed
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "even": (lambda: nn.Conv2d(4, 4, 2), "kernel of (2, 2) has no centre"),
-    "unpadded": (lambda: nn.Conv2d(4, 4, 3), "is not padded to the size of x"),
-    "one side padded": (lambda: nn.Conv2d(4, 4, 3, padding=(1, 0)), "is not padded to the size of x"),
-    "strided": (lambda: nn.Conv2d(4, 4, 1, stride=2), "changes the width or the resolution"),
-    "wider": (lambda: nn.Conv2d(1, 4, 1), "changes the width or the resolution"),
-    "broadcasting": (lambda: nn.Linear(4, 1), "maps 4 features to 1"),
-    "sequence": (lambda: nn.Sequential(nn.Linear(4, 4)), "its branch is a Sequential, not one linear layer"),
+REFUSED: dict[str, Any] = {
+    "even": lambda: nn.Conv2d(4, 4, 2),
+    "unpadded": lambda: nn.Conv2d(4, 4, 3),
+    "one side padded": lambda: nn.Conv2d(4, 4, 3, padding=(1, 0)),
+    "strided": lambda: nn.Conv2d(4, 4, 1, stride=2),
+    "wider": lambda: nn.Conv2d(1, 4, 1),
+    "broadcasting": lambda: nn.Linear(4, 1),
+    "sequence": lambda: nn.Sequential(nn.Linear(4, 4)),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_take_x_up_stays_and_says_why(name: str) -> None:
-    make, reason = REFUSED[name]
-    made = residual(make())
+def test_what_cannot_take_x_up_stays(name: str) -> None:
+    made = residual(REFUSED[name]())
     assert merge_(made) is made
-    assert reason in str(objection(make()))
 
 
 @pytest.mark.parametrize("activation", [None, nn.ReLU(inplace=True), nn.PReLU(), F.gelu, F.relu, torch.relu])
@@ -85,26 +83,28 @@ def test_an_activation_after_the_sum_comes_after_the_merged_layer(activation: An
         assert type(plain[1]) is nn.ReLU
 
 
+def sums_in(model: nn.Module) -> int:
+    return sum(parts_of_residual(part) is not None for part in model.modules())
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "expected"),
+    ("name", "options", "merges"),
     [
-        ("cifar_resnet", operators.Basic(correction="low-rank", rank=2), "Conv2d"),
-        ("timm_vit", operators.Projection(correction="full"), "Linear"),
-        ("timm_vit", operators.AttentionMLP(), "Linear"),
-        ("hf_llama", operators.Projection(), "Linear"),
-        ("declared_tuple", operators.Projection(), "Linear"),
-        ("timm_vit", operators.HeadWise(), None),
-        ("timm_vit", operators.MLP(), None),
-        ("torchvision_bottleneck", operators.ReducedBottleneck(), None),
+        ("cifar_resnet", operators.Basic(correction="low-rank", rank=2), True),
+        ("timm_vit", operators.Projection(correction="full"), True),
+        ("timm_vit", operators.AttentionMLP(), True),
+        ("hf_llama", operators.Projection(), True),
+        ("declared_tuple", operators.Projection(), True),
+        ("timm_vit", operators.HeadWise(), False),
+        ("timm_vit", operators.MLP(), False),
+        ("torchvision_bottleneck", operators.ReducedBottleneck(), False),
     ],
 )
-def test_operators_of_every_kind_say_whether_they_merge(name: str, options: Any, expected: str | None) -> None:
+def test_operators_of_every_kind_merge_where_they_end_in_one_map(name: str, options: Any, merges: bool) -> None:
     model, batch = ZOO[name].replaced(options), ZOO[name].batch()
     before = outputs(model, batch)
-    merges = replearn.deployment.find_merges(model)
-    assert merges[0].layer == expected
-    assert str(merges[0]).endswith(f" -> {expected}" if expected else "stays: " + merges[0].reason)
     plain = replearn.deploy(model, batch, merge=True)
+    assert (sums_in(plain) < sums_in(replearn.deploy(model))) is merges
     for one, other in zip(before, outputs(plain, batch), strict=True):
         assert apart(one, other) < 1e-5
     for one, other in zip(before, outputs(model, batch), strict=True):
@@ -114,21 +114,16 @@ def test_operators_of_every_kind_say_whether_they_merge(name: str, options: Any,
 def test_operators_without_a_sum_have_nothing_to_merge() -> None:
     for options in (operators.Removal(), operators.NoWeights(), operators.WholeBlock()):
         model = ZOO["timm_vit"].replaced(options)
-        assert replearn.deployment.find_merges(model) == ()
         assert replearn.deploy(model, merge=True).state_dict().keys() == replearn.deploy(model).state_dict().keys()
 
 
 def test_under_autocast_a_transformer_keeps_its_stream_in_float32() -> None:
     model, x = ZOO["timm_vit"].replaced(), ZOO["timm_vit"].batch()
-    (merge,) = replearn.deployment.find_merges(model, dtype=torch.bfloat16)
-    assert "would leave float32 for bfloat16" in str(merge)
     low: Any = replearn.deploy(model, merge=True, dtype=torch.bfloat16)
     seen: list[torch.dtype] = []
     low.model.blocks[2].register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
     low(x)
     assert seen == [torch.float32]
-    convolutions = replearn.deployment.find_merges(ZOO["cifar_resnet"].replaced(), dtype=torch.bfloat16)
-    assert all(merge.layer == "Conv2d" for merge in convolutions)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import replearn
 from replearn import operators
 from replearn.blocks.running import call
-from replearn.deployment.deploy import tensors_in
+from replearn.fast.verify import tensors_in
 from replearn.operators._base.options import Options
 
 NO_MLP = ("mlp", "attention_mlp")  # operators that need the MLP's own matrices

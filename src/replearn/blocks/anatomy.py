@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from torch import nn
+from torch.fx.immutable_collections import immutable_dict
 
 from ..errors import ReplearnError
 
@@ -25,25 +26,6 @@ class Part:
     path: str
     transposed: bool = False
     rows: tuple[int, int] | None = None
-
-
-class Parts(Mapping[str, Part]):
-    """The parts by role, unchangeable, because plans are."""
-
-    def __init__(self, parts: Mapping[str, Part]) -> None:
-        self._parts = dict(parts)
-
-    def __getitem__(self, role: str) -> Part:
-        return self._parts[role]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __repr__(self) -> str:
-        return repr(self._parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +57,7 @@ class Anatomy:
                     f"The anatomy of {self.family!r} says {name}={getattr(self, name)!r}, which is one of "
                     f"{', '.join(map(repr, allowed))}."
                 )
-        object.__setattr__(self, "parts", Parts(self.parts))
+        object.__setattr__(self, "parts", immutable_dict(self.parts))  # plans are unchangeable
 
 
 def anatomy(

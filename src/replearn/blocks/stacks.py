@@ -32,6 +32,8 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
 
     Blocks of a known family are found by their class. Only if there are none does a generic scan look for runs of
     at least three equal siblings that feed each other, the outermost ones; its stacks say `family="generic"`.
+    Where a Hugging Face model says which classes its blocks have, others are no blocks; and single layers, of
+    which heads are made, are none beside blocks of several.
 
     >>> import replearn
     >>> model = replearn.models.resnet32()
@@ -44,12 +46,15 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     if known:
         return tuple(_outermost(known))
     runs = [stack for container in modules for stack in _equal_runs(*container)]
+    blocks = {name for _, module in modules for name in getattr(module, "_no_split_modules", None) or ()}
     fed: dict[Stack, list[Stack]] = {}
     while True:
-        found = list(_outermost(runs))
+        declared = [stack for stack in runs if stack.block_type.rpartition(".")[2] in blocks]
+        found = list(_outermost(declared or runs))
         fed |= {stack: list(_fed(model, stack)) for stack in found if stack not in fed}
         if all(fed[stack] == [stack] for stack in found):
-            return tuple(found)
+            own = [stack for stack in found if not _is_layer(model.get_submodule(stack.blocks[0]))]
+            return tuple(own or found)
         # without siblings that run side by side: there may be stacks inside of them
         runs = [piece for stack in runs for piece in fed.get(stack, [stack])]
         fed |= {piece: [piece] for stack in found for piece in fed[stack]}
@@ -123,6 +128,11 @@ def _fed(model: nn.Module, stack: Stack) -> Iterator[Stack]:
 
 def _signature(block: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+
+
+def _is_layer(block: nn.Module) -> bool:
+    """Is this one linear map or convolution, with whatever has no matrix around it?"""
+    return sum(parameter.dim() > 1 for parameter in block.parameters()) < 2
 
 
 def _stack(container: str, run: list[tuple[str, nn.Module, Anatomy]], *, whole: bool) -> Stack:

@@ -42,7 +42,7 @@ def written(
     about = summary(small, subject)
     if str(picture) != "none":
         found = curve(subject.model, batches, small, accuracy=accuracy, samples=samples, progress=progress)
-        about["curve"] = found.as_dict()
+        about["curve"] = asdict(found)
         files = [picture] if picture else [out / "compress.png", out / "compress.svg"]
         draw(found, *files)
         lines += map(str, files)

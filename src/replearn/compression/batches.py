@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ..blocks.running import call, cut, size_of
 from ..errors import ReplearnError
+from ..fitting.observe import HELD_OUT, Reached
+from ..fitting.observe import Forward as Forward
 from .streaming import Stream
 
-Forward = Callable[[nn.Module, Any], Any]
 Augment = Callable[[Tensor], Tensor]
 MOST = 4 << 30  # bytes of samples to heal with
-HELD_OUT = 5  # one sample of so many is held out
 LABELS = ("label", "labels", "target", "targets")
 
 
@@ -48,7 +48,7 @@ class Data:
         try:
             with self.stream.running(model):
                 return self.forward(model, inputs) if self.forward else call(model, inputs)
-        except (ReplearnError, Stopped, torch.OutOfMemoryError):
+        except (ReplearnError, Reached, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise ReplearnError(
@@ -64,10 +64,6 @@ class Data:
 
     def held(self) -> tuple[Batch, ...]:
         return tuple(batch for batch in self.batches if batch.held_out)
-
-
-class Stopped(Exception):
-    """What was looked for has run; the rest of the model need not."""
 
 
 def read(

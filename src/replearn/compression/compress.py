@@ -174,7 +174,7 @@ def compress(
             after=trial.after,
             agreement=agreement(taught, answers(student, data, data.held())),
             removal=bare_removal(model, found, forms, data, taught),
-            budget=str(budget) if isinstance(budget, str) else str(wanted),
+            budget=budget if isinstance(budget, str) else f"{len(wanted.names)} named blocks",
             num_samples=data.num_samples,
             seconds=time.perf_counter() - begin,
             example=given_to(model, data),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,6 @@ class Curve:
     points: tuple[Point, ...]
     chosen: Point
     budget: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def curve(

@@ -19,7 +19,6 @@ from .layers import LayerFit, aims_of, realign_block_, solve_layer_, teacher_val
 from .rows import rows
 from .stand_ins import BlockFit, Place, fit_block
 from .structure import Layer, understand
-from .trace import last_sum
 from .walking import Visit, Walk, Way, find_way, passed_on, run_noting, visits
 
 Progress = Callable[[str], None]
@@ -118,7 +117,7 @@ def _realign(
         return None, []
     structure = understand(block, fewest(walk.student))
     aims = aims_of(structure)
-    end, after = last_sum(structure.trace) if structure.kind == "transformer" else (None, None)
+    end = structure.sums[-1].key if structure.kind == "transformer" else None
     last = [layer.path for layer in structure.layers if layer.path in aims and layer.sum == end is not None]
     if not walk.changed:
         aims = {path: aims[path] for path in last}
@@ -126,7 +125,7 @@ def _realign(
         return None, []
     outputs, values = teacher_values(untouched, walk.teacher, list(aims.values()))
     if gap and last:
-        far = beyond(teacher, gap, passed_on(untouched, walk.teacher, outputs), after)
+        far = beyond(teacher, gap, passed_on(untouched, walk.teacher, outputs), structure.after)
         if far is None and not walk.changed:
             return outputs, []
         for found, value in zip(values, far or (), strict=bool(far)):
@@ -151,13 +150,14 @@ def beyond(
             calls = passed_on(block, calls)
     block = teacher.get_submodule(gap[-1])
     with calls[0].stream.weights(block):
-        end, own_after = last_sum(understand(block, fewest(calls)).trace)
-        if end is None or after is None or own_after != after:
+        structure = understand(block, fewest(calls))
+        if not structure.sums or after is None or structure.after != after:
             return None
         behind = [block.get_submodule(step) for step in after if not step.startswith("=")]
         if any(True for module in behind for _ in module.parameters()):
             return None
-        return [found[Tap(end)] for found in teacher_values(block, calls, [Tap(end)])[1]]
+        end = Tap(structure.sums[-1].key)
+        return [found[end] for found in teacher_values(block, calls, [end])[1]]
 
 
 def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) -> list[LayerFit]:

@@ -241,7 +241,7 @@ class Steps:
         self.cuda = self.device.type == "cuda"
         rate: Any = torch.zeros((), device=self.device) if self.cuda else 0.0
         self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=0.0, capturable=self.cuda)
-        self.batch: Batch | None = None
+        self.buffers: Batch | None = None  # what the captured step reads
         self.launch: Callable[[], None] | None = None
 
     def restart(self) -> None:
@@ -255,22 +255,20 @@ class Steps:
         if not self.cuda:
             return
         inputs = tree_map_only(Tensor, Tensor.clone, moved(batch.inputs, self.device))
-        self.batch = Batch(inputs, False, batch.size)
+        self.buffers = Batch(inputs, False, batch.size)
         self._set(0.0)
         try:
-            pool = torch.cuda.graph_pool_handle()
-            self.launch, _ = capture(type(self.judge.student).__name__, self._body, self.device, pool)
+            pool, body = torch.cuda.graph_pool_handle(), partial(self._body, self.buffers)
+            self.launch, _ = capture(type(self.judge.student).__name__, body, self.device, pool)
         except ReplearnError:
             self.launch = None  # its code can't be captured
 
     def step(self, batch: Batch, rate: float) -> None:
         self._set(rate)
-        if self.launch is not None and self.batch is not None and copy_into(batch.inputs, self.batch.inputs):
+        if self.launch is not None and self.buffers is not None and copy_into(batch.inputs, self.buffers.inputs):
             self.launch()
         else:
-            kept, self.batch = self.batch, batch
-            self._body()
-            self.batch = kept
+            self._body(batch)
 
     def wait(self) -> None:
         if self.cuda:
@@ -283,14 +281,12 @@ class Steps:
             else:
                 group["lr"] = rate
 
-    def _body(self) -> None:
+    def _body(self, batch: Batch) -> None:
         for norm in self.norms:
             norm.training = True
-        if self.batch is None:
-            raise RuntimeError("no batch was given")
         with torch.no_grad():
-            aim = self.judge.see(self.teacher, self.batch)
-        loss = loss_of(self.judge.see(self.judge.student, self.batch), aim, self.judge.logits)
+            aim = self.judge.see(self.teacher, batch)
+        loss = loss_of(self.judge.see(self.judge.student, batch), aim, self.judge.logits)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from ..blocks.running import cut
+from ..costs.recorder import flops_of as operation_flops
 from ..errors import ReplearnError
 from .batches import Batch, Data, device_of
 from .calls import Arguments, slow_attention
@@ -116,9 +116,7 @@ class _Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=made)
+        self.total += operation_flops(func, args, kwargs or {}, made)
         return made
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..blocks.running import unchanged
-from ..blocks.stacks import find_stacks
 from ..errors import ReplearnError
+from ..planning.planner import stacks_of
 from ..planning.table import shown, text_table
 from ..planning.targets import has_hooks
 from ..planning.validate import own_copy
@@ -62,14 +62,7 @@ def recognise(model: nn.Module, loader: Any, *, forward: Forward | None = None) 
     Raises ReplearnError where there are no blocks.
     """
     data = loader if isinstance(loader, Data) else read(loader, forward=forward, samples=8)
-    stacks = find_stacks(model)
-    names = [name for stack in stacks for name in stack.blocks]
-    if not names:
-        raise ReplearnError(
-            f"{type(model).__name__} has no stack of blocks to take some out of: no known block class, and no "
-            "nn.Sequential or nn.ModuleList with at least three equal siblings. Put the blocks into one "
-            "nn.ModuleList."
-        )
+    names = [name for stack in stacks_of(model) for name in stack.blocks]
     data = data.through(names)
     with unchanged(model), torch.no_grad():
         way = find_way(model, names, data)

@@ -143,11 +143,8 @@ def is_scale(node: Node, modules: dict[str, nn.Module], path: str) -> bool:
     if node.name != "mul" or len(node.inputs) != 1 or len(node.tensors) != 1:
         return False
     owner, _, name = node.tensors[0].rpartition(".")
-    return getattr(modules[owner], name).numel() in (1, features(modules[path]))
-
-
-def features(layer: nn.Module) -> int:
-    return layer.get_parameter("weight").shape[1 if is_transposed(layer) else 0]
+    features = modules[path].get_parameter("weight").shape[1 if is_transposed(modules[path]) else 0]
+    return getattr(modules[owner], name).numel() in (1, features)
 
 
 def _keeps_rows(layer: Node, before: Node, view: Node, order: tuple[int, ...]) -> bool:

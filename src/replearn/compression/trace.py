@@ -99,9 +99,8 @@ class _Recorder(TorchDispatchMode):
         return self._nodes.get(id(value), -1)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
         made = func(*args, **(kwargs or {}))
-        self._note(name, args, kwargs or {}, made)
+        self._note(func.overloadpacket.__name__, args, kwargs or {}, made)
         return made
 
     def _note(self, name: str, args: Any, kwargs: Any, made: Any) -> None:
@@ -227,16 +226,3 @@ def chain(found: Trace, begin: int, end: int) -> tuple[str, ...] | None:
             return None
         at = node.inputs[0]
     return tuple(way)
-
-
-def last_sum(found: Trace) -> tuple[Key | None, tuple[str, ...] | None]:
-    """The sum that a block ends in, and what follows it; None where it ends in none."""
-    at = found.output
-    while at > 0:
-        node = found.nodes[at]
-        if node.name == "add" and len(node.inputs) == 2:
-            return node.key, chain(found, at, found.output)
-        if len(node.inputs) != 1 or not passes(node):
-            break
-        at = node.inputs[0]
-    return None, None

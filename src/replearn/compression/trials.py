@@ -56,9 +56,9 @@ class Search:
         goal, found = self.goal, self.found
         every = found.candidates
         check_names(goal.names, found)
-        if goal.quantity == "blocks" and goal.blocks > len(every):
+        if goal.quantity == "blocks" and goal.at_most > len(every):
             raise ReplearnError(
-                f"budget='blocks={goal.blocks}': {found.model} has {len(found.blocks)} blocks, of which "
+                f"budget='blocks={goal.at_most:.0f}': {found.model} has {len(found.blocks)} blocks, of which "
                 f"{len(every)} can go; ask for blocks={len(every)} or fewer."
             )
         rich = self.prices.richest() if form is None else dict.fromkeys(every, form)
@@ -66,17 +66,17 @@ class Search:
             return None, self.fit({n: "removal" if n in goal.removal else rich[n] for n in goal.names})
         chooser = Chooser(self.model, found, self.data, self.prices, goal.quantity, self.metric, self.progress)
         if goal.quantity == "blocks":
-            names = chooser.names(goal.blocks)
+            names = chooser.names(int(goal.at_most))
             return chooser.choice, self.fit({name: rich[name] for name in names})
         tried: list[dict[str, Form]] = [{name: rich[name] for name in every}]
         if form is None:
             tried.insert(0, dict.fromkeys(every, "removal"))
         shares = [self.share_of(forms) for forms in tried]
-        if min(shares) > goal.share:
+        if min(shares) > goal.at_most:
             raise self.unmet(min(shares))
-        able = [forms for forms, share in zip(tried, shares, strict=True) if share <= goal.share]
+        able = [forms for forms, share in zip(tried, shares, strict=True) if share <= goal.at_most]
         trials = [self.meeting(forms, chooser) for forms in able]
-        met = [trial for trial in trials if trial.share(goal.quantity) <= goal.share]
+        met = [trial for trial in trials if trial.share(goal.quantity) <= goal.at_most]
         if not met:
             raise self.unmet(min(trial.share(goal.quantity) for trial in trials))
         return chooser.choice, min(met, key=lambda trial: trial.divergence)
@@ -84,7 +84,7 @@ class Search:
     def unmet(self, share: float) -> ReplearnError:
         name, quantity = self.found.model, self.goal.quantity
         return ReplearnError(
-            f"{name} can't meet {quantity}<={self.goal.share:.0%}: with all {len(self.found.candidates)} blocks "
+            f"{name} can't meet {quantity}<={self.goal.at_most:.0%}: with all {len(self.found.candidates)} blocks "
             f"out that can go, {share:.0%} is left. Ask for {quantity}<={share + 0.005:.0%} or more."
         )
 
@@ -106,16 +106,16 @@ class Search:
         def first(number: int) -> dict[str, Form]:
             return {name: forms[name] for name in chooser.names(number)}
 
-        number = next((n for n in range(1, total) if self.promised(first(n)) <= goal.share), total)
+        number = next((n for n in range(1, total) if self.promised(first(n)) <= goal.at_most), total)
         if goal.quantity == "latency":
-            number = measured_number(number, total, goal.share, lambda n: self.share_of(first(n)))
+            number = measured_number(number, total, goal.at_most, lambda n: self.share_of(first(n)))
         while True:
             trial = self.fit(first(number))
-            if trial.share(goal.quantity) > goal.share:  # a busy moment, or truly slower
+            if trial.share(goal.quantity) > goal.at_most:  # a busy moment, or truly slower
                 before, after = self.measure(trial.student)
                 again = replace(trial, before=before, after=after)
                 trial = min(trial, again, key=lambda t: t.share(goal.quantity))
-            if trial.share(goal.quantity) <= goal.share or number >= total:
+            if trial.share(goal.quantity) <= goal.at_most or number >= total:
                 return trial
             number += 1
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ..errors import ReplearnError
-from ..fitting.observe import first, repeatable
-from .batches import Batch, Data, Stopped
+from ..fitting.observe import Reached, first, repeatable
+from .batches import Batch, Data
 from .calls import Arguments
 from .corrections import Form
 from .streaming import Stream
@@ -109,7 +109,7 @@ def visits(model: nn.Module, name: str, data: Data) -> list[Visit]:
     """Every batch's call of a block; the model is run up to it and no further."""
     found: list[Visit] = []
     for batch in data.batches:
-        with first_calls(model, [name], stop=True) as calls, suppress(Stopped):
+        with first_calls(model, [name], stop=True) as calls, suppress(Reached):
             data.run(model, batch)
         if name not in calls:
             raise ReplearnError(f"A batch of the loader never reaches {name}: give batches that do.")
@@ -132,7 +132,7 @@ def first_calls(model: nn.Module, names: Iterable[str], *, stop: bool = False) -
             call = Arguments(kept, {key: repeatable(value) for key, value in kwargs.items()})
             calls[name] = call.given(call.x.detach().clone())
         if stop:
-            raise Stopped
+            raise Reached
 
     with ExitStack() as hooks:
         for name in names:

@@ -118,7 +118,7 @@ def cost_of(model: nn.Module, example: Any, terms: Terms) -> ModelCost:
         inference = run_forward(deployed, example, terms.precision)
         work, peak = _work(recorder.operations, inference, saved, terms), recorder.peak
     total = _with_weights(work, list(model.parameters()), list(deployed.parameters()), terms)
-    held = sum(_bytes(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     return ModelCost(type(model).__name__, total, max(peak + held + total.optimizer_bytes, total.memory_bytes))
 
 
@@ -143,20 +143,16 @@ def _with_weights(work: Cost, weights: list[nn.Parameter], deployed: list[nn.Par
     """The cost with what weights take by themselves: memory, gradients, optimizer state, the optimizer's step."""
     states = optimizer_states(terms.optimizer)
     trained = [parameter for parameter in weights if parameter.requires_grad]
-    trained_bytes = sum(map(_bytes, trained))
+    trained_bytes = sum(parameter.nbytes for parameter in trained)
     # read weight and gradient, write the weight; read and write each state
     moved = trained_bytes * (3 + 2 * states)
     return replace(
         work,
         parameters=sum(parameter.numel() for parameter in weights),
         trainable=sum(parameter.numel() for parameter in trained),
-        parameter_bytes=sum(map(_bytes, weights)),
+        parameter_bytes=sum(parameter.nbytes for parameter in weights),
         gradient_bytes=trained_bytes,
         optimizer_bytes=trained_bytes * states,
         seconds=work.seconds + (0.0 if terms.machine is None else moved / terms.machine.bandwidth),
         deployed_parameters=sum(parameter.numel() for parameter in deployed),
     )
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

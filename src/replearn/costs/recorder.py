@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -111,15 +111,11 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow which module runs, until the end of the block."""
-        handles = []
-        for name, module in self._modules.items():
-            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
-            handles.append(module.register_forward_hook(self._leave))
-        try:
+        with ExitStack() as hooks:
+            for name, module in self._modules.items():
+                hooks.enter_context(module.register_forward_pre_hook(partial(self._enter, name)))
+                hooks.enter_context(module.register_forward_hook(self._leave))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _enter(self, name: str, *_: Any) -> None:
         self.path.append(name)
@@ -167,7 +163,7 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Bytes that these tensors touch; an expanded one touches what it stores."""
-    return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
+    return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
 
 
 def computed_in(tensors: Iterable[Tensor]) -> torch.dtype:

@@ -22,8 +22,6 @@ from ..fast.inference import (
 from ..fast.inlining import flatten as flat_form
 from ..fast.passes import apply_passes_
 from ..fast.passes._context import Context
-from ..fast.verify import tensors_in as tensors_in
-from ..fast.verify import verify as verify
 from ..planning.targets import records_hidden_states
 from ..planning.validate import ordinary_tensors, own_copy, unwrapped, writable
 from ..surgery.hidden_states import record_replacement
@@ -57,7 +55,7 @@ def deploy(
     and compared; a difference beyond rounding raises ReplearnError, as do a model that was not replaced,
     one in train mode and one on two devices.
 
-    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I (`find_merges` says where): the
+    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I, where f is one linear map: the
     fastest form, equal in float32. It is not the default because x then passes through the weight: in half
     precision or TF32 it is rounded to that, and INT8 quantizes W + I more coarsely than W.
 

@@ -88,7 +88,7 @@ def run_to(model: nn.Module, batch: Any, forward: Forward, number: int) -> Any:
 
 
 class Reached(Exception):
-    """The watched block has run; the rest of the model need not."""
+    """What was looked for has run; the rest of the model need not."""
 
 
 def _split(seen: Seen) -> list[Seen]:
@@ -96,10 +96,8 @@ def _split(seen: Seen) -> list[Seen]:
     edge = size - max(1, size // HELD_OUT)
     if edge < 1:
         raise ReplearnError("The calibration data is one batch with a single sample: give more.")
-    names = ("x", "y", "args", "kwargs", "preactivation")
-    whole = {name: getattr(seen, name) for name in names}
     return [
-        Seen(**cut(whole, size, begin, end), held_out=held_out)
+        Seen(**{**cut(vars(seen), size, begin, end), "held_out": held_out})
         for begin, end, held_out in ((0, edge, False), (edge, size, True))
     ]
 
@@ -144,16 +142,14 @@ def _watching(block: nn.Module, target: Target) -> Iterator[dict[str, Any]]:
     def before_activation(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         caught["preactivation"] = args[0].clone()  # the last call counts; it may work in place
 
-    handles = [block.register_forward_pre_hook(entered, with_kwargs=True), block.register_forward_hook(left)]
-    if anatomy.kind in ("basic", "bottleneck"):
-        activation = resolve(block, anatomy.parts["activation"].path)
-        if isinstance(activation, nn.Module):
-            handles.append(activation.register_forward_pre_hook(before_activation))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(block.register_forward_pre_hook(entered, with_kwargs=True))
+        hooks.enter_context(block.register_forward_hook(left))
+        if anatomy.kind in ("basic", "bottleneck"):
+            activation = resolve(block, anatomy.parts["activation"].path)
+            if isinstance(activation, nn.Module):
+                hooks.enter_context(activation.register_forward_pre_hook(before_activation))
         yield caught
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def first(made: Any) -> Any:

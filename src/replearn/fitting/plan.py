@@ -103,7 +103,11 @@ def plan_within(
     placement = f"budget {', '.join(map(str, budgets))}, by {by}"
 
     def planned(count: int) -> Plan:
-        chosen = survey.spread(count) if damage is None else least_damage(survey, legal, damage, count)
+        if damage is None:
+            chosen = survey.spread(count)
+        else:
+            taken = best_apart(list(survey.places), {name: -harm for name, harm in damage.items()}, count)
+            chosen = [target for target in legal if target.name in taken]
         return planner.plan_of_targets(model, chosen, placement, num_blocks, notes=survey.notes(chosen))
 
     @cache
@@ -162,14 +166,6 @@ def first_batch(data: Any) -> Any:
     for batch in data:
         return batch
     raise ReplearnError("The calibration data is empty: give at least one batch.")
-
-
-def least_damage(survey: Survey, legal: Sequence[Target], damage: Mapping[str, float], count: int) -> list[Target]:
-    """So many targets of the least total damage, no two of them neighbours."""
-    names = list(survey.places)  # the ends of a stack are never legal, so stacks do not touch
-    places = {target.name: names.index(target.name) for target in legal}
-    taken = best_apart({place: -damage[name] for name, place in places.items()}, count)
-    return [target for target in legal if places[target.name] in taken]
 
 
 def unreachable(model: nn.Module, budgets: Sequence[Budget], whole: Cost, least: Cost, most: int) -> str:

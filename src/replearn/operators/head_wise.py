@@ -28,7 +28,7 @@ from ._base.mixture import Mixtures
 from ._base.operator import MixingOperator
 from ._base.options import MixingOptions, Need
 from ._base.plain import residual
-from ._base.site import Site, one_source
+from ._base.site import Site
 from ._base.synthesis import row_norms, unit_rows
 from .projection import require_square
 
@@ -65,7 +65,7 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         self._scale = width**-0.5
         self.use(site, "proj", bias=True)
         self.make_coefficients(site, tuple(self._sources["proj"]), heads)
-        self.norm1 = BorrowedNorm(one_source(site, "norm1"), site.device)
+        self.norm1 = BorrowedNorm(site.source("norm1"), site.device)
         self.make_gain(site)
 
     def mixtures(self) -> Mixtures:
@@ -82,7 +82,6 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
     def reset_parameters(self) -> None:
         """Start each head at the least-squares fit of its own source."""
         super().reset_parameters()
-        self.gain.fill_(1)
         scales = {}
         for side, weight in self.weights("proj").items():
             lengths = row_norms(weight)
@@ -97,5 +96,5 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
 
     def plain(self) -> nn.Module:
         made = self.made()
-        linear = plain_linear(made["proj"], made.get("proj_bias"), self._dtype)
+        linear = plain_linear(made["proj"], made.get("proj_bias"), self.stored_dtype)
         return residual(nn.Sequential(self.norm1.plain(), linear))

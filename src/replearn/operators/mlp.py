@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -27,7 +26,7 @@ from ._base.mixture import Made, Mixture, Mixtures
 from ._base.operator import ReadingOperator
 from ._base.options import Need, ReadingOptions
 from ._base.plain import as_module, gated_mlp, residual
-from ._base.site import Site, one_source
+from ._base.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class MLPOperator(ReadingOperator, options=MLP):
         self._matrices = matrices_of(site.target.anatomy)
         for role in self._matrices:
             self.use(site, role, bias=True)
-        self.norm2 = BorrowedNorm(one_source(site, "norm2"), site.device)
+        self.norm2 = BorrowedNorm(site.source("norm2"), site.device)
         self.activation = own_activation(site.part("activation"))
         self.make_gain(site)
 
@@ -65,11 +64,6 @@ class MLPOperator(ReadingOperator, options=MLP):
             made[role] = self.mixture(role, normalise=True, factor=share, **self.gained(role, gain))
             made[f"{role}_bias"] = self.mean_bias_mixture(role, gain)
         return made
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        self.gain.fill_(1)
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm2(x)
@@ -89,8 +83,8 @@ class MLPOperator(ReadingOperator, options=MLP):
         return hidden.reshape(-1, hidden.shape[-1])
 
     def plain(self) -> nn.Module:
-        made = self.made()
-        layers = {role: plain_linear(made[role], made.get(f"{role}_bias"), self._dtype) for role in self._matrices}
+        made, dtype = self.made(), self.stored_dtype
+        layers = {role: plain_linear(made[role], made.get(f"{role}_bias"), dtype) for role in self._matrices}
         activation = as_module(self.activation)
         if "gate" in layers:
             return residual(nn.Sequential(self.norm2.plain(), gated_mlp(layers, activation)))

@@ -82,5 +82,5 @@ class NoWeightsOperator(Operator, options=NoWeights):
 
     def plain(self) -> nn.Module:
         if self.target.anatomy.family == "torch_transformer":  # the only one that is given nested tensors
-            return plain_linear(torch.diag(1 + self.scale), self.shift, self._dtype)
-        return affine((1 + self.scale).to(self._dtype), self.shift.to(self._dtype))
+            return plain_linear(torch.diag(1 + self.scale), self.shift, self.stored_dtype)
+        return affine((1 + self.scale).to(self.stored_dtype), self.shift.to(self.stored_dtype))

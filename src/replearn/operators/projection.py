@@ -70,7 +70,7 @@ class ProjectionOperator(MixingOperator, options=Projection):
 
     def plain(self) -> nn.Module:
         made = self.made()
-        return residual(plain_linear(made["proj"], made.get("proj_bias"), self._dtype))
+        return residual(plain_linear(made["proj"], made.get("proj_bias"), self.stored_dtype))
 
 
 def require_square(site: Site) -> None:

@@ -66,8 +66,8 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
             )
             if correction is not None:
                 self.corrections[self._key(name)] = correction
-        sides = tuple(s for s in SIDES if any(s in found for found in self._sources.values()))
-        self.make_coefficients(site, sides, len(self._names))
+        self._sides = tuple(s for s in SIDES if any(s in found for found in self._sources.values()))
+        self.make_coefficients(site, self._sides, len(self._names))
         self.run = _ForwardOnly(shell_of(site.block, device=site.device))
         if site.device.type != "meta":
             start_statistics(self.run.block, site)
@@ -106,14 +106,11 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        sides = [side for side in SIDES if any(side in s for s in self._sources.values())]
-        counts = [max(1, len(found)) for found in self._sources.values()]
-        scales: dict[str, Tensor] = {side: torch.ones_like(self.coefficient(side)) for side in sides}
-        self.start_coefficients(scales)
+        self.start_coefficients({side: torch.ones_like(self.coefficient(side)) for side in self._sides})
         if self._options.start == "mean":  # a parameter that fits one side only is that side's
-            for index, count in enumerate(counts):
-                for side in sides:
-                    self.coefficient(side)[index] = 1 / count
+            for index, found in enumerate(self._sources.values()):
+                for side in self._sides:
+                    self.coefficient(side)[index] = 1 / max(1, len(found))
 
     @torch.no_grad()
     def silence(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..blocks.stacks import Stack
-from ..errors import ReplearnError
 
 
 def by_interval(length: int, interval: int, first: int) -> list[int]:
@@ -32,17 +31,13 @@ def most_apart(positions: Sequence[int]) -> int:
 
 
 def evenly(legal: Mapping[str, Sequence[int]], count: int) -> dict[str, list[int]]:
-    """Spread `count` targets over the legal positions of all stacks, never two adjacent.
+    """Spread `count` targets (at least 1, and so many must fit) over all stacks, never two adjacent.
 
     Stacks get shares in proportion to what they can hold; inside a stack the positions come as
     close to equal spacing as the legal ones allow.
     """
     room = {name: most_apart(positions) for name, positions in legal.items()}
     total = sum(room.values())
-    if count > total:
-        raise ReplearnError(f"{count} targets do not fit; at most {total} do")
-    if not count:
-        return {name: [] for name in legal}
     given = {name: count * holds // total for name, holds in room.items()}
     # the largest remainders get what is left over; sorted is stable, so earlier stacks come first
     by_remainder = sorted(room, key=lambda name: -(count * room[name] % total))
@@ -60,12 +55,13 @@ def _spread(positions: Sequence[int], count: int) -> list[int]:
     return _cheapest_apart(sorted(positions), [{p: abs(p - ideal) for p in positions} for ideal in ideals])
 
 
-def best_apart(scores: Mapping[int, float], count: int) -> list[int]:
-    """The `count` positions with the highest total score, no two adjacent."""
-    fits = most_apart(list(scores))
-    if count > fits:
-        raise ReplearnError(f"{count} targets do not fit; at most {fits} do")
-    return _cheapest_apart(sorted(scores), [{p: -score for p, score in scores.items()}] * count)
+def best_apart(names: Sequence[str], scores: Mapping[str, float], count: int) -> set[str]:
+    """Those `count` of the scored names with the highest total score, no two adjacent; so many must fit.
+
+    `names` are all blocks of all stacks; the ends of a stack are never scored, so stacks do not touch.
+    """
+    places = {place: -scores[name] for place, name in enumerate(names) if name in scores}
+    return {names[place] for place in _cheapest_apart(sorted(places), [places] * count)}
 
 
 def _cheapest_apart(positions: Sequence[int], costs: Sequence[Mapping[int, float]]) -> list[int]:

@@ -25,12 +25,7 @@ RECORDER = "transformers.utils.output_capturing"  # hooks of Hugging Face that r
 
 def default_operator(anatomy: Anatomy) -> Options:
     """The paper's operator for this kind of block."""
-    for options in operators.available().values():
-        if options.default_for == anatomy.kind:
-            return options()
-    raise ReplearnError(
-        f"There is no default operator for blocks of kind {anatomy.kind!r}; pass one, as operator=WholeBlock()."
-    )
+    return next(made() for made in operators.available().values() if made.default_for == anatomy.kind)
 
 
 def build_target(model: nn.Module, stack: Stack, position: int, options: Options) -> Target:

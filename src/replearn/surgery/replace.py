@@ -152,11 +152,9 @@ def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
 
 
 def device_of(model: nn.Module, target: Target) -> torch.device:
-    parameters = [
-        *model.get_submodule(target.name).parameters(),
-        *model.get_submodule(target.previous).parameters(),
-    ]
-    return parameters[0].device if parameters else torch.device("cpu")
+    blocks = (model.get_submodule(name) for name in (target.name, target.previous))
+    found = next((parameter.device for block in blocks for parameter in block.parameters()), None)
+    return found or torch.device("cpu")
 
 
 def check_fit(model: nn.Module, plan: Plan) -> None:

@@ -75,7 +75,8 @@ def check_copyable(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[s
                 f"{name} is {found[name].dtype} in the file and {tensor.dtype} in the model, and only floating "
                 "dtypes are converted into each other. Use the architecture it was saved from."
             )
-        if tensor.is_inference() or repeats(tensor) or tensor.untyped_storage()._cdata not in live:
+        repeats = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.is_inference() or repeats or tensor.untyped_storage()._cdata not in live:
             raise ReplearnError(
                 f"{name} can't be written to: it was made under inference_mode, repeats its memory (expand), or "
                 "is a copy made by the model's own state_dict. Make it an ordinary parameter or buffer."
@@ -117,7 +118,3 @@ def tied(state: Mapping[str, Tensor]) -> dict[str, str]:
 def kind_of(tensor: Tensor) -> object:
     """Floating dtypes are one kind; every other dtype is its own."""
     return "floating" if tensor.dtype.is_floating_point else tensor.dtype
-
-
-def repeats(tensor: Tensor) -> bool:
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

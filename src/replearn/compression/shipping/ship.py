@@ -124,10 +124,9 @@ def write_state(model: nn.Module, build: Build, part: Path, folder: Path) -> tup
     (part / ARGUMENTS).write_text(json.dumps({"call": build.call, "arguments": plain}, indent=1) + "\n", "utf-8")
     snippet = loading(build, str(folder / WEIGHTS))
     (part / LOADER).write_text(snippet, "utf-8")
-    device = next(model.parameters()).device
     again = build.make()
     again.load_state_dict(load_file(part / WEIGHTS))
-    return snippet, again.to(next(model.parameters())).eval().to(device)
+    return snippet, again.to(next(model.parameters())).eval()
 
 
 def loading(build: Build, weights: str) -> str:

@@ -42,14 +42,8 @@ def batched(inputs: Inputs) -> list[Tensor]:
 
 def resized(inputs: Inputs, size: int) -> Inputs:
     """The inputs with their batch repeated or cut to this size."""
-    held = {id(tensor) for tensor in batched(inputs)}
-
-    def change(tensor: Tensor) -> Tensor:
-        if id(tensor) not in held:
-            return tensor
-        return tensor[torch.arange(size) % len(tensor)]
-
-    made: Inputs = rebuilt(inputs, change)
+    rows = len(batched(inputs)[0])
+    made: Inputs = rebuilt(inputs, lambda t: t[torch.arange(size) % rows] if t.dim() and len(t) == rows else t)
     return made
 
 

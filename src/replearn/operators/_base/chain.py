@@ -93,6 +93,6 @@ class ChainOperator(MixingOperator):
         *first, last = self.chain
         layers: list[nn.Module] = []
         for role in first:
-            layers += [self.convolution(role).plain(made[role], self._dtype), as_module(self.activation)]
-        layers.append(self.convolution(last).plain(made[last], self._dtype, self.norm))
+            layers += [self.convolution(role).plain(made[role], self.stored_dtype), as_module(self.activation)]
+        layers.append(self.convolution(last).plain(made[last], self.stored_dtype, self.norm))
         return residual(nn.Sequential(*layers) if first else layers[0], self.activation)

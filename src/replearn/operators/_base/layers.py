@@ -186,10 +186,8 @@ class Correction(nn.Module):
     @torch.no_grad()
     def set(self, delta: Tensor, factors: tuple[Tensor, Tensor] | None = None) -> None:
         """Take a fitted D, and its factors if it is of low rank."""
-        if self.rank is None:
+        if factors is None:
             self.delta.copy_(delta.view(self.delta.shape))
-        elif factors is None:
-            raise ReplearnError("A low-rank correction needs a low-rank fit.")
         else:
             self.left.copy_(factors[0][0])
             self.right.copy_(factors[1][0])

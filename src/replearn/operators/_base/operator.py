@@ -47,7 +47,7 @@ class Operator(nn.Module, ABC):
         if torch.cuda.is_available():
             load_faster()  # now: a compiler that meets an operator can't import
         self.target = site.target
-        self._dtype = site.dtype  # of the model here, which the deployed form has too
+        self.stored_dtype = site.dtype  # of the model here, which the deployed form has too
         self._input = site.target.anatomy.input
         self._as_tuple = site.target.anatomy.returns == "tuple"
         # Hugging Face models read such labels off their layers (attention_type, layer_idx)
@@ -59,11 +59,6 @@ class Operator(nn.Module, ABC):
         }
         for name, value in self._labels.items():
             setattr(self, name, value)
-
-    @property
-    def stored_dtype(self) -> torch.dtype:
-        """The dtype of the model here."""
-        return self._dtype
 
     @abstractmethod
     def compute(self, x: Tensor) -> Tensor:
@@ -136,7 +131,7 @@ class Operator(nn.Module, ABC):
             return moved
 
         super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
-        self._dtype = fn(torch.empty(0, dtype=self._dtype, device="cpu")).dtype
+        self.stored_dtype = fn(torch.empty(0, dtype=self.stored_dtype, device="cpu")).dtype
         return self
 
     def gains(self) -> list[Tensor]:
@@ -194,7 +189,7 @@ class ReadingOperator(Operator):
 
     def synthesized(self, x: Tensor) -> Made:
         """The mixtures, made, in the dtype that x is computed in."""
-        dtype = compute_dtype(x, self._dtype)
+        dtype = compute_dtype(x, self.stored_dtype)
         # a compiled graph makes its own: it must not depend on what happened to be made before
         made = None if torch.compiler.is_compiling() else handed_out(self, dtype)
         return synthesize(self.mixtures(), dtype) if made is None else made
@@ -297,9 +292,12 @@ class ReadingOperator(Operator):
         correction.set(solution.weight[0] - base.double(), solution.factors)
         return solution.weight[0], solution.ridge
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         for role in self.corrections:
             self._correction(role).reset_parameters()
+        for gain in self.gains():
+            gain.fill_(1)
 
     def _correction(self, role: str) -> Correction:
         return cast(Correction, self.corrections[role])

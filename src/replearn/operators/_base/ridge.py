@@ -85,10 +85,8 @@ class Moments:
         """Mean products of x and y, (G, K, R)."""
         return self._sums[1] / self.count
 
-    def products(self, shifted: bool = True) -> tuple[Tensor, Tensor]:
-        """Mean products of x with itself and with y, about their means where a shift is free."""
-        if not shifted:
-            return self.second, self.mixed
+    def products(self) -> tuple[Tensor, Tensor]:
+        """Mean products of x with itself and with y, about their means."""
         means = self.mean_x[:, :, None]
         return self.second - means * self.mean_x[:, None, :], self.mixed - means * self.mean_y[:, None, :]
 
@@ -142,9 +140,9 @@ def solve(
     Held-out rows are never fitted on, so that they can judge later fits, healing and the whole.
     `shifted=False` fits no b; `rank` bounds the rank of what is added to `base`.
     """
-    best: Solution | None = None
     system: FromSums | FromRows = (FromRows if fitted.rows else FromSums)(fitted, base, shifted)
-    for ridge in ridges:
+
+    def solved(ridge: float) -> Solution:
         delta, factors = system.solve(ridge), None
         if rank is not None:
             # reduced-rank regression: keep the directions of the output that the fit explains most
@@ -153,12 +151,9 @@ def solve(
             delta = factors[0] @ factors[1]
         weight = base + delta
         shift = fitted.shift(weight) if shifted else torch.zeros_like(fitted.mean_y)
-        error = held.error(weight, shift)
-        if best is None or error < best.error:
-            best = Solution(weight, shift, ridge, error, factors)
-    if best is None:
-        raise ValueError("no ridge was given")
-    return best
+        return Solution(weight, shift, ridge, held.error(weight, shift), factors)
+
+    return min(map(solved, ridges), key=lambda solution: solution.error)
 
 
 class FromSums:

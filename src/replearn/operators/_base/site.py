@@ -60,6 +60,10 @@ class Site:
             if read.role == role and read.side == side
         }
 
+    def source(self, role: str) -> Source:
+        """The single source of a role that is read from one side."""
+        return next(iter(self.sources(role).values()))
+
     def _source(self, side: str, part: Part, held: bool) -> Source:
         own, name = self.target.name.split("."), (self.target.previous if side == "previous" else self.target.next)
         names = name.split(".")
@@ -85,8 +89,3 @@ def stored_shape(tensor: Tensor, part: Part) -> tuple[int, ...]:
     """The shape of a part's weight as (out, in, ...)."""
     shape = tuple(tensor.shape)[:: -1 if part.transposed else 1]
     return shape if part.rows is None else (part.rows[1] - part.rows[0], *shape[1:])
-
-
-def one_source(site: Site, role: str) -> Source:
-    """The single source of a role that is read from one side."""
-    return next(iter(site.sources(role).values()))

@@ -74,11 +74,8 @@ class Adaptive(Method):
 
     def most_redundant(self, scores: Mapping[str, float]) -> set[str]:
         """The highest total score, in as many blocks as the fixed placement has, no two adjacent."""
-        # the ends of a stack are never legal, so stacks do not touch
         names = [name for stack in self._stacks for name in stack.blocks]
-        places = {place: scores[name] for place, name in enumerate(names) if name in scores}
-        chosen = best_apart(places, len(self._fixed.targets))
-        return {names[place] for place in chosen}
+        return best_apart(names, scores, len(self._fixed.targets))
 
     def state(self) -> dict[str, Any]:
         return {"replaced": [] if self.plan is None else [target.name for target in self.plan.targets]}
