@@ -254,6 +254,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
         fit([spec(tmp_path / "x", model="vit:16:4:2:16")], device="cpu")
     with pytest.raises(ReplearnError, match="There is no model 'resnet9000'"):
         fit([spec(tmp_path / "x", model="resnet9000")], device="cpu")
+    with pytest.raises(ReplearnError, match=r"images of 3 channels; these have 1\. Write timm:NAME"):
+        fit([spec(tmp_path / "x", model="torchvision:efficientnet_b0")], device="cpu")
     with pytest.raises(ReplearnError, match="There is no data set 'imagenot'"):
         fit([dataclasses.replace(spec(tmp_path / "x"), data="imagenot")], device="cpu")
     with pytest.raises(ReplearnError, match=r"recipe has no field 'epoch'; its fields are .*epochs"):

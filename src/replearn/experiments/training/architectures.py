@@ -41,6 +41,11 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
         if kind == "timm" and len(numbers) == 1:
             return _timm(rest, num_classes=num_classes, in_chans=channels)
         if kind == "torchvision" and len(numbers) == 1:
+            if channels != 3:
+                raise ReplearnError(
+                    f"The model {name!r} is torchvision's and takes images of 3 channels; these have {channels}. "
+                    "Write timm:NAME, which takes any number."
+                )
             models = library("torchvision", "vision").models
             made: nn.Module = models.get_model(rest, weights=None, num_classes=num_classes)
             return made
