@@ -55,6 +55,4 @@ def rate_at(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> 
         return 1.0
     if schedule.name == "cosine":
         return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * progress)) / 2
-    if schedule.name == "poly":
-        return schedule.final + (1 - schedule.final) * float((1 - progress) ** schedule.power)
-    return float(0.1 ** sum(step / steps >= milestone for milestone in schedule.milestones))
+    return schedule.final + (1 - schedule.final) * float((1 - progress) ** schedule.power)

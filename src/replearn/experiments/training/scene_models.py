@@ -9,7 +9,7 @@ from ...errors import ReplearnError
 from .architectures import library
 from .recipe import Detection
 
-DETECTORS = ("retinanet", "retinanet_v2")
+DETECTORS = ("retinanet",)
 SEGMENTERS = ("deeplabv3", "deeplabv3plus")
 FAMILIES = ("resnet", "resnext", "wide_resnet")  # torchvision's names of backbones begin so
 
@@ -23,17 +23,21 @@ def is_segmenter(name: str) -> bool:
 
 
 def detector(name: str, *, num_classes: int, settings: Detection | None = None) -> nn.Module:
-    """Build a detector: retinanet_BACKBONE or retinanet_v2_BACKBONE with a ResNet of torchvision's.
+    """Build a detector: retinanet_BACKBONE with a ResNet of torchvision's.
 
     >>> detector("retinanet_resnet34", num_classes=3).head.classification_head.num_classes
     3
     """
-    kind, backbone = known(name, DETECTORS, "detector")
+    _, backbone = known(name, DETECTORS, "detector")
     settings = settings or Detection()
-    check_sizes(settings)
+    if not 32 <= settings.min_size <= settings.max_size:
+        raise ReplearnError(
+            f"detection.min_size={settings.min_size}, detection.max_size={settings.max_size}: write a min_size "
+            "from 32 to max_size."
+        )
     from .retinanet import retinanet
 
-    return retinanet(backbone, num_classes, settings, second=kind == "retinanet_v2")
+    return retinanet(backbone, num_classes, settings)
 
 
 def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Module:
@@ -93,15 +97,6 @@ def known(name: str, kinds: Sequence[str], what: str) -> tuple[str, str]:
             return kind, name.removeprefix(f"{kind}_")
     listed = " or ".join(f"{kind}_BACKBONE" for kind in kinds)
     raise ReplearnError(f"There is no {what} {name!r}. Write {listed} with one of {', '.join(backbones)}.")
-
-
-def check_sizes(settings: Detection) -> None:
-    sizes = settings.min_size
-    if not sizes or min(sizes) < 32 or max(sizes) > settings.max_size:
-        raise ReplearnError(
-            f"detection.min_size={list(sizes)}, detection.max_size={settings.max_size}: write at least one size, "
-            "each from 32 to max_size."
-        )
 
 
 def on_meta(name: str, num_classes: int = 80) -> nn.Module:

@@ -18,14 +18,13 @@ from .source import Counted
 Key = tuple[int, int]  # an image's index, and the seed of its augmentation
 
 
-def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
+def transform_for(size: int, train: bool) -> Any:
     """A picture as uint8: a random crop of 8 % to 100 %, flipped or not; in tests its centre (224 of 256)."""
     from torchvision.transforms import v2
 
     if not train:
         return v2.Compose([v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size), v2.PILToTensor()])
-    steps = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    return v2.Compose([*steps, *([v2.RandAugment()] if rand_augment else []), v2.PILToTensor()])
+    return v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
 
 def default_workers() -> int:

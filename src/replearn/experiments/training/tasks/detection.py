@@ -44,11 +44,11 @@ class Detection(PictureTask):
 
     @staticmethod
     def inputs(recipe: Recipe, channels: int, size: int) -> Tensor:
-        side = recipe.detection.min_size[-1]
+        side = recipe.detection.min_size
         return torch.rand(2, channels, *(-(-length // 32) * 32 for length in (side, side * 4 // 3)))
 
     def example(self) -> list[Tensor]:
-        side = self.recipe.detection.min_size[-1]
+        side = self.recipe.detection.min_size
         return [torch.zeros(3, side, min(side * 4 // 3, self.recipe.detection.max_size), device=self.device)]
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
