@@ -14,13 +14,13 @@ from ...errors import ReplearnError
 from ...planning.planner import plan
 from ...planning.serialization import decode
 from ...surgery.checkpoint import load
+from ...surgery.weights import metadata_of, read_weights
 from . import data as data_room
 from .architectures import is_language_model
 from .data.images import stratified_order
 from .image_batches import ImageBatches
 from .methods import method_for
 from .methods.base import Method, Setting
-from .pretrained import metadata_of, read_weights
 from .processes import Processes
 from .recipe import Augment, Recipe, Variant, recipe_from_dict
 from .results import Result, read_result
@@ -181,8 +181,8 @@ def fresh_model(recipe: Recipe, data: str, file: Path | None = None) -> tuple[nn
     size = recipe.augment.get(data, Augment()).resize or size
     classes, example = len(recipe.classes) or classes, task.inputs(recipe, channels, size)
     if is_language_model(recipe.model):
-        held = {} if file is None else read_weights(file)
-        classes = next((len(held[name]) for name in ("words.weight", "head.weight") if name in held), ANY_WORDS)
+        held = {} if file is None else read_weights(file)[1]
+        classes = len(held.get("words.weight", range(ANY_WORDS)))
         # from the first word to the last, since an export is tried on random words between the example's
         example = torch.linspace(0, classes - 1, example.numel()).long().reshape(example.shape)
     return task.fresh(recipe, classes, channels, size), example
@@ -196,7 +196,7 @@ def filled(model: nn.Module, file: Path, method: Method | None = None) -> nn.Mod
     kind = metadata_of(file).get("format", "")
     if kind.startswith(PLANNED):
         return load(model, file).eval()
-    tensors = read_state(file)[0] if kind.startswith("replearn-") else read_weights(file)
+    tensors = read_state(file)[0] if kind.startswith("replearn-") else read_weights(file)[1]
     if method is not None:
         model = method.finish(method.prepare(model))
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,6 @@ from ..metrics import Metric
 from ..pretrained import load_pretrained_
 from ..recipe import Augment, Recipe
 from .base import Task, sums_of
-
-if TYPE_CHECKING:
-    pass
 
 
 class Classification(Task):

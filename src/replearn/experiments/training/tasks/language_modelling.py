@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from ..pretrained import load_pretrained_
 from ..recipe import Recipe
 from ..text_batches import TextBatches
 from .base import Task, sums_of
-
-if TYPE_CHECKING:
-    pass
 
 
 class LanguageModelling(Task):
