@@ -19,7 +19,6 @@ from test_engine import interrupt_at_step
 from replearn import ReplearnError, deploy
 from replearn.deployment.exporting import export
 from replearn.experiments import recipes
-from replearn.experiments.training.coco_metrics import coco_metrics
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
 from replearn.experiments.training.fit import Interrupted, fit
@@ -30,6 +29,7 @@ from replearn.experiments.training.run import RunSpec
 from replearn.experiments.training.scene_models import detector
 from replearn.experiments.training.state import read_state
 from replearn.experiments.training.tasks.detection import Detection as DetectionTask
+from replearn.experiments.training.tasks.detection import coco_metrics
 from replearn.experiments.training.trained import read_trained
 
 narrow.register()

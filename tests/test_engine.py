@@ -167,7 +167,6 @@ def test_golden_rates_of_each_schedule() -> None:
     assert rates(Schedule(name="constant")) == [1.0] * 8
     assert rates(Schedule(name="cosine", warmup_epochs=1)) == [0.5, 1.0, 1.0, 0.933013, 0.75, 0.5, 0.25, 0.066987]
     assert rates(Schedule(name="poly", power=1.0)) == [1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
-    assert rates(Schedule(name="cosine", final=1.0)) == [1.0] * 8
 
 
 def test_coefficients_take_no_weight_decay_and_vectors_only_if_asked() -> None:

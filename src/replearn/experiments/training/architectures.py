@@ -35,7 +35,11 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
             return CifarResNet(depth, num_classes, channels, width, bottleneck=kind == "cifar_bottleneck")
         if kind == "vit" and len(numbers) == 4:
             dim, depth, heads, patch = map(int, numbers)
-            check_patch(name, patch, size)
+            if patch < 1 or size % patch:
+                raise ReplearnError(
+                    f"The model {name!r} can't be built for {size}x{size} images: patches of {patch} pixels do "
+                    "not divide them. Use another patch size, or resize the images (augment.DATA.resize)."
+                )
             shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "img_size": size}
             return _timm("vit_tiny_patch16_224", num_classes=num_classes, in_chans=channels, **shape)
         if kind == "timm" and len(numbers) == 1:
@@ -95,14 +99,6 @@ def num_heads(name: str) -> int | None:
     base = name.removesuffix(":untied")
     kind, *numbers = (_NAMES | _LANGUAGE).get(base, base).split(":")
     return int(numbers[2]) if kind in ("lm", "vit") and len(numbers) == 4 else None
-
-
-def check_patch(name: str, patch: int, size: int) -> None:
-    if patch < 1 or size % patch:
-        raise ReplearnError(
-            f"The model {name!r} can't be built for {size}x{size} images: patches of {patch} pixels do not divide "
-            "them. Use another patch size, or resize the images (augment.DATA.resize)."
-        )
 
 
 def library(name: str, extra: str) -> Any:

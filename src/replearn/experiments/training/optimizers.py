@@ -54,5 +54,5 @@ def rate_at(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> 
     if schedule.name == "constant":
         return 1.0
     if schedule.name == "cosine":
-        return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * progress)) / 2
-    return schedule.final + (1 - schedule.final) * float((1 - progress) ** schedule.power)
+        return (1 + math.cos(math.pi * progress)) / 2
+    return float((1 - progress) ** schedule.power)

@@ -31,7 +31,6 @@ class Schedule:
 
     name: Literal["cosine", "constant", "poly"] = "cosine"
     warmup_epochs: float = 0.0
-    final: float = 0.0  # the last learning rate, as a share of the peak
     power: float = 0.9  # for poly
 
 
@@ -170,8 +169,3 @@ def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
         )
     recipe: Recipe = decode(Recipe, fields, "recipe")
     return recipe
-
-
-def paper_row_from_dict(data: Any) -> PaperRow:
-    row: PaperRow = decode(PaperRow, data, "paper")
-    return row

@@ -9,7 +9,6 @@ import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ import torch
 
 from ...errors import ReplearnError
 from ...planning.serialization import decode, encode, parse, read_text
-from ...surgery.tensor_file import PART
+from ...surgery.tensor_file import replacing
 from .metrics import Metric
 from .recipe import Recipe, Variant
 from .tasks import task_named
@@ -171,20 +170,11 @@ def text_of(path: str | os.PathLike[str]) -> str:
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file whole or not at all."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ReplearnError(f"Can't write {path}: {error}. What was there before is untouched.") from error
-        raise
+        with replacing(Path(path)) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ReplearnError(f"Can't write {path}: {error}. What was there before is untouched.") from error
 
 
 def hardware_of(device: torch.device) -> dict[str, Any]:

@@ -15,11 +15,11 @@ FAMILIES = ("resnet", "resnext", "wide_resnet")  # torchvision's names of backbo
 
 
 def is_detector(name: str) -> bool:
-    return name.startswith(tuple(f"{kind}_" for kind in DETECTORS))
+    return name.partition("_")[0] in DETECTORS
 
 
 def is_segmenter(name: str) -> bool:
-    return name.startswith(tuple(f"{kind}_" for kind in SEGMENTERS))
+    return name.partition("_")[0] in SEGMENTERS
 
 
 def detector(name: str, *, num_classes: int, settings: Detection | None = None) -> nn.Module:
@@ -28,7 +28,7 @@ def detector(name: str, *, num_classes: int, settings: Detection | None = None) 
     >>> detector("retinanet_resnet34", num_classes=3).head.classification_head.num_classes
     3
     """
-    _, backbone = known(name, DETECTORS, "detector")
+    backbone = backbone_of(name, DETECTORS, "detector")
     settings = settings or Detection()
     if not 32 <= settings.min_size <= settings.max_size:
         raise ReplearnError(
@@ -45,15 +45,16 @@ def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Mod
 
     `auxiliary` adds a head at the third stage, which helps in training; deeplabv3plus has none.
     """
-    kind, backbone = known(name, SEGMENTERS, "segmenter")
-    if auxiliary and kind == "deeplabv3plus":
+    backbone = backbone_of(name, SEGMENTERS, "segmenter")
+    plus = name.startswith("deeplabv3plus")
+    if auxiliary and plus:
         raise ReplearnError(f"{name} has no auxiliary head: write segmentation.auxiliary=0.")
     try:
-        if kind == "deeplabv3":
+        if not plus:
             return _deeplabv3(backbone, num_classes, auxiliary)
         smp = library("segmentation_models_pytorch", "scenes")
-        plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
-        return plus
+        made: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
+        return made
     except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
         raise ReplearnError(
             f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
@@ -88,13 +89,13 @@ def logits_of(made: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     return (made, None) if isinstance(made, Tensor) else (made["out"], made.get("aux"))
 
 
-def known(name: str, kinds: Sequence[str], what: str) -> tuple[str, str]:
-    """The kind and the backbone that a name is made of."""
+def backbone_of(name: str, kinds: Sequence[str], what: str) -> str:
+    """The backbone that a name ends with."""
     models = library("torchvision", "vision").models
     backbones = [model for model in models.list_models() if model.startswith(FAMILIES)]
-    for kind in kinds:
-        if name.startswith(f"{kind}_") and name.removeprefix(f"{kind}_") in backbones:
-            return kind, name.removeprefix(f"{kind}_")
+    kind, _, backbone = name.partition("_")
+    if kind in kinds and backbone in backbones:
+        return backbone
     listed = " or ".join(f"{kind}_BACKBONE" for kind in kinds)
     raise ReplearnError(f"There is no {what} {name!r}. Write {listed} with one of {', '.join(backbones)}.")
 

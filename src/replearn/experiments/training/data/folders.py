@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ....errors import ReplearnError
 from .scenes import open_picture
@@ -79,10 +79,6 @@ def read_labelled(key: Key, samples: Sequence[tuple[str, int]], transform: Any) 
         return transform(image), label
 
 
-def stacked(samples: list[Any]) -> tuple[Tensor, Tensor]:
-    return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StreamedSet(Counted):
     """A data set too large for memory, whose pictures are read by worker processes."""
@@ -103,4 +99,4 @@ class StreamedSet(Counted):
         """Batches of uint8 images (B, C, size, size) and int64 labels."""
         samples = (self.train if train else self.test).samples
         read = partial(read_labelled, samples=samples, transform=transform)
-        return read_ahead(read, batches, self.workers, stacked)
+        return read_ahead(read, batches, self.workers, default_collate)
