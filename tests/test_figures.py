@@ -116,7 +116,7 @@ def test_of_many_classes_so_many_are_shown_that_each_has_several_images(resnets:
     """A thousand images of ImageNet would be one a class, which has no silhouette."""
     run = read_trained(resnets["E2E"])
     assert sorted(set(features_of(run, 10).classes)) == [0, 2, 4, 6, 8]
-    labels = run.train(30, 3)[1]
+    labels = run.test(30, 3)[1]
     assert labels.bincount().tolist() == [10, 0, 0, 10, 0, 0, 10]
 
 

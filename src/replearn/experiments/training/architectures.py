@@ -75,19 +75,14 @@ def language_model(name: str, *, num_words: int, max_length: int = 128) -> nn.Mo
     """
     base = name.removesuffix(":untied")
     kind, *numbers = _LANGUAGE.get(base, base).split(":")
-    if kind != "lm" or len(numbers) != 4:
+    if kind != "lm" or len(numbers) != 4 or not all(number.isdecimal() for number in numbers):
         raise ReplearnError(
             f"There is no language model {name!r}. There are {', '.join(_LANGUAGE)}; or write "
             "lm:DIM:DEPTH:HEADS:MLP, with :untied for an output layer of its own."
         )
-    try:
-        dim, depth, heads, hidden = map(int, numbers)
-        shape = {"dim": dim, "depth": depth, "num_heads": heads, "hidden": hidden}
-        return TransformerLM(num_words, **shape, max_length=max_length, tied=base == name)
-    except ReplearnError:
-        raise
-    except ValueError as error:
-        raise ReplearnError(f"The language model {name!r} can't be built: {error}.") from error
+    dim, depth, heads, hidden = map(int, numbers)
+    shape = {"dim": dim, "depth": depth, "num_heads": heads, "hidden": hidden}
+    return TransformerLM(num_words, **shape, max_length=max_length, tied=base == name)
 
 
 def num_heads(name: str) -> int | None:

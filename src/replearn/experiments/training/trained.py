@@ -64,10 +64,6 @@ class Trained:
         """What `score` gives: accuracy, perplexity."""
         return self.result.metric.name
 
-    @property
-    def samples(self) -> str:
-        return "windows" if isinstance(self.task.batches, TextBatches) else "images"
-
     @cached_property
     def task(self) -> Task:
         """The run's task with its data, not augmented, on the model's device."""
@@ -101,19 +97,12 @@ class Trained:
 
         Of more classes than asked for, so many are taken, evenly from the first to the last.
         """
-        return self._evenly(False, count, classes)
-
-    def train(self, count: int, classes: int | None = None) -> Labelled:
-        """Training images without augmentation, and labels, classes evenly."""
-        return self._evenly(True, count, classes)
-
-    def _evenly(self, train: bool, count: int, classes: int | None) -> Labelled:
-        labels = self._batches.labels_of(train).cpu()
+        labels = self._batches.labels_of(train=False).cpu()
         known = labels.unique()
         if classes is not None and classes < len(known):
             known = known[torch.arange(classes) * len(known) // classes]
         rows = torch.isin(labels, known).nonzero()[:, 0]
-        return self._batches.picked(train, rows[stratified_order(labels[rows], 0)[:count]])
+        return self._batches.picked(False, rows[stratified_order(labels[rows], 0)[:count]])
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> float:
@@ -159,7 +148,7 @@ def read_trained(
             f"{folder} has no {MODEL}: the run has not finished. Finish it with `replearn train --resume`."
         )
     model, example = fresh_model(recipe, result.data, folder / MODEL)
-    model = filled(model, folder / MODEL, method_for(Setting(variant, result.seed, recipe.epochs)))
+    model = filled(model, folder / MODEL, method_for(Setting(variant, result.seed)))
     device = device or torch.device("cpu")
     return Trained(result, recipe, model.to(device), example.to(device), root)
 
