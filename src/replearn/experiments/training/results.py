@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -188,10 +189,8 @@ def hardware_of(device: torch.device) -> dict[str, Any]:
 def versions_of() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in ("replearn", "torch", "torchvision", "timm", "transformers"):
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found

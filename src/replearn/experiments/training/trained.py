@@ -121,13 +121,10 @@ class Trained:
         return 100 * float((output.argmax(-1) == batch[1]).float().mean())
 
 
-def read_trained(
-    folder: str | Path, device: torch.device | None = None, root: Path | None = None, *, full: bool = False
-) -> Trained:
+def read_trained(folder: str | Path, device: torch.device | None = None, root: Path | None = None) -> Trained:
     """The finished run in a folder that `replearn train` wrote; a file in that folder stands for it.
 
-    ReplearnError where there is none, where it is not finished or does not fit its recipe's model; with
-    `full`, also where it was not trained end to end, for then blocks are missing that an analysis needs.
+    ReplearnError where there is none, where it is not finished or does not fit its recipe's model.
     """
     folder = Path(folder)
     folder = folder.parent if folder.is_file() else folder
@@ -138,11 +135,6 @@ def read_trained(
         )
     result = read_result(folder / "result.json")
     recipe, variant = recipe_from_dict(result.recipe), decode(Variant, result.variant, "variant")
-    if full and variant.method != "e2e":
-        raise ReplearnError(
-            f"{folder} was trained with {variant.label} ({variant.method}), so it is not the full model with "
-            "all of its blocks. Name a run of method e2e."
-        )
     if not (folder / MODEL).is_file():
         raise ReplearnError(
             f"{folder} has no {MODEL}: the run has not finished. Finish it with `replearn train --resume`."
@@ -154,8 +146,13 @@ def read_trained(
 
 
 def read_full_model(folder: str | Path, device: torch.device, root: Path | None = None) -> Trained:
-    """The model of a finished end-to-end run, with its data; ReplearnError as `read_trained` has it."""
-    trained = read_trained(folder, device, root, full=True)
+    """A finished run of a whole classifier or language model; ReplearnError for any other."""
+    trained = read_trained(folder, device, root)
+    if (method := trained.result.variant["method"]) != "e2e":
+        raise ReplearnError(
+            f"{folder} was trained with {trained.label} ({method}), so it is not the full model with all of its "
+            "blocks. Name a run of method e2e."
+        )
     if not isinstance(trained.task.batches, (ImageBatches, TextBatches)):
         raise ReplearnError(f"{trained.name}: this command takes classifiers and language models.")
     return trained
