@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from replearn.experiments.training.data.sets import coco, masks
+from replearn.experiments.training import data
 
 COLOURS = ((220, 40, 40), (40, 60, 220), (40, 200, 60))
 
@@ -72,16 +72,15 @@ def write_coco(folder: Path, parts: dict[str, int], ids: tuple[int, int, int] = 
 def any_count() -> Iterator[None]:
     """Inside, recipes train on as many pictures as there are."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (coco, masks):
-            patch.setattr(module, "check_counts", lambda *about: None)
+        patch.setattr(data, "check_counts", lambda *about: None)
         yield
 
 
 def edit(file: Path, change: Any) -> None:
     """Read an annotation file, change it, and write it back."""
-    data = json.loads(file.read_text())
-    change(data)
-    file.write_text(json.dumps(data))
+    found = json.loads(file.read_text())
+    change(found)
+    file.write_text(json.dumps(found))
 
 
 def write_mask(path: Path, height: int, width: int, squares: Any, values: tuple[int, ...], ground: int) -> None:

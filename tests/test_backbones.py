@@ -22,7 +22,7 @@ from replearn import ReplearnError
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.pretrained import load_pretrained_, start_backbone_
 from replearn.experiments.training.scene_models import detector, segmenter
-from replearn.surgery.backbones import load_backbone_
+from replearn.surgery.weights import load_backbone_
 
 narrow.register()
 
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_told_and_the_model_is_unchanged(tmp_path: Path) ->
         (lacking, r"does not fill backbone\.body of this Detector\. \S+\.layer2\.0\.conv2\.weight is missing"),
         (wider, r"conv1\.weight is 32x3x7x7 there, 64x3x7x7 here"),
         ({"blocks.0.w": torch.zeros(1)}, r"No part of this Detector has the tensors of the state dict"),
-        (tmp_path / "none.safetensors", r"There is no file .*none\.safetensors to read weights from"),
+        (tmp_path / "none.safetensors", r"There is no file .*none\.safetensors to start from"),
     ):
         with pytest.raises(ReplearnError, match=told):
             load_backbone_(model, source)

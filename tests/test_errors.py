@@ -33,9 +33,9 @@ from replearn.fast.verify import verify
 from replearn.operators._base.layers import BorrowedNorm
 from replearn.operators._base.options import options_from_dict
 from replearn.operators._base.synthesis import Source
-from replearn.surgery.backbones import load_backbone_
 from replearn.surgery.replace import set_submodule
 from replearn.surgery.tensor_file import write_file
+from replearn.surgery.weights import load_backbone_
 
 SOURCE = Path(replearn.__file__).parent
 
@@ -491,7 +491,7 @@ CASES: list[tuple[Provoke, str]] = [
 ABOVE = {
     *("costs", "fitting", "fast", "compression", "analysis", "experiments", "cli"),
     *("deployment/exporting", "deployment/quantizing.py", "deployment/saving.py"),
-    *("models/transformer_lm.py", "surgery/backbones.py", "surgery/plan_metadata.py", "surgery/hugging_face.py"),
+    *("models/transformer_lm.py", "surgery/weights.py", "surgery/plan_metadata.py", "surgery/hugging_face.py"),
 }
 # fitting in closed form, which calibrate_ does: the operators' side of it
 FITTING = ("can't be fitted in closed form", "needs a low-rank fit", "A fit needs")

@@ -29,7 +29,7 @@ from replearn.experiments.report.paper_figures import (
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.recipe import Variant
 from replearn.experiments.training.run import RunSpec
-from replearn.experiments.training.trained import read_trained
+from replearn.experiments.training.trained import read_full_model, read_trained
 
 VARIANTS = (
     Variant(label="E2E", method="e2e"),
@@ -188,9 +188,9 @@ def test_the_command_draws_them(resnets: dict[str, Path], tmp_path: Path) -> Non
 
 
 def test_the_full_model_is_asked_for_where_an_analysis_needs_it(resnets: dict[str, Path]) -> None:
-    assert read_trained(resnets["E2E"], full=True).name == "demo, digits, seed 0, epoch 1"
+    assert read_full_model(resnets["E2E"], torch.device("cpu")).name == "demo, digits, seed 0, epoch 1"
     with pytest.raises(ReplearnError, match=r"trained with RepL \(repl\), so it is not the full model"):
-        read_trained(resnets["RepL"], full=True)
+        read_full_model(resnets["RepL"], torch.device("cpu"))
 
 
 def test_a_run_is_read_without_its_data_and_a_stream_is_told(resnets: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""W&B and MLflow get every epoch of a run, offline here; a missing one names its extra."""
+"""W&B, MLflow and TensorBoard get every epoch of a run, offline here; a missing one names its extra."""
 
 from __future__ import annotations
 
@@ -44,9 +44,22 @@ def test_every_run_of_a_comparison_is_written_to_mlflow(tmp_path: Path, monkeypa
         assert [entry.step for entry in client.get_metric_history(run.info.run_id, "test_accuracy")] == [1, 2]
 
 
+def test_a_run_is_written_to_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = CliRunner().invoke(app, ["train", *QUICK, "--logger", "tensorboard", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    (written,) = tmp_path.rglob("events.out.tfevents.*")
+    assert (written.parent / "result.json").exists()
+    shown = EventAccumulator(str(written)).Reload()
+    assert [entry.step for entry in shown.Scalars("test_accuracy")] == [1, 2]
+    assert b"cifar_resnet:20:2" in written.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("name", "cure"),
-    [("wandb", "pip install 'replearn[wandb]'"), ("tape", "--logger tape: there are wandb, mlflow")],
+    [("wandb", "pip install 'replearn[wandb]'"), ("tape", "--logger tape: there are wandb, mlflow, tensorboard")],
 )
 def test_a_logger_that_is_not_there_is_told(
     name: str, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -57,7 +57,7 @@ SMALL = {"resnet": resnet, "vit": lambda: vit(depth=6)}
 
 def named(method: str, **fields) -> Method:
     variant = Variant(label=method, method=method, **{"first": 2} | fields)
-    return method_for(Setting(variant, seed=0, epochs=3))
+    return method_for(Setting(variant, seed=0))
 
 
 def prepared(method: str, model: nn.Module, **fields) -> tuple[Method, nn.Module]:
@@ -596,8 +596,8 @@ def test_weights_with_another_placement_or_operator_are_refused_with_both(change
     with pytest.raises(
         ReplearnError, match=rf"asks for {asked}, and they were trained with interval=4, first=4, basic\."
     ):
-        method_for(Setting(row, seed=0, epochs=1)).prepare(model)
-    same = method_for(Setting(Variant(label="RepL", method="repl"), seed=0, epochs=1))
+        method_for(Setting(row, seed=0)).prepare(model)
+    same = method_for(Setting(Variant(label="RepL", method="repl"), seed=0))
     assert same.prepare(model) is model
 
 

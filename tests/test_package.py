@@ -213,8 +213,9 @@ def test_the_wheel_requires_torch_and_safetensors_alone(wheel: zipfile.ZipFile) 
     about = email.message_from_bytes(wheel.read(metadata))
     always = [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert {line.split(">=")[0] for line in always} == {"torch", "safetensors"}
-    extras = {"vision", "scenes", "hf", "train", "report", "quant", "export", "wandb", "mlflow", "all"}
-    assert set(about.get_all("Provides-Extra", [])) == extras
+    services = {"wandb", "mlflow", "tensorboard"}
+    extras = {"vision", "scenes", "hf", "train", "report", "quant", "export", "all"}
+    assert set(about.get_all("Provides-Extra", [])) == extras | services
     assert about["License-Expression"] == "Apache-2.0"
     assert about["Version"] == replearn.__version__
 

@@ -71,7 +71,7 @@ def test_rows_have_names_of_their_own_and_methods_that_exist(name):
     assert not any("," in variant.label for variant in recipe.variants)
     assert [variant.method for variant in recipe.variants].count("e2e") == 1
     for variant in recipe.variants:
-        assert method_for(Setting(variant, seed=0, epochs=recipe.epochs))
+        assert method_for(Setting(variant, seed=0))
 
 
 @every_recipe

@@ -369,19 +369,19 @@ def test_the_commands_that_trained_the_runs_are_shown_once_each(tmp_path: Path) 
 def test_the_data_file_holds_every_table_of_the_paper() -> None:
     tables = paper_tables()
     assert len(tables) == 17
-    assert sum(len(table.rows) for table in tables.values()) == 120
+    assert sum(len(table["rows"]) for table in tables.values()) == 120
     for table in tables.values():
-        assert table.better.keys() <= table.columns.keys()
-        for row in table.rows:
-            assert row.keys() <= {"data", "backbone", "method", *table.columns}
-            assert table.columns.keys() <= row.keys()
+        assert table["better"].keys() <= table["columns"].keys()
+        for row in table["rows"]:
+            assert row.keys() <= {"data", "backbone", "method", *table["columns"]}
+            assert table["columns"].keys() <= row.keys()
 
 
 def test_recipes_print_nothing_that_the_data_file_does_not_hold() -> None:
     """No second copy: every number of a recipe's paper rows is in its tables."""
     known = set()
     for table in paper_tables().values():
-        for row in table.rows:
+        for row in table["rows"]:
             for value in (row[key] for key in ("accuracy", "perplexity", "map", "iou") if key in row):
                 known.add((row["data"], value[0] if isinstance(value, list) else value, row.get("memory")))
     for name in recipes.available():

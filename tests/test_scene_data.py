@@ -53,7 +53,7 @@ def test_coco_is_read_with_mixed_sizes_empty_pictures_and_crowds(bccd: Path) -> 
     (image,) = found.read(found.train[1])
     middle = image[:, y + h // 2, x + w // 2]
     assert middle.argmax() == {1: 0, 7: 2, 90: 1}[second[1]["category_id"]]
-    with pytest.raises(ReplearnError, match=r"holds 6 training pictures, and BCCD has 205"):
+    with pytest.raises(ReplearnError, match=r"holds 6 training images, and BCCD has 205"):
         data.load("bccd", bccd.parent)
     with pytest.raises(ReplearnError, match=r"COCO 2017 was not found.*cocodataset\.org"):
         data.load("coco", bccd.parent)
@@ -185,7 +185,7 @@ def test_camvid_is_read_and_void_does_not_count(tmp_path: Path) -> None:
     assert set(labels.unique().tolist()) <= {0, 1, 2, 3, 255}
     red = (image[0] > 200) & (labels != 255)
     assert labels[red].unique().tolist() in ([1], [])
-    with pytest.raises(ReplearnError, match="holds 8 training pictures, and CamVid has 367"):
+    with pytest.raises(ReplearnError, match="holds 8 training images, and CamVid has 367"):
         data.load("camvid", tmp_path)
     (tmp_path / "camvid" / "trainannot" / "003.png").unlink()
     with pytest.raises(ReplearnError, match=r"003\.png has no mask: there is no .*trainannot/003\.\*"):

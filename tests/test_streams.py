@@ -154,13 +154,6 @@ def test_every_test_image_is_seen_once_over_all_processes(stream, world, per_pro
     )
 
 
-def test_rand_augment_changes_the_pictures(stream):
-    ((before, labels),) = drawn(stream, 0, 0, batch_size=14)
-    ((after, same_labels),) = drawn(stream, 0, 0, batch_size=14, rand_augment=True)
-    assert torch.equal(labels, same_labels)
-    assert not torch.equal(before, after)
-
-
 def test_batches_that_can_t_be_shared_out_are_told(stream):
     with pytest.raises(ReplearnError, match="A batch of 5 can't be divided among 2 processes"):
         batches_of(stream, 5, world=2)

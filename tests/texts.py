@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from replearn.experiments.training.data.sets import wikitext2
+from replearn.experiments.training import data
+from replearn.experiments.training.data.text import basic_english
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "dog", "run", "far", "away"]
 
@@ -35,7 +37,8 @@ def write_text(root: Path, num: int = 300) -> Path:
 def text_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root with a whole tiny WikiText-2."""
     folder = write_text(tmp_path / "data")
-    for split in wikitext2.TOKENS:
-        lines = (folder / f"{split}.txt").read_text(encoding="utf-8").split("\n")[:-1]
-        monkeypatch.setitem(wikitext2.TOKENS, split, sum(len(line.split()) + 1 for line in lines))
+    texts = [(folder / f"{split}.txt").read_text(encoding="utf-8").split("\n")[:-1] for split in ("train", "test")]
+    train, test = (sum(len(basic_english(line)) + 1 for line in lines) for lines in texts)
+    whole = replace(data.source_named("wikitext2"), num_train=train, num_test=test)
+    monkeypatch.setitem(data._sources(), "wikitext2", whole)
     return tmp_path / "data"

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..errors import ReplearnError
+from ..errors import ReplearnError, first_line
 from ..experiments.training import data as data_room
 from ..experiments.training.data.scenes import open_picture
-from ..experiments.training.pretrained import first_line
 from .compress_model import Subject
 from .subjects import called, is_hub_name
 

@@ -87,7 +87,8 @@ Settings: TypeAlias = Annotated[
 ]
 
 Logger: TypeAlias = Annotated[
-    str | None, typer.Option(help="Send every epoch there too: wandb or mlflow, by extras of these names.")
+    str | None,
+    typer.Option(help="Send every epoch there too: wandb, mlflow or tensorboard, by extras of these names."),
 ]
 
 # which blocks

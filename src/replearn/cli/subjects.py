@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ReplearnError
+from ..errors import ReplearnError, first_line
 from ..experiments.training.architectures import architecture, is_language_model, language_model, library
-from ..experiments.training.pretrained import first_line, head_names, weights_of
+from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.scene_models import is_detector, is_segmenter, on_meta
 
 SMALL = ("resnet20", "resnet32", "resnet56", "resnet110", "vit_tiny_8", "vit_patch4")  # for images of 32x32

@@ -11,9 +11,10 @@ import ctypes
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 import torch
@@ -48,13 +49,20 @@ CODES = {
 def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write the tensors and the texts; the file at `path` changes at once, after all is on the disk."""
     refuse_special(path)
+    with replacing(path) as file:
+        file.write(header(tensors, {**about, "checksum": "0" * 64}))
+        digest = checksum(tensors, about, file.write)  # each tensor is read once: others may change it
+        file.seek(0)  # the header keeps its length
+        file.write(header(tensors, {**about, "checksum": digest}))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of the one at `path` at the end of the block, once it is on the disk."""
     temporary = path.with_name(f".{uuid4().hex}{PART}")
     try:
         with open(temporary, "xb") as file:
-            file.write(header(tensors, {**about, "checksum": "0" * 64}))
-            digest = checksum(tensors, about, file.write)  # each tensor is read once: others may change it
-            file.seek(0)  # the header keeps its length
-            file.write(header(tensors, {**about, "checksum": digest}))
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -90,7 +90,7 @@ def candidates(case: Case, *, extra: Sequence[Options] = (), methods: Sequence[s
         sides.append(Candidate(label=f"{REPL}, {options.label()}", build=partial(replaced, case, options)))
     for name in methods:
         variant = Variant(label=name, method=name, interval=case.interval, first=case.first)
-        method = method_for(Setting(variant, seed=0, epochs=1))
+        method = method_for(Setting(variant, seed=0))
         build = partial(lambda method: method.prepare(case.build()), method)
         sides.append(Candidate(label=name, build=build, method=method))
     return sides

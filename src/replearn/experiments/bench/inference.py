@@ -125,7 +125,7 @@ def printed(model: str, batch: int, backend: str) -> dict[str, dict[str, float]]
     """
     found = {}
     for table, base in ((PAPER_DYNAMIC, "dynamic"), (PAPER_E2E, "bp")):
-        for row in paper_tables()[table].rows:
+        for row in paper_tables()[table]["rows"]:
             name = PAPER_MODELS[row["backbone"]]
             setting = (name, row.get("batch", PAPER_BATCHES[name]), PAPER_BACKENDS[row["method"]])
             if setting == (model, batch, backend):

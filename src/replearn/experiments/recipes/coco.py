@@ -52,7 +52,7 @@ BCCD = replace(
     table="",
     data=("bccd",),
     epochs=40,
-    detection=Detection(min_size=(384,), max_size=512),
+    detection=Detection(min_size=384, max_size=512),
     optimizer=Optimizer(name="adam", lr=2e-4, weight_decay=0.0),
     schedule=Schedule(name="cosine", warmup_epochs=2),
     augment={"bccd": Augment(flip=True)},

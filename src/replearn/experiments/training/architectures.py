@@ -35,12 +35,21 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
             return CifarResNet(depth, num_classes, channels, width)
         if kind == "vit" and len(numbers) == 4:
             dim, depth, heads, patch = map(int, numbers)
-            check_patch(name, patch, size)
+            if patch < 1 or size % patch:
+                raise ReplearnError(
+                    f"The model {name!r} can't be built for {size}x{size} images: patches of {patch} pixels do "
+                    "not divide them. Use another patch size, or resize the images (augment.DATA.resize)."
+                )
             shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "patch_size": patch, "img_size": size}
             return _timm("vit_tiny_patch16_224", num_classes=num_classes, in_chans=channels, **shape)
         if kind == "timm" and len(numbers) == 1:
             return _timm(rest, num_classes=num_classes, in_chans=channels)
         if kind == "torchvision" and len(numbers) == 1:
+            if channels != 3:
+                raise ReplearnError(
+                    f"The model {name!r} is torchvision's and takes images of 3 channels; these have {channels}. "
+                    "Write timm:NAME, which takes any number."
+                )
             models = library("torchvision", "vision").models
             made: nn.Module = models.get_model(rest, weights=None, num_classes=num_classes)
             return made
@@ -66,19 +75,14 @@ def language_model(name: str, *, num_words: int, max_length: int = 128) -> nn.Mo
     """
     base = name.removesuffix(":untied")
     kind, *numbers = _LANGUAGE.get(base, base).split(":")
-    if kind != "lm" or len(numbers) != 4:
+    if kind != "lm" or len(numbers) != 4 or not all(number.isdecimal() for number in numbers):
         raise ReplearnError(
             f"There is no language model {name!r}. There are {', '.join(_LANGUAGE)}; or write "
             "lm:DIM:DEPTH:HEADS:MLP, with :untied for an output layer of its own."
         )
-    try:
-        dim, depth, heads, hidden = map(int, numbers)
-        shape = {"dim": dim, "depth": depth, "num_heads": heads, "hidden": hidden}
-        return TransformerLM(num_words, **shape, max_length=max_length, tied=base == name)
-    except ReplearnError:
-        raise
-    except ValueError as error:
-        raise ReplearnError(f"The language model {name!r} can't be built: {error}.") from error
+    dim, depth, heads, hidden = map(int, numbers)
+    shape = {"dim": dim, "depth": depth, "num_heads": heads, "hidden": hidden}
+    return TransformerLM(num_words, **shape, max_length=max_length, tied=base == name)
 
 
 def num_heads(name: str) -> int | None:
@@ -90,14 +94,6 @@ def num_heads(name: str) -> int | None:
     base = name.removesuffix(":untied")
     kind, *numbers = (_NAMES | _LANGUAGE).get(base, base).split(":")
     return int(numbers[2]) if kind in ("lm", "vit") and len(numbers) == 4 else None
-
-
-def check_patch(name: str, patch: int, size: int) -> None:
-    if patch < 1 or size % patch:
-        raise ReplearnError(
-            f"The model {name!r} can't be built for {size}x{size} images: patches of {patch} pixels do not divide "
-            "them. Use another patch size, or resize the images (augment.DATA.resize)."
-        )
 
 
 def library(name: str, extra: str) -> Any:

@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from ...errors import ReplearnError
-from ...planning.serialization import encode
+from ...planning.serialization import decode, encode
 from .comparable import changes_of, check_same_settings, machine, shared
 from .intervals import Difference, corrected, paired_difference, std_of
 from .methods import has_targets
 from .metrics import Metric
-from .recipe import PaperRow, paper_row_from_dict
+from .recipe import PaperRow
 from .results import Result
 from .tasks import task_named
 
@@ -205,7 +205,7 @@ def _cost(runs: Sequence[Result]) -> tuple[float, int]:
 def _paper(result: Result, label: str) -> PaperRow | None:
     for entry in result.recipe.get("paper", ()):
         if entry["data"] == result.data and entry["label"] == label:
-            row = paper_row_from_dict(entry)
+            row: PaperRow = decode(PaperRow, entry, "paper")
             return replace(row, table=row.table or str(result.recipe["table"]))
     return None
 

@@ -56,7 +56,8 @@ def fit(
     Each run's folder gets `recipe.json`, `log.jsonl`, `checkpoint.safetensors` and `result.json`. With
     `resume=True` a run goes on from its checkpoint, and a finished one is only read. Under torchrun each
     process trains its share of every batch. Give the same dict as `shared` to one call after another, and what
-    they train on is read once and stays on the device. `logger` is wandb or mlflow, which get every epoch too.
+    they train on is read once and stays on the device. `logger` is wandb, mlflow or tensorboard, which get every
+    epoch too.
     """
     if not specs:
         raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")

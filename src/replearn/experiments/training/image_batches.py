@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate, pad
 
-from ...errors import ReplearnError
 from .batches import Batches
 from .data import ImageSet, StreamedSet
 from .data.folders import Key, transform_for
@@ -27,11 +26,6 @@ class DeviceImages:
     """The images of a data set on one device, shared by every run that trains on it there."""
 
     def __init__(self, data: ImageSet, augment: Augment, device: torch.device) -> None:
-        if augment.rand_augment:
-            raise ReplearnError(
-                f"RandAugment works on streamed data sets, and {data.name} is held in memory; "
-                "use pad and flip for it."
-            )
         self.data, self.augment = data, augment
         self.size = augment.resize or data.size
         self._padded = padded(data.train_images, augment).to(device)
@@ -172,7 +166,7 @@ class StreamBatches(ImageBatches):
         self, data: StreamedSet, augment: Augment, processes: Processes, batch_size: int, device: torch.device
     ) -> None:
         super().__init__(data, augment, processes, batch_size, device)
-        self.data, self.augment = data, augment
+        self.data = data
         self._scale = Scale(data.mean, data.std, device)
 
     def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -187,7 +181,7 @@ class StreamBatches(ImageBatches):
     def _read(
         self, train: bool, batches: Iterable[Sequence[Key]], augment: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        transform = transform_for(self.size, augment, self.augment.rand_augment)
+        transform = transform_for(self.size, augment)
         for images, labels in self.data.read(train, batches, transform):
             yield (
                 self._scale(images.to(self.device, non_blocking=True)),

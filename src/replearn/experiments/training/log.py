@@ -1,4 +1,4 @@
-"""Where a run's epochs go: a file of JSON lines, and Weights & Biases or MLflow."""
+"""Where a run's epochs go: a file of JSON lines, and Weights & Biases, MLflow or TensorBoard."""
 
 from __future__ import annotations
 
@@ -64,7 +64,21 @@ def mlflow(module: Any, run: Run) -> Log:
     return Log(add, lambda: client.set_terminated(name))
 
 
-SERVICES: dict[str, Callable[[Any, Run], Log]] = {"wandb": wandb, "mlflow": mlflow}
+def tensorboard(module: Any, run: Run) -> Log:
+    """An event file in the run's folder: `tensorboard --logdir runs` shows every run below it."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(run.spec.out))
+    writer.add_text("recipe", json.dumps(about(run)))
+
+    def add(values: Mapping[str, Any], number: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, number)
+
+    return Log(add, writer.close)
+
+
+SERVICES: dict[str, Callable[[Any, Run], Log]] = {"wandb": wandb, "mlflow": mlflow, "tensorboard": tensorboard}
 
 
 def module_of(service: str) -> Any:

@@ -57,9 +57,7 @@ def rate_at(schedule: Schedule, step: int, steps: int, steps_per_epoch: int) -> 
     if schedule.name == "constant":
         return 1.0
     if schedule.name == "cosine":
-        return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * progress)) / 2
+        return (1 + math.cos(math.pi * progress)) / 2
     if schedule.name == "poly":
-        return schedule.final + (1 - schedule.final) * float((1 - progress) ** schedule.power)
-    if schedule.name == "step":
-        return float(0.1 ** sum(step / steps >= milestone for milestone in schedule.milestones))
-    raise ReplearnError(f"There is no schedule {schedule.name!r}; write cosine, constant, poly or step.")
+        return float((1 - progress) ** schedule.power)
+    raise ReplearnError(f"There is no schedule {schedule.name!r}; write cosine, constant or poly.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,30 +15,15 @@ from .recipe import PaperRow
 SCORES = ("accuracy", "perplexity", "map", "iou")  # columns that recipes' rows are judged by
 
 
-@dataclass(frozen=True, kw_only=True)
-class PaperTable:
-    """A table as printed: columns by key with their titles, rows as plain dicts, a value or [mean, std]."""
-
-    label: str
-    caption: str
-    columns: Mapping[str, str]
-    better: Mapping[str, str]  # higher or lower, by column
-    rows: tuple[Mapping[str, Any], ...]
-    notes: str = ""
-
-
 @cache
-def paper_tables() -> Mapping[str, PaperTable]:
-    """Every table of the paper by its label.
+def paper_tables() -> Mapping[str, Any]:
+    """Every table of the paper by its label: caption, columns, which way they are better, and rows as printed.
 
-    >>> paper_tables()["t1"].rows[0]["accuracy"]
+    >>> paper_tables()["t1"]["rows"][0]["accuracy"]
     [93.17, 0.14]
     """
     text = files("replearn.experiments").joinpath("paper_tables.json").read_text(encoding="utf-8")
-    return {
-        label: PaperTable(label=label, **{**table, "rows": tuple(table["rows"])})
-        for label, table in json.loads(text)["tables"].items()
-    }
+    return dict(json.loads(text)["tables"])
 
 
 def printed(
@@ -53,7 +38,7 @@ def printed(
     """
     rows = [
         row
-        for row in paper_tables()[table].rows
+        for row in paper_tables()[table]["rows"]
         if row["backbone"] == backbone and row["method"] in labels and data in (None, row["data"])
     ]
     if missing := sorted(labels.keys() - {row["method"] for row in rows}):

@@ -77,15 +77,11 @@ class PictureBatches(Batches, Generic[Set]):
         self.recipe = recipe
         self.flip = recipe.augment.get(data.name, Augment()).flip
         self._train, self._test = stores
-        self.numbers = self._trained_on()
-        super().__init__(processes, device, recipe.batch_size, len(self.numbers), "pictures", data.name)
-
-    def _trained_on(self) -> Sequence[int]:
-        return range(self.data.num_train)
+        super().__init__(processes, device, recipe.batch_size, data.num_train, "pictures", data.name)
 
     @abstractmethod
     def draws(self, seed: int, epoch: int) -> Tensor:
-        """An epoch's choices, a row a picture; the first one is its place in `numbers`."""
+        """An epoch's choices, a row a picture; the first one is its number."""
 
     @abstractmethod
     def cut(self, rows: Tensor, samples: list[Sample]) -> tuple[Any, Any]:
@@ -97,7 +93,7 @@ class PictureBatches(Batches, Generic[Set]):
 
     def _read(self, parts: Sequence[Tensor]) -> Iterator[list[Sample]]:
         """The training pictures that rows of draws choose."""
-        return self._train.batches([[self.numbers[int(place)] for place in rows[:, 0]] for rows in parts])
+        return self._train.batches([[int(number) for number in rows[:, 0]] for rows in parts])
 
     def batch(self, held: Any) -> tuple[Any, Any]:
         return self.cut(held, []) if self.fixed else self.cut(*held)
@@ -120,24 +116,18 @@ class DetectionBatches(PictureBatches[DetectionSet]):
 
     @property
     def one_shape(self) -> bool:  # type: ignore[override]
-        shapes = {(scene.height, scene.width) for scene in self.data.train}
-        return len(shapes) == len(self.recipe.detection.min_size) == 1
-
-    def _trained_on(self) -> Sequence[int]:
-        """Pictures without a box are left out where the recipe says so, as torchvision's reference does."""
-        keep = self.recipe.detection.keep_empty
-        return [number for number, scene in enumerate(self.data.train) if keep or len(scene.labels)]
+        return len({(scene.height, scene.width) for scene in self.data.train}) == 1
 
     def draws(self, seed: int, epoch: int) -> Tensor:
-        """Place and flip."""
+        """Number and flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
         count = self.steps * self.batch_size
-        order = torch.randperm(len(self.numbers), generator=generator)[:count]
+        order = torch.randperm(self.data.num_train, generator=generator)[:count]
         flips = torch.rand(count, generator=generator) < 0.5
         return torch.stack([order, flips & self.flip], dim=1)
 
     def cut(self, rows: Tensor, samples: list[Sample]) -> Batch:
-        scenes = [self.data.train[self.numbers[place]] for place in rows[:, 0].tolist()]
+        scenes = [self.data.train[number] for number in rows[:, 0].tolist()]
         return self.as_batch(samples, scenes, rows[:, 1].tolist())
 
     def as_batch(self, samples: list[Sample], scenes: Sequence[Scene], flips: Sequence[int]) -> Batch:
@@ -176,9 +166,9 @@ class SegmentationBatches(PictureBatches[SegmentationSet]):
         self.normalised = Scale(IMAGENET_MEAN, IMAGENET_STD, self.device)
 
     def draws(self, seed: int, epoch: int) -> Tensor:
-        """Place, scale, how far down and right (0 to 1), flip."""
+        """Number, scale, how far down and right (0 to 1), flip."""
         generator = torch.Generator().manual_seed(seed_at(seed, epoch, "data"))
-        count = len(self.numbers)
+        count = self.data.num_train
         low, high = self.settings.scale
         chance = torch.rand(count, 4, generator=generator)
         order = torch.randperm(count, generator=generator).float()

@@ -1,23 +1,14 @@
 """Start from trained weights: a file of ours, any other file of tensors, or timm's hub."""
 
-from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ...errors import ReplearnError
+from ...errors import ReplearnError, first_line
 from ...planning.data import Plan
 from ...planning.serialization import parse, read_text
-from ...surgery.backbones import load_backbone_, moved_plan, shape_of
-from ...surgery.checkpoint import FORMAT, read
-from ...surgery.replace import exchange_, restored_on_error
-from ...surgery.state_dicts import check_weights
+from ...surgery.weights import fill_, load_backbone_, metadata_of, moved_plan, read_weights, shape_of
 from .architectures import library, num_heads
 
 
@@ -40,13 +31,11 @@ def load_pretrained_(
     """
     carried, found = weights_of(source)
     moved = None if carried is None else moved_plan(model, carried, "", source)
-    with nullcontext() if moved is None else restored_on_error(model, moved):
-        if moved is not None:
-            exchange_(model, moved, start=True)
-        own = model.state_dict()
+    about = told_about(Path(source))
+
+    def fitting(own: dict[str, Tensor]) -> dict[str, Tensor]:
         head = set() if words is not None else head_names(model)
         check_names(model, found.keys() - head, own.keys() - head, source)
-        about = told_about(Path(source))
         for key, tensor in own.items():
             if key not in head and found[key].shape != tensor.shape:
                 told = reason(key, found[key], tensor, words)
@@ -54,14 +43,9 @@ def load_pretrained_(
         check_heads(source, about.get("model"), name)
         other = outputs is not None and about.get("outputs", outputs) != outputs
         fits = all(key in found and key in own and found[key].shape == own[key].shape for key in head)
-        copied = {key: found[key] for key in own.keys() - (head if other or not fits else set())}
-        try:
-            check_weights(model, {key: own[key] for key in copied}, copied)
-        except ReplearnError as error:
-            raise ReplearnError(f"{source} can't be loaded: {error} The model is unchanged.") from error
-        with torch.no_grad():
-            for key, tensor in copied.items():
-                own[key].copy_(tensor)
+        return {key: found[key] for key in own.keys() - (head if other or not fits else set())}
+
+    fill_(model, moved, source, fitting)
 
 
 def check_names(model: nn.Module, there: set[str], here: set[str], source: str) -> None:
@@ -85,9 +69,7 @@ def weights_of(source: str) -> tuple[Plan | None, dict[str, Tensor]]:
     """The weights, and the plan of a file of ours whose blocks are replaced."""
     if source.startswith("timm:"):
         return None, timm_weights(source.removeprefix("timm:"))
-    if metadata_of(Path(source)).get("format") == FORMAT:
-        return read(source)
-    return None, read_weights(Path(source))
+    return read_weights(source)
 
 
 def reason(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
@@ -115,17 +97,6 @@ def check_heads(source: str, there: Any, here: str | None) -> None:
         )
 
 
-def metadata_of(path: Path) -> dict[str, str]:
-    """The texts in a safetensors file; none where it is no such file."""
-    if path.suffix != ".safetensors" or not path.is_file():
-        return {}
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError):
-        return {}
-
-
 def told_about(path: Path) -> dict[str, Any]:
     """What a file of ours, or the result beside it, says: the model's name, the data set and classes."""
     try:
@@ -144,50 +115,6 @@ def head_names(model: nn.Module) -> set[str]:
     return {f"{linear[-1]}.weight", f"{linear[-1]}.bias"} if linear else set()
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name: nothing else in it is looked at, and no code in it is run."""
-    if not path.is_file():
-        raise ReplearnError(
-            f"There is no file {path} to start from. Write pretrained=FILE (safetensors or a torch file), "
-            "or pretrained=timm:NAME."
-        )
-    try:
-        if path.suffix == ".safetensors":
-            tensors = load_file(path)
-            # of tied tensors one is held, and safetensors writes its name under those of the others
-            tied = {name: held for name, held in metadata_of(path).items() if held in tensors}
-            return tensors | {name: tensors[held] for name, held in tied.items()}
-        refuse_compressed(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a malformed pickle can raise any error
-        # UnpicklingError's own words are advice to run the code in the file
-        known = isinstance(error, (SafetensorError, OSError, RuntimeError, ReplearnError))
-        told = first_line(error) if known else "it is no file of torch.save, or holds more than tensors"
-        raise ReplearnError(
-            f"{path} can't be read as weights: {told}. Use a "
-            "safetensors file, or a torch file that holds tensors alone."
-        ) from error
-    for key in ("state_dict", "model"):
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-    if not isinstance(loaded, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) and not value.is_nested for key, value in loaded.items()
-    ):
-        raise ReplearnError(f"{path} holds no state dict; save one with torch.save(model.state_dict(), FILE).")
-    return dict(loaded)
-
-
-def refuse_compressed(path: Path) -> None:
-    """Refuse a zip whose entries are packed, as torch.save never writes one: it may be a bomb."""
-    if not is_zipfile(path):
-        return
-    with ZipFile(path) as file:
-        if any(entry.compress_type != ZIP_STORED for entry in file.infolist()):
-            raise ReplearnError(
-                "its entries are packed, and torch.save packs none: it may be far larger than it looks"
-            )
-
-
 def timm_weights(name: str) -> dict[str, Tensor]:
     """The weights that timm's hub holds under this name."""
     timm = library("timm", "vision")
@@ -200,17 +127,11 @@ def timm_weights(name: str) -> dict[str, Tensor]:
         ) from error
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def start_backbone_(model: nn.Module, source: str) -> str:
     """Fill the backbone from a file or timm:NAME; what was and wasn't loaded, in words.
 
     Raises ReplearnError, with the model unchanged, for weights of another backbone.
     """
-    path = Path(source)
-    if path.suffix == ".safetensors" and path.is_file():
-        return str(load_backbone_(model, path))
-    _, found = weights_of(source)
-    return str(load_backbone_(model, found)).replace("the state dict", source, 1)
+    if not source.startswith("timm:"):
+        return str(load_backbone_(model, source))
+    return str(load_backbone_(model, weights_of(source)[1])).replace("the state dict", source, 1)

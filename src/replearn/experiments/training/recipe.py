@@ -29,11 +29,9 @@ class Optimizer:
 class Schedule:
     """How the learning rate moves, step by step, over the whole run."""
 
-    name: Literal["cosine", "constant", "poly", "step"] = "cosine"
+    name: Literal["cosine", "constant", "poly"] = "cosine"
     warmup_epochs: float = 0.0
-    final: float = 0.0  # the last learning rate, as a share of the peak
     power: float = 0.9  # for poly
-    milestones: tuple[float, ...] = ()  # for step: shares of the run, each divides the rate by ten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,6 @@ class Augment:
     pad_mode: Literal["reflect", "zeros"] = "reflect"
     flip: bool = False
     resize: int | None = None  # side length the images are brought to
-    rand_augment: bool = False
     mixup: float = 0.0
 
 
@@ -98,9 +95,8 @@ class Text:
 class Detection:
     """How pictures are shown to a detector, and what it may say of them."""
 
-    min_size: tuple[int, ...] = (800,)  # the shorter side; of several, training draws one and tests take the last
+    min_size: int = 800  # the shorter side
     max_size: int = 1333  # the longer side at most
-    keep_empty: bool = True  # whether pictures without a box are trained on
     score_threshold: float = 0.05
     max_detections: int = 100  # in a picture; COCO counts no more
 
@@ -173,8 +169,3 @@ def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
         )
     recipe: Recipe = decode(Recipe, fields, "recipe")
     return recipe
-
-
-def paper_row_from_dict(data: Any) -> PaperRow:
-    row: PaperRow = decode(PaperRow, data, "paper")
-    return row

@@ -9,8 +9,8 @@ import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -22,7 +22,7 @@ import torch
 
 from ...errors import ReplearnError
 from ...planning.serialization import decode, encode, parse, read_text
-from ...surgery.tensor_file import PART
+from ...surgery.tensor_file import replacing
 from .metrics import Metric
 from .recipe import Recipe, Variant
 from .tasks import task_named
@@ -171,20 +171,11 @@ def text_of(path: str | os.PathLike[str]) -> str:
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file whole or not at all."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ReplearnError(f"Can't write {path}: {error}. What was there before is untouched.") from error
-        raise
+        with replacing(Path(path)) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ReplearnError(f"Can't write {path}: {error}. What was there before is untouched.") from error
 
 
 def hardware_of(device: torch.device) -> dict[str, Any]:
@@ -198,10 +189,8 @@ def hardware_of(device: torch.device) -> dict[str, Any]:
 def versions_of() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in ("replearn", "torch", "torchvision", "timm", "transformers"):
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found

@@ -1,13 +1,12 @@
 """RetinaNet of torchvision's pieces: its layers and names, with a loss in tests and exact boxes in 16 bits."""
 
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models import get_model
 from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
-from torchvision.models.detection.retinanet import RetinaNet, RetinaNetHead, _default_anchorgen
+from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 from .recipe import Detection
@@ -61,25 +60,16 @@ class Detector(RetinaNet):  # type: ignore[misc]
     channels_last = False
 
 
-def retinanet(backbone: str, num_classes: int, settings: Detection, *, second: bool = False) -> Detector:
-    """RetinaNet with a ResNet and a feature pyramid; `second` is torchvision's v2: GIoU, GroupNorm in the head.
+def retinanet(backbone: str, num_classes: int, settings: Detection) -> Detector:
+    """RetinaNet with a ResNet and a feature pyramid.
 
     Every layer is trainable and BatchNorms learn their statistics, as training from scratch needs it.
     """
     body = get_model(backbone, weights=None)
-    above = LastLevelP6P7(body.inplanes if second else 256, 256)
-    pyramid = _resnet_fpn_extractor(body, 5, returned_layers=[2, 3, 4], extra_blocks=above)
-    anchors = _default_anchorgen()
-    norm = partial(nn.GroupNorm, 32) if second else None
-    each = anchors.num_anchors_per_location()[0]
-    head = RetinaNetHead(pyramid.out_channels, each, num_classes, norm_layer=norm)
-    if second:
-        head.regression_head._loss_type = "giou"
+    above = LastLevelP6P7(256, 256)
     return Detector(
-        pyramid,
+        _resnet_fpn_extractor(body, 5, returned_layers=[2, 3, 4], extra_blocks=above),
         num_classes,
-        anchor_generator=anchors,
-        head=head,
         min_size=settings.min_size,
         max_size=settings.max_size,
         score_thresh=settings.score_threshold,

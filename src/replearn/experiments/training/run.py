@@ -65,7 +65,7 @@ class Run:
         self.low = LOW.get(recipe.precision)
         self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
         self.said: list[str] = []
-        self.method = method_for(Setting(spec.variant, spec.seed, spec.epochs, self.calibrate))
+        self.method = method_for(Setting(spec.variant, spec.seed, self.calibrate))
         torch.manual_seed(seed_at(spec.seed, "weights"))
         model = task.build()
         model = self.method.prepare(model).to(device)

@@ -9,31 +9,35 @@ from ...errors import ReplearnError
 from .architectures import library
 from .recipe import Detection
 
-DETECTORS = ("retinanet", "retinanet_v2")
+DETECTORS = ("retinanet",)
 SEGMENTERS = ("deeplabv3", "deeplabv3plus")
 FAMILIES = ("resnet", "resnext", "wide_resnet")  # torchvision's names of backbones begin so
 
 
 def is_detector(name: str) -> bool:
-    return name.startswith(tuple(f"{kind}_" for kind in DETECTORS))
+    return name.partition("_")[0] in DETECTORS
 
 
 def is_segmenter(name: str) -> bool:
-    return name.startswith(tuple(f"{kind}_" for kind in SEGMENTERS))
+    return name.partition("_")[0] in SEGMENTERS
 
 
 def detector(name: str, *, num_classes: int, settings: Detection | None = None) -> nn.Module:
-    """Build a detector: retinanet_BACKBONE or retinanet_v2_BACKBONE with a ResNet of torchvision's.
+    """Build a detector: retinanet_BACKBONE with a ResNet of torchvision's.
 
     >>> detector("retinanet_resnet34", num_classes=3).head.classification_head.num_classes
     3
     """
-    kind, backbone = known(name, DETECTORS, "detector")
+    backbone = backbone_of(name, DETECTORS, "detector")
     settings = settings or Detection()
-    check_sizes(settings)
+    if not 32 <= settings.min_size <= settings.max_size:
+        raise ReplearnError(
+            f"detection.min_size={settings.min_size}, detection.max_size={settings.max_size}: write a min_size "
+            "from 32 to max_size."
+        )
     from .retinanet import retinanet
 
-    return retinanet(backbone, num_classes, settings, second=kind == "retinanet_v2")
+    return retinanet(backbone, num_classes, settings)
 
 
 def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Module:
@@ -41,15 +45,16 @@ def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Mod
 
     `auxiliary` adds a head at the third stage, which helps in training; deeplabv3plus has none.
     """
-    kind, backbone = known(name, SEGMENTERS, "segmenter")
-    if auxiliary and kind == "deeplabv3plus":
+    backbone = backbone_of(name, SEGMENTERS, "segmenter")
+    plus = name.startswith("deeplabv3plus")
+    if auxiliary and plus:
         raise ReplearnError(f"{name} has no auxiliary head: write segmentation.auxiliary=0.")
     try:
-        if kind == "deeplabv3":
+        if not plus:
             return _deeplabv3(backbone, num_classes, auxiliary)
         smp = library("segmentation_models_pytorch", "scenes")
-        plus: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
-        return plus
+        made: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
+        return made
     except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
         raise ReplearnError(
             f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
@@ -84,24 +89,15 @@ def logits_of(made: Tensor | dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     return (made, None) if isinstance(made, Tensor) else (made["out"], made.get("aux"))
 
 
-def known(name: str, kinds: Sequence[str], what: str) -> tuple[str, str]:
-    """The kind and the backbone that a name is made of."""
+def backbone_of(name: str, kinds: Sequence[str], what: str) -> str:
+    """The backbone that a name ends with."""
     models = library("torchvision", "vision").models
     backbones = [model for model in models.list_models() if model.startswith(FAMILIES)]
-    for kind in kinds:
-        if name.startswith(f"{kind}_") and name.removeprefix(f"{kind}_") in backbones:
-            return kind, name.removeprefix(f"{kind}_")
+    kind, _, backbone = name.partition("_")
+    if kind in kinds and backbone in backbones:
+        return backbone
     listed = " or ".join(f"{kind}_BACKBONE" for kind in kinds)
     raise ReplearnError(f"There is no {what} {name!r}. Write {listed} with one of {', '.join(backbones)}.")
-
-
-def check_sizes(settings: Detection) -> None:
-    sizes = settings.min_size
-    if not sizes or min(sizes) < 32 or max(sizes) > settings.max_size:
-        raise ReplearnError(
-            f"detection.min_size={list(sizes)}, detection.max_size={settings.max_size}: write at least one size, "
-            "each from 32 to max_size."
-        )
 
 
 def on_meta(name: str, num_classes: int = 80) -> nn.Module:

@@ -14,13 +14,13 @@ from ...errors import ReplearnError
 from ...planning.planner import plan
 from ...planning.serialization import decode
 from ...surgery.checkpoint import load
+from ...surgery.weights import metadata_of, read_weights
 from . import data as data_room
 from .architectures import is_language_model
 from .data.images import stratified_order
 from .image_batches import ImageBatches
 from .methods import method_for
 from .methods.base import Method, Setting
-from .pretrained import metadata_of, read_weights
 from .processes import Processes
 from .recipe import Augment, Recipe, Variant, recipe_from_dict
 from .results import Result, read_result
@@ -63,10 +63,6 @@ class Trained:
     def metric(self) -> str:
         """What `score` gives: accuracy, perplexity."""
         return self.result.metric.name
-
-    @property
-    def samples(self) -> str:
-        return "windows" if isinstance(self.task.batches, TextBatches) else "images"
 
     @cached_property
     def task(self) -> Task:
@@ -121,13 +117,10 @@ class Trained:
         return cross_entropy(output.flatten(0, -2), batch[1].flatten())
 
 
-def read_trained(
-    folder: str | Path, device: torch.device | None = None, root: Path | None = None, *, full: bool = False
-) -> Trained:
+def read_trained(folder: str | Path, device: torch.device | None = None, root: Path | None = None) -> Trained:
     """The finished run in a folder that `replearn train` wrote; a file in that folder stands for it.
 
-    ReplearnError where there is none, where it is not finished or does not fit its recipe's model; with
-    `full`, also where it was not trained end to end, for then blocks are missing that an analysis needs.
+    ReplearnError where there is none, where it is not finished or does not fit its recipe's model.
     """
     folder = Path(folder)
     folder = folder.parent if folder.is_file() else folder
@@ -138,24 +131,24 @@ def read_trained(
         )
     result = read_result(folder / "result.json")
     recipe, variant = recipe_from_dict(result.recipe), decode(Variant, result.variant, "variant")
-    if full and variant.method != "e2e":
-        raise ReplearnError(
-            f"{folder} was trained with {variant.label} ({variant.method}), so it is not the full model with "
-            "all of its blocks. Name a run of method e2e."
-        )
     if not (folder / MODEL).is_file():
         raise ReplearnError(
             f"{folder} has no {MODEL}: the run has not finished. Finish it with `replearn train --resume`."
         )
     model, example = fresh_model(recipe, result.data, folder / MODEL)
-    model = filled(model, folder / MODEL, method_for(Setting(variant, result.seed, recipe.epochs)))
+    model = filled(model, folder / MODEL, method_for(Setting(variant, result.seed)))
     device = device or torch.device("cpu")
     return Trained(result, recipe, model.to(device), example.to(device), root)
 
 
 def read_full_model(folder: str | Path, device: torch.device, root: Path | None = None) -> Trained:
-    """The model of a finished end-to-end run, with its data; ReplearnError as `read_trained` has it."""
-    trained = read_trained(folder, device, root, full=True)
+    """A finished run of a whole classifier or language model; ReplearnError for any other."""
+    trained = read_trained(folder, device, root)
+    if (method := trained.result.variant["method"]) != "e2e":
+        raise ReplearnError(
+            f"{folder} was trained with {trained.label} ({method}), so it is not the full model with all of its "
+            "blocks. Name a run of method e2e."
+        )
     if not isinstance(trained.task.batches, (ImageBatches, TextBatches)):
         raise ReplearnError(f"{trained.name}: this command takes classifiers and language models.")
     return trained
@@ -170,8 +163,8 @@ def fresh_model(recipe: Recipe, data: str, file: Path | None = None) -> tuple[nn
     size = recipe.augment.get(data, Augment()).resize or size
     classes, example = len(recipe.classes) or classes, task.inputs(recipe, channels, size)
     if is_language_model(recipe.model):
-        held = {} if file is None else read_weights(file)
-        classes = next((len(held[name]) for name in ("words.weight", "head.weight") if name in held), ANY_WORDS)
+        held = {} if file is None else read_weights(file)[1]
+        classes = len(held.get("words.weight", range(ANY_WORDS)))
         # from the first word to the last, since an export is tried on random words between the example's
         example = torch.linspace(0, classes - 1, example.numel()).long().reshape(example.shape)
     return task.fresh(recipe, classes, channels, size), example
@@ -185,7 +178,7 @@ def filled(model: nn.Module, file: Path, method: Method | None = None) -> nn.Mod
     kind = metadata_of(file).get("format", "")
     if kind.startswith(PLANNED):
         return load(model, file).eval()
-    tensors = read_state(file)[0] if kind.startswith("replearn-") else read_weights(file)
+    tensors = read_state(file)[0] if kind.startswith("replearn-") else read_weights(file)[1]
     if method is not None:
         model = method.finish(method.prepare(model))
     try:

@@ -19,7 +19,7 @@ from .images import ImageSet as ImageSet
 from .scenes import DetectionSet as DetectionSet
 from .scenes import SegmentationSet as SegmentationSet
 from .sets.small_images import download_images
-from .source import Root, Source, find, places_of
+from .source import Root, Source, check_counts, find, places_of
 from .text import TextSet as TextSet
 
 Loaded = ImageSet | StreamedSet | TextSet | DetectionSet | SegmentationSet
@@ -36,13 +36,15 @@ def load(name: str, root: Root = None, strict_counts: bool = True, **settings: A
 
     The root is the argument, else the environment variable REPLEARN_DATA, else ./data. Missing or
     broken files are a ReplearnError that names them, the places looked at and the cure.
-    `strict_counts=False` takes any number of images: for files made by hand. What
+    `strict_counts=False` takes any number of samples: for files made by hand. What
     else a data set takes, as a text's `min_count`, is passed on.
     """
     source = source_named(name)
     if unknown := sorted(settings.keys() - signature(source.load).parameters.keys()):
         raise ReplearnError(f"{name} has no {unknown[0]}, so it is no data set for this task. Use another.")
-    loaded: Loaded = source.load(source, root, strict_counts, **settings)
+    loaded: Loaded = source.load(source, root, **settings)
+    if strict_counts and not source.torchvision:  # whose files have the official md5, or are refused
+        check_counts(source, root, loaded)
     return loaded
 
 
@@ -73,7 +75,7 @@ def status(name: str, root: Root = None) -> DataStatus:
     problem, found, data = None, None, None
     try:
         found = find(source, root)
-        data = source.load(source, root)
+        data = load(name, root)
     except ReplearnError as error:
         problem = str(error)
     return DataStatus(source, found, tuple(places_of(source, root)), problem, data)

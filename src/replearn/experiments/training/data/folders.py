@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ....errors import ReplearnError
 from .scenes import open_picture
@@ -18,14 +18,13 @@ from .source import Counted
 Key = tuple[int, int]  # an image's index, and the seed of its augmentation
 
 
-def transform_for(size: int, train: bool, rand_augment: bool) -> Any:
+def transform_for(size: int, train: bool) -> Any:
     """A picture as uint8: a random crop of 8 % to 100 %, flipped or not; in tests its centre (224 of 256)."""
     from torchvision.transforms import v2
 
     if not train:
         return v2.Compose([v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size), v2.PILToTensor()])
-    steps = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    return v2.Compose([*steps, *([v2.RandAugment()] if rand_augment else []), v2.PILToTensor()])
+    return v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
 
 def default_workers() -> int:
@@ -80,10 +79,6 @@ def read_labelled(key: Key, samples: Sequence[tuple[str, int]], transform: Any) 
         return transform(image), label
 
 
-def stacked(samples: list[Any]) -> tuple[Tensor, Tensor]:
-    return torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples])
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StreamedSet(Counted):
     """A data set too large for memory, whose pictures are read by worker processes."""
@@ -104,4 +99,4 @@ class StreamedSet(Counted):
         """Batches of uint8 images (B, C, size, size) and int64 labels."""
         samples = (self.train if train else self.test).samples
         read = partial(read_labelled, samples=samples, transform=transform)
-        return read_ahead(read, batches, self.workers, stacked)
+        return read_ahead(read, batches, self.workers, default_collate)

@@ -21,7 +21,7 @@ class Source:
 
     name: str
     title: str
-    load: Callable[..., Any]  # of the source, the root, strict_counts and what else the set takes
+    load: Callable[..., Any]  # of the source, the root and what else the set takes
     num_train: int
     num_test: int
     how: str  # how to get it, a sentence
@@ -98,13 +98,13 @@ def cure(source: Source) -> str:
     return source.how
 
 
-def check_counts(source: Source, folder: Path, loaded: Any) -> None:
-    """Refuse a set that has not as many pictures or classes as it should."""
-    names = {"classes": "num_classes", "training pictures": "num_train", "test pictures": "num_test"}
+def check_counts(source: Source, root: Root, loaded: Any) -> None:
+    """Refuse a set that has not as many samples or classes as it should."""
+    names = {"classes": "num_classes", f"training {loaded.unit}": "num_train", f"test {loaded.unit}": "num_test"}
     for what, name in names.items():
         found, right = getattr(loaded, name), getattr(source, name)
-        if found != right:
+        if right and found != right:
             raise ReplearnError(
-                f"{folder} holds {found:,} {what}, and {source.title} has {right:,}: it is not whole, or has "
-                f"more. Write strict_counts=False to take it as it is. {source.how}"
+                f"{find(source, root)} holds {found:,} {what}, and {source.title} has {right:,}: it is not whole, "
+                f"or has more. Write strict_counts=False to take it as it is. {source.how}"
             )

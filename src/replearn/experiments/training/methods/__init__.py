@@ -30,7 +30,7 @@ def method_for(setting: Setting) -> Method:
     """The method that the setting's variant names, or several joined by `+`.
 
     >>> from replearn.experiments.training.recipe import Variant
-    >>> method_for(Setting(Variant(label="RepL", method="repl+checkpointing"), seed=0, epochs=1)).name
+    >>> method_for(Setting(Variant(label="RepL", method="repl+checkpointing"), seed=0)).name
     'repl+checkpointing'
     """
     text = setting.variant.method

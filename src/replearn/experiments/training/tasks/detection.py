@@ -1,8 +1,9 @@
 """Detection: boxes with a class and a score, judged by COCO's mean average precision."""
 
+import io
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..architectures import library
-from ..coco_metrics import coco_metrics
 from ..data import DetectionSet
 from ..data.scenes import Scene
 from ..metrics import Metric
@@ -21,6 +21,7 @@ from ..scene_models import detector
 from .base import PictureTask, sums_of
 
 RESULTS = "predictions.json"  # what was found in the test pictures, as a COCO results file
+NAMES = ("map", "ap50", "ap75")
 
 
 class Detection(PictureTask):
@@ -44,11 +45,11 @@ class Detection(PictureTask):
 
     @staticmethod
     def inputs(recipe: Recipe, channels: int, size: int) -> Tensor:
-        side = recipe.detection.min_size[-1]
+        side = recipe.detection.min_size
         return torch.rand(2, channels, *(-(-length // 32) * 32 for length in (side, side * 4 // 3)))
 
     def example(self) -> list[Tensor]:
-        side = self.recipe.detection.min_size[-1]
+        side = self.recipe.detection.min_size
         return [torch.zeros(3, side, min(side * 4 // 3, self.recipe.detection.max_size), device=self.device)]
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -98,3 +99,25 @@ class Detection(PictureTask):
         parts: list[Any] = [None] * self.processes.world
         dist.all_gather_object(parts, mine)
         return [entry for part in parts for entry in part]
+
+
+def coco_metrics(truth: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """mAP, AP50 and AP75 in percent; 0 where nothing was found or there is nothing to find.
+
+    `truth` is COCO's annotation data, `found` a list as a COCO results file holds it: image_id, category_id, bbox
+    (x, y, width, height), score.
+    """
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    if not found or not truth["annotations"]:
+        return dict.fromkeys(NAMES, 0.0)
+    with redirect_stdout(io.StringIO()):  # it prints as it goes
+        coco = COCO()
+        coco.dataset = {"info": {}, **truth, "annotations": [dict(entry) for entry in truth["annotations"]]}
+        coco.createIndex()
+        run = COCOeval(coco, coco.loadRes([dict(entry) for entry in found]), "bbox")
+        run.evaluate()
+        run.accumulate()
+        run.summarize()
+    return {name: 100 * max(0.0, float(value)) for name, value in zip(NAMES, run.stats[:3], strict=True)}

@@ -10,7 +10,7 @@ import torch
 
 from .....errors import ReplearnError
 from ..scenes import DetectionSet, Scene
-from ..source import Root, Source, check_counts, locate
+from ..source import Root, Source, locate
 
 TOLERANCE = 2.0  # pixels that a box may stick out by, and is cut: the official files round so
 FIELDS = {
@@ -124,7 +124,7 @@ def as_truth(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_parts(source: Source, root: Root = None, strict_counts: bool = True) -> DetectionSet:
+def load_parts(source: Source, root: Root = None) -> DetectionSet:
     """The data set; ReplearnError for a wrong box or a missing picture."""
     folder = locate(source, root)
     files = [folder / sign for sign in source.signs]
@@ -138,12 +138,7 @@ def load_parts(source: Source, root: Root = None, strict_counts: bool = True) ->
             f"{len(about['categories'])}); both must list the same ids and names."
         )
     names, ids = (tuple(category[key] for category in categories) for key in ("name", "id"))
-    found = DetectionSet(
-        name=source.name, class_names=names, category_ids=ids, train=train, test=test, truth=truth
-    )
-    if strict_counts:
-        check_counts(source, folder, found)
-    return found
+    return DetectionSet(name=source.name, class_names=names, category_ids=ids, train=train, test=test, truth=truth)
 
 
 # COCO 2017 (Lin et al. 2014). Tested on val2017, as everywhere: the official test part's boxes are not given out.

@@ -18,7 +18,7 @@ from ..images import ImageSet, channel_statistics, stratified_order
 from ..source import Root, Source
 
 
-def load_digits(source: Source, root: Root = None, strict_counts: bool = True) -> ImageSet:
+def load_digits(source: Source, root: Root = None) -> ImageSet:
     """The digits; the root is not looked at."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:

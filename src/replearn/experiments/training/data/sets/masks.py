@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .....errors import ReplearnError
 from ..scenes import UNKNOWN, VOID, Pair, SegmentationSet
-from ..source import Root, Source, check_counts, locate
+from ..source import Root, Source, locate
 
 PICTURE = "_leftImg8bit"  # how the names of Cityscapes' pictures end
 CAMVID_CLASSES = (
@@ -25,7 +25,7 @@ CAMVID_CLASSES = (
 )
 
 
-def load_masks(source: Source, root: Root = None, strict_counts: bool = True) -> SegmentationSet:
+def load_masks(source: Source, root: Root = None) -> SegmentationSet:
     folder = locate(source, root)
     if source.name == "cityscapes":
         names, numbers = official_classes()
@@ -36,10 +36,7 @@ def load_masks(source: Source, root: Root = None, strict_counts: bool = True) ->
         places = [(folder / part, folder / f"{part}annot") for part in ("train", "test")]
         every, name = "[!.]*.*", "{stem}.*"
     train, test = (pairs(source, pictures, every, masks, name) for pictures, masks in places)
-    found = SegmentationSet(name=source.name, class_names=names, numbers=numbers, train=train, test=test)
-    if strict_counts:
-        check_counts(source, folder, found)
-    return found
+    return SegmentationSet(name=source.name, class_names=names, numbers=numbers, train=train, test=test)
 
 
 def official_classes() -> tuple[tuple[str, ...], Tensor]:

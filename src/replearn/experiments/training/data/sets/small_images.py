@@ -21,11 +21,8 @@ from ..source import Root, Source, cure, find, locate, root_of
 UNUSED = "unlabeled_X.bin"  # STL-10's images without labels, 2.6 GB
 
 
-def load_images(source: Source, root: Root = None, strict_counts: bool = True) -> ImageSet:
-    """Read a data set; ReplearnError names each file that is missing or damaged, and the cure.
-
-    `strict_counts` changes nothing: files with the official md5 hold the official counts.
-    """
+def load_images(source: Source, root: Root = None) -> ImageSet:
+    """Read a data set; ReplearnError names each file that is missing or damaged, and the cure."""
     train, test = map(tensors_of, open_parts(source, locate(source, root)))
     return ImageSet(source.name, source.num_classes, *train, *test, *channel_statistics(train[0]))
 
