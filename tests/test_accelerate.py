@@ -217,15 +217,15 @@ def test_the_step_body_averages_parts_and_clips() -> None:
 
 
 def reduced_bottlenecks() -> nn.Module:
-    model = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [3, 3, 3, 3], num_classes=10)
+    model = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [3, 1, 1, 1], num_classes=10)
     return replaced(model, interval=3, first=2, operator=replearn.operators.ReducedBottleneck())
 
 
 CUDA = {
     "resnet32": (lambda: replearn.models.resnet32(), 32),
     "RepL resnet32": (lambda: replaced(replearn.models.resnet32()), 32),
-    "RepL resnet34": (lambda: replaced(torchvision.models.resnet34(num_classes=10), first=2), 64),
-    "RepL bottleneck": (reduced_bottlenecks, 64),
+    "RepL resnet34": (lambda: replaced(torchvision.models.resnet34(num_classes=10), first=2), 96),
+    "RepL bottleneck": (reduced_bottlenecks, 96),
     "RepL vit": (lambda: replaced(timm.create_model("vit_small_patch16_224", img_size=64), first=2), 64),
 }
 
@@ -238,14 +238,14 @@ def test_a_captured_step_trains_as_an_eager_one(name: str) -> None:
     torch.manual_seed(0)
     model = make().cuda().to(memory_format=LAST).train()
     x = torch.randn(16, 3, size, size, device="cuda").contiguous(memory_format=LAST)
-    losses = {}
+    labels, losses = torch.arange(16, device="cuda") % 10, {}
     for captured in (False, True):
         own = copy.deepcopy(model)
         optimizer = torch.optim.SGD(own.parameters(), lr=1e-3, momentum=0.9)  # losses that fall slowly
         kept = torch.zeros((), device="cuda")
 
         def loss(own: nn.Module = own, kept: Tensor = kept) -> Tensor:
-            made = own(x).float().square().mean()
+            made = nn.functional.cross_entropy(own(x).float(), labels)
             kept.copy_(made.detach())
             return made
 

@@ -113,7 +113,7 @@ def trial(root: Path, good: Any, case: Any) -> str:
 def look(root: Path) -> str:
     """'told' if the page names a file that it can't use, 'read' if not, 'refused' if there is no page."""
     try:
-        report = build_report(root / "runs", root / "page.html", figures=False)
+        report = build_report(root / "runs", root / "page.html")
         page = (root / "page.html").read_text(encoding="utf-8")
         if "<script>alert(1)" in page:
             raise RuntimeError("a field's text is run by the page")
