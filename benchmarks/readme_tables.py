@@ -134,21 +134,24 @@ def compressed() -> str:
 def compressed_trained() -> str:
     """What networks trained here keep without a training step, as differences to the trained network."""
     columns = {
+        ("resnet32-cifar10", 2000): "ResNet-32, CIFAR-10, 6 of 15 out, 2,000 images",
         ("resnet56-cifar100", 2000): "ResNet-56, CIFAR-100, 12 of 27 out, 2,000 images",
         ("resnet56-cifar100", 500): "500 images",
         ("resnet56-cifar100", 100): "100 images",
         ("lm-wikitext2-3-out", 1024): "LM, WikiText-2, 3 of 12 out, 1,024 windows",
         ("lm-wikitext2", 1024): "5 of 12 out",
     }
-    files = ("compress_resnet56_cifar100_h200.jsonl", "compress_lm_wikitext2_h200.jsonl")
-    lines = [json.loads(line) for file in files for line in (RESULTS / file).read_text().splitlines()]
-    trained = {(line["subject"], line["net_seed"]): line["score"] for line in lines if line["kind"] == "trained"}
     gaps: dict[str, dict[tuple[str, int], list[float]]] = {}
-    for line in lines:
-        if line["kind"] == "method":
-            label = ("replearn: " if line["ours"] else "") + line["method"]
-            gap = line["score"] - trained[line["subject"], line["net_seed"]]
-            gaps.setdefault(label, {}).setdefault((line["subject"], line["images"]), []).append(gap)
+    for file in ("resnet32_cifar10", "resnet56_cifar100", "lm_wikitext2_peers", "lm_wikitext2"):
+        lines = [json.loads(line) for line in (RESULTS / f"compress_{file}_h200.jsonl").read_text().splitlines()]
+        trained = {
+            (line["subject"], line["net_seed"]): line["score"] for line in lines if line["kind"] == "trained"
+        }
+        for line in lines:
+            if line["kind"] == "method":
+                label = ("replearn: " if line["ours"] else "") + line["method"]
+                gap = line["score"] - trained[line["subject"], line["net_seed"]]
+                gaps.setdefault(label, {}).setdefault((line["subject"], line["images"]), []).append(gap)
     shown = ["| no training | " + " | ".join(columns.values()) + " |", "|---" * (len(columns) + 1) + "|"]
     for label, found in sorted(gaps.items(), key=lambda item: (item[0].startswith("replearn"), item[0])):
         cells = [f"{statistics.mean(found[key]):+.2f}" if key in found else "" for key in columns]
