@@ -506,3 +506,23 @@ def test_a_block_that_the_model_reads_from_is_kept_with_the_reason() -> None:
     model = transformers.RwkvModel(transformers.RwkvConfig(vocab_size=50, context_length=16, **sizes))
     with pytest.raises(ReplearnError, match=r"reads blocks\.1\.attention, which an operator does not have"):
         replearn.plan(model, interval=2, first=2)
+
+
+class Stages(nn.Module):
+    """Equal lists of layers as attributes, run in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("one", "two", "three"):
+            layers = (nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2))
+            setattr(self, name, nn.ModuleList(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in (self.one, self.two, self.three):
+            for layer in stage:
+                x = layer(x)
+        return x
+
+
+def test_lists_of_layers_are_no_blocks() -> None:
+    assert replearn.find_stacks(Stages()) == ()

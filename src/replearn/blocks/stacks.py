@@ -11,6 +11,7 @@ from torch import nn
 from .anatomy import Anatomy
 from .dataflow import use_of
 from .families import describe
+from .tracing import runs_nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def _equal_runs(container: str, module: nn.Module) -> list[Stack]:
         joins = (
             last is not None
             and type(block) is type(last)
+            and not runs_nothing(block)
             and (len(runs[-1]) == 1 or _signature(block) == _signature(last))
         )
         if not joins:
@@ -114,7 +116,9 @@ def _fed(model: nn.Module, stack: Stack) -> Iterator[Stack]:
     """The parts of a run whose blocks feed each other; siblings that run side by side, as heads do, are none."""
     use = use_of(model, stack.blocks, training=False)
     if use is None or not use.apart:
-        yield stack
+        owner = model.get_submodule(stack.blocks[0].rpartition(".")[0])
+        if use is not None or isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            yield stack  # attributes of a module are a run only where its code is seen to use them as one
         return
     starts = [
         i for i, pair in enumerate(zip(stack.blocks, stack.blocks[1:], strict=False), 1) if pair in use.apart
