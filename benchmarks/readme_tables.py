@@ -131,6 +131,30 @@ def compressed() -> str:
     return "\n".join(lines)
 
 
+def by_images() -> str:
+    """What a published ResNet-56 keeps of 12 blocks out, by the number of images."""
+    file = RESULTS / "compress_published_resnet56_images_cpu.jsonl"
+    scores: dict[str, dict[int, list[float]]] = {}
+    for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        if line["kind"] == "method":
+            label = ("replearn: " if line["ours"] else "") + line["method"]
+            scores.setdefault(label, {}).setdefault(line["images"], []).append(line["score"])
+    counts = sorted({count for found in scores.values() for count in found})
+    shown = ["| images | " + " | ".join(f"{count:,}" for count in counts) + " |", "|---" * (len(counts) + 1) + "|"]
+    for label, found in sorted(scores.items(), key=lambda item: statistics.mean(item[1][counts[-1]])):
+        shown.append(
+            "| "
+            + " | ".join(
+                [
+                    label,
+                    *(spread(statistics.mean(found[count]), statistics.stdev(found[count])) for count in counts),
+                ]
+            )
+            + " |"
+        )
+    return "\n".join(shown)
+
+
 def compressed_trained() -> str:
     """What networks trained here keep without a training step, as differences to the trained network."""
     columns = {
@@ -303,6 +327,7 @@ def with_claims(text: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "by_images": by_images,
     "captured": captured,
     "compressed": compressed,
     "compressed_trained": compressed_trained,

@@ -57,6 +57,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     peak = torch.cuda.max_memory_allocated(device) if cuda else small.resident
     print(small)
     return {
+        "format": "replearn-compress-memory-1",
         "size": size,
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "torch": torch.__version__,
