@@ -126,6 +126,15 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, ["bench", *words])
 
 
+def test_a_title_names_no_first_target_that_differs_from_stack_to_stack() -> None:
+    case = Case(model="cifar_resnet:26:8", batch_size=8)
+    assert case.title == "cifar_resnet:26:8, batch 8 of 32x32"
+    assert (
+        Case(model="cifar_resnet:26:8", batch_size=8, first=4).title
+        == "cifar_resnet:26:8, first=4, batch 8 of 32x32"
+    )
+
+
 def test_steps_from_the_command_line(tmp_path: Path) -> None:
     words = "steps cifar_resnet:20:4 --interval 2 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16"
     done = run(*words.split(), "--builds", "2", "--operator", "no_weights", "-o", str(tmp_path / "b.json"))

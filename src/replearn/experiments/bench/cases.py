@@ -39,7 +39,8 @@ class Case:
 
     @property
     def title(self) -> str:
-        first = f", first={self.first or self.interval}"
+        known = self.first or (2 if self.interval == 2 else None)  # else K or 2, by stack
+        first = f", first={known}" if known else ""
         operator = f", {self.operator.label()}" if self.operator else ""
         return f"{self.model}{first}{operator}, batch {self.batch_size} of {self.size}x{self.size}"
 
@@ -47,8 +48,8 @@ class Case:
 # The backbones of the paper's training tables. Batches are the paper's for one GPU: it trained CIFAR on one, and
 # ImageNet on four (512 and 1024 images in all).
 SUITE = (
-    Case(model="resnet32", batch_size=1024),
-    Case(model="resnet110", batch_size=1024),
+    Case(model="resnet32", batch_size=1024, first=4),
+    Case(model="resnet110", batch_size=1024, first=4),
     Case(model="resnet34", batch_size=128, size=224, num_classes=1000, first=2),
     Case(model="resnet101", batch_size=128, size=224, num_classes=1000, first=2, operator=ReducedBottleneck()),
     Case(model="vit_small_16", batch_size=256, size=224, num_classes=1000, first=2, optimizer=ADAMW),
