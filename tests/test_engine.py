@@ -17,7 +17,7 @@ pytest.importorskip("sklearn")
 
 from official_layouts import write_imagenet
 
-from replearn import ReplearnError
+from replearn import ReplearnError, load, models, plan
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.optimizers import make_optimizer, rate_at, set_rate
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
@@ -26,12 +26,14 @@ from replearn.experiments.training.run import Run, RunSpec
 from replearn.experiments.training.state import read_state
 from replearn.experiments.training.step import autocast_for, step_body
 from replearn.experiments.training.trained import Trained
+from replearn.operators import Basic, Removal
 
 VARIANTS = {
     "e2e": Variant(label="E2E", method="e2e"),
     "removal": Variant(label="removal", method="removal", interval=2),
     "repl": Variant(label="RepL", method="repl", interval=2),
     "adaptive": Variant(label="adaptive", method="adaptive", interval=2),
+    "late": Variant(label="late", method="late", interval=2, operator=Basic(correction="full")),
     "stochastic_depth": Variant(label="SD", method="stochastic_depth", drop_rate=0.5),
     "repl+stochastic_depth": Variant(label="RepL+SD", method="repl+stochastic_depth", interval=2, drop_rate=0.5),
     "checkpointing": Variant(label="checkpointing", method="checkpointing"),
@@ -96,13 +98,19 @@ def test_every_method_trains_digits_and_leaves_its_files(variant: str, tmp_path:
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert recipe_from_dict(json.loads((tmp_path / "recipe.json").read_text())) == recipe(**changes)
-    assert (result.plan is not None) == (variant.startswith(("repl", "removal", "adaptive")))
+    assert (result.plan is not None) == (variant.startswith(("repl", "removal", "adaptive", "late")))
     assert (tmp_path / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
     ("variant", "where"),
-    [("repl", "between epochs"), ("adaptive", "inside an epoch"), ("repl+stochastic_depth", "inside an epoch")],
+    [
+        ("repl", "between epochs"),
+        ("adaptive", "inside an epoch"),
+        ("late", "between epochs"),
+        ("late", "inside an epoch"),
+        ("repl+stochastic_depth", "inside an epoch"),
+    ],
 )
 def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
     variant: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +131,30 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
+
+
+def test_late_replacement_trains_whole_first_and_goes_on_with_operators_fitted_to_its_blocks(
+    tmp_path: Path,
+) -> None:
+    whole, late, gone = (
+        fit(
+            [RunSpec(recipe=recipe(), variant=row, data="digits", seed=0, out=tmp_path / row.label)], device="cpu"
+        )[0]
+        for row in (
+            VARIANTS["e2e"],
+            VARIANTS["late"],
+            dataclasses.replace(VARIANTS["late"], label="gone", operator=Removal()),
+        )
+    )
+    assert late.epochs[0].measures == gone.epochs[0].measures == whole.epochs[0].measures
+    assert gone.parameters < late.parameters < whole.parameters
+    assert gone.flops < late.flops < whole.flops
+    model = models.CifarResNet(20, width=4, in_channels=1)
+    planned = plan(model, 2, operator=Basic(correction="full"))
+    assert late.parameters == planned.parameters_after
+    assert any("fitted in" in note for note in late.notes)
+    kept = load(model, tmp_path / "late" / "model.safetensors")
+    assert sum(p.numel() for p in kept.parameters()) == late.parameters
 
 
 def interrupt_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -479,7 +479,10 @@ def test_a_combination_is_capturable_only_if_all_its_parts_are() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("dropout", "no method 'dropout'.*there are adaptive, checkpointing, e2e, removal, repl, skip_attention"),
+        (
+            "dropout",
+            "no method 'dropout'.*there are adaptive, checkpointing, e2e, late, removal, repl, skip_attention",
+        ),
         ("repl+", r"no method '' \(in 'repl\+'\)"),
         ("repl+repl", "names repl twice"),
         ("skip_attention+repl", r"both decide what the blocks are.*'repl\+checkpointing'"),

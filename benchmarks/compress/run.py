@@ -103,13 +103,14 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument(
         "--cpu-seconds", action="store_true", help="count this process's CPU time: others work here"
     )
+    parser.add_argument("--matmul", default="highest", help="float32 precision, as PyTorch names it")
     parser.add_argument("--commit", help="where there is no git repository")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(words)
     if options.cpu_seconds:
         time.perf_counter = time.process_time  # healing and PRACTISE read the clock by this name
     begin, device = time.perf_counter(), device_named(options.device)
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(options.matmul)
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     about = {"test_images": options.test_images, "device": kind, "torch": torch.__version__}
     about |= {"command": command(), "commit": options.commit or commit()}

@@ -92,8 +92,9 @@ def _restore(run: Run, found: Path) -> None:
             f"{found} belongs to another run (its {', '.join(changed)} differ). Use another folder, "
             "or delete it to start anew."
         )
-    restore(tensors, about["optimizer"], run.bare, run.optimizer)
     run.method.load_state(run.bare, about["method"])
+    run.follow()
+    restore(tensors, about["optimizer"], run.bare, run.optimizer)
     if run.scaler is not None:
         run.scaler.load_state_dict(about["scaler"])
     if run.processes.leads:  # the sums of all processes were saved as one

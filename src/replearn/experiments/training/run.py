@@ -1,10 +1,11 @@
 """One run: a model, its method, its data and its optimizer, advanced step by step."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from .seeds import seed_at
 from .step import CapturedStep, autocast_for, not_compiled, step_body
 from .tasks import Task
 
+FITTED = 2048  # samples that operators are fitted on where the row does not say
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,31 +67,11 @@ class Run:
         self.low = LOW.get(recipe.precision)
         self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
         self.said: list[str] = []
-        self.method = method_for(Setting(spec.variant, spec.seed, self.calibrate))
+        self.method = method_for(Setting(spec.variant, spec.seed, self.calibrate, spec.epochs))
         torch.manual_seed(seed_at(spec.seed, "weights"))
         model = task.build()
-        model = self.method.prepare(model).to(device)
-        if recipe.channels_last:
-            to_channels_last_(model)
-        self.flops = count_flops(model, task.example())
-        self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.bare = model
-        self.model = processes.wrap(model, device, self.method.leaves_idle)
-        self._compiled = recipe.compile and self.method.capturable
-        if self._compiled:
-            self.model.compile()
-        elif recipe.compile:
-            self.note(f"not compiled: {self.method.name} takes another path at every step")
-        self.optimizer = make_optimizer(self.model, recipe.optimizer, device)
-        self._body = step_body(
-            self.model,
-            self.optimizer,
-            self._losses,
-            self.autocast,
-            accelerated=recipe.accelerate,
-            clip_norm=recipe.clip_norm,
-            scaler=self.scaler,
-        )
+        self.bare = self.method.prepare(model).to(device)
+        self._equip()
         self.steps_per_epoch = self.batches.steps
         self.steps = self.steps_per_epoch * spec.epochs
         self.sums = torch.zeros(2 + len(task.counted), device=device)  # loss, ..., samples of the epoch so far
@@ -105,6 +87,39 @@ class Run:
         self.seconds = 0.0
         self.step_ms = 0.0  # the mean over the last epoch
 
+    def _equip(self, state: Mapping[Any, Any] = MappingProxyType({})) -> None:
+        """Make what training needs of the model as it is now; `state` is an optimizer's, of what stays."""
+        recipe, model = self.spec.recipe, self.bare
+        if recipe.channels_last:
+            to_channels_last_(model)
+        self.flops = count_flops(model, self.task.example())
+        self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.model = self.processes.wrap(model, self.device, self.method.leaves_idle)
+        self._compiled = recipe.compile and self.method.capturable
+        if self._compiled:
+            self.model.compile()
+        elif recipe.compile:
+            self.note(f"not compiled: {self.method.name} takes another path at every step")
+        self.optimizer = make_optimizer(self.model, recipe.optimizer, self.device)
+        self.optimizer.state.update({p: state[p] for p in model.parameters() if p in state})
+        self._body = step_body(
+            self.model,
+            self.optimizer,
+            self._losses,
+            self.autocast,
+            accelerated=recipe.accelerate,
+            clip_norm=recipe.clip_norm,
+            scaler=self.scaler,
+        )
+
+    def follow(self) -> None:
+        """Go on with a model that the method has changed."""
+        self._captured = None
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        if trained != {id(p) for p in self.bare.parameters() if p.requires_grad}:
+            self._equip(self.optimizer.state)
+            self._warm = False
+
     # ---- advancing -------------------------------------------------------------------------
 
     @property
@@ -119,7 +134,7 @@ class Run:
             self.seconds = 0.0
             seed = seed_at(self.spec.seed, self.epoch, "batch")
             if self.method.start_epoch(self.bare, self.epoch, lambda: self.batches.calibration(seed, 256)[0]):
-                self._captured = None
+                self.follow()
         self.model.train()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -224,7 +239,7 @@ class Run:
         """Replace the planned blocks by operators fitted to the pretrained model on training samples."""
         spec = self.spec
         begin = time.perf_counter()
-        batches = self.batches.calibration(spec.seed, spec.variant.calibrate)
+        batches = self.batches.calibration(spec.seed, spec.variant.calibrate or FITTED)
         report = calibrate_(model.to(self.device), plan, batches, correction="none")
         errors = ", ".join(f"{fit.name} {fit.error:.3f} (removal {fit.removal_error:.3f})" for fit in report.fits)
         self.note(f"fitted in {time.perf_counter() - begin:.1f} s on {report.num_samples} samples: {errors}")

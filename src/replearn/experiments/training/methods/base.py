@@ -19,11 +19,12 @@ from ..recipe import Variant
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method may know: its row, the run's seed, and how to fit a plan's operators."""
+    """What a method may know: its row, the run's seed and length, and how to fit a plan's operators."""
 
     variant: Variant
     seed: int
     calibrate: Callable[[nn.Module, Plan], None] | None = None  # in place of surgery, on the run's training data
+    epochs: int = 1
 
 
 class Method(ABC):
