@@ -35,7 +35,7 @@ RepL is the recipe's first row of that method. Scores are those of the last epoc
 seeds; differences are taken seed by seed, with the 95 % interval of their mean. Better and worse: p < 0.05 in a
 paired t-test, p corrected by Holm's method for all differences of the comparison. Deployed: parameters once
 operators are plain layers, over E2E's."""
-COSTS = "Time, memory and share (of the parameters, deployed too) are ratios to E2E."
+COSTS = tag("p", "Time, memory and share (of the parameters, deployed too) are ratios to E2E.", class_="quiet")
 
 
 def summary(sections: Sequence[Section]) -> Iterator[Entry]:
@@ -72,12 +72,10 @@ def _card(section: Section, row: Row, line: Mapping[str, Content]) -> Raw:
     for name in ("time", "memory", "deployed"):
         facts[f"{name} / E2E"] = join(line[name] or tag("span", "not measured", class_="quiet"))
     values = tag("dl", *(tag("div", tag("dt", name), tag("dd", fact)) for name, fact in facts.items()))
-    against = {"E2E": row.against_e2e, "removal": row.against_removal}
-    told = [
-        tag("p", verdict(found.verdict), f" {row.label} against {name}")
-        for name, found in against.items()
-        if found
-    ]
+    against = {
+        name: found for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal)) if found
+    }
+    told = [tag("p", verdict(held.verdict), f" {row.label} against {name}") for name, held in against.items()]
     head = tag("h3", line["comparison"])
     return tag("article", head, *told, values, class_="card small", data_words=words_of(section))
 
@@ -101,7 +99,7 @@ def sentence(section: Section) -> str:
         return section.problem
     rows = [row for row in section.comparison.rows if "repl" in row.method] or section.comparison.rows
     more = f"; {len(rows) - 2} more" if len(rows) > 2 else ""
-    return "; ".join(map(in_words, rows[:2])) + more
+    return "; ".join(in_words(row, removal=True) for row in rows[:2]) + more
 
 
 def _inside(section: Section) -> Iterator[Raw]:
@@ -124,9 +122,7 @@ def _inside(section: Section) -> Iterator[Raw]:
             "method": labels_of(comparison.rows),
             "deployed share": shares,
         }
-        yield join(
-            tag("h3", "Costs"), columns(cells, f"costs of {section.title}"), tag("p", COSTS, class_="quiet")
-        )
+        yield join(tag("h3", "Costs"), columns(cells, f"costs of {section.title}"), COSTS)
         yield from (tag("p", note, class_="note") for note in comparison.notes[:20])
     recipes = [f"replearn compare {(run.path.parent / 'recipe.json').as_posix()}" for run in section.runs]
     pairs = zip(section.runs, recipes, strict=True)  # no command is recorded of a run that Python started

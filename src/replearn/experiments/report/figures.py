@@ -73,13 +73,13 @@ def shortened(words: str, most: int) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def in_words(row: Row) -> str:
+def in_words(row: Row, *, removal: bool = False) -> str:
     parts = [f"{row.label} {spread(row.score, row.std)}"]
-    for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal)):
+    for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal if removal else None)):
         parts += [f"{found.verdict} against {name} ({signed(found.mean)})"] if found else []
     costs = {"time": row.time_ratio, "memory": row.memory_ratio} if row.method != "e2e" else {}
-    parts += [f"{name} {value:.2f} of E2E" for name, value in costs.items() if value is not None]
-    return ", ".join(parts)
+    told = ", ".join(f"{name} {value:.2f}" for name, value in costs.items() if value is not None)
+    return ", ".join([*parts, *([f"{told} of E2E"] if told else [])])
 
 
 class Point(NamedTuple):

@@ -99,7 +99,7 @@ def _header(collection: Collection, sections: Sequence[Section], title: str, liv
     facts += [f"{running:,} in progress"] if running else []
     if collection.unread:
         facts.append(tag("a", f"{counted(len(collection.unread), 'file')} not read", href="#unread"))
-    hint = "Filter by recipe, data, method"
+    hint = "Filter by name or method"
     search = tag("input", type="search", id="filter", placeholder=hint, aria_label=hint)
     theme = tag("button", "light / dark", type="button", id="theme")
     return tag(
