@@ -58,7 +58,7 @@ release-check: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-	@echo "The site is build/site/index.html."
+	@echo "The site is build/site/index.html; its search works when it is served: python -m http.server -d build/site"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("replearn needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; write: make PYTHON=python3.11 ...")'

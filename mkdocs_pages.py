@@ -122,20 +122,21 @@ def results_page(sections: list[Section]) -> str:
         "",
     ]
     lines += [
-        "| comparison | against E2E | E2E | RepL | time | memory | deployed |",
-        "|---|---|---|---|---|---|---|",
+        "| comparison | against E2E | against removal | E2E | RepL | time | memory | deployed |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for section in sections:
         full, row = section.row("e2e"), section.row("repl")
         if full is not None and row is not None:
-            against = f"{row.against_e2e.verdict}, {signed(row.against_e2e.mean)}" if row.against_e2e else ""
+            found = (row.against_e2e, row.against_removal)
+            against = [f"{each.verdict}, {signed(each.mean)}" if each else "" for each in found]
             scores = [spread(each.score, each.std) for each in (full, row)]
             deployed = section.deployed.get(row.label)
             shares = [ratio(value) for value in (row.time_ratio, row.memory_ratio, deployed)]
             name = f"[{section.title}](report.html#{section.key}), {section.metric.name}"
-            cells = [name, against, *scores, *shares]
+            cells = [name, *against, *scores, *shares]
             lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "Training steps and inference are in the report's [benchmarks](report.html#benchmarks)."]
+    lines += ["", "Compressed networks, training steps and inference: [measurements](report.html#benchmarks)."]
     return "\n".join([*lines, ""])
 
 

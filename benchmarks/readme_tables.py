@@ -26,7 +26,7 @@ from replearn.experiments.report.benchmarks import measured_in
 from replearn.experiments.report.collecting import collect
 from replearn.experiments.report.sections import sections_of
 from replearn.experiments.training.compare import Comparison, compare
-from replearn.experiments.training.comparison_table import spread
+from replearn.experiments.training.comparison_table import difference, spread
 from replearn.experiments.training.intervals import Difference
 from replearn.experiments.training.packed import read_results
 
@@ -290,14 +290,21 @@ def fused() -> str:
     return "\n".join(lines)
 
 
+def with_p(value: Difference | None) -> str:
+    """A difference with the p that decides its verdict."""
+    return difference(value) + ("" if value is None or value.corrected is None else f", p {value.corrected:.3f}")
+
+
 def holds() -> str:
     """The paper's claims beside ours, from every file of results."""
     found, parts = collect(RESULTS), []
     for table in claims.tables(sections_of(found), measured_in(found.others)[0]):
-        rows = (table.heads, ("---",) * len(table.heads), *table.rows)
+        cells = [tuple(cell if isinstance(cell, str) else with_p(cell) for cell in row) for row in table.rows]
+        rows = (table.heads, ("---",) * len(table.heads), *cells)
         lines = ["| " + " | ".join(cells) + " |" for cells in rows]
         commands = ["", "Trained by", "", *(f"- `{text}`" for text in table.commands)] if table.commands else []
-        parts.append("\n".join([f"## {table.title}", "", table.about, "", *lines, *commands]))
+        about = textwrap.fill(table.about, 119)
+        parts.append("\n".join([f"## {table.title}", "", about, "", *lines, *commands]))
     return "\n\n".join(parts)
 
 

@@ -155,6 +155,10 @@ def test_closed_sections_are_laid_out_when_opened_and_the_filter_hides_the_other
     page.locator("#contents summary").click()
     assert page.locator("#contents li:visible a").all_inner_texts()[-1].startswith("made_up on set3")
     assert not page.locator("#nothing").is_visible()
+    page.fill("#filter", "fitted")  # no method of these runs
+    assert page.locator("#nothing").is_visible()
+    page.fill("#filter", "repl")
+    assert page.locator("#summary article:visible").count() == page.locator(".comparison:visible").count() == 1
     page.fill("#filter", "set3 nowhere")
     assert page.locator("#nothing").inner_text() == "No match."
     page.fill("#filter", "")
@@ -171,6 +175,13 @@ def test_benchmarks_have_tables(browser: Any, size: str, tmp_path: Path) -> None
     card = page.locator("#benchmarks")
     card.locator("summary").first.click()
     card.locator("table").first.wait_for(state="visible")
+    claims = page.locator("#holds tbody tr").first.locator(".difference")  # open, and to be seen without scrolling
+    assert claims.count() == 2
+    assert all(box["x"] + box["width"] <= SIZES[size][0] for box in (cell.bounding_box() for cell in claims.all()))
+    if size == "desktop":
+        page.locator("details").evaluate_all("all => all.forEach((fold) => { fold.open = true })")
+        for table in page.locator("#summary .scroll, #holds .scroll").all():
+            assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert complaints == []
     page.context.close()

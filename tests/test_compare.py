@@ -16,7 +16,7 @@ from replearn.experiments.report.claims import tables
 from replearn.experiments.report.collecting import Collection, RunFile
 from replearn.experiments.report.sections import sections_of
 from replearn.experiments.training.compare import compare
-from replearn.experiments.training.comparison_table import comparison_table
+from replearn.experiments.training.comparison_table import comparison_table, difference
 from replearn.experiments.training.intervals import corrected, paired_difference
 from replearn.experiments.training.packed import pack, thinned, unpack
 from replearn.experiments.training.recipe import Variant
@@ -290,7 +290,8 @@ def test_the_picture_has_every_run_the_verdicts_and_the_costs(three, tmp_path):
     runs = sum(len(row.scores) for row in comparison.rows)
     assert text.count("<circle") == runs + len(comparison.rows)
     for row in comparison.rows[1:]:
-        assert f"{row.against_e2e.verdict}, time {row.time_ratio:.2f}, memory" in text
+        assert f"{row.against_e2e.verdict} against E2E (" in text
+        assert f"time {row.time_ratio:.2f}, memory" in text
 
 
 def test_a_method_without_targets_is_not_held_against_removal():
@@ -314,14 +315,16 @@ def judged(*files):
 def test_claims_hold_the_papers_numbers_ours_and_the_verdict_of_the_family(three):
     first, *others = judged(three)
     assert first.title == "What the paper prints"
-    ((row, e2e, p, removal, _, seeds, epochs, ours, table, paper),) = first.rows
+    assert first.about.startswith("Against E2E 0 better, 0 worse, 1 undecided. Against removal 1 better, 0 worse,")
+    ((row, e2e, removal, seeds, epochs, ours, paper, table),) = first.rows
     assert (table, row, seeds, epochs) == ("", "resnet32, cifar10: RepL", "3", "2")
     assert (paper, ours) == ("93.17 ± 0.14, 93.43 ± 0.19", "92.20 ± 0.20, 92.20 ± 0.17")
-    assert e2e.endswith("undecided")
-    assert (float(p), removal) == (1.0, "+0.60 [+0.35, +0.85] better")
-    unjudged = others[-1].rows
-    assert any("no data here" in cells and cells[-1].startswith("`replearn compare t2_") for cells in unjudged)
-    assert not any("t1_resnet32 --data cifar10" in cells[-1] for cells in judged(trained("t1_resnet32"))[-1].rows)
+    assert (e2e.verdict, round(e2e.corrected, 3)) == ("undecided", 1.0)
+    assert difference(removal) == "+0.60 [+0.35, +0.85] better"
+    commands = [command for _, _, command, why, _ in others[-1].rows if why == "no data here"]
+    assert any(command.startswith("`replearn compare t2_") for command in commands)
+    unjudged = judged(trained("t1_resnet32"))[-1].rows
+    assert not any("t1_resnet32 --data cifar10" in command for _, _, command, *_ in unjudged)
 
 
 def trained(name):

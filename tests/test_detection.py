@@ -197,7 +197,7 @@ def test_both_rows_train_and_measure_and_write_what_was_found(runs: Path) -> Non
     assert repl.plan is not None
     assert [t["name"] for t in repl.plan["targets"]] == [f"backbone.body.layer{n}.1" for n in (1, 2, 3, 4)]
     assert repl.parameters == repl.plan["parameters_after"] < e2e.parameters
-    assert "ap50  ap75" in comparison_table(compare([e2e, repl])[0])
+    assert "AP50  AP75" in comparison_table(compare([e2e, repl])[0])
     found = json.loads((runs / "bccd" / "e2e" / "seed-0" / "predictions.json").read_text())
     assert {entry["category_id"] for entry in found} <= {1, 7, 90}
     assert {entry["image_id"] for entry in found} <= {100, 101, 102}

@@ -105,6 +105,7 @@ def test_a_card_and_a_line_of_the_summary_tell_what_a_comparison_comes_to(runs: 
     card = re.search(r'<article class="card small".*?</article>', html(runs), re.S)[0]
     assert "made_up on cifar10: resnet32, 2 epochs" in card
     assert '<span class="verdict worse">worse</span> RepL against E2E' in card
+    assert '<span class="verdict better">better</span> RepL against removal' in card
     for text in ("92.03 ± 0.15 → 91.03 ± 0.14", ">0.800<", f">{section.deployed['RepL']:.3f}<"):
         assert text in card
     assert 'aria-label="every comparison: RepL against E2E and removal"' in html(runs)
@@ -266,6 +267,25 @@ def test_costs_are_measured_ones_or_what_was_counted() -> None:
     shared = rows_of(run("E2E", 0, 92.0, notes=("shared its device with other runs",)), run("RepL", 0, 91.0))
     assert "FLOPs" in cost_figure(shared, ACCURACY, "f").about
     assert cost_figure(shared[1:], ACCURACY, "f") is None
+
+
+def test_the_papers_rings_are_left_out_where_they_would_leave_ours_a_single_spot() -> None:
+    near, far = (rows_of(run("E2E", 0, 40.0 + more), run("RepL", 0, 39.0 + more)) for more in (52.0, 0.0))
+    assert "Dashed rings" in cost_figure(near, ACCURACY, "f").about
+    drawing = cost_figure(far, ACCURACY, "f")
+    assert "too far away" in drawing.about
+    assert not any("in the paper" in mark for mark in drawing.marks)
+
+
+def test_files_that_are_not_shown_stand_together_by_reason(tmp_path: Path) -> None:
+    for name in ("one.json", "two.json"):
+        (tmp_path / name).write_text('{"a": 1}')
+    (tmp_path / "odd.jsonl").write_text('{"a": 1}\n{"a"')
+    (tmp_path / "log.jsonl").write_text("{")
+    text = html(tmp_path)
+    assert "one.json, two.json" in text
+    assert "odd.jsonl" in text
+    assert "log.jsonl" not in text
 
 
 def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:

@@ -29,8 +29,8 @@ def kind_of(data: Any) -> tuple[Any, list[Any]]:
 def test_every_committed_file_is_a_part_of_a_table() -> None:
     measured, rest = measured_in(collect(RESULTS).others)
     assert [why for _, why in rest if why.startswith("looks")] == []  # nothing of a known kind is off its form
-    steps, inference = (measured[kind] for kind in KINDS.values())
-    for lines in (steps, inference):
+    steps, inference, compressed = (measured[kind] for kind in KINDS.values())
+    for lines in (steps, inference, compressed):
         assert len({tuple(line) for line in lines}) == 1  # the same columns everywhere
     assert {"steps_h200.json", "steps_methods_vit_h200.json"} <= {line["file"] for line in steps}
     tables = {line["against"]: line["table"] for line in inference if line["paper"]}
@@ -44,6 +44,30 @@ def test_the_numbers_are_the_files_own() -> None:
     assert lines["RepL"]["time"].startswith(f"{first['RepL']['time']['median']:.3f} [")
     assert (lines["RepL"]["verdict"], lines["RepL"]["paper: time"]) == ("better", "0.785")
     assert lines["removal"]["memory"] == f"{first['removal']['memory_ratio']:.3f}"
+
+
+def test_networks_with_blocks_taken_out_are_means_over_draws() -> None:
+    lines = measured_in(collect(RESULTS).others)[0][KINDS["compress"]]
+    found = {(line["file"], line["method"], line["blocks out"]): line for line in lines}
+    line = found["compress_published_resnet56_cpu.jsonl", "realigned removal", "12"]
+    assert (line["score"], line["trained"], line["draws"]) == ("86.63 ± 0.21", "92.95", "3")  # as in the README
+    assert (line["latency"], line["parameters"]) == ("0.565", "0.544")
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_folder_of_the_compress_command_is_a_row(labelled: bool, tmp_path: Path) -> None:
+    curve = {"kept": "accuracy", "points": [{"kept": 97.5}], "chosen": {"kept": 96.0}}
+    data = {
+        "model": "<mine>", "budget": "blocks=3", "num_blocks": 12, "num_samples": 512, "removed": ["a", "b", "c"],
+        "before": {"latency": 4.0, "parameters": 100}, "after": {"latency": 3.0, "parameters": 60},
+        "agreement": {"same": 0.99}, "bare_removal": {}, "curve": curve if labelled else None,
+    }  # fmt: skip
+    (tmp_path / "compress.json").write_text(json.dumps(data))
+    text = page(read_folder(tmp_path), [])
+    row = [re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<td.*?</td>", text)]
+    kept = ["96.00", "97.50", "accuracy"] if labelled else ["99.00", "100.00", "agreement"]
+    assert row[:2] == ["&lt;mine&gt;", "replearn compress, blocks=3"]
+    assert row[2:] == ["3 of 12", *kept, "0.750", "0.600", "512", "1", "compress.json"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files that `replearn bench` writes: a table for each kind, with the lines of all its files.
+"""Files of `replearn bench` and `replearn compress`: a table for each kind, with the lines of all its files.
 
 A kind of file is a function that reads its data into lines; all else is the same for every kind.
 """
@@ -9,18 +9,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from .. import recipes
 from ..bench.inference import FORMAT as INFERENCE
 from ..bench.record import FORMAT as STEPS
 from ..training.compare import paper_ratio
-from ..training.comparison_table import ratio
+from ..training.comparison_table import ratio, spread
+from ..training.intervals import std_of
 from .collecting import Other
-from .markup import Entry, card, columns, fold, tag
+from .markup import Entry, card, columns, counted, fold, tag
 
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
-MOST = 5_000  # lines of a table
+MOST, FEW = 5_000, 20  # lines of a table, and of one that needs no fold
+COMPRESSED = "compress"  # what a file without a format is taken for
+PARTS = {"training", "rows", "bare_removal"}  # a file of a known kind has one of them
 Line = dict[str, str]  # of a table, by column
 
 
@@ -81,6 +85,55 @@ def inference(data: Mapping[str, Any]) -> Iterator[Line]:
             }
 
 
+def compressed(data: Mapping[str, Any]) -> Iterator[Line]:
+    """Trained networks with blocks taken out: one of `replearn compress`, or means over a benchmark's draws."""
+    rows = data["rows"] if "rows" in data else [*_of_one(data)]
+    trained = {row.get("net_seed"): row["score"] for row in rows if "score" in row and "budget" not in row}
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if "budget" in row:  # the others are the trained networks
+            told = row["subject"], row["method"], row.get("blocks_out", row.get("out")), row["images"]
+            groups[*map(str, told), row.get("metric", "accuracy")].append(row)
+    for (network, method, out, images, metric), draws in groups.items():
+        scores = [row["score"] for row in draws]
+        yield {
+            "network": network,
+            "method": method,
+            "blocks out": out,
+            "score": spread(fmean(scores), std_of(scores)),
+            "trained": f"{fmean(trained[row.get('net_seed')] for row in draws):.2f}",
+            "metric": metric,
+            "latency": _share(draws, "latency_ms", "latency_before_ms"),
+            "parameters": _share(draws, "parameters", "parameters_before"),
+            "samples": images,
+            "draws": str(len(draws)),
+        }
+
+
+def _of_one(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The rows of a compress.json, in the benchmark's form; without labels it has the agreement in percent."""
+    drawn = data["curve"] or {"kept": "agreement", "points": [{"kept": 100.0}]}
+    reached = drawn.get("chosen", {"kept": 100 * data["agreement"]["same"]})
+    yield {"subject": data["model"], "score": drawn["points"][0]["kept"]}
+    yield {
+        "subject": data["model"],
+        "method": f"replearn compress, {data['budget']}",
+        "budget": data["budget"],
+        "out": f"{len(data['removed'])} of {data['num_blocks']}",
+        "images": data["num_samples"],
+        "metric": drawn["kept"],
+        "score": reached["kept"],
+        **{key: data["after"][part] for part, key in (("latency", "latency_ms"), ("parameters", "parameters"))},
+        **{
+            f"{part}_before{unit}": data["before"][part] for part, unit in (("latency", "_ms"), ("parameters", ""))
+        },
+    }
+
+
+def _share(rows: Sequence[Mapping[str, Any]], after: str, before: str) -> str:
+    return ratio(fmean(row[after] / row[before] for row in rows)) if before in rows[0] else ""
+
+
 def verdict(name: str, value: Mapping[str, float], *, lower: bool) -> Line:
     """On which side of 1 the quartiles of a ratio lie, and the ratio with them."""
     low, high = value["low"], value["high"]
@@ -101,6 +154,12 @@ KINDS = {
         read=inference,
         paper="paper",
     ),
+    COMPRESSED: Kind(
+        title="Networks with blocks taken out",
+        about="Without training; latency and parameters are shares of the trained network's.",
+        read=compressed,
+        paper="",
+    ),
 }
 
 
@@ -110,16 +169,18 @@ def measured_in(others: Sequence[Other]) -> tuple[Measured, list[tuple[Path, str
     rest: list[tuple[Path, str]] = []
     for other in others:
         data = other.data if isinstance(other.data, dict) else {}
-        kind = KINDS.get(str(data.get("format"))) if data.get("training") or data.get("rows") else None
+        kind = KINDS.get(str(data.get("format", COMPRESSED))) if PARTS & data.keys() else None
         if kind is None:
             rest.append((other.path, "measurements of a kind that a report does not show"))
             continue
         stopped = "" if data.get("finished", True) else ", stopped before its end"
         try:
-            lines = [{**line, "file": f"{other.path.name}{stopped}"} for line in kind.read(data)]
+            lines = [{**line, "file": f"{other.path.as_posix()}{stopped}"} for line in kind.read(data)]
             if not all(isinstance(cell, str) for line in lines for cell in line.values()):
                 raise TypeError("a name in it is no text")
             known[kind] += lines
+            if not lines:
+                rest.append((other.path, "measurements of nothing that a report shows"))
         except BROKEN as error:
             rest.append((other.path, f"looks like {kind.read.__name__}, but {error!r}"))
     return {kind: lines for kind, lines in known.items() if lines}, rest
@@ -129,6 +190,7 @@ def entries(measured: Measured) -> Iterator[Entry]:
     tables = []
     for kind, lines in measured.items():
         made = columns({head: [line[head] for line in lines[:MOST]] for head in lines[0]}, kind.title)
-        tables.append(fold(f"{kind.title} ({len(lines)} rows)", tag("p", kind.about), made))
+        title = f"{kind.title} ({counted(len(lines), 'row')})"
+        tables.append(fold(title, tag("p", kind.about), made, open_=len(lines) < FEW))
     if tables:
-        yield card("benchmarks", "Benchmarks", *tables)
+        yield card("benchmarks", "Measurements", *tables)

@@ -5,31 +5,33 @@ Shown where runs of several tables lie together; the page of the documentation i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .. import recipes
 from ..training.compare import Comparison, Row, judged
-from ..training.comparison_table import difference, spread
+from ..training.comparison_table import spread
 from ..training.intervals import Difference
 from ..training.recipe import PaperRow
 from .benchmarks import Kind, Line, Measured
+from .comparisons import difference
 from .markup import Entry, Raw, card, fold, table, tag, trained_by
 from .sections import Section
 
 NOT_HERE = ("svhn", "stl10", "imagenet", "coco", "cityscapes")  # data sets that no committed run was trained on
 PAPER = "What the paper prints"
-RUNS = ("row", "against E2E", "p", "against removal", "p", "seeds", "epochs", "ours", "table", "paper")
-Cells = tuple[str, ...]
+RUNS = ("row", "against E2E", "against removal", "seeds", "epochs", "ours", "paper", "table")
+Cells = tuple[str | Difference | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     title: str
     about: str
-    heads: Cells
-    rows: tuple[Cells, ...]  # a cell in backticks is code
-    commands: Cells = ()
+    heads: Sequence[str]
+    rows: tuple[Cells, ...]  # a text in backticks is code
+    commands: Sequence[str] = ()
 
 
 Claim = tuple[Section, Comparison, Row]  # a row that is held against E2E
@@ -38,15 +40,14 @@ Claim = tuple[Section, Comparison, Row]  # a row that is held against E2E
 def entries(sections: Sequence[Section], measured: Measured) -> Iterator[Entry]:
     made = tables(sections, measured) if len({section.folder for section in sections}) > 1 else []
     if made and made[0].title == PAPER:
-        note = "Verdicts are corrected by Holm's method over the differences of a table."
-        yield card("holds", "Does it hold?", tag("p", note, class_="quiet"), *map(_fold, made))
+        yield card("holds", "Does it hold?", *map(_fold, made))
 
 
 def _fold(shown: Table) -> Raw:
-    rows = [[tag("code", cell.strip("`")) if cell.startswith("`") else cell for cell in row] for row in shown.rows]
+    rows = [[cell if isinstance(cell, str) else difference(cell) for cell in row] for row in shown.rows]
     trained = [trained_by(shown.commands)] if shown.commands else []
-    title = f"{shown.title} ({len(shown.rows)} rows)"
-    return fold(title, tag("p", shown.about), table(shown.heads, rows, shown.title), *trained)
+    title, made = f"{shown.title} ({len(rows)} rows)", table(shown.heads, rows, shown.title)
+    return fold(title, tag("p", shown.about), made, *trained, open_=shown.title == PAPER)
 
 
 def tables(sections: Sequence[Section], measured: Measured) -> list[Table]:
@@ -55,23 +56,24 @@ def tables(sections: Sequence[Section], measured: Measured) -> list[Table]:
     made = [
         Table(
             title=PAPER,
-            about="Scores are E2E's, then the row's; p is corrected for all differences of the table.",
+            about=f"{_counted(paper)} Scores are E2E's, then the row's; p is corrected by Holm's method for all "
+            "differences of the table.",
             heads=RUNS,
             rows=tuple(map(_cells, paper)),
             commands=_commands(paper),
         ),
         Table(
             title="The same question on other data and with other forms",
-            about="Rows that the paper does not have. Scores are E2E's, then the row's.",
-            heads=RUNS[:-1],
-            rows=tuple(_cells(claim)[:-1] for claim in other),
+            about=f"Rows that the paper does not have. {_counted(other)}",
+            heads=(*RUNS[:-2], "recipe"),
+            rows=tuple((*_cells(claim)[:-2], claim[1].recipe) for claim in other),
             commands=_commands(other),
         ),
         *(_costs(*each) for each in measured.items()),
         Table(
             title="Not judged here",
             about="The command trains what decides it.",
-            heads=("table", "model", "data", "why not", "paper", "command"),
+            heads=("row", "paper", "command", "why not", "table"),
             rows=tuple(_unjudged({(section.recipe, section.data) for section, _, _ in paper})),
         ),
     ]
@@ -80,7 +82,7 @@ def tables(sections: Sequence[Section], measured: Measured) -> list[Table]:
 
 def _costs(kind: Kind, lines: Sequence[Line]) -> Table:
     """What benchmarks of a kind say where the paper prints a number."""
-    found = [line for line in lines if line[kind.paper]]
+    found = [line for line in lines if line.get(kind.paper)]
     rows = tuple(tuple(line.values()) for line in found)
     return Table(title=kind.title, about=kind.about, heads=tuple(found[0]) if found else (), rows=rows)
 
@@ -115,25 +117,31 @@ def _cells(claim: Claim) -> Cells:
     shipped = recipes.recipe(comparison.recipe).epochs if comparison.recipe in recipes.available() else row.epochs
     return (
         f"{comparison.model}, {comparison.data}: {row.label}",
-        difference(row.against_e2e),
-        _p(row.against_e2e),
-        difference(row.against_removal),
-        _p(row.against_removal),
+        row.against_e2e,
+        row.against_removal,
         str(len(row.seeds)),
         f"{row.epochs} of {shipped}" if row.epochs < shipped else str(row.epochs),
         f"{spread(base.score, base.std)}, {spread(row.score, row.std)}",
-        row.paper.table if row.paper else comparison.recipe,
         ", ".join(spread(paper.score, paper.std) for paper in (base.paper, row.paper) if paper),
+        row.paper.table if row.paper else "",
     )
 
 
-def _commands(some: Sequence[Claim]) -> Cells:
+def _counted(some: Sequence[Claim]) -> str:
+    """The answer in a sentence: how many rows are better, and how many worse, than each baseline."""
+    against = {
+        "E2E": Counter(row.against_e2e.verdict for *_, row in some if row.against_e2e),
+        "removal": Counter(row.against_removal.verdict for *_, row in some if row.against_removal),
+    }
+    return " ".join(
+        f"Against {name} {count['better']} better, {count['worse']} worse, {count['undecided']} undecided."
+        for name, count in against.items()
+    )
+
+
+def _commands(some: Sequence[Claim]) -> Sequence[str]:
     runs = (run.result.command for section, _, _ in some for run in section.runs)
     return tuple(dict.fromkeys(command for command in runs if command))
-
-
-def _p(value: Difference | None) -> str:
-    return "" if value is None or value.corrected is None else f"{value.corrected:.3f}"
 
 
 def _unjudged(done: set[tuple[str, str]]) -> Iterator[Cells]:
@@ -145,7 +153,7 @@ def _unjudged(done: set[tuple[str, str]]) -> Iterator[Cells]:
             if len(rows) > 1 and (recipe.name, data) not in done:
                 why = "no data here" if data in NOT_HERE else "not trained yet"
                 words = f"`replearn compare {recipe.name} --data {data} --seeds 0-4{more}`"
-                yield recipe.table, recipe.model, data, why, _printed(rows), words
+                yield f"{recipe.model}, {data}", _printed(rows), words, why, recipe.table
 
 
 def _printed(rows: Sequence[PaperRow]) -> str:

@@ -18,7 +18,7 @@ from ..training.packed import unpack
 from ..training.results import FORMAT, LARGEST, Result, result_from_json
 
 # ours too, and told by the results they lie beside
-BESIDE_RUNS = ("recipe.json", "predictions.json")
+BESIDE_RUNS = ("recipe.json", "predictions.json", "log.jsonl")
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,16 @@ def read_file(path: Path, root: Path, stamp: tuple[int, int]) -> list[Found]:
         text = read_text(path, LARGEST)
     except (OSError, UnicodeDecodeError, ReplearnError) as error:
         return [Unread(place, f"can't be read: {error}")]
-    if path.suffix == ".jsonl":
+    if f'"{PACKED}"' in text[:200] and path.suffix == ".jsonl":
         return [
             RunFile(place, run) if isinstance(run, Result) else Unread(place, f"a damaged line: {run}")
-            for run in (unpack(text, str(place)) if f'"{PACKED}"' in text[:200] else ())
+            for run in unpack(text, str(place))
         ]
     if not text.strip():
         return [Unread(place, "empty: a run may be writing it just now")]
     try:
-        data = json.loads(text)
+        lines = path.suffix == ".jsonl"
+        data = {"rows": [json.loads(line) for line in text.splitlines()]} if lines else json.loads(text)
     except (ValueError, RecursionError) as error:
         return [Unread(place, f"not whole JSON ({error}): a run may be writing it just now")]
     version = data.get("format") if isinstance(data, dict) else None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..training.compare import Row
-from ..training.comparison_table import cost_columns, ratio, score_columns, signed, spread
+from ..training.comparison_table import cost_columns, interval, ratio, score_columns, signed, spread
 from ..training.intervals import Difference
+from .figures import in_words
 from .markup import (
     Content,
     Entry,
     Raw,
+    breakable,
     card,
     columns,
     counted,
@@ -21,6 +24,7 @@ from .markup import (
     table,
     tag,
     trained_by,
+    verdict,
 )
 from .sections import Section
 from .svg import series_roles
@@ -28,8 +32,10 @@ from .svg import series_roles
 MOST_RUNS = 60  # of one section, in its list of runs
 LEGEND = """\
 RepL is the recipe's first row of that method. Scores are those of the last epoch, mean ± standard deviation over
-seeds; differences are taken seed by seed, with the 95 % interval of their mean. Undecided: the interval contains
-0. Deployed: parameters once operators are plain layers, over E2E's."""
+seeds; differences are taken seed by seed, with the 95 % interval of their mean. Better and worse: p < 0.05 in a
+paired t-test, p corrected by Holm's method for all differences of the comparison. Deployed: parameters once
+operators are plain layers, over E2E's."""
+COSTS = tag("p", "Time, memory and share (of the parameters, deployed too) are ratios to E2E.", class_="quiet")
 
 
 def summary(sections: Sequence[Section]) -> Iterator[Entry]:
@@ -48,7 +54,7 @@ def _line(section: Section, row: Row) -> dict[str, Content]:
     """A comparison in the table of all; its card has the same numbers."""
     full, removal = (section.row(method) for method in ("e2e", "removal"))
     return {
-        "comparison": tag("a", section.title, href=f"#{section.key}"),
+        "comparison": tag("a", breakable(section.title), href=f"#{section.key}"),
         "against E2E": difference(row.against_e2e),
         "against removal": difference(row.against_removal),
         "RepL": tag("b", spread(row.score, row.std)),
@@ -61,39 +67,39 @@ def _line(section: Section, row: Row) -> dict[str, Content]:
 
 
 def _card(section: Section, row: Row, line: Mapping[str, Content]) -> Raw:
-    verdict = row.against_e2e.verdict if row.against_e2e else "no E2E"
     reached = join(*([line["E2E"], " → "] if line["E2E"] else []), spread(row.score, row.std))
-    facts = {section.metric.title.removeprefix("test "): reached}
+    facts = {f"{section.metric.title.removeprefix('test ')}{': E2E → RepL' if line['E2E'] else ''}": reached}
     for name in ("time", "memory", "deployed"):
-        facts[f"{name} / E2E"] = join(line[name] or "not measured")
+        facts[f"{name} / E2E"] = join(line[name] or tag("span", "not measured", class_="quiet"))
     values = tag("dl", *(tag("div", tag("dt", name), tag("dd", fact)) for name, fact in facts.items()))
-    chip = tag("p", tag("span", verdict, class_=f"verdict {verdict}"), f" {row.label} against E2E")
+    against = {
+        name: found for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal)) if found
+    }
+    told = [tag("p", verdict(held.verdict), f" {row.label} against {name}") for name, held in against.items()]
     head = tag("h3", line["comparison"])
-    return tag("article", head, chip, values, class_="card small", data_words=section.title.lower())
+    return tag("article", head, *told, values, class_="card small", data_words=words_of(section))
 
 
 def entries(sections: Sequence[Section], opened: bool) -> Iterator[Entry]:
     for section in sections:
-        labels = dict.fromkeys(run.label for run in section.runs)
-        words = " ".join([*labels, section.folder.as_posix()])
         chip = f"{len(section.running)} in progress" if section.running else ""
-        about = (section.key, section.title, words, sentence(section))
+        about = (section.key, section.title, words_of(section), sentence(section))
         yield folded(*about, *_inside(section), chip=chip, opened=opened)
 
 
+def words_of(section: Section) -> str:
+    """What the filter finds a comparison by."""
+    labels = dict.fromkeys(run.label for run in section.runs)
+    return " ".join([section.title, *labels, section.folder.as_posix()]).lower()
+
+
 def sentence(section: Section) -> str:
-    """What the section comes to, in one line: the rows with Replacement Learning against both baselines."""
+    """What the section comes to, in one line: the rows with Replacement Learning, or all."""
     if section.comparison is None:
         return section.problem
-    rows = [row for row in section.comparison.rows if "repl" in row.method] or list(section.comparison.rows)
-    phrases = []
-    for row in rows[:3]:
-        parts = [f"{row.label} {spread(row.score, row.std)} {section.metric.unit or section.metric.name}"]
-        for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal)):
-            if found is not None:
-                parts.append(f"{found.verdict} against {name} ({signed(found.mean)})")
-        phrases.append(", ".join(parts))
-    return "; ".join(phrases)
+    rows = [row for row in section.comparison.rows if "repl" in row.method] or section.comparison.rows
+    more = f"; {len(rows) - 2} more" if len(rows) > 2 else ""
+    return "; ".join(in_words(row, removal=True) for row in rows[:2]) + more
 
 
 def _inside(section: Section) -> Iterator[Raw]:
@@ -104,7 +110,11 @@ def _inside(section: Section) -> Iterator[Raw]:
             yield tag("p", section.problem, class_="note")
     yield figures(section.figures)
     if section.plans:
-        yield join(*(fold(f"Plan of {label}", tag("pre", str(plan))) for label, plan in section.plans.items()))
+        plans = defaultdict(list)
+        for label, plan in section.plans.items():
+            plans[str(plan)].append(label)
+        shown = (join(tag("h4", ", ".join(labels)), tag("pre", plan)) for plan, labels in plans.items())
+        yield fold("Plans", *shown)
     if comparison is not None:
         shares = [ratio(section.deployed.get(row.label)) for row in comparison.rows]
         cells: dict[str, Sequence[Content]] = {
@@ -112,7 +122,7 @@ def _inside(section: Section) -> Iterator[Raw]:
             "method": labels_of(comparison.rows),
             "deployed share": shares,
         }
-        yield join(tag("h3", "Costs"), columns(cells, f"costs of {section.title}"))
+        yield join(tag("h3", "Costs"), columns(cells, f"costs of {section.title}"), COSTS)
         yield from (tag("p", note, class_="note") for note in comparison.notes[:20])
     recipes = [f"replearn compare {(run.path.parent / 'recipe.json').as_posix()}" for run in section.runs]
     pairs = zip(section.runs, recipes, strict=True)  # no command is recorded of a run that Python started
@@ -144,15 +154,16 @@ def labels_of(rows: Sequence[Row]) -> list[Content]:
 
 
 def difference(value: Difference | None) -> Raw | str:
-    """The verdict in words and colour, the mean difference, and its 95 % interval."""
+    """The verdict in words and colour, the mean difference, its 95 % interval and the p that decides."""
     if value is None:
         return ""
-    interval = "1 seed" if len(value.seeds) == 1 else "no spread"
-    if value.low is not None and value.high is not None:
-        interval = f"[{signed(value.low)}, {signed(value.high)}]"
-    verdict = tag("span", value.verdict, class_=f"verdict {value.verdict}")
-    shown = tag("span", interval, class_="interval")
-    return tag("span", verdict, f" {signed(value.mean)} ", shown, class_="difference")
+    parts = [interval(value)] + ([] if value.corrected is None else [f"p {value.corrected:.3f}"])
+    shown = tag("span", " ".join(part.replace(" ", "\u00a0") for part in parts), class_="interval")
+    return tag("span", verdict(value.verdict), f" {signed(value.mean)} ", shown, class_="difference")
+
+
+def minute(moment: str) -> str:
+    return moment[:16].replace("T", " ")
 
 
 def runs_table(section: Section) -> Raw:
@@ -164,7 +175,7 @@ def runs_table(section: Section) -> Raw:
         bar = tag("progress", value=str(min(done, epochs)), max=str(max(epochs, 1)), aria_label="epochs done")
         state = "finished" if result.finished else join(bar, f" {done} of {epochs} epochs")
         numbers = ("" if last is None else f"{last:.2f}", f"{result.epoch_seconds:.2f}")
-        where = (result.started, run.path.as_posix(), "; ".join(result.notes))
+        where = (minute(result.started), run.path.as_posix(), "; ".join(result.notes))
         rows.append((run.label, str(result.seed), state, *numbers, *where))
     heads = ("method", "seed", "state", section.metric.name, "s/epoch", "started", "file", "notes")
     rest = len(section.runs) - MOST_RUNS

@@ -17,6 +17,7 @@ from .chart import HEIGHT, LETTER, LINE, WIDTH, Frame, Sign, legend, padded, x_a
 from .markup import counted
 from .svg import Drawing, area, disc, line, series_roles, standalone_svg, text, unseen
 
+FAR = 5  # times the range of our scores
 MOST_POINTS = 80  # of a curve; more can't be told apart at this width
 
 
@@ -44,12 +45,12 @@ def runs_figure(comparison: Comparison, name: str, *, wide: bool = False) -> Dra
         marks.append(text(2, 22, shortened(heading(comparison), most), bold=True))
     for number, (row, role) in enumerate(zip(rows, series_roles([row.method for row in rows]), strict=True)):
         y = top + number * height
-        marks.append(text(8, y + 14, shortened(in_words(row, wide), most), "muted"))
+        words = in_words(row) if wide else f"{row.label}: {spread(row.score, row.std)}"
+        marks.append(text(8, y + 14, shortened(words, most), "muted"))
         marks += _dots(frame, row, role, metric, y + 1.45 * LINE)
     made, end = legend(signs, 8, frame.bottom + 44, width)
-    title = f"{metric.name.capitalize()} of every run"
     about = f"{metric.title}: a faint dot a run, the mean over seeds with its standard deviation."
-    return Drawing(name=name, title=title, about=about, width=width, height=end, marks=(*marks, *made))
+    return Drawing(name=name, title="Every run", about=about, width=width, height=end, marks=(*marks, *made))
 
 
 def _dots(frame: Frame, row: Row, role: str, metric: Metric, y: float) -> list[str]:
@@ -72,15 +73,13 @@ def shortened(words: str, most: int) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def in_words(row: Row, costs: bool) -> str:
-    parts = [f"{row.label}: {spread(row.score, row.std)}"]
-    if row.against_e2e is not None:
-        parts.append(f"{signed(row.against_e2e.mean)}, {row.against_e2e.verdict}")
-    if costs and row.time_ratio is not None:
-        parts.append(f"time {row.time_ratio:.2f}")
-    if costs and row.memory_ratio is not None:
-        parts.append(f"memory {row.memory_ratio:.2f} of E2E")
-    return ", ".join(parts)
+def in_words(row: Row, *, removal: bool = False) -> str:
+    parts = [f"{row.label} {spread(row.score, row.std)}"]
+    for name, found in (("E2E", row.against_e2e), ("removal", row.against_removal if removal else None)):
+        parts += [f"{found.verdict} against {name} ({signed(found.mean)})"] if found else []
+    costs = {"time": row.time_ratio, "memory": row.memory_ratio} if row.method != "e2e" else {}
+    told = ", ".join(f"{name} {value:.2f}" for name, value in costs.items() if value is not None)
+    return ", ".join([*parts, *([f"{told} of E2E"] if told else [])])
 
 
 class Point(NamedTuple):
@@ -109,8 +108,11 @@ def cost_figure(rows: Sequence[Row], metric: Metric, name: str) -> Drawing | Non
         if timed and (paper := row.paper) is not None and row.paper_time_ratio:
             printed = f"{row.label} in the paper", role, paper.score, paper.std
             points.append(Point(*printed, row.paper_time_ratio, row.paper_memory_ratio, hollow=True))
+    (y0, y1), (least, most) = (extent([p for p in points if p.hollow <= rings]) for rings in (False, True))
+    far = most - least > FAR * (y1 - y0)  # rings that would leave ours a single spot
+    points = [point for point in points if not (far and point.hollow)]
     x0, x1 = padded([point.cost for point in points], 0.2, 0.03)
-    y0, y1 = padded([point.score + sign * (point.std or 0) for point in points for sign in (-1, 1)], 0.14)
+    y0, y1 = padded(extent(points), 0.14)
     frame = Frame(x0=x0, x1=x1, y0=y0, y1=y1)
     marks: list[str] = []
     for point in points:
@@ -126,11 +128,18 @@ def cost_figure(rows: Sequence[Row], metric: Metric, name: str) -> Drawing | Non
     about = f"{metric.title} against the {what}, a ratio to E2E."
     if any(point.hollow for point in points):
         about += " Dashed rings are the paper's numbers, on its own hardware."
+    about += " The paper's numbers lie too far away to be drawn." if far else ""
     signs = [(point.role, point.label, "dot") for point in points if not point.hollow]
     made, end = legend(signs, 8, HEIGHT)
     axes = [*x_axis(frame, f"{what}, ratio to E2E"), *y_axis(frame, metric.title)]
-    title = f"{metric.name.capitalize()} against cost"
-    return Drawing(name=name, title=title, about=about, width=WIDTH, height=end, marks=(*axes, *marks, *made))
+    return Drawing(
+        name=name, title="Score against cost", about=about, width=WIDTH, height=end, marks=(*axes, *marks, *made)
+    )
+
+
+def extent(points: Sequence[Point]) -> tuple[float, float]:
+    ends = [point.score + sign * (point.std or 0) for point in points for sign in (-1, 1)]
+    return min(ends), max(ends)
 
 
 def curves_figure(results: Iterable[Result], metric: Metric, name: str) -> Drawing | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from .svg import Drawing, inline_svg
+
+VERDICTS = ("better", "worse", "undecided")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ def join(*parts: Content) -> Raw:
     return Raw("".join(text_of(part) for part in parts))
 
 
+def breakable(name: str) -> Raw:
+    """A long name, which a narrow line breaks after its underscores."""
+    return Raw(escape(name).replace("_", "_<wbr>"))
+
+
 def columns(entries: Mapping[str, Sequence[Content]], label: str = "") -> Raw:
     """A table by columns; those that have nothing to say are left out."""
     kept = {head: cells for head, cells in entries.items() if any(text_of(cell) for cell in cells)}
@@ -52,17 +59,33 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Content]], label: str = 
     """A table that scrolls sideways on a phone, its first column in place; numbers are right-aligned."""
     sides = ["r" if numeric(cells) else "l" for cells in zip(*rows, strict=True)] or ["l"] * len(heads)
 
-    def cells(kind: str, row: Sequence[Content], **more: str) -> Raw:
+    def cells(kind: str, row: Iterable[Content], **more: str) -> Raw:
         return join(*(tag(kind, cell, class_=side, **more) for cell, side in zip(row, sides, strict=True)))
 
     head = tag("thead", tag("tr", cells("th", heads, scope="col")))
-    body = tag("tbody", *(tag("tr", cells("td", row)) for row in rows))
+    body = tag("tbody", *(tag("tr", cells("td", _shown(row))) for row in rows))
     return tag("div", tag("table", head, body), class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
 def numeric(cells: Sequence[Content]) -> bool:
     texts = [re.sub(r"<[^>]*>", "", text_of(cell)) for cell in cells]
-    return all(re.match(r"[-+]?(\d|inf|nan)", text) for text in texts if text)
+    number = r"[-+]?(\d[\d.,]*|inf|nan)( ± \S+| of \d+)?( \[.*\])?"
+    return all(re.fullmatch(number, text) for text in texts if text)
+
+
+def verdict(word: str) -> Raw:
+    return tag("span", word, class_=f"verdict {word}")
+
+
+def _shown(row: Sequence[Content]) -> Iterator[Content]:
+    """A text in backticks is code, verdicts have their colour, and the first column is narrow on a phone."""
+    for place, cell in enumerate(row):
+        if not isinstance(cell, str):
+            yield cell
+        elif cell.startswith("`"):
+            yield tag("code", cell.strip("`"))
+        else:
+            yield verdict(cell) if cell in VERDICTS else cell if place else breakable(cell)
 
 
 def counted(count: int, thing: str) -> str:
@@ -102,8 +125,7 @@ def folded(
 ) -> Entry:
     """A card that opens on a click; closed it lies in a template, which the browser does not lay out."""
     chips = [tag("span", chip, class_="chip")] if chip else []
-    summary = tag("summary", tag("h2", title, *chips), tag("p", sentence, class_="sentence"))
-    words = f"{title} {words}".lower()
+    summary = tag("summary", tag("h2", breakable(title), *chips), tag("p", sentence, class_="sentence"))
     held = tag("div", *inside, class_="inside")
     about: dict[str, str | bool] = {"id": key, "class_": "card comparison", "data_words": words, "open": opened}
     html = tag("details", summary, held if opened else tag("template", held), **about)

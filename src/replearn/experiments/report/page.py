@@ -6,6 +6,7 @@ The page is one HTML file with its style, script and figures inside, which needs
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -16,6 +17,7 @@ from ...errors import ReplearnError
 from ..training.results import now, write_atomically
 from . import benchmarks, claims, comparisons
 from .collecting import Collection, collect
+from .comparisons import minute
 from .markup import Content, Entry, Raw, card, counted, join, table, tag
 from .sections import Section, sections_of
 from .svg import style_rules
@@ -67,7 +69,7 @@ def page(collection: Collection, sections: Sequence[Section], *, title: str = ""
         tag("a", "Skip to the results", href="#main", class_="skip"),
         _header(collection, sections, title, live),
         tag("main", _contents(entries), *shown, id="main"),
-        tag("footer", tag("p", f"Made by replearn {__version__} on {now()} from {collection.root.resolve()}.")),
+        tag("footer", f"Made by replearn {__version__}, {minute(now())} UTC, from {collection.root.resolve()}."),
         tag("div", "", id="tip", role="tooltip", hidden=True),
         Raw(f"<script>{asset('page.js')}</script>"),
     )
@@ -92,11 +94,12 @@ def asset(name: str) -> str:
 
 def _header(collection: Collection, sections: Sequence[Section], title: str, live: int) -> Raw:
     running = sum(len(section.running) for section in sections)
-    facts: list[Content] = [counted(len(collection.runs), "run"), counted(len(sections), "comparison")]
+    counts = {"run": len(collection.runs), "comparison": len(sections), "other file": len(collection.others)}
+    facts: list[Content] = [counted(count, thing) for thing, count in counts.items() if count]
     facts += [f"{running:,} in progress"] if running else []
     if collection.unread:
         facts.append(tag("a", f"{counted(len(collection.unread), 'file')} not read", href="#unread"))
-    hint = "Filter by recipe, data, method"
+    hint = "Filter by name or method"
     search = tag("input", type="search", id="filter", placeholder=hint, aria_label=hint)
     theme = tag("button", "light / dark", type="button", id="theme")
     return tag(
@@ -113,8 +116,11 @@ def _files(collection: Collection, rest: Sequence[tuple[Path, str]]) -> Iterator
     """Files that are not shown, with the reason."""
     unread = [*((entry.path, entry.reason) for entry in collection.unread), *rest]
     if unread:
-        rows = [(path.as_posix(), reason) for path, reason in unread[:MOST]]
-        yield card("unread", "Files not read", table(("file", "why"), rows, "files not read"))
+        why: dict[str, list[str]] = defaultdict(list)
+        for path, reason in unread[:MOST]:
+            why[reason].append(path.as_posix())
+        rows = [(reason, ", ".join(paths)) for reason, paths in why.items()]
+        yield card("unread", "Files not read", table(("why", "files"), rows, "files not read"))
 
 
 def _contents(entries: Sequence[Entry]) -> Raw:

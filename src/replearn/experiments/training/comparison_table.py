@@ -95,12 +95,13 @@ def ratio(value: float | None) -> str:
 
 def difference(value: Difference | None) -> str:
     """`+0.41 [+0.10, +0.72] better`; without an interval, the reason why there is none."""
-    if value is None:
-        return ""
+    return "" if value is None else f"{signed(value.mean)} {interval(value)} {value.verdict}"
+
+
+def interval(value: Difference) -> str:
     if value.low is None or value.high is None:
-        why = "1 seed" if len(value.seeds) == 1 else "no spread"
-        return f"{signed(value.mean)} ({why}) {value.verdict}"
-    return f"{signed(value.mean)} [{signed(value.low)}, {signed(value.high)}] {value.verdict}"
+        return "(1 seed)" if len(value.seeds) == 1 else "(no spread)"
+    return f"[{signed(value.low)}, {signed(value.high)}]"
 
 
 def signed(value: float) -> str:

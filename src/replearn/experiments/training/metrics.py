@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One measure on the test set; `key` is its name in result files and logs.
+    """One measure on the test set; `key` is its name in result files and logs, which may be shorter.
 
     >>> Metric(name="perplexity", higher_is_better=False).text(193.312)
     '193.31'
@@ -17,10 +17,11 @@ class Metric:
     name: str
     higher_is_better: bool = True
     unit: str = ""
+    short: str = ""
 
     @property
     def key(self) -> str:
-        return f"test_{self.name}"
+        return f"test_{self.short or self.name}"
 
     @property
     def sign(self) -> int:

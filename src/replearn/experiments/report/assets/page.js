@@ -61,9 +61,10 @@
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const part of document.querySelectorAll("[data-words]"))
       part.hidden = !words.every((word) => part.dataset.words.includes(word));
-    for (const row of document.querySelectorAll("#summary tbody tr, #holds tbody tr"))
+    for (const row of document.querySelectorAll("section.card tbody tr"))
       row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
-    document.getElementById("nothing").hidden = !words.length || !!document.querySelector(".comparison:not([hidden])");
+    const found = document.querySelector(".comparison:not([hidden]), section.card tbody tr:not([hidden])");
+    document.getElementById("nothing").hidden = !words.length || !!found;
   };
   filter.addEventListener("input", sift);
 

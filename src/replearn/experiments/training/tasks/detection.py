@@ -26,8 +26,8 @@ NAMES = ("map", "ap50", "ap75")
 
 class Detection(PictureTask):
     name = "detection"
-    metric = Metric(name="map", unit="%")
-    also = (Metric(name="ap50", unit="%"), Metric(name="ap75", unit="%"))
+    metric = Metric(name="mAP", short="map", unit="%")
+    also = (Metric(name="AP50", short="ap50", unit="%"), Metric(name="AP75", short="ap75", unit="%"))
     kind = DetectionSet
     batches_of = DetectionBatches
 

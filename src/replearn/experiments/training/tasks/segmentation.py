@@ -17,8 +17,11 @@ from .base import PictureTask, sums_of
 
 class SemanticSegmentation(PictureTask):
     name = "segmentation"
-    metric = Metric(name="iou", unit="%")
-    also = (Metric(name="overall", unit="%"), Metric(name="mean", unit="%"))
+    metric = Metric(name="mean IoU", short="iou", unit="%")
+    also = (
+        Metric(name="pixel accuracy", short="overall", unit="%"),
+        Metric(name="mean accuracy", short="mean", unit="%"),
+    )
     counted = ("train_overall",)
     kind = SegmentationSet
     batches_of = SegmentationBatches
