@@ -88,7 +88,7 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
 def refuse_infinite(model: nn.Module, target: Target, operator: Operator) -> None:
     """Stop where an operator would start as inf or NaN, which training can't mend."""
     for read in target.reads:
-        block = target.previous if read.side == "previous" else target.next
+        block = getattr(target, read.side)
         found = resolve(model.get_submodule(block), read.part.path)
         for tensor in found.parameters() if isinstance(found, nn.Module) else (found,):
             if not tensor.is_meta and not bool(tensor.isfinite().all()):
@@ -128,7 +128,7 @@ def operators_of(model: nn.Module) -> Iterator[tuple[str, Operator]]:
     """Every operator in the model with its name; the parts of a composed operator are not listed."""
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if isinstance(module, Operator) and not name.startswith(inside or ("\0",)):
+        if isinstance(module, Operator) and not name.startswith(inside):
             inside = (*inside, f"{name}.")
             yield name, module
 

@@ -69,8 +69,8 @@ class Options(ABC):
 
     def label(self) -> str:
         """The operator's name with the options that differ from the defaults."""
-        options = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
-        changed = {name: value for name, (value, default) in options.items() if value != default}
+        fields = dataclasses.fields(self)
+        changed = {f.name: value for f in fields if (value := getattr(self, f.name)) != f.default}
         shown = (value if isinstance(value, str) else f"{name}={value}" for name, value in changed.items())
         return f"{self.name} ({', '.join(shown)})" if changed else self.name
 
