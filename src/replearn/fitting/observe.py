@@ -35,8 +35,7 @@ class Seen:
 
     def through(self, module: nn.Module) -> Tensor:
         """What another module makes of the same call."""
-        made: Tensor = first(module(*self.args, **self.kwargs))
-        return made
+        return first(module(*self.args, **self.kwargs))
 
 
 def observe(
@@ -186,9 +185,8 @@ def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) ->
     with ExitStack() as hooks, unchanged(model, private=True):
         for name, argument in blocks.items():
             block = model.get_submodule(name)
-            pre = block.register_forward_pre_hook(partial(before, argument), with_kwargs=True)
-            for handle in (pre, block.register_forward_hook(partial(after, name))):
-                hooks.callback(handle.remove)
+            hooks.enter_context(block.register_forward_pre_hook(partial(before, argument), with_kwargs=True))
+            hooks.enter_context(block.register_forward_hook(partial(after, name)))
         run_to(model, batch, call, 0)
     for name, scores in found.items():
         if not scores:
