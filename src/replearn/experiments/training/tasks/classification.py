@@ -84,5 +84,4 @@ class Classification(Task):
     def logits(self, model: nn.Module, images: Tensor) -> Tensor:
         if self.recipe.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        logits: Tensor = model(images)
-        return logits
+        return model(images)
