@@ -2,8 +2,8 @@
 
     g(X) = g_mlp(g_attention(X))
 
-The paper's "full" form in its parameter ablation. The attention form is the projection or the
-head-wise one. Learnable: as the attention form.
+The paper's "full" form in its parameter ablation. The attention form is the projection or the head-wise one.
+Learnable: as the attention form.
 
 Cost: the sum of its two forms, three quarters of a ViT block's matrices.
 Fails: where either form does.
