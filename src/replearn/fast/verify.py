@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -71,11 +71,9 @@ def run_on_example(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def exact() -> Iterator[None]:
+def exact() -> AbstractContextManager[None]:
     """Without TF32 and without cudnn.benchmark."""
-    with float32_products(tf32=False, benchmark=False):
-        yield
+    return float32_products(tf32=False, benchmark=False)
 
 
 def other_batch(example: Any) -> Any:
