@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 
 from ..blocks.anatomy import resolve
 from ..blocks.running import call, cut, unchanged
-from ..errors import ReplearnError
+from ..errors import ReplearnError, class_and_line
 from ..planning.data import Target
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -78,11 +78,10 @@ def run_to(model: nn.Module, batch: Any, forward: Forward, number: int) -> Any:
     except ReplearnError:
         raise
     except Exception as error:
-        told = (str(error).splitlines() or [""])[0]
         raise ReplearnError(
-            f"{type(model).__name__} could not be run on calibration batch {number} "
-            f"({type(error).__name__}: {told}). Batches are passed as the model takes them: a tensor, "
-            "a tuple of arguments or a dict of keywords; for others give forward=lambda model, batch: ..."
+            f"{type(model).__name__} could not be run on calibration batch {number} ({class_and_line(error)}). "
+            "Batches are passed as the model takes them: a tensor, a tuple of arguments or a dict of keywords; "
+            "for others give forward=lambda model, batch: ..."
         ) from error
 
 
