@@ -8,3 +8,8 @@ class ReplearnError(ValueError):
 def first_line(error: Exception) -> str:
     """What an error says, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def class_and_line(error: Exception) -> str:
+    """An error's class, and what it says in one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

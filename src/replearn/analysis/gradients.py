@@ -13,7 +13,7 @@ from ..blocks.running import differentiable_attention
 from ..operators._base.options import ReadingOptions
 from ..planning.data import Plan
 from ..planning.targets import build_operator
-from ..surgery.replace import device_of, set_submodule
+from ..surgery.replace import set_submodule
 from .results import Bias, GradientBias
 from .subject import Subject
 from .suffix import BATCH, SETTLED
@@ -64,7 +64,7 @@ def flowing_copy(full: nn.Module, replaced: nn.Module, plan: Plan) -> nn.Module:
     for target in plan.targets:
         if isinstance(target.operator, ReadingOptions):
             target = replace(target, operator=replace(target.operator, stop_gradient=False))
-        operator = build_operator(made, target, device_of(made, target)).eval()
+        operator = build_operator(made, target).eval()
         operator.load_state_dict(replaced.get_submodule(target.name).state_dict())
         set_submodule(made, target.name, operator)
     return made

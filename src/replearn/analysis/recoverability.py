@@ -45,8 +45,8 @@ def _weight(model: nn.Module, name: str, role: str, target: Target) -> Tensor:
     """A block's weight as (out, in, ...) in float64."""
     part = target.anatomy.parts.get(role, Part(role))
     block = model.get_submodule(name)
-    if isinstance(resolve(block, part.path), Tensor):
-        found: Tensor = resolve(block, part.path)
+    found = resolve(block, part.path)
+    if isinstance(found, Tensor):
         return found.double()
     return Source(block, part, stop_gradient=True).weight().double()
 
@@ -79,5 +79,4 @@ def _left(rows: Tensor, spans: Sequence[Tensor]) -> Tensor:
     """What is left of each row after its projection onto the span of the same rows of the others."""
     basis = torch.stack(list(spans), dim=1)  # (rows, sides, n)
     found = damped_solve(basis @ basis.mT, (basis @ rows[:, :, None])[..., 0])
-    left: Tensor = (rows - (found[:, :, None] * basis).sum(1)).norm(dim=1)
-    return left
+    return (rows - (found[:, :, None] * basis).sum(1)).norm(dim=1)

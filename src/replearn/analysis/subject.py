@@ -82,5 +82,4 @@ def output_of(made: Any) -> Tensor:
 
 def lengths(rows: Tensor) -> Tensor:
     """The Euclidean norm of each sample, in float64."""
-    made: Tensor = rows.double().flatten(1).norm(dim=1)
-    return made
+    return rows.double().flatten(1).norm(dim=1)

@@ -120,7 +120,7 @@ def resnet_anatomy(block: nn.Module, family: str, module: str, activations: tupl
     for kind, name, count in (("basic", "BasicBlock", 2), ("bottleneck", "Bottleneck", 3)):
         if is_a(block, f"{module}.{name}"):
             convs = [f"conv{i + 1}" for i in range(count)]
-            parts = {conv: Part(conv) for conv in convs}
-            parts |= {"norm": Part(f"bn{count}"), "activation": Part(activations[count - 2])}
-            return Anatomy(family, kind, parts, transition=shape_change(block, *convs))  # type: ignore[arg-type]
+            parts = {conv: conv for conv in convs}
+            parts |= {"norm": f"bn{count}", "activation": activations[count - 2]}
+            return anatomy(family, kind, transition=shape_change(block, *convs), **parts)  # type: ignore[arg-type]
     return None

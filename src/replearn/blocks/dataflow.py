@@ -35,8 +35,7 @@ class _Answers:
     def __len__(self) -> int:
         return int(self.tracer.answer(self.tracer.count))
 
-    def __index__(self) -> int:
-        return int(self.tracer.answer(self.tracer.count))
+    __index__ = __len__
 
 
 class _Value(_Answers, TensorProxy):  # type: ignore[misc]

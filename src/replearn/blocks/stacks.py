@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from torch import nn
 
@@ -114,20 +115,19 @@ def _equal_runs(container: str, module: nn.Module) -> list[Stack]:
 
 def _fed(model: nn.Module, stack: Stack) -> Iterator[Stack]:
     """The parts of a run whose blocks feed each other; siblings that run side by side, as heads do, are none."""
+    owner = stack.blocks[0].rpartition(".")[0]
     use = use_of(model, stack.blocks, training=False)
     if use is None or not use.apart:
-        owner = model.get_submodule(stack.blocks[0].rpartition(".")[0])
-        if use is not None or isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+        if use is not None or isinstance(model.get_submodule(owner), containers):
             yield stack  # attributes of a module are a run only where its code is seen to use them as one
         return
-    starts = [
-        i for i, pair in enumerate(zip(stack.blocks, stack.blocks[1:], strict=False), 1) if pair in use.apart
-    ]
-    for begin, end in zip([0, *starts], [*starts, len(stack)], strict=True):
+    starts = [i for i, pair in enumerate(pairwise(stack.blocks), 1) if pair in use.apart]
+    for begin, end in pairwise([0, *starts, len(stack)]):
         if end - begin > 2:
-            names = [stack.blocks[i] for i in range(begin, end)]
+            names = stack.blocks[begin:end]
             run = [(name, model.get_submodule(name), stack.anatomies[0]) for name in names]
-            yield _stack(stack.blocks[0].rpartition(".")[0], run, whole=False)
+            yield _stack(owner, run, whole=False)
 
 
 def _signature(block: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -42,8 +42,7 @@ class Switch:
 _fused_encoder = Switch()
 
 
-@contextmanager
-def plain_encoder_layers() -> Iterator[None]:
+def plain_encoder_layers() -> AbstractContextManager[None]:
     """Without torch's fused encoder layer, whose one kernel hides the layers and has no FLOPs."""
 
     def change() -> Undo:
@@ -51,5 +50,4 @@ def plain_encoder_layers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         return lambda: torch.backends.mha.set_fastpath_enabled(before)
 
-    with _fused_encoder.changed(change):
-        yield
+    return _fused_encoder.changed(change)

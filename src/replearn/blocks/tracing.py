@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..errors import class_and_line
 from .running import PrivateRandom
 from .shadow import TensorProxy, forward_of, library_functions, library_modules, shadow_of, wrapped_functions
 
@@ -153,4 +154,4 @@ def trace(
         with PrivateRandom():
             return OneForward(left_out).trace(module, instead=instead)
     except Exception as error:
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return class_and_line(error)

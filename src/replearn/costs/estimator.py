@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -111,48 +111,37 @@ def shapes_of(example: Any) -> str:
 
 def cost_of(model: nn.Module, example: Any, terms: Terms) -> ModelCost:
     """The cost of a model as it is; without an example, of its weights alone."""
-    deployed = deployed_double(model)
-    work, peak = Cost(), 0
+    deployed, machine = deployed_double(model), terms.machine
+    training: list[Operation] = []
+    inference: list[Operation] = []
+    saved = peak = 0
     if example is not None:
         recorder, saved = run_step(model, example, terms.precision, terms.loss)
+        training, peak = recorder.operations, recorder.peak
         inference = run_forward(deployed, example, terms.precision)
-        work, peak = _work(recorder.operations, inference, saved, terms), recorder.peak
-    total = _with_weights(work, list(model.parameters()), list(deployed.parameters()), terms)
-    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return ModelCost(type(model).__name__, total, max(peak + held + total.optimizer_bytes, total.memory_bytes))
-
-
-def _work(training: list[Operation], inference: list[Operation], saved: int, terms: Terms) -> Cost:
-    """The FLOPs, seconds and activations of a training step, and of a forward pass once deployed."""
 
     def seconds(operations: list[Operation]) -> float:
-        machine = terms.machine
         return 0.0 if machine is None else sum(seconds_of(op, machine, terms.precision) for op in operations)
 
-    return Cost(
+    weights = list(model.parameters())
+    trained = [parameter for parameter in weights if parameter.requires_grad]
+    trained_bytes = sum(parameter.nbytes for parameter in trained)
+    states = optimizer_states(terms.optimizer)
+    # the optimizer's step: read weight and gradient, write the weight; read and write each state
+    moved = trained_bytes * (3 + 2 * states)
+    total = Cost(
+        parameters=sum(parameter.numel() for parameter in weights),
+        trainable=sum(parameter.numel() for parameter in trained),
         forward_flops=sum(op.flops for op in training if op.phase == "forward"),
         backward_flops=sum(op.flops for op in training if op.phase == "backward"),
         activation_bytes=saved,
-        seconds=seconds(training),
-        deployed_flops=sum(op.flops for op in inference),
-        deployed_seconds=seconds([op for op in inference if "batch_norm" not in op.name]),
-    )
-
-
-def _with_weights(work: Cost, weights: list[nn.Parameter], deployed: list[nn.Parameter], terms: Terms) -> Cost:
-    """The cost with what weights take by themselves: memory, gradients, optimizer state, the optimizer's step."""
-    states = optimizer_states(terms.optimizer)
-    trained = [parameter for parameter in weights if parameter.requires_grad]
-    trained_bytes = sum(parameter.nbytes for parameter in trained)
-    # read weight and gradient, write the weight; read and write each state
-    moved = trained_bytes * (3 + 2 * states)
-    return replace(
-        work,
-        parameters=sum(parameter.numel() for parameter in weights),
-        trainable=sum(parameter.numel() for parameter in trained),
         parameter_bytes=sum(parameter.nbytes for parameter in weights),
         gradient_bytes=trained_bytes,
         optimizer_bytes=trained_bytes * states,
-        seconds=work.seconds + (0.0 if terms.machine is None else moved / terms.machine.bandwidth),
-        deployed_parameters=sum(parameter.numel() for parameter in deployed),
+        seconds=seconds(training) + (0.0 if machine is None else moved / machine.bandwidth),
+        deployed_parameters=sum(parameter.numel() for parameter in deployed.parameters()),
+        deployed_flops=sum(op.flops for op in inference),
+        deployed_seconds=seconds([op for op in inference if "batch_norm" not in op.name]),
     )
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return ModelCost(type(model).__name__, total, max(peak + held + total.optimizer_bytes, total.memory_bytes))

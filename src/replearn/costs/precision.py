@@ -6,8 +6,8 @@ torch has two generations of switches for it, and the getters of the older one r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,20 +15,16 @@ import torch
 from ..blocks.switches import Switch, Undo
 
 _backends: Any = torch.backends
-
-
 _products = Switch()
 
 
-@contextmanager
-def float32_products(*, tf32: bool, benchmark: bool | None = None) -> Iterator[None]:
+def float32_products(*, tf32: bool, benchmark: bool | None = None) -> AbstractContextManager[None]:
     """Products in TF32 or in full, and with or without cuDNN's search for kernels; as it was afterwards.
 
     What is as asked for already is not touched: cuDNN's switches follow `torch.backends.fp32_precision` until they
     are set for the first time, and torch has no way back to that.
     """
-    with _products.changed(lambda: _set(tf32, benchmark)):
-        yield
+    return _products.changed(lambda: _set(tf32, benchmark))
 
 
 def _set(tf32: bool, benchmark: bool | None) -> Undo:

@@ -40,7 +40,7 @@ def merge_(fused: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
 
 def merged(layer: nn.Module) -> nn.Module:
     """A copy of the layer that returns its input as well."""
-    made: nn.Module = copy.deepcopy(layer)
+    made = copy.deepcopy(layer)
     weight = made.get_parameter("weight").data  # in its own memory order
     rows = torch.arange(len(weight), device=weight.device)
     centre: list[Any] = [size // 2 for size in weight.shape[2:]]

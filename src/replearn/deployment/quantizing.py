@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ReplearnError
+from ..errors import ReplearnError, first_line
 from .saving import check_plain
 
 
@@ -71,8 +71,7 @@ def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
         prepared = prepare_pt2e(program, quantizer)
         for images in given:
             prepared(images)
-        made: nn.Module = convert_pt2e(prepared)
-    return made
+        return convert_pt2e(prepared)
 
 
 def check_quantizable(model: nn.Module) -> None:
@@ -126,6 +125,6 @@ def checked(model: nn.Module, given: Iterable[Tensor]) -> list[Tensor]:
     except Exception as error:
         raise ReplearnError(
             f"{type(model).__name__} can't be run on the calibration data, whose inputs have the shape "
-            f"{tuple(batches[0].shape[1:])}: {str(error).splitlines()[0]}. Give batches as the model takes them."
+            f"{tuple(batches[0].shape[1:])}: {first_line(error)}. Give batches as the model takes them."
         ) from error
     return batches

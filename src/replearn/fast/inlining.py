@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from ..blocks.running import PrivateRandom, unchanged
 from ..blocks.tracing import WholeForward
-from ..errors import ReplearnError
+from ..errors import ReplearnError, class_and_line
 from .graph_module import FlatGraph, with_short_names
 from .verify import rebuilt, run_on_example
 
@@ -51,7 +51,7 @@ def graph_of(model: nn.Module, example: Any) -> FlatGraph | str:
             graph = tracer.trace(model)
         traced = fx.GraphModule(held_by(model, tracer.root, graph), graph)
     except Exception as error:
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return class_and_line(error)
     drop_checks_(traced.graph)
     drop_idle_(traced.graph)
     call_builtins_(traced.graph)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..blocks.running import call, unchanged
 from ..costs.precision import float32_products
-from ..errors import ReplearnError
+from ..errors import ReplearnError, class_and_line
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
@@ -64,18 +64,15 @@ def run_on_example(model: nn.Module) -> Iterator[None]:
     except ReplearnError:
         raise
     except Exception as error:
-        told = (str(error).splitlines() or [""])[0]
         raise ReplearnError(
-            f"{type(model).__name__} can't be run on the example ({type(error).__name__}: {told}). Give one as "
-            "the model takes it: a tensor, a tuple of arguments or a dict of keywords, on the model's device."
+            f"{type(model).__name__} can't be run on the example ({class_and_line(error)}). Give one as the model "
+            "takes it: a tensor, a tuple of arguments or a dict of keywords, on the model's device."
         ) from error
 
 
-@contextmanager
-def exact() -> Iterator[None]:
+def exact() -> AbstractContextManager[None]:
     """Without TF32 and without cudnn.benchmark."""
-    with float32_products(tf32=False, benchmark=False):
-        yield
+    return float32_products(tf32=False, benchmark=False)
 
 
 def other_batch(example: Any) -> Any:

@@ -15,7 +15,6 @@ from ..operators._base.operator import Operator
 from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
-from ..surgery.replace import device_of
 from .observe import Forward, Seen, observe
 
 
@@ -66,7 +65,7 @@ class Imitation:
 
     def __init__(self, model: nn.Module, target: Target, data: Iterable[Any], forward: Forward | None) -> None:
         self.model, self.target, self.data, self.forward = model, target, data, forward
-        self.operator = build_operator(model, target, device_of(model, target)).eval()
+        self.operator = build_operator(model, target).eval()
         self.samples = 0
 
     def fit(self) -> Fit:

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 
 from ..blocks.anatomy import resolve
 from ..blocks.running import call, cut, unchanged
-from ..errors import ReplearnError
+from ..errors import ReplearnError, class_and_line
 from ..planning.data import Target
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -35,8 +35,7 @@ class Seen:
 
     def through(self, module: nn.Module) -> Tensor:
         """What another module makes of the same call."""
-        made: Tensor = first(module(*self.args, **self.kwargs))
-        return made
+        return first(module(*self.args, **self.kwargs))
 
 
 def observe(
@@ -79,11 +78,10 @@ def run_to(model: nn.Module, batch: Any, forward: Forward, number: int) -> Any:
     except ReplearnError:
         raise
     except Exception as error:
-        told = (str(error).splitlines() or [""])[0]
         raise ReplearnError(
-            f"{type(model).__name__} could not be run on calibration batch {number} "
-            f"({type(error).__name__}: {told}). Batches are passed as the model takes them: a tensor, "
-            "a tuple of arguments or a dict of keywords; for others give forward=lambda model, batch: ..."
+            f"{type(model).__name__} could not be run on calibration batch {number} ({class_and_line(error)}). "
+            "Batches are passed as the model takes them: a tensor, a tuple of arguments or a dict of keywords; "
+            "for others give forward=lambda model, batch: ..."
         ) from error
 
 
@@ -186,9 +184,8 @@ def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) ->
     with ExitStack() as hooks, unchanged(model, private=True):
         for name, argument in blocks.items():
             block = model.get_submodule(name)
-            pre = block.register_forward_pre_hook(partial(before, argument), with_kwargs=True)
-            for handle in (pre, block.register_forward_hook(partial(after, name))):
-                hooks.callback(handle.remove)
+            hooks.enter_context(block.register_forward_pre_hook(partial(before, argument), with_kwargs=True))
+            hooks.enter_context(block.register_forward_hook(partial(after, name)))
         run_to(model, batch, call, 0)
     for name, scores in found.items():
         if not scores:

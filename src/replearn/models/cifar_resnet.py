@@ -28,8 +28,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        out: Tensor = self.relu(self.shortcut(x) + y)
-        return out
+        return self.relu(self.shortcut(x) + y)
 
 
 def shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
@@ -61,8 +60,7 @@ class CifarResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
-        out: Tensor = self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
-        return out
+        return self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
 
 
 def stage(in_channels: int, channels: int, blocks: int, stride: int) -> nn.Sequential:

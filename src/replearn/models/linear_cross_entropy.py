@@ -35,8 +35,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: 
     low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     flat, aims = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     with torch.autocast(kind, enabled=False):
-        made: Tensor = _LinearCrossEntropy.apply(flat, weight, aims, rows, low)  # type: ignore[no-untyped-call]
-    return made
+        return _LinearCrossEntropy.apply(flat, weight, aims, rows, low)  # type: ignore[no-untyped-call]
 
 
 class _LinearCrossEntropy(Function):

@@ -31,8 +31,7 @@ class Attention(nn.Module):
         batch, length, dim = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, length, dim))
-        return out
+        return self.proj(mixed.transpose(1, 2).reshape(batch, length, dim))
 
 
 class Block(nn.Module):
@@ -64,8 +63,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attn(self.norm1(x)))
-        out: Tensor = x + self.dropout(self.down(self.act(self.up(self.norm2(x)))))
-        return out
+        return x + self.dropout(self.down(self.act(self.up(self.norm2(x)))))
 
 
 class TransformerLM(nn.Module):
@@ -130,8 +128,7 @@ class TransformerLM(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        made: Tensor = self.head(x) if targets is None else linear_cross_entropy(x, self.head.weight, targets)
-        return made
+        return self.head(x) if targets is None else linear_cross_entropy(x, self.head.weight, targets)
 
 
 def check_input(words: Any, targets: Any, num_words: int, max_length: int) -> None:

@@ -2,8 +2,8 @@
 
     g(X) = g_mlp(g_attention(X))
 
-The paper's "full" form in its parameter ablation. The attention form is the projection or the
-head-wise one. Learnable: as the attention form.
+The paper's "full" form in its parameter ablation. The attention form is the projection or the head-wise one.
+Learnable: as the attention form.
 
 Cost: the sum of its two forms, three quarters of a ViT block's matrices.
 Fails: where either form does.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..blocks.anatomy import Anatomy
 from ._base.operator import Operator
-from ._base.options import MixingOptions, Need
+from ._base.options import MixingOptions, Need, Options
 from ._base.site import Site
 from .head_wise import HeadWise
 from .mlp import MLP
@@ -38,12 +38,10 @@ class AttentionMLP(MixingOptions):
         super().__post_init__()
         self._one_of("attention", Literal["projection", "head_wise"])
 
-    def halves(self) -> tuple[Projection | HeadWise, MLP]:
+    def halves(self) -> tuple[Options, ...]:
         """The options of the two forms, with everything they share."""
-        shared = {field.name: getattr(self, field.name) for field in fields(MLP)}
-        mixing = {field.name: getattr(self, field.name) for field in fields(Projection)}
-        attention = Projection(**mixing) if self.attention == "projection" else HeadWise(**mixing)
-        return attention, MLP(**shared)
+        kinds = (Projection if self.attention == "projection" else HeadWise), MLP
+        return tuple(kind(**{field.name: getattr(self, field.name) for field in fields(kind)}) for kind in kinds)
 
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
         attention, mlp = self.halves()

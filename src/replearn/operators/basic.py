@@ -3,12 +3,10 @@
     W_c  = a_c norm(prev.conv2)_c + b_c norm(next.conv1)_c       (eq:basic_kernel_synthesis)
     g(x) = relu(x + BN(W * x))                                   (eq:basic_forward)
 
-Learnable: a, b and the BatchNorm, 4C. Half of the block's FLOPs.
+Learnable: a, b and the BatchNorm, 4C.
 
-Cost: one 3x3 convolution instead of two: half of the block's FLOPs, and synthesis reads 2 kernels a
-step.
-Fails: on a block of another kind than `basic`; `sources='none'` without a correction has no weight
-left.
+Cost: one 3x3 convolution instead of two, half of the block's FLOPs; synthesis reads 2 kernels a step.
+Fails: on a block of another kind than `basic`; `sources='none'` without a correction has no weight left.
 """
 
 from __future__ import annotations

@@ -5,14 +5,11 @@
     z2   = relu(W * z1)
     g(x) = relu(x + BN(next.conv3 * z2))                         (eq:bottleneck_forward)
 
-Learnable: a, b per middle channel and the BatchNorm, 2B + 2C. Groups and dilation follow the
-removed block. As many FLOPs as the block itself: it saves parameters and optimizer state, hardly
-any time. `ReducedBottleneck` is the form that halves it.
+Learnable: a, b per middle channel and the BatchNorm, 2B + 2C. Groups and dilation follow the removed block.
 
-Cost: the block's own shapes, so as many FLOPs; only parameters, gradients and optimizer state are
-saved.
-Fails: on a block of another kind than `bottleneck`; it never makes a step faster, so don't take it
-for speed.
+Cost: as many FLOPs as the block: it saves parameters, gradients and optimizer state, and no time.
+`ReducedBottleneck` is the form that halves the FLOPs.
+Fails: on a block of another kind than `bottleneck`.
 """
 
 from __future__ import annotations

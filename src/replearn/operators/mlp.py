@@ -3,13 +3,11 @@
     W_i  = (norm(prev.W_i) + norm(next.W_i)) / 2, biases averaged  (eq:vit_mlp_weight_synthesis)
     g(X) = X + MLP(LN_prev2(X))                                    (eq:vit_mlp_forward)
 
-Nothing to learn. A gated MLP (three matrices) is treated alike: down(act(gate) * up). The last matrix
-and its bias carry a fixed factor, 1 as the paper has it, which a fit to a trained block may change.
+Learnable: nothing but a correction. A gated MLP (three matrices) is treated alike: down(act(gate) * up). The last
+matrix and its bias carry a fixed factor, 1 as the paper has it, which a fit to a trained block may change.
 
-Cost: the MLP's matrices, two thirds of a ViT block's; reading and normalising them costs 8 d^2 a
-step.
-Fails: with `sources='none'`: it reads a neighbour's norm. From scratch it has nothing to learn but
-a correction.
+Cost: the MLP's matrices, two thirds of a ViT block's; reading and normalising them costs 8 d^2 a step.
+Fails: with `sources='none'`: it reads a neighbour's norm.
 """
 
 from __future__ import annotations

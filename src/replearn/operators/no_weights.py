@@ -43,9 +43,8 @@ class NoWeightsOperator(Operator, options=NoWeights):
         last = {"basic": "conv2", "bottleneck": "conv3", "transformer": "proj"}[kind]
         width = site.shape(last)[0]
         shape = (width,) if kind == "transformer" else (width, 1, 1)
-        dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
-        self.scale = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
-        self.shift = nn.Parameter(torch.zeros(shape, device=site.device, dtype=dtype))
+        self.scale = nn.Parameter(torch.zeros(shape, device=site.device, dtype=site.wide_dtype))
+        self.shift = nn.Parameter(torch.zeros_like(self.scale))
 
     def num_deployed(self) -> int:
         width = self.scale.numel()

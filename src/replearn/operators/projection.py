@@ -3,10 +3,9 @@
     W    = a prev.proj + b next.proj, and the bias likewise      (eq:vit_projection_synthesis)
     g(X) = X + X W^T + bias                                      (eq:vit_basic_forward)
 
-Learnable: 2 scalars, or 1 if they are shared. No normalisation, no LayerNorm. About 1/13 of a
-ViT block's FLOPs.
+Learnable: 2 scalars, or 1 if they are shared. No normalisation, no LayerNorm.
 
-Cost: one d x d matrix a token, where a block has twelve and the attention.
+Cost: one d x d matrix a token, where a block has twelve and the attention: about 1/13 of a ViT block's FLOPs.
 Fails: where the attention's output projection is not square (WholeBlock and MLP work there); on a
 trained model its span alone explains almost nothing of a block: add a correction.
 """

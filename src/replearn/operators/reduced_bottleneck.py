@@ -2,10 +2,9 @@
 
     g(x) = relu(x + BN(next.conv3 * relu(prev.conv1 * x)))
 
-Learnable: the BatchNorm, 2C. About half of the block's FLOPs: the printed bottleneck operator
-costs as much as the block it replaces, this one saves time too.
+Learnable: the BatchNorm, 2C.
 
-Cost: two 1x1 convolutions: about half of the block's FLOPs.
+Cost: two 1x1 convolutions, about half of the block's FLOPs; the paper's bottleneck operator has all of them.
 Fails: on a block of another kind than `bottleneck`; nothing in it looks at a pixel's neighbours, so
 a stack of them loses receptive field.
 """

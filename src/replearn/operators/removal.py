@@ -3,8 +3,7 @@
     g(x) = x
 
 Cost: nothing.
-Fails: on a block of unknown kind whose code or signature says that it returns a tuple: the bare input
-would be returned in its place.
+Fails: on a block of unknown kind whose code or signature says that it returns a tuple.
 """
 
 from __future__ import annotations

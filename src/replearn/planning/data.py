@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Literal
 
 from ..blocks.anatomy import Anatomy, Part
 from ..errors import ReplearnError
-from ..operators._base.options import Options
+from ..operators._base.options import Options, Side
 from .serialization import decode, encode, parse
 from .table import plan_table
 
-Side = Literal["previous", "next"]
 FORMAT = 1
 
 

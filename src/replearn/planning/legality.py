@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,10 +31,9 @@ class Survey:
         self.places = {name: (stack, i + 1) for stack in stacks for i, name in enumerate(stack.blocks)}
         self._found: dict[str, Target | str] = {}
         self._reads: dict[str, dict[str, str]] = {}
-        registered: dict[int, list[str]] = {}
+        self._registered = defaultdict[int, list[str]](list)
         for name, module in model.named_modules(remove_duplicate=False):
-            registered.setdefault(id(module), []).append(name)
-        self._registered = registered
+            self._registered[id(module)].append(name)
 
     def target(self, stack: Stack, position: int) -> Target | str:
         """The target at this position, or the reason why the block has to be kept."""

@@ -15,10 +15,10 @@ from ..blocks.anatomy import Anatomy, Part, resolve
 from ..blocks.stacks import Stack, class_path
 from ..errors import ReplearnError
 from ..operators._base.operator import Operator
-from ..operators._base.options import Need, Options, ReadingOptions
+from ..operators._base.options import Need, Options, ReadingOptions, Side
 from ..operators._base.shell import parameter_names
 from ..operators._base.site import Site, part_of, stored_shape
-from .data import Read, Side, Target
+from .data import Read, Target
 
 RECORDER = "transformers.utils.output_capturing"  # hooks of Hugging Face that record hidden states
 
@@ -31,19 +31,20 @@ def default_operator(anatomy: Anatomy) -> Options:
 def build_target(model: nn.Module, stack: Stack, position: int, options: Options) -> Target:
     """The target at a legal position, or a ReplearnError that says why the operator does not fit."""
     anatomy = stack.anatomies[position - 1]
-    name, previous, following = (stack.blocks[position - 1 + offset] for offset in (0, -1, 1))
+    previous, name, following = stack.blocks[position - 2 : position + 1]
     if anatomy.kind not in options.kinds:
         raise ReplearnError(
             f"the operator {options.name!r} suits {', '.join(options.kinds)} blocks, and this is a "
             f"{anatomy.kind} block ({stack.block_type})"
         )
-    block = model.get_submodule(name)
+    blocks = {place: model.get_submodule(place) for place in (name, previous, following)}
+    block = blocks[name]
     neighbours: dict[Side, tuple[nn.Module, Anatomy]] = {
-        "previous": (model.get_submodule(previous), stack.anatomies[position - 2]),
-        "next": (model.get_submodule(following), stack.anatomies[position]),
+        "previous": (blocks[previous], stack.anatomies[position - 2]),
+        "next": (blocks[following], stack.anatomies[position]),
     }
     if isinstance(options, ReadingOptions):
-        refuse_computed_weights({name: block, **{n: model.get_submodule(n) for n in (previous, following)}})
+        refuse_computed_weights(blocks)
     reads: list[Read] = []
     notes: list[str] = []
     needs = options.needs(anatomy)
@@ -72,8 +73,12 @@ def build_target(model: nn.Module, stack: Stack, position: int, options: Options
     return replace(target, parameters_after=trained, parameters_deployed=built.num_deployed())
 
 
-def build_operator(model: nn.Module, target: Target, device: torch.device) -> Operator:
-    """Build a target's operator next to the model's own neighbours; the model is not touched."""
+def build_operator(model: nn.Module, target: Target, device: torch.device | None = None) -> Operator:
+    """Build a target's operator, on its block's device unless told otherwise; the model is not touched."""
+    if device is None:
+        blocks = (model.get_submodule(name) for name in (target.name, target.previous))
+        devices = (parameter.device for block in blocks for parameter in block.parameters())
+        device = next(devices, torch.device("cpu"))
     return target.operator.module(Site(target, device, model))
 
 

@@ -112,9 +112,5 @@ def ordinary_tensors() -> Iterator[None]:
 def writable(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
     """The two, or copies of what was made within inference mode: a model's code may write to both."""
     tensors = chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
-    made_there = any(tensor.is_inference() for tensor in tensors)
-    return own_copy(model) if made_there else model, tree_map_only(Tensor, _ordinary, example)
-
-
-def _ordinary(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
+    model = own_copy(model) if any(tensor.is_inference() for tensor in tensors) else model
+    return model, tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, example)

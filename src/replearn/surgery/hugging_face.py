@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ReplearnError
+from ..errors import ReplearnError, first_line
 from ..planning.data import Plan
 from .plan_metadata import CONFIG
 from .replace import check_fit, exchange_, operators_of
@@ -33,10 +33,9 @@ def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings
     try:
         config = library.AutoConfig.from_pretrained(source, **hub)
     except (OSError, ValueError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
         raise ReplearnError(
             f"{source} can't be read: it is neither a folder with the config.json of a Hugging Face model nor one "
-            f"of the hub's that is within reach ({told}). Name the folder that save_pretrained wrote."
+            f"of the hub's that is within reach ({first_line(error)}). Name the folder that save_pretrained wrote."
         ) from error
     stored = getattr(config, CONFIG, None)
     if stored is None:
@@ -53,10 +52,9 @@ def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings
             source, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
     except (RuntimeError, OSError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ReplearnError(
-            f"The weights in {source} can't be read as those of its config.json: {told}. Use the folder as "
-            "save_pretrained wrote it."
+            f"The weights in {source} can't be read as those of its config.json: {first_line(error).rstrip('.')}. "
+            "Use the folder as save_pretrained wrote it."
         ) from error
     for name, there, here in sorted(found.pop("mismatched_keys", ()), key=str):
         if not start_anew:

@@ -72,7 +72,7 @@ def warn_of_optimizers(model: nn.Module, plan: Plan) -> None:
 def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
     """Put the operators of a plan that fits in place, with their starting values if they are wanted."""
     # everything is built before anything is touched, so a failure leaves the model as it was
-    built = [(target, build_operator(model, target, device_of(model, target))) for target in plan.targets]
+    built = [(target, build_operator(model, target)) for target in plan.targets]
     for target, operator in built if start else ():
         if all(parameter.device.type != "meta" for parameter in operator.parameters()):
             operator.reset_parameters()
@@ -88,7 +88,7 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
 def refuse_infinite(model: nn.Module, target: Target, operator: Operator) -> None:
     """Stop where an operator would start as inf or NaN, which training can't mend."""
     for read in target.reads:
-        block = target.previous if read.side == "previous" else target.next
+        block = getattr(target, read.side)
         found = resolve(model.get_submodule(block), read.part.path)
         for tensor in found.parameters() if isinstance(found, nn.Module) else (found,):
             if not tensor.is_meta and not bool(tensor.isfinite().all()):
@@ -128,7 +128,7 @@ def operators_of(model: nn.Module) -> Iterator[tuple[str, Operator]]:
     """Every operator in the model with its name; the parts of a composed operator are not listed."""
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        if isinstance(module, Operator) and not name.startswith(inside or ("\0",)):
+        if isinstance(module, Operator) and not name.startswith(inside):
             inside = (*inside, f"{name}.")
             yield name, module
 
@@ -149,12 +149,6 @@ def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
             set_submodule(model, name, block)
         detach_plan_(model)
         raise
-
-
-def device_of(model: nn.Module, target: Target) -> torch.device:
-    blocks = (model.get_submodule(name) for name in (target.name, target.previous))
-    found = next((parameter.device for block in blocks for parameter in block.parameters()), None)
-    return found or torch.device("cpu")
 
 
 def check_fit(model: nn.Module, plan: Plan) -> None:

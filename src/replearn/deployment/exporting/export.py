@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ReplearnError
+from ...errors import ReplearnError, first_line
 from ...fast.graph_module import FlatGraph
 from ...fast.verify import compare, tensors_in
 from ...planning.validate import own_copy, unwrapped
@@ -84,7 +84,7 @@ def read_pt2(job: Job, path: Path) -> Runner:
 
 def write_onnx(job: Job, path: Path) -> None:
     onnx_libraries()
-    large = sum(t.numel() * t.element_size() for t in job.model.state_dict().values()) > LIMIT
+    large = sum(tensor.nbytes for tensor in job.model.state_dict().values()) > LIMIT
     free = {id(tensor) for tensor in batched(job.inputs)} if job.dynamic_batch else set()
     options: dict[str, Any] = {"external_data": large, "output_names": names_of(job.reference[1])}
     if free:  # called "batch" wherever it stands, where the tracer says s77
@@ -109,7 +109,7 @@ def read_onnx(job: Job, path: Path) -> Runner:
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own classes, which differ by version
         raise ReplearnError(
-            f"ONNX Runtime {runtime.__version__} can't load the file: {str(error).splitlines()[0]}."
+            f"ONNX Runtime {runtime.__version__} can't load the file: {first_line(error)}."
         ) from error
     names = [entry.name for entry in session.get_inputs()]
 

@@ -30,8 +30,7 @@ def inputs_of(example: Any) -> Inputs:
             "An export needs an example of the model's input with a batch in it: a tensor, a tuple of "
             f"arguments or a dict of keywords, as torch.randn(2, 3, 224, 224). Got {type(example).__name__}."
         )
-    made: Inputs = rebuilt(inputs, lambda tensor: tensor.detach().cpu())
-    return made
+    return rebuilt(inputs, lambda tensor: tensor.detach().cpu())
 
 
 def batched(inputs: Inputs) -> list[Tensor]:
@@ -43,8 +42,7 @@ def batched(inputs: Inputs) -> list[Tensor]:
 def resized(inputs: Inputs, size: int) -> Inputs:
     """The inputs with their batch repeated or cut to this size."""
     rows = len(batched(inputs)[0])
-    made: Inputs = rebuilt(inputs, lambda t: t[torch.arange(size) % rows] if t.dim() and len(t) == rows else t)
-    return made
+    return rebuilt(inputs, lambda t: t[torch.arange(size) % rows] if t.dim() and len(t) == rows else t)
 
 
 def random_like(inputs: Inputs, seed: int) -> Inputs:
@@ -59,8 +57,7 @@ def random_like(inputs: Inputs, seed: int) -> Inputs:
         low, high = int(value.min()), int(value.max())
         return torch.randint(low, high + 1, value.shape, generator=generator).to(value.dtype)
 
-    made: Inputs = rebuilt(inputs, change)
-    return made
+    return rebuilt(inputs, change)
 
 
 @torch.no_grad()

@@ -51,8 +51,7 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
                     "Write timm:NAME, which takes any number."
                 )
             models = library("torchvision", "vision").models
-            made: nn.Module = models.get_model(rest, weights=None, num_classes=num_classes)
-            return made
+            return models.get_model(rest, weights=None, num_classes=num_classes)
     except ReplearnError:
         raise
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
@@ -105,5 +104,4 @@ def library(name: str, extra: str) -> Any:
 
 
 def _timm(name: str, **settings: Any) -> nn.Module:
-    model: nn.Module = library("timm", "vision").create_model(name, pretrained=False, **settings)
-    return model
+    return library("timm", "vision").create_model(name, pretrained=False, **settings)

@@ -60,8 +60,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = encode(self)
-        return found
+        return encode(self)
 
 
 def compare(results: Iterable[Result]) -> list[Comparison]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import groupby
 from json import dumps
 from pathlib import Path
@@ -107,11 +107,10 @@ def thinned(result: Result) -> Result:
 
 
 def _fields(result: Result) -> dict[str, Any]:
-    found = {field.name: getattr(result, field.name) for field in fields(result)}
     entries = [epoch.to_dict() for epoch in result.epochs]
     names = entries[0] if entries else ()
-    found["epochs"] = {name: [_short(entry[name]) for entry in entries] for name in names}
-    return {name: _short(value) for name, value in found.items()}
+    epochs = {name: [_short(entry[name]) for entry in entries] for name in names}
+    return {name: _short(value) for name, value in vars(result).items()} | {"epochs": epochs}
 
 
 def _short(value: Any) -> Any:

@@ -167,5 +167,4 @@ def recipe_from_dict(data: Mapping[str, Any]) -> Recipe:
         raise ReplearnError(
             f"This is not a recipe of this version of replearn: its format is {found!r}, not {FORMAT!r}."
         )
-    recipe: Recipe = decode(Recipe, fields, "recipe")
-    return recipe
+    return decode(Recipe, fields, "recipe")

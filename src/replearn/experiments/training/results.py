@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
@@ -11,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median_high
 from typing import Any, get_type_hints
 
 import torch
@@ -62,7 +62,7 @@ def epoch_from_dict(data: Any, where: str = "epoch") -> Epoch:
     for name, value in measures.items():
         if type(value) is not float:
             measures[name] = decode(float, value, f"{where}.{name}")
-    return dataclasses.replace(read, measures=measures)
+    return replace(read, measures=measures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +109,16 @@ class Result:
     @property
     def epoch_seconds(self) -> float:
         """The median time of an epoch; the first one, which warms up, is left out if there are more."""
-        times = sorted(epoch.seconds for epoch in self.epochs[1:] or self.epochs)
-        return self.median_seconds or (times[len(times) // 2] if times else 0.0)
+        times = [epoch.seconds for epoch in self.epochs[1:] or self.epochs]
+        return self.median_seconds or (median_high(times) if times else 0.0)
 
     @property
     def peak_memory(self) -> int:
         return max((epoch.peak_memory for epoch in self.epochs), default=0)
 
     def to_json(self) -> str:
-        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["epochs"] = [epoch.to_dict() for epoch in self.epochs]
-        return json.dumps({"format": FORMAT, **fields}, indent=1)
+        epochs = [epoch.to_dict() for epoch in self.epochs]
+        return json.dumps({"format": FORMAT, **vars(self), "epochs": epochs}, indent=1)
 
 
 def result_from_json(text: str, where: str = "this") -> Result:

@@ -54,8 +54,7 @@ class Detector(RetinaNet):  # type: ignore[misc]
         Nothing is resized: sides are multiples of 32. Boxes are not decoded, and none are left out.
         """
         features = self.backbone(self.transform.normalize(images))
-        said: dict[str, Tensor] = self.head(list(features.values()))
-        return said
+        return self.head(list(features.values()))
 
     channels_last = False
 

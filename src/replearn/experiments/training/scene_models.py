@@ -53,8 +53,7 @@ def segmenter(name: str, *, num_classes: int, auxiliary: bool = False) -> nn.Mod
         if not plus:
             return _deeplabv3(backbone, num_classes, auxiliary)
         smp = library("segmentation_models_pytorch", "scenes")
-        made: nn.Module = smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
-        return made
+        return smp.DeepLabV3Plus(encoder_name=backbone, encoder_weights=None, classes=num_classes)
     except NotImplementedError as error:  # torchvision's BasicBlock knows no dilation
         raise ReplearnError(
             f"{name} can't be built: {error}. Use a backbone of bottlenecks, as deeplabv3_resnet50, or "
@@ -75,8 +74,7 @@ def _deeplabv3(backbone: str, num_classes: int, auxiliary: bool) -> nn.Module:
     width = int(body.inplanes)
     layers = {"layer4": "out", **({"layer3": "aux"} if auxiliary else {})}
     head = FCNHead(width // 2, num_classes) if auxiliary else None
-    made: nn.Module = DeepLabV3(IntermediateLayerGetter(body, layers), DeepLabHead(width, num_classes), head)
-    return made
+    return DeepLabV3(IntermediateLayerGetter(body, layers), DeepLabHead(width, num_classes), head)
 
 
 def stride_of(name: str) -> int:

@@ -1,8 +1,8 @@
 """One training step: its body, and the body captured whole as a CUDA graph."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -104,8 +104,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 GRAPHS = 256  # of one forward's code; torch's own limit of 8 is used up by a few methods, batches and models
 
 
-@contextmanager
-def many_graphs() -> Iterator[None]:
+def many_graphs() -> AbstractContextManager[None]:
     """Let one class of models be compiled as often as it takes.
 
     Beyond its limit torch.compile says so once, in the log, and runs every later model eagerly: rows of one table
@@ -113,8 +112,8 @@ def many_graphs() -> Iterator[None]:
     """
     from torch._dynamo import config
 
-    with config.patch(recompile_limit=max(GRAPHS, config.recompile_limit), accumulated_recompile_limit=8 * GRAPHS):
-        yield
+    limit = max(GRAPHS, config.recompile_limit)
+    return config.patch(recompile_limit=limit, accumulated_recompile_limit=8 * GRAPHS)
 
 
 def not_compiled(compiled: bool) -> AbstractContextManager[object]:

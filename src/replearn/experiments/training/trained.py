@@ -110,8 +110,7 @@ class Trained:
         return self.task.evaluate(model, nullcontext())[self.task.metric.key]
 
     def forward(self, model: nn.Module, batch: Labelled) -> Tensor:
-        logits: Tensor = model(batch[0])
-        return logits
+        return model(batch[0])
 
     def loss(self, output: Tensor, batch: Labelled) -> Tensor:
         return cross_entropy(output.flatten(0, -2), batch[1].flatten())

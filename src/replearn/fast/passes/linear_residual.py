@@ -40,8 +40,7 @@ def example() -> tuple[nn.Module, Tensor]:
 
     class Residual(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            made: Tensor = x + super().forward(x)  # type: ignore[no-untyped-call]
-            return made
+            return x + super().forward(x)  # type: ignore[no-untyped-call]
 
     return Residual(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(3, 5, 64)
 

@@ -40,8 +40,7 @@ def example() -> tuple[nn.Module, Tensor]:
 
     class FirstToken(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            made: Tensor = super().forward(x)[:, 0]  # type: ignore[no-untyped-call]
-            return made
+            return super().forward(x)[:, 0]  # type: ignore[no-untyped-call]
 
     return FirstToken(nn.LayerNorm(16), nn.Linear(16, 8)), torch.randn(3, 5, 16)
 

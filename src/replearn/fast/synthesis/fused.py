@@ -33,8 +33,7 @@ def fusable(mixture: Mixture) -> bool:
 
 def mix(batch: Batch, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Synthesize the mixtures of a batch in one launch, with gradients."""
-    made: tuple[Tensor, ...] = _Mix.apply(batch, dtype, *batch.tensors)  # type: ignore[no-untyped-call]
-    return made
+    return _Mix.apply(batch, dtype, *batch.tensors)  # type: ignore[no-untyped-call]
 
 
 class _Mix(torch.autograd.Function):

@@ -72,28 +72,24 @@ def fused_block(*activations: str, in_place: bool = True) -> Method:
 
 def shortcut_of(block: Any, x: Tensor) -> Tensor:
     shortcut = block.shortcut if hasattr(block, "shortcut") else block.downsample
-    made: Tensor = x if shortcut is None else shortcut(x)
-    return made
+    return x if shortcut is None else shortcut(x)
 
 
 def our_resnet(self: Any, x: Tensor) -> Tensor:
     x = norm_add_act(self.conv1(x), self.bn1, self.relu)
     x = self.layer3(self.layer2(self.layer1(x)))
-    made: Tensor = self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
-    return made
+    return self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(x, 1), 1))
 
 
 def torchvision_resnet(self: Any, x: Tensor) -> Tensor:
     x = self.maxpool(norm_add_act(self.conv1(x), self.bn1, self.relu))
     x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-    made: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
-    return made
+    return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
 def timm_features(self: Any, x: Tensor) -> Tensor:
     x = self.maxpool(norm_add_act(self.conv1(x), self.bn1, self.act1))
-    made: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-    return made
+    return self.layer4(self.layer3(self.layer2(self.layer1(x))))
 
 
 def fused_sequential(self: Any, input: Any) -> Any:

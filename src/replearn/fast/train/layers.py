@@ -64,8 +64,7 @@ def find_attention(model: nn.Module) -> list[nn.Module]:
 
 def timm_attention() -> type[nn.Module] | None:
     """timm's attention class, if timm is imported, as it is wherever there is a model of timm's."""
-    found: type[nn.Module] | None = getattr(sys.modules.get("timm.models.vision_transformer"), "Attention", None)
-    return found
+    return getattr(sys.modules.get("timm.models.vision_transformer"), "Attention", None)
 
 
 def is_alone(attention: Any) -> bool:
@@ -83,11 +82,9 @@ def short_class(original: Any) -> type[nn.Module]:
             masked = attn_mask is not None or is_causal or (self.training and self.attn_drop.p > 0)
             if masked or not kernel_takes(x, self.num_heads, self.head_dim):
                 later = {"is_causal": True} if is_causal else {}  # older versions have no such argument
-                plain: Tensor = super().forward(x, attn_mask=attn_mask, **later)
-                return plain
+                return super().forward(x, attn_mask=attn_mask, **later)
             made = attention_short(self.qkv(x), self.num_heads)
-            result: Tensor = self.proj_drop(self.proj(self.norm(made)))
-            return result
+            return self.proj_drop(self.proj(self.norm(made)))
 
         __reduce_ex__ = reduce_as(original)
 

@@ -217,8 +217,7 @@ class _Convolution(Function):
         ctx.dtype, ctx.uses, ctx.sizes = weight.dtype, uses, sizes
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
-        made: Tensor = aten.convolution(x, weight, None, *sizes)
-        return made
+        return aten.convolution(x, weight, None, *sizes)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -229,8 +228,7 @@ class _Convolution(Function):
 
         def gradient(number: int) -> Tensor:
             mask = [place == number for place in range(3)]
-            made: Tensor = aten.convolution_backward(grad, x, weight, None, *ctx.sizes, mask)[number]
-            return made
+            return aten.convolution_backward(grad, x, weight, None, *ctx.sizes, mask)[number]
 
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         d_x = gradient(0) if needs_x else None  # first: it is on the critical path

@@ -36,8 +36,7 @@ class ChainOperator(MixingOperator):
         self.last = next(reversed(self.chain))
 
     def convolution(self, role: str) -> Convolution:
-        found: Convolution = getattr(self, self.chain[role])
-        return found
+        return getattr(self, self.chain[role])
 
     def mixtures(self) -> Mixtures:
         return {

@@ -39,15 +39,11 @@ class Mixture:
 
     def plain(self) -> Tensor:
         """The weight in float32, or float64 for a float64 model."""
-        total: Tensor | None = None
-        for source, coefficient in ((self.previous, self.a), (self.next, self.b)):
-            if source is not None:
-                term = self._term(wide(source), coefficient)
-                total = term if total is None else total + term
+        sides = ((self.previous, self.a), (self.next, self.b))
+        terms = [self._term(wide(source), coefficient) for source, coefficient in sides if source is not None]
         if self.correction is not None:
-            total = wide(self.correction) if total is None else total + wide(self.correction)
-        if total is None:
-            raise ValueError("a mixture of nothing")
+            terms.append(wide(self.correction))
+        total = sum(terms[1:], terms[0])
         return total if self.scale == 1.0 else self.scale * total
 
     def _term(self, source: Tensor, coefficient: Tensor | None) -> Tensor:

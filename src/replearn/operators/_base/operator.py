@@ -222,8 +222,7 @@ class ReadingOperator(Operator):
 
     def make_gain(self, site: Site) -> None:
         """Register a factor that is 1 until a fit sets it."""
-        dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
-        self.register_buffer("gain", torch.ones(1, device=site.device, dtype=dtype))
+        self.register_buffer("gain", torch.ones(1, device=site.device, dtype=site.wide_dtype))
 
     def delta(self, role: str) -> Tensor | None:
         return self._correction(role).weight() if role in self.corrections else None
@@ -315,10 +314,9 @@ class MixingOperator(ReadingOperator):
 
     def make_coefficients(self, site: Site, sides: tuple[str, ...], count: int) -> None:
         """One coefficient vector per side that is read, or one for both if they are shared."""
-        dtype = torch.float64 if site.dtype is torch.float64 else torch.float32
         names = ["a"] if self._shared(sides) else [LETTERS[side] for side in sides]
         for name in ("a", "b"):
-            parameter = nn.Parameter(torch.zeros(count, device=site.device, dtype=dtype))
+            parameter = nn.Parameter(torch.zeros(count, device=site.device, dtype=site.wide_dtype))
             self.register_parameter(name, parameter if name in names else None)
 
     def _shared(self, sides: tuple[str, ...]) -> bool:

@@ -14,7 +14,8 @@ from ...errors import ReplearnError
 if TYPE_CHECKING:
     from ...blocks.anatomy import Anatomy, Kind
 
-SIDES: tuple[Literal["previous", "next"], ...] = ("previous", "next")
+Side = Literal["previous", "next"]
+SIDES: tuple[Side, ...] = ("previous", "next")
 Sources = Literal["both", "previous", "next", "none"]
 Coefficients = Literal["separate", "shared"]
 Correction = Literal["none", "low-rank", "full"]
@@ -36,7 +37,7 @@ class Need:
     previous: str = ""  # what is read of the previous neighbour, if it is another part
     next: str = ""
     mix: bool = True
-    prefer: Literal["previous", "next"] = "previous"
+    prefer: Side = "previous"
     by_path: bool = False  # the parts are parameters named by their path, not roles
 
     def part(self, side: str = "like") -> str:
@@ -63,14 +64,14 @@ class Options(ABC):
         """The weights to read for a block of this anatomy; ReplearnError if it can't be done."""
 
     @property
-    def sides(self) -> tuple[Literal["previous", "next"], ...]:
+    def sides(self) -> tuple[Side, ...]:
         """The neighbours that may be read."""
         return ()
 
     def label(self) -> str:
         """The operator's name with the options that differ from the defaults."""
-        options = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
-        changed = {name: value for name, (value, default) in options.items() if value != default}
+        fields = dataclasses.fields(self)
+        changed = {f.name: value for f in fields if (value := getattr(self, f.name)) != f.default}
         shown = (value if isinstance(value, str) else f"{name}={value}" for name, value in changed.items())
         return f"{self.name} ({', '.join(shown)})" if changed else self.name
 
@@ -113,7 +114,7 @@ class ReadingOptions(Options):
             raise ReplearnError(f"{type(self).__name__}({field}={value!r}): {field} is one of {choices}.")
 
     @property
-    def sides(self) -> tuple[Literal["previous", "next"], ...]:
+    def sides(self) -> tuple[Side, ...]:
         if self.sources == "both":
             return SIDES
         return () if self.sources == "none" else (self.sources,)

@@ -198,7 +198,7 @@ class FromRows:
 
     def solve(self, ridge: float) -> Tensor:
         self._ridge = ridge * self.scale
-        parts: Tensor = torch.cholesky_solve(self.rest, damped_factor_(self.gram.clone(), self._ridge))
+        parts = torch.cholesky_solve(self.rest, damped_factor_(self.gram.clone(), self._ridge))
         return (parts.mT.to(self.x) @ self.x).double()
 
     def explained(self, delta: Tensor) -> Tensor:
@@ -209,18 +209,15 @@ class FromRows:
 def damped_factor_(matrix: Tensor, ridge: Tensor) -> Tensor:
     """The Cholesky factor of a matrix to whose diagonal the ridge is added, in place."""
     matrix.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
-    factor: Tensor = torch.linalg.cholesky_ex(matrix)[0]
-    return factor
+    return torch.linalg.cholesky_ex(matrix)[0]
 
 
 def leading(matrix: Tensor, rank: int) -> Tensor:
     """The first left singular vectors; of a large matrix by a randomised search with a fixed seed."""
     if min(matrix.shape[-2:]) <= NARROW:
-        left: Tensor = torch.linalg.svd(matrix, full_matrices=False).U
-        return left[..., :rank]
+        return torch.linalg.svd(matrix, full_matrices=False).U[..., :rank]
     with PrivateRandom():
-        left = torch.svd_lowrank(matrix, q=rank + 8, niter=4)[0]
-    return left[..., :rank]
+        return torch.svd_lowrank(matrix, q=rank + 8, niter=4)[0][..., :rank]
 
 
 # Coefficients of given directions, from the moments of one group of rows.
@@ -250,7 +247,7 @@ def fit_scalars(moments: Moments, directions: Sequence[Tensor], shifts: Sequence
 
 def damped_solve(system: Tensor, right: Tensor) -> Tensor:
     """Solve small symmetric systems that may be singular (equal sources, silent channels)."""
-    scale = system.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    scale = system.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(TINY)
     eye = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
     damped = system + 1e-9 * scale[:, None, None] * eye
     return torch.linalg.lstsq(damped, right[..., None]).solution[..., 0]

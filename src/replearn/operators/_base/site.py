@@ -33,7 +33,7 @@ class Site:
         return self.model.get_submodule(self.target.name)
 
     def neighbour(self, side: str) -> nn.Module:
-        return self.model.get_submodule(self.target.previous if side == "previous" else self.target.next)
+        return self.model.get_submodule(getattr(self.target, side))
 
     @property
     def options(self) -> Options:
@@ -44,6 +44,11 @@ class Site:
         """The dtype of the block's weights."""
         floating = (p.dtype for p in self.block.parameters() if p.dtype.is_floating_point)
         return next(floating, torch.float32)
+
+    @property
+    def wide_dtype(self) -> torch.dtype:
+        """The dtype of coefficients and gains: float32, or float64 for a float64 model."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     def part(self, role: str) -> Any:
         """The removed block's own part: its shape and settings are followed, its weights are not."""
@@ -65,8 +70,7 @@ class Site:
         return next(iter(self.sources(role).values()))
 
     def _source(self, side: str, part: Part, held: bool) -> Source:
-        own, name = self.target.name.split("."), (self.target.previous if side == "previous" else self.target.next)
-        names = name.split(".")
+        own, names = self.target.name.split("."), getattr(self.target, side).split(".")
         shared = next(i for i, (one, other) in enumerate(zip(own, names, strict=False)) if one != other)
         owner = self.model.get_submodule(".".join(names[:shared]))
         return Source(self.neighbour(side), part, held, owner, tuple(names[shared:]))

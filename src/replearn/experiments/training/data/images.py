@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -89,9 +90,9 @@ def stratified_order(labels: Tensor, seed: int) -> Tensor:
     """
     digests = [hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest() for index in range(len(labels))]
     shuffled = sorted(range(len(labels)), key=digests.__getitem__)
-    seen: dict[int, int] = {}
+    seen: Counter[int] = Counter()
     turns = []
     for index, label in zip(shuffled, labels[shuffled].tolist(), strict=True):
-        turns.append((seen.get(label, 0), digests[index], index))
-        seen[label] = seen.get(label, 0) + 1
+        turns.append((seen[label], digests[index], index))
+        seen[label] += 1
     return torch.tensor([index for _, _, index in sorted(turns)], dtype=torch.int64)

@@ -108,14 +108,13 @@ def open_picture(path: Path) -> Any:
 
 
 def pixels(image: Any) -> Tensor:
-    """uint8 (height, width, channels); a copy that can be written to."""
-    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return flat.reshape(image.height, image.width, -1)
+    """uint8 (channels, height, width)."""
+    return library("torchvision.transforms.functional", "vision").pil_to_tensor(image).contiguous()
 
 
 def read_picture(path: Path) -> Tensor:
     """uint8 (3, height, width)."""
-    return pixels(open_picture(path).convert("RGB")).permute(2, 0, 1).contiguous()
+    return pixels(open_picture(path).convert("RGB"))
 
 
 def read_mask(path: Path) -> Tensor:
@@ -126,6 +125,6 @@ def read_mask(path: Path) -> Tensor:
             f"The mask {path} has pixels of {mask.mode!r}; it has to hold 8 bits, a class id each."
         )
     values = pixels(mask)
-    if mask.mode in ("RGB", "RGBA") and bool((values[..., :3] != values[..., :1]).any()):
+    if mask.mode in ("RGB", "RGBA") and bool((values[:3] != values[:1]).any()):
         raise ReplearnError(f"The mask {path} is a colour picture; it has to hold a class id at every pixel.")
-    return values[..., 0].contiguous()
+    return values[0]

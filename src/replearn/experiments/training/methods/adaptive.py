@@ -23,7 +23,7 @@ from ....planning.planner import count_parameters, plan
 from ....planning.positions import best_apart
 from ....planning.targets import build_operator, trainable
 from ....surgery.plan_metadata import attach_plan_
-from ....surgery.replace import device_of, set_submodule
+from ....surgery.replace import set_submodule
 from .base import Method
 from .wrapping import Patch, patches, unpatch_
 
@@ -46,7 +46,7 @@ class Adaptive(Method):
         self._stacks = find_stacks(model)
         survey = Survey(model, self._stacks, variant.operator)
         legal = [target for stack in self._stacks for target in survey.at(stack, survey.legal(stack))]
-        built = [build_operator(model, target, device_of(model, target)) for target in legal]
+        built = [build_operator(model, target) for target in legal]
         holder = Operators()
         for operator in built:
             if all(parameter.device.type != "meta" for parameter in operator.parameters()):

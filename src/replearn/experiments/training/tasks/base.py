@@ -78,6 +78,10 @@ class Task(ABC):
             self.start_(model, self.spec.pretrained)
         return model
 
+    def formatted(self, images: Tensor) -> Tensor:
+        """Images in the memory format that the recipe asks for."""
+        return images.contiguous(memory_format=torch.channels_last) if self.recipe.channels_last else images
+
     def example(self) -> Any:
         """One sample as the model takes it, for counting FLOPs."""
         return self.inputs(self.recipe, *self.shape[1:])[:1].to(self.device)

@@ -64,7 +64,7 @@ class Classification(Task):
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images, labels = batch
-        logits = self.logits(model, images)
+        logits = model(self.formatted(images))
         loss = self.batches.loss(logits, labels, self.recipe.label_smoothing)
         with torch.no_grad():
             hits = (logits.detach().argmax(1) == labels).sum().float()
@@ -74,15 +74,9 @@ class Classification(Task):
         sums = torch.zeros(4, device=self.device)
         for images, labels in self.batches.test():
             with precision:
-                logits = self.logits(model, images).float()
+                logits = model(self.formatted(images)).float()
             top = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
             found = [cross_entropy(logits, labels, reduction="sum"), top[:, 0].sum(), top.sum()]
             sums += torch.stack([*(value.float() for value in found), sums.new_tensor(labels.shape[0])])
         loss, first, five, seen = self.processes.total(sums).tolist()
         return {"test_loss": loss / seen, "test_accuracy": 100 * first / seen, "test_top5": 100 * five / seen}
-
-    def logits(self, model: nn.Module, images: Tensor) -> Tensor:
-        if self.recipe.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        logits: Tensor = model(images)
-        return logits

@@ -38,9 +38,7 @@ class SemanticSegmentation(PictureTask):
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images, labels = batch
-        if self.recipe.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        logits, auxiliary = logits_of(model(images))
+        logits, auxiliary = logits_of(model(self.formatted(images)))
         loss = self.pixel_loss(logits, labels)
         if auxiliary is not None:
             loss = loss + self.recipe.segmentation.auxiliary * self.pixel_loss(auxiliary, labels)
@@ -79,9 +77,7 @@ class SemanticSegmentation(PictureTask):
         stride = stride_of(self.recipe.model)
         height, width = images.shape[-2:]
         images = pad(images, (0, -width % stride, 0, -height % stride))
-        if self.recipe.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return logits_of(model(images))[0][..., :height, :width].float()
+        return logits_of(model(self.formatted(images)))[0][..., :height, :width].float()
 
 
 def confusion(labels: Tensor, said: Tensor, num_classes: int) -> Tensor:
