@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def plan(
     model: Annotated[
         str | None,
-        typer.Argument(help="resnet110, vit_small_16, lm:512:12:8:2048, timm:NAME, hf:gpt2, hf:FOLDER, ..."),
+        typer.Argument(
+            help="resnet110, vit_small_16, lm:512:12:8:2048, timm:NAME, hf:gpt2, FILE.py:FUNCTION, ..."
+        ),
     ] = None,
     interval: flags.Interval = 4,
     first: flags.First = None,
@@ -112,13 +114,7 @@ def plan(
 
 
 def subject_of(
-    model: str | None,
-    run: Path | None,
-    batch: int,
-    length: int,
-    samples: int,
-    device: str,
-    root: Path | None,
+    model: str | None, run: Path | None, batch: int, length: int, samples: int, device: str, root: Path | None
 ) -> tuple[nn.Module, Any, list[torch.Tensor] | None]:
     """A named model without weights, or a run's with batches of its data; and a step's batch for either."""
     import torch
