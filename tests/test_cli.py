@@ -218,7 +218,7 @@ def test_compare_from_a_folder_only_reads(here):
         ("plan resnet20 --budget parameters<=500%", "--budget parameters<=500%: write a number above 0, and a"),
         ("plan resnet20 --budget memory<=1%", "a lighter operator; --operator removal is the floor"),
         ("plan resnet20 --fraction 0.2 --interval 3", "--fraction 0.2 places the targets itself"),
-        ("plan google/vit", "MODEL google/vit: there is no such run or model; one of the Hugging"),
+        ("plan google/vit", "MODEL google/vit: there is no run or model in such a folder. A model of the"),
         ("plan tiny.py", "MODEL tiny.py: add the function that returns the model, as tiny.py:FUNCTION"),
         ("plan cifar_resnet:20:0", "of a width, not 20 of 0"),
         ("plan resnet32 --operator basic:shared", "write options as NAME:option=value"),

@@ -50,9 +50,8 @@ def refuse_places(name: str) -> None:
     if name.endswith(".py"):
         raise ReplearnError(f"MODEL {name}: add the function that returns the model, as {name}:FUNCTION.")
     if "/" in name and ":" not in name:
-        raise ReplearnError(
-            f"MODEL {name}: there is no such run or model; one of the Hugging Face hub is hf:{name}."
-        )
+        hub = f" A model of the Hugging Face hub is written hf:{name}." if is_hub_name(name) else ""
+        raise ReplearnError(f"MODEL {name}: there is no run or model in such a folder.{hub}")
 
 
 def named_model(name: str, weights: str | Path | None, size: int | None) -> tuple[nn.Module, int]:

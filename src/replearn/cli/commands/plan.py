@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,7 +111,7 @@ def plan(
         if terms != {"optimizer": "adamw", "precision": "float32", "machine": None}:
             raise
         costs = f"note     its costs can't be predicted: {error}"
-    typer.echo(f"{found}\n\n{costs}")
+    typer.echo(re.sub(r"operator='(\w+)'", r"--operator \1", f"{found}\n\n{costs}"))
 
 
 def subject_of(
