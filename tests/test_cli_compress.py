@@ -119,7 +119,7 @@ def test_an_own_model_is_exported_and_json_is_printed(place: Path) -> None:
 
 REFUSED = {
     "no blocks": ("mine.py:no_blocks", "mine.py:batches", [], "has no stack of blocks"),
-    "no data": ("mine.py:net", "mine.py:nothing", [], "The loader is empty"),
+    "no data": ("mine.py:net", "mine.py:nothing", [], "--data mine.py:nothing is empty"),
     "no file": ("none.py:net", "mine.py:batches", [], "MODEL .*none.py:net: there is no file"),
     "no function": ("mine.py:nett", "mine.py:batches", [], "MODEL .*mine.py:nett: there is no function 'nett'"),
     "no function for data": ("mine.py:net", "mine.py:b", [], "--data .*mine.py:b: there is no function 'b'"),

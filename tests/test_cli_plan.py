@@ -165,3 +165,26 @@ def test_a_budget_takes_the_blocks_that_change_least_in_a_trained_run(run):
 )
 def test_a_score_needs_a_run_and_a_budget(arguments, model, words):
     assert words in " ".join(call(*arguments, model=model, code=2).stderr.split())
+
+
+def test_an_own_function_is_planned_like_a_named_model_and_memory_is_the_budgets(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import torch, replearn\n\ndef net():\n")
+    with file.open("a") as more:
+        more.write("    return replearn.models.CifarResNet(20), torch.randn(2, 3, 32, 32)\n")
+    own = call("--budget", "memory<=85%", model=f"{file}:net").output
+    assert own == call("--budget", "memory<=85%", model="resnet20").output
+    (memory,) = [line for line in own.splitlines() if line.startswith("memory, added up")]
+    assert float(memory.split()[-1]) <= 0.85
+
+
+def test_a_detector_is_built_without_weights_of_its_backbone(monkeypatch):
+    torchvision = pytest.importorskip("torchvision")
+
+    def refused(*_, **__):
+        raise AssertionError("weights are fetched")
+
+    monkeypatch.setattr(torchvision.models._api.WeightsEnum, "get_state_dict", refused)
+    text = call("--operator", "reduced_bottleneck", model="torchvision:fasterrcnn_resnet50_fpn").output
+    assert "reduced_bottleneck" in text
+    assert "note     its costs can't be predicted" in text

@@ -300,3 +300,10 @@ def test_errors_teach(model: Any, data: Any, settings: dict[str, Any], says: str
     for name, value in made.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in made.modules())
+
+
+def test_blocks_names_in_one_text_are_a_list_of_them() -> None:
+    from replearn.compression.choose import read_budget
+
+    assert read_budget("layer1.1, layer2.1") == read_budget(["layer1.1", "layer2.1"])
+    assert read_budget("latency<=7.5%").quantity == "latency"

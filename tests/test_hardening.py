@@ -76,7 +76,7 @@ def test_a_layer_that_computes_its_weight_is_refused_by_name(wrap: object) -> No
     model = hostile.model()
     for block in model:
         wrap(block.mix)  # type: ignore[operator]
-    with pytest.raises(ReplearnError, match=r"1 has to be kept \(1\.mix computes its weight anew at every call"):
+    with pytest.raises(ReplearnError, match=r"1 can't go \(1\.mix computes its weight anew at every call"):
         replearn.plan(model, interval=2, first=2)
 
 

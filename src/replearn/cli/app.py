@@ -90,6 +90,9 @@ def loaded(name: str) -> Any:
     command: Any = typer.main.get_command(made)
     command.name = name
     for each in (command, *getattr(command, "commands", {}).values()):
+        for param in each.params:
+            if param.param_type_name == "argument" and not param.metavar:
+                param.metavar = param.name.upper()  # as errors name it
         each.callback = naming_flags(each.callback, each.params)
     return command
 
@@ -114,7 +117,7 @@ def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..
                 if value is not None:
                     text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
                 if option:  # what it should be: first=2 becomes --first 2
-                    advised = rf"(?<![\w.(,-])(?<!, ){param.name}=(['\"]?)([\w%:<>=-]+)\1"
+                    advised = rf"(?<![\w.(,-])(?<!, )(?<!--set ){param.name}=(['\"]?)([\w%:<>=-]+)\1"
                     text = re.sub(advised, rf"{flag} \2", text)
                 if value is None:
                     continue

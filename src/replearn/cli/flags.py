@@ -44,10 +44,18 @@ def whole_numbers(flag: str, given: list[str], least: int = 0) -> list[int]:
     numbers: list[int] = []
     for part in given:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if not match or int(match[1]) < least:
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not least <= first <= last:
             raise ReplearnError(f"{flag} {part}: write whole numbers of at least {least}, as 2,3,4 or 2-4.")
-        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+        numbers += range(first, last + 1)
     return list(dict.fromkeys(numbers))
+
+
+def drawable(given: Path | None) -> Path | None:
+    """The file of a picture, refused before the work whose picture it is."""
+    if given is not None and given.suffix not in (".svg", ".png", ".pdf", ".jpg") and str(given) != "none":
+        raise typer.BadParameter(f"{given} is no name of a picture: end it with .svg, .png, .pdf or .jpg")
+    return given
 
 
 def out(help: str) -> Any:
@@ -64,11 +72,11 @@ Out: TypeAlias = Annotated[Path | None, out("Folder of the runs; runs/RECIPE if 
 Record: TypeAlias = Annotated[Path | None, out("Write everything that was measured to this file, as JSON.")]
 Runs: TypeAlias = Annotated[Path, typer.Argument(help="The folder of the runs.")]
 Picture: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Draw the picture in this file; none for no picture.")
+    Path | None,
+    typer.Option(metavar="FILE", callback=drawable, help="Draw the picture in this file; none for no picture."),
 ]
 Pretrained: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Trained weights to start from: a file, or timm:NAME."),
+    str | None, typer.Option(metavar="FILE", help="Trained weights to start from: a file, or timm:NAME.")
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

@@ -45,8 +45,18 @@ def not_fetched(name: str, error: Exception) -> ReplearnError:
     )
 
 
+def refuse_places(name: str) -> None:
+    """An error for what is written like a place: models' names have no slash, and files need a function."""
+    if name.endswith(".py"):
+        raise ReplearnError(f"MODEL {name}: add the function that returns the model, as {name}:FUNCTION.")
+    if "/" in name and ":" not in name:
+        hub = f" A model of the Hugging Face hub is written hf:{name}." if is_hub_name(name) else ""
+        raise ReplearnError(f"MODEL {name}: there is no run or model in such a folder.{hub}")
+
+
 def named_model(name: str, weights: str | Path | None, size: int | None) -> tuple[nn.Module, int]:
     """A fresh model of a name, with as many classes as the weights have, and the side of its images."""
+    refuse_places(name)
     small = is_small(name)
     side = size or (32 if small else 224)
     classes = 10 if small else 1000
@@ -69,6 +79,11 @@ def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
         return model, (tokens(batch, length), tokens(batch, length))  # with targets, as it is trained
     if name.startswith("hf:"):
         return hugging_face(name, batch, length)
+    if ".py:" in name:
+        model, example = built_by("MODEL", name)
+        shaped = isinstance(example, torch.Tensor)
+        return model, example.new_empty((batch, *example.shape[1:]), device="meta") if shaped else example
+    refuse_places(name)
     if is_segmenter(name):
         return on_meta(name), torch.empty(batch, 3, 224, 224, device="meta")
     if is_detector(name):

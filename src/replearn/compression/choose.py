@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -25,7 +26,7 @@ from .stand_ins import fit_block, map_inputs
 from .walking import Visit, Walk, visits
 
 Quantity = Literal["latency", "parameters", "flops", "blocks"]
-EXAMPLES = "'latency<=75%', 'parameters<=60%', 'flops<=70%', 'blocks=12', a Plan or a list of block names"
+EXAMPLES = "'latency<=75%', 'parameters<=60%', 'flops<=70%', 'blocks=12', names of blocks or a Plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ def read_budget(given: Any) -> Goal:
     if isinstance(given, Plan):
         bare = frozenset(target.name for target in given.targets if target.operator.name == "removal")
         return Goal(names=tuple(target.name for target in given.targets), removal=bare)
+    if isinstance(given, str) and re.fullmatch(r"[\w, ]+\.[\w., ]+", given):  # names have dots
+        given = [name.strip() for name in given.split(",")]
     if isinstance(given, str):
         first, *more = as_budgets(given)
         if not more and (first.quantity == "blocks" or (first.share and first.quantity in get_args(Quantity))):

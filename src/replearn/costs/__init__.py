@@ -5,14 +5,4 @@ from .data import Cost, ModelCost, Promise
 from .estimator import estimate, predict
 from .machines import Machine, named_machine, probe
 
-__all__ = [
-    "Budget",
-    "Cost",
-    "Machine",
-    "ModelCost",
-    "Promise",
-    "estimate",
-    "named_machine",
-    "predict",
-    "probe",
-]
+__all__ = ["Budget", "Cost", "Machine", "ModelCost", "Promise", "estimate", "named_machine", "predict", "probe"]

@@ -25,7 +25,7 @@ QUANTITIES: dict[str, tuple[str, Callable[[float], str], Mapping[str, float]]] =
     "time": ("seconds", duration, SECONDS),
     "blocks": ("blocks", count, COUNTS),
 }
-EXAMPLE = "'latency<=75%', 'parameters<=60%', 'flops<=2G', 'blocks=12', 'memory<=20GiB' or 'time<=80%'"
+EXAMPLE = "'latency<=75%', 'parameters<=60%', 'flops<=70%', 'blocks=12', or for plan 'memory<=20GiB', 'time<=80%'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,8 @@ def _read(text: str) -> Budget:
         if unit or not number.isdigit() or number == "0":
             raise ReplearnError(f"budget={text.strip()!r}: write a number of blocks from 1 on, as 'blocks=12'.")
         return Budget("blocks", int(number), share=False)
+    if not float(number) or (unit == "%" and float(number) >= 100):
+        raise ReplearnError(f"budget={text.strip()!r}: write a number above 0, and a share below 100%.")
     if unit == "%":
         return Budget(quantity, float(number) / 100)
     units = QUANTITIES[quantity][2]

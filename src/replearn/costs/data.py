@@ -105,6 +105,7 @@ def promise_table(promise: Promise) -> str:
         rows.append(row("time", duration, "seconds", "deployed_seconds"))
     parts = (("weights", "parameter"), ("gradients", "gradient"), ("optimizer state", "optimizer"))
     rows += [row(name, size, f"{part}_bytes") for name, part in (*parts, ("activations", "activation"))]
+    rows.append(row("memory, added up", size, "memory_bytes"))
     peak = _cells((promise.before.peak_bytes, promise.after.peak_bytes), size)
     rows.append(("peak memory", *peak, "", "", ""))
     head = ("", "training", "after", "ratio", "deployed", "after", "ratio")

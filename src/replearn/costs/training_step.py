@@ -23,12 +23,7 @@ from .recorder import Operation, Recorder, tensors_in
 Loss = Callable[[Any], Tensor]
 
 
-def run_step(
-    model: nn.Module,
-    example: Any,
-    precision: str,
-    loss: Loss | None,
-) -> tuple[Recorder, int]:
+def run_step(model: nn.Module, example: Any, precision: str, loss: Loss | None) -> tuple[Recorder, int]:
     """One training step on the fake GPU, forward and backward; the bytes kept between the two."""
     with fake_gpu(precision):
         double = double_of(model, on_fake_gpu).train()

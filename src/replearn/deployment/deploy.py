@@ -10,15 +10,7 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..fast.graphs.replay import check_graph
-from ..fast.inference import (
-    Folding,
-    check_backend,
-    check_fuse,
-    check_or_double,
-    check_ready,
-    on_backend,
-    settle_,
-)
+from ..fast.inference import Folding, check_backend, check_fuse, check_or_double, check_ready, on_backend, settle_
 from ..fast.inlining import flatten as flat_form
 from ..fast.passes import apply_passes_
 from ..fast.passes._context import Context

@@ -179,5 +179,5 @@ def unreachable(model: nn.Module, budgets: Sequence[Budget], whole: Cost, least:
         parts.append(can_go if budget.quantity == "blocks" else f"{asked}, and {reached}")
     return (
         f"No choice of targets of this {type(model).__name__} meets the budget: {'; '.join(parts)}. Ask for less, "
-        "or take a lighter operator; operators.Removal() is the floor."
+        "or take a lighter operator; operator='removal' is the floor."
     )

@@ -43,8 +43,10 @@ class CifarResNet(nn.Module):
 
     def __init__(self, depth: int, num_classes: int = 10, in_channels: int = 3, width: int = 16) -> None:
         super().__init__()
-        if depth < 8 or (depth - 2) % 6:
-            raise ReplearnError(f"A CIFAR ResNet has 6n + 2 layers (20, 32, 56, 110, ...), not {depth}.")
+        if depth < 8 or (depth - 2) % 6 or width < 1:
+            raise ReplearnError(
+                f"A CIFAR ResNet has 6n + 2 layers (20, 32, ...) of a width, not {depth} of {width}."
+            )
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)

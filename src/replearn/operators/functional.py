@@ -71,12 +71,7 @@ def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
 
 @with_faster
 def norm_add_act(
-    x: Tensor,
-    norm: nn.Module,
-    activation: Activation,
-    residual: Tensor | None = None,
-    *,
-    in_place: bool = False,
+    x: Tensor, norm: nn.Module, activation: Activation, residual: Tensor | None = None, *, in_place: bool = False
 ) -> Tensor:
     """activation(norm(x) + residual); `in_place` writes the sum where the norm's result is, in its dtype."""
     made: Tensor = norm(x)

@@ -12,6 +12,7 @@ from ..errors import ReplearnError
 from ..operators._base.options import Options, options_named
 from .data import Plan, Skipped, Target
 from .legality import Survey
+from .table import few
 from .targets import trainable
 from .validate import refuse_wrapped
 
@@ -42,6 +43,7 @@ def plan(
         chosen, skipped = survey.by_interval(interval, begins)
         placement = f"interval={interval}, first={' or '.join(map(str, sorted(set(begins.values()))))}"
     if not chosen:
+        skipped = skipped or survey.by_interval(2, survey.firsts(2, 2))[1]  # where a shorter interval has targets
         raise ReplearnError(_no_targets(model, stacks, placement, skipped))
     return plan_of_targets(model, chosen, placement, len(survey.places), skipped, survey.notes(chosen))
 
@@ -84,9 +86,11 @@ def plan_of_targets(
 def _no_targets(model: nn.Module, stacks: Sequence[Stack], placement: str, skipped: Sequence[Skipped]) -> str:
     """Why a placement came to nothing, and what would come to something."""
     text = f"This plan for {type(model).__name__} has no targets ({placement}): "
-    if skipped:
-        text += "; ".join(f"{entry.name} has to be kept ({entry.reason})" for entry in skipped[:3])
-        text += f"; and {len(skipped) - 3} more. " if len(skipped) > 3 else ". "
+    kept: dict[str, list[str]] = {}
+    for entry in skipped:
+        kept.setdefault(entry.reason, []).append(entry.name)
+    if kept:
+        text += "; ".join(f"{few(names)} can't go ({reason})" for reason, names in kept.items()) + ". "
     else:
         lengths = ", ".join(str(len(stack)) for stack in stacks)
         text += f"its stacks have {lengths} blocks, and a target needs a block on each side. "
@@ -123,7 +127,7 @@ def _check_arguments(
         if fraction is not None or first is not None or interval != 4:
             raise ReplearnError("targets already names the blocks; leave out interval, first and fraction.")
     if fraction is not None and (first is not None or interval != 4):
-        raise ReplearnError("fraction places the targets itself; leave out interval and first.")
+        raise ReplearnError(f"fraction={fraction!r} places the targets itself; leave out interval and first.")
     if operator is not None and not isinstance(operator, Options):
         hint = f"{operator.__name__}()" if isinstance(operator, type) else "operators.Basic()"
         raise ReplearnError(

@@ -60,10 +60,12 @@ def notes_of(targets: Sequence[Target]) -> dict[str, str]:
                 notes = [joined, *(note for note in notes if note not in alike)]
         for note in notes:
             found.setdefault(note, []).append(target.name)
-    return {
-        note: ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        for note, names in found.items()
-    }
+    return {note: few(names) for note, names in found.items()}
+
+
+def few(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def sources_of(target: Target) -> str:

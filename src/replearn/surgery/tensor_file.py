@@ -163,11 +163,7 @@ def header(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
     end = 0
     for name, tensor in in_order(tensors).items():
         start, end = end, end + tensor.nbytes
-        entries[name] = {
-            "dtype": CODES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        entries[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

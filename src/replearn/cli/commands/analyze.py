@@ -23,8 +23,7 @@ def analyze(
     iterations: Annotated[int, typer.Option(min=1, help="Power iterations at most.")] = 30,
     gradients: Annotated[bool, typer.Option("--gradients/--no-gradients", help="Gradient bias too.")] = True,
     convergence: Annotated[
-        int,
-        typer.Option(min=0, help="Steps of plain SGD from fresh weights, to measure the convergence bounds."),
+        int, typer.Option(min=0, help="Steps of plain SGD from fresh weights, to measure the convergence bounds.")
     ] = 0,
     seed: flags.Seed = 0,
     device: flags.Device = "auto",

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from ...experiments.bench.cases import Case
     from ...experiments.bench.steps import Backend
 
-app = typer.Typer()
-
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")]
-Inner = Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")]
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.callback(invoke_without_command=True)
@@ -51,8 +48,8 @@ def steps(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch.")] = None,
     size: flags.Size = None,
-    rounds: Rounds = 10,
-    inner: Inner = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")] = 10,
+    inner: Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")] = 3,
     builds: Annotated[
         int, typer.Option(min=1, help="Build all candidates anew so often, and time the rounds of each build.")
     ] = 1,
@@ -144,12 +141,7 @@ def inference(
             raise ReplearnError("Some of these models are for images of 32x32, some for larger ones: give --size.")
         size = 32 if True in small else 224
     setting = Setting(
-        models=names,
-        batches=sizes,
-        backends=tuple(backend or DEFAULT),
-        size=size,
-        first=first,
-        rounds=rounds,
+        models=names, batches=sizes, backends=tuple(backend or DEFAULT), size=size, first=first, rounds=rounds
     )
     if where.type == "cuda":
         torch.backends.cudnn.benchmark = True

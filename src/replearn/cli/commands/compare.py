@@ -91,9 +91,9 @@ def compare(
     if picture is not None and len(names) > 1:
         raise ReplearnError("--picture is of one recipe: name one, or leave it out.")
     comparisons = []
-    for name in names:
-        chosen = resolved(name, epochs, settings or [], pretrained)
-        on, rows = data_of(chosen, data), variants_named(chosen, methods)
+    recipes = [resolved(name, epochs, settings or [], pretrained) for name in names]
+    plans = [(each, data_of(each, data), variants_named(each, methods)) for each in recipes]
+    for chosen, on, rows in plans:  # what is wrong with one is told before any is trained
         folder = out / chosen.name if out is not None and len(names) > 1 else out
         specs = [spec_of(chosen, row, on, seed, folder, data_root) for seed in seeds_named(seeds) for row in rows]
         results = results_of(specs, together, device, kept, logger)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +21,9 @@ def compress(
         ),
     ],
     out: Annotated[Path, flags.out("Folder of the files.")],
-    budget: Annotated[str, typer.Option(help="As latency<=75%, parameters<=60%, flops<=70% or blocks=12.")],
+    budget: Annotated[
+        str, typer.Option(help="As latency<=75%, parameters<=60%, flops<=70%, blocks=12, or blocks' names.")
+    ],
     data: Annotated[
         str | None,
         typer.Option(help="A folder of images, a text file, a data set or FILE.py:FUNCTION; a run has its own."),
@@ -84,16 +87,13 @@ def compress(
     subject = subject_of(model, pretrained, size, device_named(device), data_root)
     given, accuracy = samples_of(data, subject, samples, batch_size, length, data_root)
     batches = list(given)
+    more: dict[str, Any] = {"form": form, "heal": heal, "samples": samples}
     with Console(stderr=True).status("reading") as status:
-        small = compress_model(
-            subject.model,
-            batches,
-            budget=budget,
-            form=cast(Any, form),
-            heal=heal,
-            samples=samples,
-            progress=status.update,
-        )
+        try:
+            small = compress_model(subject.model, batches, budget=budget, progress=status.update, **more)
+        except ReplearnError as error:
+            loader = f"--data {data}" if data else "the run's data"
+            raise ReplearnError(re.sub("[Tt]he loader", lambda _: loader, str(error))) from error
         out.mkdir(parents=True, exist_ok=True)
         table, lines = written(
             small, subject, batches, accuracy, out, formats or (), picture, samples, status.update

@@ -11,7 +11,7 @@ from .. import flags
 if TYPE_CHECKING:
     from ...experiments.training.data import DataStatus
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Name = Annotated[str, typer.Argument(help="A data set's name.")]
 
 

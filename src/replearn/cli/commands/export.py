@@ -17,8 +17,7 @@ def export(
     ],
     out: Annotated[Path, flags.out("The file to write.")],
     to: Annotated[
-        str | None,
-        typer.Option("--format", help="safetensors, pt2 or onnx; by the file's name if not given."),
+        str | None, typer.Option("--format", help="safetensors, pt2 or onnx; by the file's name if not given.")
     ] = None,
     model: Annotated[
         str | None,
@@ -33,7 +32,7 @@ def export(
 
     Examples:
 
-    * `replearn export runs/t1_resnet32/RepL -o resnet32.onnx`
+    * `replearn export runs/t1_resnet32/cifar10/repl/seed-0 -o resnet32.onnx`
     * `replearn export run.safetensors --model torchvision:resnet50 -o resnet50.pt2`
     * `replearn export lm.safetensors --model my_models.py:make_gpt2 -o gpt2.onnx`
 

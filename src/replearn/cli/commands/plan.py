@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 def plan(
     model: Annotated[
         str | None,
-        typer.Argument(help="resnet110, vit_small_16, lm:512:12:8:2048, timm:NAME, hf:gpt2, hf:FOLDER, ..."),
+        typer.Argument(
+            help="resnet110, vit_small_16, lm:512:12:8:2048, timm:NAME, hf:gpt2, FILE.py:FUNCTION, ..."
+        ),
     ] = None,
     interval: flags.Interval = 4,
     first: flags.First = None,
@@ -108,17 +111,11 @@ def plan(
         if terms != {"optimizer": "adamw", "precision": "float32", "machine": None}:
             raise
         costs = f"note     its costs can't be predicted: {error}"
-    typer.echo(f"{found}\n\n{costs}")
+    typer.echo(re.sub(r"operator='(\w+)'", r"--operator \1", f"{found}\n\n{costs}"))
 
 
 def subject_of(
-    model: str | None,
-    run: Path | None,
-    batch: int,
-    length: int,
-    samples: int,
-    device: str,
-    root: Path | None,
+    model: str | None, run: Path | None, batch: int, length: int, samples: int, device: str, root: Path | None
 ) -> tuple[nn.Module, Any, list[torch.Tensor] | None]:
     """A named model without weights, or a run's with batches of its data; and a step's batch for either."""
     import torch

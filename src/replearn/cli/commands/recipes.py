@@ -8,7 +8,7 @@ import typer
 
 from .. import flags
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.callback(invoke_without_command=True)

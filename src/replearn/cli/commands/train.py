@@ -61,12 +61,7 @@ def train(
     task = task_named(chosen.task)
     with watching(1, spec.epochs, task) as progress:
         (result,) = fit(
-            [spec],
-            device=device,
-            resume=resume,
-            progress=progress,
-            deterministic=deterministic,
-            logger=logger,
+            [spec], device=device, resume=resume, progress=progress, deterministic=deterministic, logger=logger
         )
     if not leads():
         return

@@ -1,6 +1,7 @@
 """Models by name, for recipes and the command line."""
 
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -51,7 +52,9 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
                     "Write timm:NAME, which takes any number."
                 )
             models = library("torchvision", "vision").models
-            return models.get_model(rest, weights=None, num_classes=num_classes)
+            takes = signature(models.get_model_builder(rest)).parameters
+            none = dict.fromkeys({"weights", "weights_backbone"} & set(takes))  # a backbone's are fetched else
+            return models.get_model(rest, **none, num_classes=num_classes)
     except ReplearnError:
         raise
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:

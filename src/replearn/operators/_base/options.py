@@ -188,4 +188,7 @@ def options_named(text: str) -> Options:
             options[key.strip()] = json.loads(value)
         except ValueError:
             options[key.strip()] = value
-    return options_from_dict({"name": name, **options})
+    try:
+        return options_from_dict({"name": name, **options})
+    except ReplearnError as error:
+        raise ReplearnError(f"operator={text!r}: {error}") from error
