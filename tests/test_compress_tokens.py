@@ -170,6 +170,20 @@ def test_solving_finds_the_map_and_ridge_pulls_to_the_base() -> None:
     assert int(torch.linalg.matrix_rank(low.weight[0])) == 1
 
 
+@pytest.mark.parametrize(("number", "narrow"), [(300, 512), (30, 8)])
+def test_inputs_that_hardly_vary_are_solved_within_rounding(number: int, narrow: int) -> None:
+    """The mean leaves sums of float32 products less than they are rounded by."""
+    torch.manual_seed(0)
+    x, y = 5 + 1e-5 * torch.randn(1, number + 20, 64), torch.randn(1, number + 20, 3)
+    fitted, held = Moments(narrow=narrow), Moments(narrow=narrow)
+    fitted.add(x[:, :number], y[:, :number])
+    held.add(x[:, number:], y[:, number:])
+    found = solve(fitted, held, torch.zeros(1, 3, 64, dtype=torch.float64))
+    rest = x[:, number:].double() @ found.weight.mT + found.shift[:, None] - y[:, number:]
+    assert found.error == pytest.approx(float(rest.square().sum(-1).mean()), rel=0.05)
+    assert found.error < 4
+
+
 @pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("shifted", [True, False])
 def test_fewer_rows_than_columns_are_solved_from_rows_alike(rank: int | None, shifted: bool) -> None:
