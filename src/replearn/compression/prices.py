@@ -11,7 +11,7 @@ from torch import nn
 from ..planning.validate import own_copy
 from .batches import Data
 from .calls import Arguments
-from .corrections import Form, half_of, merged, pass_through, put_
+from .corrections import Form, as_called, half_of, merged, pass_through, put_
 from .measure import Price, block_cost, costs, count, example_of
 from .recognise import Recognition, smallest_calls
 from .stand_ins import Place, empty_correction, map_inputs
@@ -85,7 +85,7 @@ class Prices:
                 return half[0]
             form = "full"
         made = empty_correction(Place(name, block, structure), form, arguments.x, self.rank)
-        return made if any(structure.call.values()) else merged(made) or made
+        return as_called(merged(made), structure)
 
 
 def eval_copy(model: nn.Module, *, share: bool = False) -> nn.Module:
