@@ -71,7 +71,7 @@ def fit_block(
     whole = empty_correction(place, form, student[0].arguments.x, rank)
     _write(whole.branch, solution, moments, place)
     return (
-        as_called(whole.to(aims[0].dtype), structure),
+        as_called(whole, structure),
         BlockFit(place.name, form, error, solution.ridge),
         outputs,
     )
@@ -136,8 +136,8 @@ def empty_correction(place: Place, form: Form, x: Tensor, rank: int) -> nn.Modul
         else:
             made = token_map(width, low)
             made = made if channel == x.dim() - 1 else on_last(made, channel)
-    whole = correction(made, after_of(place.block, place.structure))
-    return whole.to(x.device, x.dtype).eval()
+    dtype = next((p.dtype for p in place.block.parameters() if p.is_floating_point()), x.dtype)  # not autocast's
+    return correction(made.to(x.device, dtype), after_of(place.block, place.structure)).eval()
 
 
 @torch.no_grad()
