@@ -70,11 +70,7 @@ def fit_block(
     solution, moments, error = found
     whole = empty_correction(place, form, student[0].arguments.x, rank)
     _write(whole.branch, solution, moments, place)
-    return (
-        as_called(whole, structure),
-        BlockFit(place.name, form, error, solution.ridge),
-        outputs,
-    )
+    return as_called(whole, structure), BlockFit(place.name, form, error, solution.ridge), outputs
 
 
 def _solved(

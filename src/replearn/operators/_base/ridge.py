@@ -121,10 +121,11 @@ class Moments:
             x, y = self.rows
             rest = x @ weight.mT.to(x) + shift[:, None].to(x) - y
             return float(rest.double().square().sum() / self.count)
-        xx, xy, mean_x, mean_y, yy = (total / self.count for total in self._sums)
+        xy, mean_x, mean_y, yy = (total / self.count for total in self._sums[1:])
+        made = (weight @ self._sums[0]) / self.count  # the products of wide layers are large, and not copied
         about_x, about_y = (about.double() for about in self._about)
         shift = shift + (weight @ about_x.mT)[..., 0] - about_y[:, 0]
-        total = yy.sum() + ((weight @ xx) * weight).sum() - 2 * (weight * xy.mT).sum() + shift.square().sum()
+        total = yy.sum() + (made * weight).sum() - 2 * (weight * xy.mT).sum() + shift.square().sum()
         return float(total + 2 * (shift * ((weight @ mean_x[:, :, None])[..., 0] - mean_y)).sum())
 
 
