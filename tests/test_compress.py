@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import replearn
 from replearn.compression import compress, recognise
-from replearn.compression.corrections import Correction, image_map, plain_, token_map
+from replearn.compression.corrections import correction, image_map, plain_, token_map
 
 
 class Residual(nn.Module):
@@ -113,11 +113,11 @@ def test_removal_adds_nothing_and_full_corrections_become_standard_layers() -> N
 def test_a_correction_and_its_standard_layers_compute_the_same(branch: nn.Module, shape: tuple[int, ...]) -> None:
     for parameter in branch.parameters():
         nn.init.normal_(parameter)
-    model = nn.Sequential(Correction(branch, nn.ReLU())).eval()
+    model = nn.Sequential(correction(branch, nn.ReLU())).eval()
     x = torch.randn(shape)
     expected = model(x)
     torch.testing.assert_close(plain_(model)(x), expected, rtol=1e-4, atol=1e-4)
-    assert not any(isinstance(module, Correction) for module in model.modules())
+    assert not any(isinstance(module, torch.fx.GraphModule) for module in model.modules())
 
 
 def test_realignment_is_what_repairs_removal() -> None:
@@ -230,6 +230,7 @@ def test_a_model_in_train_mode_is_read_in_eval_mode_and_left_as_it_was() -> None
 def test_no_random_number_is_taken_and_the_same_comes_out(form: Any) -> None:
     model = trained()
     state = torch.get_rng_state()
+    compress(model, loader(), budget=["body.1"], form=form, augment="images")
     one = compress(model, loader(), budget=["body.1"], form=form)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(1)
@@ -251,6 +252,72 @@ def test_a_model_that_the_metric_has_no_number_for_is_the_worst() -> None:
     small = compress(untouched, loader(), budget="blocks=1", metric=lambda model: next(broken_by_removal))
     assert small.choice is not None
     assert all(math.isfinite(step.damage) for step in small.choice.steps)
+
+
+def test_a_metric_that_sets_modes_changes_neither_model() -> None:
+    model = trained()
+    small = compress(
+        model, loader(), budget="blocks=1", metric=lambda net: float(net.train()(loader()[0][0]).mean())
+    )
+    assert not any(module.training for net in (model, small.model) for module in net.modules())
+    assert small.agreement.divergence < small.removal.divergence
+
+
+def autocast(model: nn.Module, batch: Any) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        out: Tensor = model(batch[0]).float()
+    return out
+
+
+def test_under_autocast_the_model_keeps_its_dtype() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        small = compress(trained(), loader(), budget=EVERY_SECOND, form="full")
+    assert {p.dtype for p in small.model.parameters()} == {torch.float32}
+    assert accuracy(small.model) > accuracy(trained()) - 0.05
+
+
+class Shares(nn.Module):
+    """Blocks with a weight in common, and one that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.steps = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(6))
+        for step in (self.steps[3], self.steps[4]):
+            step.linear1.weight = self.steps[2].linear1.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x.flatten(1))[:, None]
+        for step in (*self.steps, self.steps[1]):
+            x = step(x)
+        return self.head(x[:, 0])
+
+
+def test_shared_weights_stay_and_blocks_that_run_twice_are_left_out() -> None:
+    model = Shares().eval()
+    assert recognise(model, loader()).candidates == tuple(f"steps.{i}" for i in (0, 2, 3, 4, 5))
+    small = compress(model, loader(), budget=["steps.0", "steps.3"])
+    assert torch.equal(small.model.steps[2].linear1.weight, model.steps[2].linear1.weight)
+    assert small.model.steps[4].linear1.weight is small.model.steps[2].linear1.weight
+    removed = compress(model, loader(), budget=["steps.3"], form="removal")
+    assert removed.promised.parameters == removed.after.parameters
+
+
+class Wrapped(Residual):
+    def forward(self, x: Tensor) -> Any:
+        return {"x": super().forward(x)}
+
+
+class Unwraps(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleList(Wrapped(12) for _ in range(3))  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        for block in self.body:
+            x = block(x)["x"]
+        return self.head(x.mean((2, 3)))
 
 
 class NoBlocks(nn.Module):
@@ -283,6 +350,10 @@ def broken() -> Net:
         (trained, loader, {"budget": "speed<=3"}, "can't be read: write 'latency<=75%'"),
         (trained, loader, {"budget": ["body.9"]}, "'body.9' is no block of Net"),
         (trained, loader, {"budget": 3}, "can't be read"),
+        (trained, loader, {"budget": "blocks=1", "forward": autocast}, "of one dtype, and no autocast"),
+        (trained, loader, {"budget": "memory<=1GiB"}, "can't be read: write 'latency<=75%', 'parameters"),
+        (Unwraps, loader, {"budget": "blocks=1"}, r"None of the 3 blocks of Unwraps.*\(12, 8, 8\) into no tensor"),
+        (lambda: Net().to("meta"), loader, {"budget": "blocks=1"}, "on the meta device"),
         (trained, loader, {"budget": "blocks=1", "form": "big"}, "form='big'"),
         (trained, loader, {"budget": "blocks=1", "heal": "long"}, "heal='long'"),
         (trained, loader, {"budget": "blocks=1", "rank": 0}, "rank=0: write a whole number of at least 1"),
@@ -297,6 +368,8 @@ def test_errors_teach(model: Any, data: Any, settings: dict[str, Any], says: str
     before = copy.deepcopy(made.state_dict())
     with pytest.raises(replearn.ReplearnError, match=says):
         compress(made, data(), **settings)
+    if next(made.parameters()).is_meta:
+        return
     for name, value in made.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in made.modules())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -131,6 +132,26 @@ def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_pa
         expected = model.generate(x, use_cache=False, **told)
         assert torch.equal(again.generate(x, use_cache=True, **told), expected)
         assert torch.equal(again.generate(x, use_cache=False, **told), expected)
+
+
+def test_every_form_is_of_ordinary_modules_and_pickled_without_this_package(tmp_path: Path) -> None:
+    scripts: dict[Path, str] = {}
+    for name, form in (("bert", "mlp"), ("llama", "attention"), ("gpt2", "low-rank"), ("vit", "channels")):
+        small = without(hugging_face(name), form)
+        model: Any = copy.deepcopy(small.model)
+        assert not [m for m in model.modules() if type(m).__module__.startswith("replearn")]
+        folder, x = tmp_path / name, batches(model)[0]
+        folder.mkdir()
+        torch.save(small.model, folder / "m.pt")
+        torch.save(x, folder / "x.pt")
+        scripts[folder] = "model = torch.load('m.pt', weights_only=False)"
+        for again in (model, copy.deepcopy(model)):  # the second is a copy of one that records
+            assert len(again(x, output_hidden_states=True).hidden_states) == 6
+    load_bare(scripts)
+    for folder in scripts:
+        model = torch.load(folder / "m.pt", weights_only=False)
+        with torch.no_grad():
+            assert torch.equal(torch.load(folder / "y.pt"), logits(model(torch.load(folder / "x.pt"))))
 
 
 def test_auto_classes_and_snippets_load_it_without_this_package(tmp_path: Path) -> None:

@@ -67,6 +67,35 @@ def test_the_layer_before_a_gap_takes_over_at_no_cost(gap: list[str]) -> None:
     assert {key for key in old if not torch.equal(old[key], new[key])} <= {"down.weight", "down.bias"}
 
 
+class SizedMlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor, height: int) -> Tensor:
+        out: Tensor = self.down(F.gelu(self.up(x)))
+        return out.view(len(x), height, -1, 16).flatten(1, 2)
+
+
+class Sized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(16), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.mlp = SizedMlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.norm(x), 2)
+
+
+@pytest.mark.parametrize("form", ["mlp", "attention"])
+def test_an_mlp_that_takes_more_than_its_input(form: Any) -> None:
+    model = nn.Sequential(*(Sized() for _ in range(4)), nn.Linear(16, 5)).eval()
+    small = compress(model, [torch.randn(8, 6, 16) for _ in range(4)], budget=["1"], form=form)
+    assert small.agreement.divergence < small.removal.divergence
+
+
 def test_a_gap_behind_another_norm_is_not_taken_over() -> None:
     """The untouched sum behind the gap is normed by weights that go with the gap."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
@@ -168,6 +197,20 @@ def test_solving_finds_the_map_and_ridge_pulls_to_the_base() -> None:
     assert float(pulled.weight.abs().max()) < 1e-6
     low = solve(fitted, held, zero, rank=1, ridges=(1e-9,))
     assert int(torch.linalg.matrix_rank(low.weight[0])) == 1
+
+
+@pytest.mark.parametrize(("number", "narrow"), [(300, 512), (30, 8)])
+def test_inputs_that_hardly_vary_are_solved_within_rounding(number: int, narrow: int) -> None:
+    """The mean leaves sums of float32 products less than they are rounded by."""
+    torch.manual_seed(0)
+    x, y = 5 + 1e-5 * torch.randn(1, number + 20, 64), torch.randn(1, number + 20, 3)
+    fitted, held = Moments(narrow=narrow), Moments(narrow=narrow)
+    fitted.add(x[:, :number], y[:, :number])
+    held.add(x[:, number:], y[:, number:])
+    found = solve(fitted, held, torch.zeros(1, 3, 64, dtype=torch.float64))
+    rest = x[:, number:].double() @ found.weight.mT + found.shift[:, None] - y[:, number:]
+    assert found.error == pytest.approx(float(rest.square().sum(-1).mean()), rel=0.05)
+    assert found.error < 4
 
 
 @pytest.mark.parametrize("rank", [None, 2])

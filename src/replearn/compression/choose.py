@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -47,9 +48,10 @@ def read_budget(given: Any) -> Goal:
     if isinstance(given, str) and re.fullmatch(r"[\w, ]+\.[\w., ]+", given):  # names have dots
         given = [name.strip() for name in given.split(",")]
     if isinstance(given, str):
-        first, *more = as_budgets(given)
-        if not more and (first.quantity == "blocks" or (first.share and first.quantity in get_args(Quantity))):
-            return Goal(first.quantity, first.at_most)
+        with suppress(ReplearnError):  # which speaks of budgets that are none here
+            first, *more = as_budgets(given)
+            if not more and (first.quantity == "blocks" or (first.share and first.quantity in get_args(Quantity))):
+                return Goal(first.quantity, first.at_most)
     elif isinstance(given, Sequence) and given and all(isinstance(name, str) for name in given):
         if len(set(given)) < len(given):
             raise ReplearnError(f"budget={list(given)!r} names a block twice; a block goes once.")

@@ -141,9 +141,11 @@ def compress(
         read_heal(heal)
     change = read_augment(augment)
     stream = stream_to(device, offload, device_of(model))
-    data = read(loader, forward=forward, augment=change, samples=samples, heal=heal is not None, stream=stream)
     notes = ["the model was in train mode; it was read in eval mode"] if model.training else []
-    with unchanged(model):
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ReplearnError(f"{type(model).__name__} is on the meta device, without values: load its weights.")
+    with unchanged(model), torch.autocast(device_of(model).type, enabled=False):
+        data = read(loader, forward=forward, augment=change, samples=samples, heal=heal is not None, stream=stream)
         if metric is not None:
             metric = read_metric(metric, model)
         found = recognise(model, data)

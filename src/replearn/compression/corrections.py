@@ -6,10 +6,11 @@ import copy
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import fx, nn
 
 from ..deployment.merge import merged as with_input
 from ..operators._base.layers import norm_as_affine
+from ..operators._base.plain import affine, called, graph_of
 from ..surgery.hidden_states import record_replacement
 from ..surgery.replace import set_submodule
 from .calls import Arguments
@@ -20,38 +21,30 @@ Form = Literal["removal", "channels", "low-rank", "full", "mlp", "attention"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 
-class Correction(nn.Module):
-    """after(h + branch(h)) for h = before(x): a map on tokens or pixels, or one branch of the block.
+def correction(
+    branch: nn.Module, after: nn.Module | None = None, before: nn.Module | None = None
+) -> fx.GraphModule:
+    """after(h + branch(h)) for h = before(x): a map on tokens or pixels, or one branch of the block."""
+    parts = {"before": before, "branch": branch, "after": after}
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    h = x if before is None else graph.call_module("before", (x,))
+    y = graph.call_function(torch.add, (h, graph.call_module("branch", (h,))))
+    graph.output(y if after is None else graph.call_module("after", (y,)))
+    made = graph_of({name: part for name, part in parts.items() if part is not None}, graph, "Correction")
+    made.meta["correction"] = before is None  # layers alone may compute the same
+    return made
 
-    Takes whatever the block took, and returns a tuple where the block did.
-    """
 
-    def __init__(
-        self,
-        branch: nn.Module | None,
-        after: nn.Module | None = None,
-        before: nn.Module | None = None,
-        *,
-        argument: str = "",
-        length: int = 0,
-    ) -> None:
-        super().__init__()
-        self.before, self.branch, self.after = before, branch, after
-        self.argument, self.length = argument, length
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x: Tensor = kwargs[self.argument] if self.argument in kwargs else args[0]
-        h = x if self.before is None else self.before(x)
-        y = h if self.branch is None else h + self.branch(h)
-        if self.after is not None:
-            y = self.after(y)
-        return (y, *([None] * (self.length - 1))) if self.length else y
+def as_called(made: nn.Module, structure: Structure) -> nn.Module:
+    """A module of one tensor that takes what the block took, and returns a tuple where the block did."""
+    call = structure.call
+    return called(made, **call) if any(call.values()) else made
 
 
 def pass_through(structure: Structure) -> nn.Module:
     """Nothing, in a form that takes what a block took and returns as many values."""
-    call = structure.call
-    return Correction(None, **call) if any(call.values()) else nn.Identity()
+    return as_called(nn.Identity(), structure)
 
 
 def put_(model: nn.Module, name: str, stand_in: nn.Module) -> None:
@@ -67,32 +60,23 @@ def adopt_attributes_(stand_in: nn.Module, block: nn.Module) -> nn.Module:
         plain = value is None or isinstance(value, (bool, int, float, str))
         if plain and not name.startswith("_") and name != "training" and not hasattr(stand_in, name):
             setattr(stand_in, name, value)
+            if isinstance(stand_in, fx.GraphModule):  # whose copies keep only what its meta names
+                stand_in.meta.setdefault("_user_preserved_attributes", {})[name] = value
     return stand_in
 
 
-class Channels(nn.Module):
+def channels(width: int, channel: int, dims: int) -> nn.Module:
     """A scale and a shift for every channel."""
-
-    def __init__(self, width: int, channel: int, dims: int) -> None:
-        super().__init__()
-        shape = [width if i == channel else 1 for i in range(1, dims)]
-        self.scale = nn.Parameter(torch.zeros(shape))
-        self.shift = nn.Parameter(torch.zeros(shape))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale + self.shift
+    zeros = torch.zeros([width if i == channel else 1 for i in range(1, dims)])
+    return affine(zeros, zeros)
 
 
-class OnLast(nn.Module):
+def on_last(map: nn.Module, channel: int) -> nn.Module:
     """A map of the last dimension, for features that stand in another."""
-
-    def __init__(self, map: nn.Module, channel: int) -> None:
-        super().__init__()
-        self.map, self.channel = map, channel
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.map(x.movedim(self.channel, -1)).movedim(-1, self.channel)
-        return made
+    graph = fx.Graph()
+    last = graph.call_function(torch.movedim, (graph.placeholder("x"), channel, -1))
+    graph.output(graph.call_function(torch.movedim, (graph.call_module("map", (last,)), -1, channel)))
+    return graph_of({"map": map}, graph, "OnLast")
 
 
 def image_map(width: int, kernel: int, rank: int | None) -> nn.Sequential:
@@ -115,11 +99,11 @@ def token_map(width: int, rank: int | None) -> nn.Module:
     return nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width))
 
 
-class Nothing(nn.Module):
+def nothing() -> nn.Module:
     """A branch that adds nothing."""
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return torch.zeros_like(x)
+    graph = fx.Graph()
+    graph.output(graph.call_function(torch.zeros_like, (graph.placeholder("x"),)))
+    return called(graph_of({}, graph, "Nothing"))
 
 
 def modules_of(block: nn.Module, way: tuple[str, ...]) -> nn.Sequential:
@@ -158,9 +142,11 @@ def half_of(
         return None  # what follows is unclear
     own = copy.deepcopy(block)
     before = modules_of(own, between) if between else None
-    made = Correction(modules_of(own, branch), after_of(block, structure), before, **structure.call)
-    paths = {f"branch.{i}": step for i, step in enumerate(branch)}
-    return made.eval(), paths | {f"before.{i}": step for i, step in enumerate(between)}
+    made = correction(modules_of(own, branch), after_of(block, structure), before)
+    half = as_called(made, structure).eval()
+    (where,) = (f"{path}." if path else "" for path, module in half.named_modules() if module is made)
+    paths = {f"{where}branch.{i}": step for i, step in enumerate(branch)}
+    return half, paths | {f"{where}before.{i}": step for i, step in enumerate(between)}
 
 
 def without_mlp(block: nn.Module, branch: tuple[str, ...], arguments: Arguments) -> nn.Module | None:
@@ -170,7 +156,7 @@ def without_mlp(block: nn.Module, branch: tuple[str, ...], arguments: Arguments)
         return None
     own = copy.deepcopy(block)
     for number, step in enumerate(steps):
-        set_submodule(own, step, Nothing() if number == 0 else nn.Identity())
+        set_submodule(own, step, nothing() if number == 0 else nn.Identity())
     try:
         with torch.no_grad():
             arguments.run(own.eval())
@@ -191,18 +177,18 @@ def origin(path: str, paths: dict[str, str]) -> str:
 def plain_(model: nn.Module) -> nn.Module:
     """Exchange every correction that can be for standard layers with the same outputs; returns the model."""
     for name, module in list(model.named_modules()):
-        if isinstance(module, Correction) and not (module.argument or module.length or module.before):
+        if isinstance(module, fx.GraphModule) and module.meta.get("correction"):
             made = merged(module)
-            if made is not None:
+            if made is not module:
                 set_submodule(model, name, adopt_attributes_(made.train(module.training), module))
     return model
 
 
-def merged(correction: Correction) -> nn.Module | None:
-    """Standard layers that compute the same, or None."""
-    inner: Any = correction.branch
+def merged(made: nn.Module) -> nn.Module:
+    """Standard layers that compute what a correction does, or itself."""
+    inner, after = getattr(made, "branch", None), getattr(made, "after", None)
     if inner is None:
-        return correction.after or nn.Identity()
+        return after or nn.Identity()
     if isinstance(inner, nn.Linear):
         layer = with_input(inner)
     elif isinstance(inner, nn.Sequential) and len(inner) == 2 and isinstance(inner[1], nn.BatchNorm2d):
@@ -212,5 +198,5 @@ def merged(correction: Correction) -> nn.Module | None:
         conv.bias = nn.Parameter(shift.to(conv.weight))
         layer = with_input(conv)
     else:
-        return None
-    return layer if correction.after is None else nn.Sequential(layer, correction.after)
+        return made
+    return layer if after is None else nn.Sequential(layer, after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..blocks.running import cut
+from ..blocks.running import cut, unchanged
 from ..costs.recorder import flops_of as operation_flops
 from ..errors import ReplearnError
 from .batches import Batch, Data, device_of
@@ -57,7 +58,9 @@ class Agreement:
 def read_metric(metric: Callable[[nn.Module], Any], model: nn.Module) -> Metric:
     """The metric with what it returns checked; a model that it gives NaN for is the worst there is."""
 
-    def number(found: Any) -> float:
+    def number(judged: nn.Module) -> float:
+        with unchanged(judged):  # a metric may set modes
+            found = metric(judged)
         try:
             return float(found)
         except (TypeError, ValueError) as error:
@@ -65,12 +68,12 @@ def read_metric(metric: Callable[[nn.Module], Any], model: nn.Module) -> Metric:
                 f"metric(model) returned {found!r}: return one number, higher for a better model."
             ) from error
 
-    top = number(metric(model))
+    top = number(model)
     if not math.isfinite(top):
         raise ReplearnError(f"metric(model) is {top} for the untouched model: return a finite number.")
 
     def checked(other: nn.Module) -> float:
-        value = top if other is model else number(metric(other))
+        value = top if other is model else number(other)
         return -math.inf if math.isnan(value) else value
 
     return checked
@@ -94,6 +97,11 @@ def block_cost(block: nn.Module, arguments: Arguments, repeats: int = 5) -> Pric
     """The cost of one block on one call."""
     (seconds,) = timed([lambda: arguments.run(block)], block, repeats)
     return Price(seconds, flops_of(lambda: arguments.run(block)), count(block))
+
+
+def holders(model: nn.Module) -> Counter[int]:
+    """In how many places of the model each parameter stands, by its id."""
+    return Counter(id(p) for module in model.modules() for p in module._parameters.values())
 
 
 def count(model: nn.Module) -> float:

@@ -11,8 +11,8 @@ from torch import nn
 from ..planning.validate import own_copy
 from .batches import Data
 from .calls import Arguments
-from .corrections import Form, half_of, merged, pass_through, put_
-from .measure import Price, block_cost, costs, count, example_of
+from .corrections import Form, as_called, half_of, merged, pass_through, put_
+from .measure import Price, block_cost, costs, count, example_of, holders
 from .recognise import Recognition, smallest_calls
 from .stand_ins import Place, empty_correction, map_inputs
 
@@ -23,7 +23,7 @@ class Prices:
     def __init__(self, model: nn.Module, found: Recognition, data: Data, rank: int) -> None:
         self.model, self.found, self.rank = model, found, rank
         example = example_of(data)
-        self.stream = data.stream
+        self.stream, self._held = data.stream, holders(model)
         few = Data((example,), data.forward, example.size, stream=data.stream)
         (self.now,) = costs([model], few)
         self._calls = smallest_calls(model, found.way, few)
@@ -66,12 +66,14 @@ class Prices:
     def _measured(self, name: str, form: Form | None) -> Price:
         block, arguments = self.model.get_submodule(name), self._calls[name]
         shapes = tuple((path, tuple(p.shape)) for path, p in block.named_parameters())
-        key = ((type(block), shapes, tuple(arguments.x.shape)), form)
+        inside = holders(block)
+        stays = sum(p.numel() for p in block.parameters() if inside[id(p)] < self._held[id(p)])
+        key = ((type(block), shapes, tuple(arguments.x.shape)), form, stays)
         if key not in self._known:
             with torch.no_grad(), self.stream.weights(block):
                 arguments = arguments.moved(self.stream.load)
                 module = block if form is None else self._empty(name, block, form, arguments)
-                self._known[key] = block_cost(module, arguments)
+                self._known[key] = block_cost(module, arguments) - Price(0, 0, stays if form is None else 0)
         return self._known[key]
 
     def _empty(self, name: str, block: nn.Module, form: Form, arguments: Arguments) -> nn.Module:
@@ -85,7 +87,7 @@ class Prices:
                 return half[0]
             form = "full"
         made = empty_correction(Place(name, block, structure), form, arguments.x, self.rank)
-        return made if any(structure.call.values()) else merged(made) or made
+        return as_called(merged(made), structure)
 
 
 def eval_copy(model: nn.Module, *, share: bool = False) -> nn.Module:

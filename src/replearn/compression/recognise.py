@@ -119,11 +119,18 @@ def smallest_calls(model: nn.Module, way: Way, data: Data) -> dict[str, Argument
 
 def _block(model: nn.Module, name: str, arguments: Arguments, stream: Stream) -> Block:
     module = model.get_submodule(name)
-    with stream.weights(module):
-        structure = understand(module, arguments.moved(stream.load))
+    try:
+        with stream.weights(module):
+            structure = understand(module, arguments.moved(stream.load))
+    except RuntimeError as error:  # for example what autocast in a forward= would have cast
+        told = str(error).splitlines()[0]
+        raise ReplearnError(
+            f"{name} can't be run by itself on what the model gave it ({told}). Give batches and a model of one "
+            "dtype, and no autocast."
+        ) from error
     kept = ""
     if not structure.keeps_shape:
-        kept = f"turns {tuple(arguments.x.shape[1:])} into {structure.trace.shape[1:]}"
+        kept = f"it turns {tuple(arguments.x.shape[1:])} into {structure.trace.shape[1:] or 'no tensor'}"
     elif has_hooks(module):
         kept = "it has hooks, which would be lost with it"
     elif sum(other is module for _, other in model.named_modules(remove_duplicate=False)) > 1:

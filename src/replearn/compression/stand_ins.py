@@ -14,13 +14,14 @@ from ..errors import ReplearnError
 from ..operators._base.ridge import Moments, Solution, solve
 from .calls import Tap
 from .corrections import (
-    Channels,
-    Correction,
     Form,
-    OnLast,
     after_of,
+    as_called,
+    channels,
+    correction,
     half_of,
     image_map,
+    on_last,
     origin,
     pass_through,
     token_map,
@@ -69,7 +70,7 @@ def fit_block(
     solution, moments, error = found
     whole = empty_correction(place, form, student[0].arguments.x, rank)
     _write(whole.branch, solution, moments, place)
-    return whole.to(aims[0].dtype), BlockFit(place.name, form, error, solution.ridge), outputs
+    return as_called(whole, structure), BlockFit(place.name, form, error, solution.ridge), outputs
 
 
 def _solved(
@@ -118,28 +119,27 @@ def low_rank(form: Form, width: int, rank: int) -> int | None:
     return min(rank, width // 2) if form == "low-rank" and width > 2 else None
 
 
-def empty_correction(place: Place, form: Form, x: Tensor, rank: int) -> Correction:
+def empty_correction(place: Place, form: Form, x: Tensor, rank: int) -> nn.Module:
     """A map of this form before it is fitted, with what follows the block's last sum."""
     channel = place.structure.channel
     width = x.shape[channel]
     low = low_rank(form, width, rank)
     with PrivateRandom():  # torch starts layers at random
         if form == "channels":
-            made: nn.Module = Channels(width, channel, x.dim())
+            made: nn.Module = channels(width, channel, x.dim())
         elif place.structure.image:
             made = image_map(width, kernel_of(place.block, width), low)
         else:
             made = token_map(width, low)
-            made = made if channel == x.dim() - 1 else OnLast(made, channel)
-    whole = Correction(made, after_of(place.block, place.structure), **place.structure.call)
-    return whole.to(x.device, x.dtype).eval()
+            made = made if channel == x.dim() - 1 else on_last(made, channel)
+    dtype = next((p.dtype for p in place.block.parameters() if p.is_floating_point()), x.dtype)  # not autocast's
+    return correction(made.to(x.device, dtype), after_of(place.block, place.structure)).eval()
 
 
 @torch.no_grad()
 def _write(fitted: Any, found: Solution, moments: Moments, place: Place) -> None:
-    if isinstance(fitted, OnLast):
-        fitted = fitted.map
-    if isinstance(fitted, Channels):
+    fitted = getattr(fitted, "map", fitted)
+    if hasattr(fitted, "scale"):
         fitted.scale.copy_(found.weight.reshape(fitted.scale.shape))
         fitted.shift.copy_(found.shift.reshape(fitted.shift.shape))
     elif isinstance(fitted, nn.Linear):

@@ -39,7 +39,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a module inside the block: from which value to which."""
+    """One call of a module inside the block: from which value to which; -1 where it is given more than that."""
 
     path: str
     given: int
@@ -133,9 +133,9 @@ class _Recorder(TorchDispatchMode):
         started: list[int] = []
 
         def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
-            given = [self.node_of(v) for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
-            self._kept.append((args, kwargs))
-            started.append(next((node for node in given if node >= 0), -1))
+            given = (*args, *kwargs.values())
+            self._kept.append(given)
+            started.append(self.node_of(given[0]) if len(given) == 1 else -1)
 
         def left(path: str, module: nn.Module, args: Any, made: Any) -> None:
             self._kept.append(made)

@@ -56,6 +56,12 @@ class Search:
         goal, found = self.goal, self.found
         every = found.candidates
         check_names(goal.names, found)
+        if not every:
+            first = found.blocks[0]
+            raise ReplearnError(
+                f"None of the {len(found.blocks)} blocks of {found.model} can go: {first.name} stays because "
+                f"{first.kept}. print(replearn.compression.recognise(model, loader)) says why of each."
+            )
         if goal.quantity == "blocks" and goal.at_most > len(every):
             raise ReplearnError(
                 f"budget='blocks={goal.at_most:.0f}': {found.model} has {len(found.blocks)} blocks, of which "

@@ -54,7 +54,7 @@ class Way:
 
 
 def find_way(model: nn.Module, blocks: Sequence[str], data: Data) -> Way:
-    """Run the model once and see which block follows which; a block that runs twice is an error."""
+    """Run the model once and see which block follows which; those that run twice are left out."""
     ran: list[tuple[str, Arguments, Any]] = []
 
     def note(name: str, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
@@ -62,19 +62,19 @@ def find_way(model: nn.Module, blocks: Sequence[str], data: Data) -> Way:
 
     run_noting(model, blocks, data, note)
     order = [name for name, *_ in ran]
+    once = [one for one in ran if order.count(one[0]) == 1]
     silent = [name for name in blocks if name not in order]
     if silent:
         raise ReplearnError(f"The loader's batches never reach {', '.join(silent[:3])}: give batches that do.")
-    twice = [name for name in order if order.count(name) > 1]
-    if twice:
+    if not once:
         raise ReplearnError(
-            f"{twice[0]} runs {order.count(twice[0])} times in one call of {type(model).__name__}; only blocks "
-            "that run once can be taken out."
+            f"{order[0]} runs {order.count(order[0])} times in one call of {type(model).__name__}, and so do all "
+            "its blocks; only blocks that run once can be taken out."
         )
     follows = {
-        name for (_, before, made), (name, after, _) in pairwise(ran) if made is after.x and _alike(before, after)
+        name for (_, before, made), (name, after, _) in pairwise(once) if made is after.x and _alike(before, after)
     }
-    return Way(tuple(order), frozenset(follows))
+    return Way(tuple(name for name, *_ in once), frozenset(follows))
 
 
 def run_noting(model: nn.Module, names: Iterable[str], data: Data, note: Callable[..., None]) -> None:

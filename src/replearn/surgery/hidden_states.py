@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from ..blocks.stacks import class_path
 from ..planning.targets import RECORDER, records_hidden_states
@@ -38,7 +38,8 @@ def record_replacement(model: nn.Module, block: nn.Module, replacement: nn.Modul
     block_type = getattr(block, BLOCK, None) or class_path(block)
     if class_path(replacement) == block_type:
         return  # a deployed whole block is one of theirs again
-    setattr(replacement, BLOCK, block_type)
+    body = replacement.body if isinstance(replacement, fx.GraphModule) and hasattr(replacement, "body") else None
+    setattr(body or replacement, BLOCK, block_type)  # what hooks will hang on
     for part in model.modules():
         recorders = getattr(type(part), "_can_record_outputs", None)  # the class's: one for all its models
         if isinstance(recorders, dict) and "hidden_states" in recorders:

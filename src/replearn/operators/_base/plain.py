@@ -25,7 +25,7 @@ def residual(branch: nn.Module, activation: Callable[[Tensor], Tensor] | None = 
     elif activation is not None:
         total = graph.call_function(activation, (total,))
     graph.output(total)
-    made = _module(modules, graph, "Residual")
+    made = graph_of(modules, graph, "Residual")
     made.meta["residual"] = None if "activation" in modules else activation
     return made
 
@@ -44,7 +44,7 @@ def gated_mlp(layers: Mapping[str, nn.Module], activation: nn.Module) -> nn.Modu
     gate = graph.call_module("activation", (graph.call_module("gate", (x,)),))
     product = graph.call_function(torch.mul, (gate, graph.call_module("up", (x,))))
     graph.output(graph.call_module("down", (product,)))
-    return _module({**layers, "activation": activation}, graph, "GatedMLP")
+    return graph_of({**layers, "activation": activation}, graph, "GatedMLP")
 
 
 def affine(scale: Tensor, shift: Tensor) -> nn.Module:
@@ -63,17 +63,24 @@ def as_block(module: nn.Module, anatomy: Anatomy) -> nn.Module:
     """Give a module of one tensor the block's way of being called and of returning."""
     if anatomy.kind in ("basic", "bottleneck") and anatomy.returns == "tensor":
         return module
+    return called(module, anatomy.input, int(anatomy.returns == "tuple"))
+
+
+def called(body: nn.Module, argument: str = "", length: int = 0) -> nn.Module:
+    """A module of one tensor, called with whatever a block took; it returns a tuple where that has a length."""
     graph = fx.Graph()
-    x = graph.placeholder(anatomy.input)
+    x = graph.placeholder(argument or "x")
     graph.placeholder("*args")
     graph.placeholder("**kwargs")
-    y = graph.call_module("body", (x,))
-    result: Any = (y,) if anatomy.returns == "tuple" else y
-    graph.output(result)
-    return _module({"body": module}, graph, "Block")
+    y: Any = graph.call_module("body", (x,))
+    graph.output((y, *([None] * (length - 1))) if length else y)
+    # copies of a graph lose its hooks, and those of an ordinary module keep them
+    ordinary = nn.Sequential(body) if isinstance(body, fx.GraphModule) else body
+    return graph_of({"body": ordinary}, graph, "Block")
 
 
-def _module(modules: Mapping[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
+def graph_of(modules: Mapping[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A graph that calls these modules by name."""
     root = nn.Module()
     for key, module in modules.items():
         root.add_module(key, module)
@@ -88,4 +95,4 @@ def as_module(function: Callable[[Tensor], Tensor]) -> nn.Module:
         return nn.ReLU()
     graph = fx.Graph()
     graph.output(graph.call_function(function, (graph.placeholder("x"),)))
-    return _module({}, graph, "Function")
+    return graph_of({}, graph, "Function")

@@ -4,7 +4,8 @@
 
 Sums of products need no memory for rows; K x K systems are solved. Where there are fewer rows than columns, the
 rows are kept, and an equal system with one equation a row is solved instead. Rows are multiplied in their own
-precision and summed in float64. All tensors have a leading dimension of groups, 1 but for grouped convolutions.
+precision, about the mean of the first ones, and summed in float64: rounding would hide what hardly varies. All
+tensors have a leading dimension of groups, 1 but for grouped convolutions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Moments:
         self.count = 0
         self.thinned = False  # these are a part of the rows
         self._narrow = narrow
-        self._sums: list[Tensor] = []
+        self._sums: list[Tensor] = []  # of rows less `_about`
+        self._about: list[Tensor] = []
         self._rows: list[tuple[Tensor, Tensor]] = []
 
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -40,6 +42,9 @@ class Moments:
 
     def _fold(self) -> None:
         for x, y in self._rows:
+            if not self._sums:
+                self._about = [rows.mean(1, keepdim=True) for rows in (x, y)]
+            x, y = x - self._about[0], y - self._about[1]
             made = [x.mT @ x, x.mT @ y, x.sum(1), y.sum(1), y.square().sum(1)]
             if not self._sums:
                 self._sums = [tensor.double() for tensor in made]
@@ -64,26 +69,34 @@ class Moments:
 
     @property
     def mean_x(self) -> Tensor:
-        return self.rows[0].double().mean(1) if self.rows else self._sums[2] / self.count
+        return self.rows[0].double().mean(1) if self.rows else self._sums[2] / self.count + self._about[0][:, 0]
 
     @property
     def mean_y(self) -> Tensor:
-        return self.rows[1].double().mean(1) if self.rows else self._sums[3] / self.count
+        return self.rows[1].double().mean(1) if self.rows else self._sums[3] / self.count + self._about[1][:, 0]
 
     @property
     def power(self) -> Tensor:
         """The mean square of y, (G, R)."""
-        return self.rows[1].double().square().mean(1) if self.rows else self._sums[4] / self.count
+        if self.rows:
+            return self.rows[1].double().square().mean(1)
+        about = self._about[1][:, 0].double()
+        return self._sums[4] / self.count + about * (self._sums[3] / self.count + self.mean_y)
 
     @property
     def second(self) -> Tensor:
         """Mean products of x with itself, (G, K, K)."""
-        return self._sums[0] / self.count
+        return self._products(0, self.mean_x)
 
     @property
     def mixed(self) -> Tensor:
         """Mean products of x and y, (G, K, R)."""
-        return self._sums[1] / self.count
+        return self._products(1, self.mean_y)
+
+    def _products(self, place: int, mean: Tensor) -> Tensor:
+        one, two = self._about[0].double(), self._about[place].double()
+        made = (self._sums[place] / self.count).baddbmm_(one.mT, mean[:, None])
+        return made.baddbmm_((self._sums[2] / self.count)[:, :, None], two)
 
     def products(self) -> tuple[Tensor, Tensor]:
         """Mean products of x with itself and with y, about their means."""
@@ -108,11 +121,12 @@ class Moments:
             x, y = self.rows
             rest = x @ weight.mT.to(x) + shift[:, None].to(x) - y
             return float(rest.double().square().sum() / self.count)
-        made = (weight @ self._sums[0]) / self.count
-        total = self.power.sum() + (made * weight).sum() - 2 * (weight * self.mixed.mT).sum()
-        mean = (weight @ self.mean_x[:, :, None])[..., 0]
-        total += shift.square().sum() + 2 * (shift * (mean - self.mean_y)).sum()
-        return float(total)
+        xy, mean_x, mean_y, yy = (total / self.count for total in self._sums[1:])
+        made = (weight @ self._sums[0]) / self.count  # the products of wide layers are large, and not copied
+        about_x, about_y = (about.double() for about in self._about)
+        shift = shift + (weight @ about_x.mT)[..., 0] - about_y[:, 0]
+        total = yy.sum() + (made * weight).sum() - 2 * (weight * xy.mT).sum() + shift.square().sum()
+        return float(total + 2 * (shift * ((weight @ mean_x[:, :, None])[..., 0] - mean_y)).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +182,8 @@ class FromSums:
             self.mean = torch.zeros_like(self.mean)
         else:
             self.rest -= self.mean * (moments.mean_y - (base @ self.mean)[..., 0])[:, None, :]
-        self.scale = (diagonal - self.mean[..., 0].square()).mean(-1).clamp_min(TINY)
+        varying = diagonal - self.mean[..., 0].square()
+        self.scale = varying.mean(-1).maximum(1e-12 * diagonal.mean(-1)).clamp_min(TINY)
 
     def solve(self, ridge: float) -> Tensor:
         """What is added to the base."""
