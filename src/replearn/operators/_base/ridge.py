@@ -7,8 +7,6 @@ rows are kept, and an equal system with one equation a row is solved instead. Ro
 precision and summed in float64. All tensors have a leading dimension of groups, 1 but for grouped convolutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
