@@ -1,7 +1,5 @@
 """Analyse what a plan would do to a trained model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from typing import Any

@@ -8,8 +8,6 @@ that read their sources under stop-gradient follow another direction; how far of
 network's loss with the kept weights of the step and the removed blocks as they start: RepL never trains these.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

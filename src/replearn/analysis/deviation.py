@@ -1,7 +1,5 @@
 """Local errors of the operators, and how far outputs are from the full model's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Gradient bias on the parameters that the full and the replaced model share, next to its bound."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Recoverability: how near the removed weights are to the span of their neighbours'."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

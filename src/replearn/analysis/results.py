@@ -1,7 +1,5 @@
 """What an analysis found: plain, frozen data, with the paper's symbols in the comments."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

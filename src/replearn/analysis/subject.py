@@ -1,7 +1,5 @@
 """What is analysed: the full model, the same with blocks replaced, and the held-out batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

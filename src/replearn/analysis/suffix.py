@@ -5,8 +5,6 @@ one estimate a sample. The largest singular value at a sampled point is a local 
 below of the Lipschitz constant around it, not a guarantee.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

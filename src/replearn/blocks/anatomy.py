@@ -1,7 +1,5 @@
 """Plain data: what a block is made of, as far as an operator needs to know."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args

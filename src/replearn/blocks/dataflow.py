@@ -4,8 +4,6 @@ It is a sketch: where code asks a traced value for a truth, a length or its item
 list of blocks has. It proves nothing, but shows heads that run side by side, and code that reads parts of blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

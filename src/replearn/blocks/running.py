@@ -1,7 +1,5 @@
 """Run a model on a batch, and leave it as it was."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Find the stacks of a model: runs of sibling blocks that share a shape."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Where each thread sets back what it found, the one that ends last sets back what another one had set, for good.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -3,8 +3,6 @@
 Nothing outside of the trace changes: neither the module, nor torch, nor what other threads call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A second object for a module and for each module in it, with the same classes, tensors and settings."""
 
-from __future__ import annotations
-
 import functools
 from collections import OrderedDict
 from types import BuiltinFunctionType, FunctionType, MethodType

@@ -1,7 +1,5 @@
 """Budgets as data: how much latency, FLOPs, memory or time is allowed, how many parameters, how many blocks go."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a model costs while it is trained and once it is deployed, as data and as text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

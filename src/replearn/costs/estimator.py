@@ -1,7 +1,5 @@
 """What training and running a model costs, estimated from shapes, without its weights and without a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

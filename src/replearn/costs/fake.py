@@ -4,8 +4,6 @@ Meta tensors take other paths than CUDA ones (attention, BatchNorm, dropout); fa
 a GPU are dispatched as real ones would be.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ torch has two generations of switches for it, and the getters of the older one r
 (`torch.backends.cuda.matmul.fp32_precision`). So the newer ones are read, and both are set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,7 +1,5 @@
 """Watch a training step on the fake GPU: which kernels run, and what memory is held by whom."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@ The backward pass runs without autograd's engine, which wants a real GPU for ten
 Nodes are called one by one in the engine's own order, the latest made first, and gradients are added up between.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -8,8 +8,6 @@ u stays in float32 and the products are in half precision. In a flat graph it ca
 what a weight goes into. Exact but for rounding.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass, field

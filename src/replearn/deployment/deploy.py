@@ -1,7 +1,5 @@
 """Turn a replaced model into an ordinary one."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -7,8 +7,6 @@ Exact but for rounding, and one launch, one call and one read of x less. Only a 
 can take the sum up: a norm before it (HeadWise, MLP) or an activation inside (bottlenecks) keeps it outside.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

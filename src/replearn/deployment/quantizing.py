@@ -1,7 +1,5 @@
 """INT8 for a CPU: a deployed model in eight bits, by torchao's maintained interfaces."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Iterable

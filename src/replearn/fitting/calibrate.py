@@ -1,7 +1,5 @@
 """Fit operators to the blocks of a trained model, in closed form, on a few batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any

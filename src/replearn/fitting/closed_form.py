@@ -1,7 +1,5 @@
 """Fit one operator to the block that it stands for: every way there is, judged on held-out rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Watch blocks of a model at work on calibration data: what goes in, what comes out, and how alike these are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

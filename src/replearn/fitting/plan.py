@@ -1,7 +1,5 @@
 """`replearn.plan`: decide everything about a replacement, by a placement or by a budget."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

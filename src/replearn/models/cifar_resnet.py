@@ -1,7 +1,5 @@
 """ResNets for 32x32 images: He et al. (2016), section 4.2, with 1x1-convolution shortcuts."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

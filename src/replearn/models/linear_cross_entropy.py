@@ -7,8 +7,6 @@ gradient. Here a few rows are made at a time, and while they are there, their pa
 h and W too: nothing is computed twice, and the backward pass only scales what is there.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ The paper gives its depth, width, heads and MLP width alone. Ours, where it is s
 branch, GELU, dropout 0.2 on embeddings and branches, GPT-2's starting values, the output tied to the embeddings.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ Each file holds a small frozen dataclass of options, which is what users write
 a file: defining the options class registers it, and it appears here under its own name.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any

@@ -9,8 +9,6 @@ Cost: the sum of its two forms, three quarters of a ViT block's matrices.
 Fails: where either form does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Literal, cast
 

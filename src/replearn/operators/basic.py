@@ -9,8 +9,6 @@ Cost: one 3x3 convolution instead of two, half of the block's FLOPs; synthesis r
 Fails: on a block of another kind than `basic`; `sources='none'` without a correction has no weight left.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

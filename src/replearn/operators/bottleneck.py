@@ -12,8 +12,6 @@ Cost: as many FLOPs as the block: it saves parameters, gradients and optimizer s
 Fails: on a block of another kind than `bottleneck`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

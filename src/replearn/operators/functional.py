@@ -4,8 +4,6 @@ A faster version takes the same arguments and returns None where it does not app
 register theirs when they are imported, which happens the first time that a tensor on a GPU comes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module

@@ -13,8 +13,6 @@ Fails: where the projection is not square, its columns can't be split among the 
 `sources='none'`: it reads a neighbour's LayerNorm.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -10,8 +10,6 @@ Cost: the MLP's matrices, two thirds of a ViT block's; reading and normalising t
 Fails: with `sources='none'`: it reads a neighbour's norm.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor, nn

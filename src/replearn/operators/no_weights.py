@@ -8,8 +8,6 @@ Cost: nothing but the residual path: 2C multiply-adds a position.
 Fails: on a block of unknown kind (`any`), whose width it can't tell.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -10,8 +10,6 @@ Fails: where the attention's output projection is not square (WholeBlock and MLP
 trained model its span alone explains almost nothing of a block: add a correction.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -9,8 +9,6 @@ Fails: on a block of another kind than `bottleneck`; nothing in it looks at a pi
 a stack of them loses receptive field.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ Cost: nothing.
 Fails: on a block of unknown kind whose code or signature says that it returns a tuple.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

@@ -11,8 +11,6 @@ Fails: with `sources='none'`, on blocks with an RNN, LSTM or GRU inside, and whe
 parameters have other shapes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

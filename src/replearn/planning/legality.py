@@ -1,7 +1,5 @@
 """Which positions of a model's stacks can be targets, and which of them a placement takes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

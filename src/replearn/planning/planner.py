@@ -1,7 +1,5 @@
 """Decide everything about a replacement; the model is not touched."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

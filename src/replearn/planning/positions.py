@@ -1,7 +1,5 @@
 """Which positions of a stack become targets: pure functions on numbers and names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from ..blocks.stacks import Stack

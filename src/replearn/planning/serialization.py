@@ -1,7 +1,5 @@
 """Frozen dataclasses as JSON data, and strictly back: files may come from strangers."""
 
-from __future__ import annotations
-
 import json
 import math
 import types

@@ -1,7 +1,5 @@
 """One target: which weights its operator reads from which neighbour, and what it will cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

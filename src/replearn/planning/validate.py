@@ -1,7 +1,5 @@
 """Refuse models that are wrapped, sharded, compiled or replaced already; copy them without wrappers."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Iterator

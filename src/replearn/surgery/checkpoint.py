@@ -1,7 +1,5 @@
 """Save and load: one safetensors file with the weights, the plan and a checksum of both."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

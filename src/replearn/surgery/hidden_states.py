@@ -5,8 +5,6 @@ or its deployed form) is of another class, and the tuple would be an entry short
 state after block 6. Nothing is done where the library was never imported.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from typing import Any

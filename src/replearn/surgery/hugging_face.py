@@ -1,7 +1,5 @@
 """Load a replaced Hugging Face model that save_pretrained wrote: the plan is in its config.json."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Plan metadata: a replaced model has its plan as an attribute, and a Hugging Face model in its config too."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Exchange blocks for operators, exactly as the plan says."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """State dicts: can they be stored, do they match, and can one be copied onto the other?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

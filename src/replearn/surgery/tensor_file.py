@@ -5,8 +5,6 @@ rather than by safetensors, whose writer needs NumPy and all tensors in memory a
 a single tensor at a time. Reading is left to safetensors, which maps the file and checks its layout.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Trained weights of any origin: read from a file, and put into a fresh model or a part of it."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A family is a file with a function `describe(block) -> Anatomy | None`. To add o
 the parts that the class has as its library builds it; a part that someone took out is left out here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

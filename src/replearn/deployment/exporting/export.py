@@ -1,7 +1,5 @@
 """Export: write a file in one of the formats, read it back, compare, and only then put it in its place."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

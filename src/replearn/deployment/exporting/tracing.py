@@ -1,7 +1,5 @@
 """A model as an exported program with a free batch size, and inputs to try it on."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Mapping

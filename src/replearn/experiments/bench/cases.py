@@ -1,7 +1,5 @@
 """What is measured: a backbone with its batch and its placement, and the candidates that stand side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Inference latency as in the paper's tables: every side on one backend, in turns, beside its values."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The sides of the inference comparison, each ready to run on one backend."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

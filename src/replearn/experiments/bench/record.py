@@ -1,7 +1,5 @@
 """What a benchmark found: rows with ratios to E2E in the same run, how they were measured, and as text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Two runs of a benchmark can differ by more than the rounds of either: what a bui
 memory, stays the same from round to round. So a careful measurement builds everything several times.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

@@ -4,8 +4,6 @@ A machine drifts (clocks, heat, neighbours); what is measured in the same round 
 taken round by round and told as their median with the quartiles.
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 from collections.abc import Callable, Mapping, Sequence

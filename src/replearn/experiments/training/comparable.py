@@ -1,7 +1,5 @@
 """Which runs may stand in one table: trained alike, measured on the same hardware, and rows at equal time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean

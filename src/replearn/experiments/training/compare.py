@@ -1,7 +1,5 @@
 """Compare finished runs: mean and spread over seeds, paired differences, costs, and the paper's numbers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

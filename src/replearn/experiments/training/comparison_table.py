@@ -1,7 +1,5 @@
 """The printed view of a comparison: what was reached, then what it cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...planning.table import text_table

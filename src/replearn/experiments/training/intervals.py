@@ -1,7 +1,5 @@
 """Mean, spread, paired t-tests and Holm's correction."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

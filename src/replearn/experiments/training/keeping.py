@@ -1,7 +1,5 @@
 """Keep a run on disk: its folder for itself, its state, its result, and the trained model."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """A folder as a list: the classes that its files define and name."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType

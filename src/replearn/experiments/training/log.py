@@ -1,7 +1,5 @@
 """Where a run's epochs go: a file of JSON lines, and Weights & Biases, MLflow or TensorBoard."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A line without a seed holds what the runs after it share, a line with one the re
 epochs are kept: evenly spaced ones, the best, the one of the highest memory and the last.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the paper prints: its tables, from one data file (`paper_tables.json`), and rows of them beside ours."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

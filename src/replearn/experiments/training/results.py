@@ -1,7 +1,5 @@
 """The result file of a run: what was trained, on what, and what was measured."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Random numbers that depend on where a run is, never on how it got there."""
 
-from __future__ import annotations
-
 import hashlib
 
 

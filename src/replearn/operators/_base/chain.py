@@ -1,7 +1,5 @@
 """What the operators of ResNet blocks share: a chain of convolutions, a norm, the sum with x, the activation."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Activation checkpointing that leaves running statistics alone in the second run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -6,8 +6,6 @@ Operators say what they need as mixtures. `Mixture.plain` is the arithmetic in o
 what runs where `fast.accelerate` does not make all mixtures of a model in one kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Deployed forms: small graphs of ordinary modules, which need nothing of this package to run."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any

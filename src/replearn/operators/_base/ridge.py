@@ -8,8 +8,6 @@ precision, about the mean of the first ones, and summed in float64: rounding wou
 tensors have a leading dimension of groups, 1 but for grouped convolutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

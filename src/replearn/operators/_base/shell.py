@@ -1,7 +1,5 @@
 """A module's code without its parameters, to be run with synthesized ones."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ norm(W)_c = W_c / sqrt(sum W_c^2 + eps)                      (eq:conv_norm, eq:l
 W_r       = a * norm(W_prev) + b * norm(W_next) + D          (eq:general_synthesis)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

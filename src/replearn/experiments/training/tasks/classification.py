@@ -1,7 +1,5 @@
 """Image classification: one label an image, top-1 and top-5 accuracy."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

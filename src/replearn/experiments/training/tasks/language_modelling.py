@@ -1,7 +1,5 @@
 """Language modelling: say the next word; judged by perplexity, the exponential of the mean loss a word."""
 
-from __future__ import annotations
-
 import math
 from contextlib import AbstractContextManager
 from dataclasses import replace
