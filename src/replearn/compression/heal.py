@@ -1,10 +1,11 @@
 """The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
 
-The loss is the squared error of the last block's features, before a classifier that stays: KD of the logits on top
-overfits few samples. Where no classifier has a weight of its own, as with tied
-embeddings, KD is added. AdamW, a warm-up and a cosine over the time that is given. The rate and whether images are
-mixed are found in short annealed runs, by the loss on held-out samples. BatchNorm is trained with batches of at
-least 16 samples, and frozen with smaller ones.
+The loss is the squared error of all blocks' features, of which the last one's count most, before a classifier that
+stays: KD of the logits on top overfits few samples. Where no classifier has a weight of its own, as with tied
+embeddings, KD is added. The rate warms up and falls in a cosine over the time that is given; its peak is found in
+short annealed runs, by the loss on held-out samples. Half of the images are mixed in pairs. BatchNorm is trained
+with batches of at least 16 samples, and frozen with smaller ones. SGD trains networks that are left with blocks of
+layers and BatchNorm alone, AdamW all others.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,14 +35,18 @@ from .measure import agreement, answer
 from .pool import Pool
 from .walking import Way
 
-RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+RATES = {"SGD": (0.03, 0.1, 0.3, 1.0), "AdamW": (1e-4, 3e-4, 1e-3, 3e-3)}
+BETWEEN = 0.2  # the weight of a block's features beside those of the last one
 TRIAL = 100  # steps of a trial, at most
-PART = 1 / 20  # of the time, or of the steps, for a trial
-LOOKS = 12  # at held-out samples during a run
+PART = 1 / 30  # of the time, or of the steps, for a trial
+CLOSE = 1.1  # losses of trials within this factor are alike
+LOOKS = 4  # at held-out samples during a run
 PATIENCE = 0.6  # of a run without a gain end it
 WARM_UP = 0.05
 SMALL = 16  # samples of a batch, by fewer of which BatchNorm does not normalise
-JUDGED = 2048  # held-out samples, and as many for BatchNorm statistics
+JUDGED = 512  # held-out samples, and as many for BatchNorm statistics
+
+Seen = tuple[Sequence[Tensor], Tensor]  # features of blocks, and logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +86,6 @@ def read_heal(given: Any) -> tuple[float, float]:
     raise ReplearnError(f"heal={given!r}: write a number of epochs, as 1, or seconds, as '30s'.")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How a run trains."""
-
-    rate: float
-    mix: bool
-
-
 @torch.enable_grad()
 def heal_(
     student: nn.Module,
@@ -100,7 +97,7 @@ def heal_(
     augment: Augment | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Healing:
-    """Train the student in place, for epochs or seconds; trials of settings take up to a fifth of that.
+    """Train the student in place, for epochs or seconds; trials of rates take up to a tenth of that.
 
     The state with the least loss on held-out samples is kept: never one that is worse than the start. A run
     ends early where it has brought nothing for a while. The order of samples follows torch's seed.
@@ -111,20 +108,18 @@ def heal_(
     total = math.inf if math.isinf(epochs) else max(1, math.ceil(epochs * len(pool)))
     frozen = head_of(teacher, way, data)
     logits = 0.0 if frozen else 1.0
-    judge = Judge(student, teacher, data, way.blocks[-1], logits)
-    start = state(student)
+    judge = Judge(student, teacher, data, way.blocks, logits)
     with torch.no_grad():
         judge.judged()
     before = judge.divergence
-    judge.look()
     images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(pool.draw().inputs))
     live = bool(judge.norms) and pool.least >= SMALL
+    start = before_realignment(student, teacher, judge.gone) if live else state(student)
     used = 0
 
-    def run(setting: Setting, most: float, seconds: float, looks: int) -> float:
-        """One annealed run from the start; its loss on held-out samples."""
+    def run(peak: float, most: float, seconds: float, looks: int) -> float:
+        """One annealed run from where the student is; its loss on held-out samples."""
         nonlocal used
-        student.load_state_dict(start)
         opened, done = time.perf_counter(), 0
         steps.restart()
         own, last, now = math.inf, 0.0, math.inf
@@ -134,10 +129,10 @@ def heal_(
 
         for look in range(1, looks + 1):
             while (at := passed()) < look / looks:
-                rate = setting.rate * min(1.0, (at + 1 / most) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * at))
                 batch = pool.draw()
                 batch = batch if augment is None else augmented(batch, augment)
-                steps.step(augmented(batch, mixed) if setting.mix else batch, rate)
+                batch = augmented(batch, mixed) if images else batch
+                steps.step(batch, peak * min(1.0, (at + 1 / most) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * at)))
                 done += 1
                 if not math.isinf(seconds) and done % 8 == 0:
                     steps.wait()
@@ -151,43 +146,66 @@ def heal_(
         return now
 
     with eval_and_grad(student):
-        steps = Steps(judge, teacher, frozen, live)
+        steps = Steps(judge, teacher, frozen, live, live and not judge.added)
         steps.capture(pool.draw())
         most = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
-        found: dict[Setting, float] = {}
+        ends: dict[float, dict[str, Any]] = {}
 
-        def tried(setting: Setting) -> Setting:
-            if setting not in found:
-                found[setting] = run(setting, most, limit * PART, 1)
-            return min(found, key=lambda item: found[item])
+        def trial(peak: float) -> float:
+            student.load_state_dict(start)
+            loss = run(peak, most, limit * PART, 1)
+            ends[peak] = state(student)
+            return loss
 
-        best = search(tried, Setting(RATES[2], images))
-        run(best, total, max(limit - (time.perf_counter() - begin), 1e-3), LOOKS)
+        rate = best_rate(trial, RATES[steps.name])
+        student.load_state_dict(ends[rate])
+        run(rate, total, max(limit - (time.perf_counter() - begin), 1e-3), LOOKS)
     student.load_state_dict(judge.best)
     student.zero_grad(set_to_none=True)
     norms = ("trained" if live else "frozen") if judge.norms else ""
     spent = time.perf_counter() - begin
-    return Healing(before, judge.divergence, best.rate, used, spent, norms, best.mix)
+    return Healing(before, judge.divergence, rate, used, spent, norms, images)
 
 
-def search(tried: Callable[[Setting], Setting], best: Setting) -> Setting:
-    """Try one change after another; `tried` gives the best setting so far."""
-    tried(best)
-    best = tried(replace(best, rate=RATES[1]))
-    best = tried(replace(best, rate=RATES[0] if best.rate == RATES[1] else RATES[3]))
-    return tried(replace(best, mix=False)) if best.mix else best
+def best_rate(loss: Callable[[float], float], rates: tuple[float, float, float, float]) -> float:
+    """The best of four rates by three trials: the two in the middle, and the one beside the better of them.
+
+    Of rates that are about as good it is the lowest: short runs flatter high ones.
+    """
+    least, low, high, most = rates
+    found = {rate: loss(rate) for rate in (high, low)}
+    beside = least if found[low] < found[high] else most
+    found[beside] = loss(beside)
+    return min(rate for rate in found if found[rate] <= CLOSE * min(found.values()))
+
+
+def before_realignment(student: nn.Module, teacher: nn.Module, gone: Sequence[str]) -> dict[str, Any]:
+    """The student's state with the teacher's weights in all that stayed.
+
+    With BatchNorm trained, 50 steps from there bring as much as from realigned layers, and 300 steps more.
+    """
+    untouched, places = teacher.state_dict(), tuple(f"{name}." for name in gone)
+    return {k: value if k.startswith(places) else untouched[k].clone() for k, value in state(student).items()}
 
 
 class Judge:
     """Looks at the student on held-out samples, and keeps the state with the least loss there."""
 
-    def __init__(self, student: nn.Module, teacher: nn.Module, data: Data, last: str, logits: float) -> None:
+    def __init__(
+        self, student: nn.Module, teacher: nn.Module, data: Data, blocks: Sequence[str], logits: float
+    ) -> None:
         few = subset(data, JUDGED)
-        self.student, self.data, self.last, self.logits = student, data, last, logits
+        self.student, self.data, self.logits = student, data, logits
+        places = {name: (student.get_submodule(name), teacher.get_submodule(name)) for name in blocks}
+        gone = {name: own for name, (own, block) in places.items() if type(own) is not type(block)}
+        passing = {name for name, own in gone.items() if not any(True for _ in own.parameters())}
+        self.gone, self.added = tuple(gone), len(gone) > len(passing)
+        self.last = blocks[-1:]
+        self.blocks = (*(name for name in blocks[:-1] if name not in passing), *self.last)
         self.held = few.held()
         self.clean = [batch for batch in few.batches if not batch.held_out and batch.size > 1]
         with torch.no_grad():
-            self.taught = [self.see(teacher, batch) for batch in self.held]
+            self.taught = [self.see(teacher, batch, self.last) for batch in self.held]
         self.norms = [module for module in student.modules() if foldable(module)]
         self.least, self.best, self.divergence = math.inf, state(student), math.inf
 
@@ -205,7 +223,7 @@ class Judge:
         return now
 
     def judged(self) -> float:
-        seen = [self.see(self.student, batch) for batch in self.held]
+        seen = [self.see(self.student, batch, self.last) for batch in self.held]
         pairs = list(zip(seen, self.taught, self.held, strict=True))
         now = sum(float(loss_of(mine, aim, self.logits)) * batch.size for mine, aim, batch in pairs)
         now = now / sum(batch.size for batch in self.held) if math.isfinite(now) else math.inf
@@ -216,22 +234,24 @@ class Judge:
             ).divergence
         return now
 
-    def see(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The features that the last block makes, and the logits."""
+    def see(self, model: nn.Module, batch: Batch, blocks: Sequence[str]) -> Seen:
+        """The features that these blocks make, and the logits."""
         seen: list[Tensor] = []
 
         def note(module: nn.Module, args: Any, made: Any) -> None:
             seen.append(first(made))
 
-        with model.get_submodule(self.last).register_forward_hook(note):
+        with ExitStack() as hooks:
+            for name in blocks:
+                hooks.enter_context(model.get_submodule(name).register_forward_hook(note))
             made = answer(self.data.run(model, batch))
-        return seen[-1], made
+        return seen, made
 
 
 class Steps:
-    """Training steps of one kind, with AdamW; on a GPU they are replayed as a CUDA graph where they can be."""
+    """Training steps of one kind; on a GPU they are replayed as a CUDA graph where they can be."""
 
-    def __init__(self, judge: Judge, teacher: nn.Module, frozen: str, live: bool) -> None:
+    def __init__(self, judge: Judge, teacher: nn.Module, frozen: str, live: bool, sgd: bool) -> None:
         self.judge, self.teacher = judge, teacher
         self.norms = judge.norms if live else []
         student = judge.student
@@ -240,7 +260,14 @@ class Steps:
         self.device = device_of(student)
         self.cuda = self.device.type == "cuda"
         rate: Any = torch.zeros((), device=self.device) if self.cuda else 0.0
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=rate, weight_decay=0.0, capturable=self.cuda)
+        self.optimizer: torch.optim.Optimizer
+        if sgd:
+            self.optimizer = torch.optim.SGD(self.parameters, rate, momentum=0.9, nesterov=True, fused=self.cuda)
+            for parameter in self.parameters:
+                self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        else:
+            self.optimizer = torch.optim.AdamW(self.parameters, rate, weight_decay=0.0, capturable=self.cuda)
+        self.name = type(self.optimizer).__name__
         self.buffers: Batch | None = None  # what the captured step reads
         self.launch: Callable[[], None] | None = None
 
@@ -285,8 +312,8 @@ class Steps:
         for norm in self.norms:
             norm.training = True
         with torch.no_grad():
-            aim = self.judge.see(self.teacher, batch)
-        loss = loss_of(self.judge.see(self.judge.student, batch), aim, self.judge.logits)
+            aim = self.judge.see(self.teacher, batch, self.judge.blocks)
+        loss = loss_of(self.judge.see(self.judge.student, batch, self.judge.blocks), aim, self.judge.logits)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -295,10 +322,14 @@ class Steps:
             norm.training = False
 
 
-def loss_of(mine: tuple[Tensor, Tensor], aim: tuple[Tensor, Tensor], logits: float) -> Tensor:
-    features = aim[0].float()
-    loss = F.mse_loss(mine[0].float(), features) / features.var().clamp_min(1e-12)
+def loss_of(mine: Seen, aim: Seen, logits: float) -> Tensor:
+    *between, last = (relative_error(a.float(), b.float()) for a, b in zip(mine[0], aim[0], strict=True))
+    loss = last + BETWEEN * sum(between)
     return loss + logits * kd(mine[1], aim[1]) if logits else loss
+
+
+def relative_error(made: Tensor, aim: Tensor) -> Tensor:
+    return F.mse_loss(made, aim) / aim.var().clamp_min(1e-12)
 
 
 @contextmanager
