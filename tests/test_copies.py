@@ -213,7 +213,7 @@ def test_models_and_examples_that_are_made_in_inference_mode_may_be_written_to()
 def test_an_optimizer_made_before_the_replacement_is_warned_of() -> None:
     model, late = tiny.resnet(32), tiny.resnet(32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match=r"A SGD holds parameters of layer1\.3.*after") as caught:
+    with pytest.warns(UserWarning, match=r"An optimizer, SGD, holds parameters of layer1\.3.*after") as caught:
         replearn.replace_(model, replearn.plan(model))
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

@@ -61,8 +61,9 @@ def warn_of_optimizers(model: nn.Module, plan: Plan) -> None:
             names = {gone[id(p)] for group in found.param_groups for p in group["params"] if id(p) in gone}
             if names:
                 warnings.warn(
-                    f"A {type(found).__name__} holds parameters of {', '.join(sorted(names)[:3])}, which replace_ "
-                    "takes out: it would train them on, and not the operators. Make the optimizer after replace_.",
+                    f"An optimizer, {type(found).__name__}, holds parameters of {', '.join(sorted(names)[:3])}, "
+                    "which replace_ takes out: it would train them on, and not the operators. Make the optimizer "
+                    "after replace_.",
                     stacklevel=4,
                 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from textwrap import shorten
 
 import typer
 
@@ -30,7 +31,7 @@ def listing(context: typer.Context) -> None:
         recipe = recipes.recipe(name)
         expected = recipes.claim(name).get("Expected", recipes.UNMEASURED)
         about = (name, recipe.table, recipe.model, ", ".join(recipe.data))
-        rows.append((*about, str(len(recipe.variants)), expected))
+        rows.append((*about, str(len(recipe.variants)), shorten(expected, 60, placeholder=" ...")))
     head = ("recipe", "table", "model", "data", "methods", "expected")
     typer.echo("\n".join(text_table(head, rows, right=(4,))))
     typer.echo("\nSee one with `replearn recipes show NAME`.")
