@@ -35,11 +35,10 @@ from .measure import agreement, answer
 from .pool import Pool
 from .walking import Way
 
-RATES = {"SGD": (0.03, 0.1, 0.3, 1.0), "AdamW": (1e-4, 3e-4, 1e-3, 3e-3)}
+RATES = {"SGD": (0.01, 0.03, 0.1, 0.3), "AdamW": (1e-4, 3e-4, 1e-3, 3e-3)}
 BETWEEN = 0.2  # the weight of a block's features beside those of the last one
 TRIAL = 100  # steps of a trial, at most
 PART = 1 / 30  # of the time, or of the steps, for a trial
-CLOSE = 1.1  # losses of trials within this factor are alike
 LOOKS = 4  # at held-out samples during a run
 PATIENCE = 0.6  # of a run without a gain end it
 WARM_UP = 0.05
@@ -168,15 +167,12 @@ def heal_(
 
 
 def best_rate(loss: Callable[[float], float], rates: tuple[float, float, float, float]) -> float:
-    """The best of four rates by three trials: the two in the middle, and the one beside the better of them.
-
-    Of rates that are about as good it is the lowest: short runs flatter high ones.
-    """
+    """The best of four rates by three trials: the two in the middle, and the one beside the better of them."""
     least, low, high, most = rates
     found = {rate: loss(rate) for rate in (high, low)}
     beside = least if found[low] < found[high] else most
     found[beside] = loss(beside)
-    return min(rate for rate in found if found[rate] <= CLOSE * min(found.values()))
+    return min(found, key=found.__getitem__)
 
 
 def before_realignment(student: nn.Module, teacher: nn.Module, gone: Sequence[str]) -> dict[str, Any]:
