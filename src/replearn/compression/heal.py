@@ -1,11 +1,11 @@
 """The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
 
-The loss is the squared error of all blocks' features, of which the last one's count most, before a classifier that
-stays: KD of the logits on top overfits few samples. Where no classifier has a weight of its own, as with tied
-embeddings, KD is added. The rate warms up and falls in a cosine over the time that is given; its peak is found in
-short annealed runs, by the loss on held-out samples. Half of the images are mixed in pairs. BatchNorm is trained
-with batches of at least 16 samples, and frozen with smaller ones. SGD trains networks that are left with blocks of
-layers and BatchNorm alone, AdamW all others.
+The loss is the squared error of the last block's features, before a classifier that stays: KD of the logits on top
+overfits few samples. Where no classifier has a weight of its own, as with tied embeddings, KD is added. The rate
+warms up and falls in a cosine over the time that is given; its peak is found in short annealed runs by the loss on
+held-out samples. Half of the images are mixed in pairs. BatchNorm is trained with batches of at least 16 samples,
+and then the features of all blocks count; with smaller ones it is frozen. SGD trains networks that are left with
+blocks of layers and BatchNorm alone, AdamW all others.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from .measure import agreement, answer
 from .pool import Pool
 from .walking import Way
 
-RATES = {"SGD": (0.01, 0.03, 0.1, 0.3), "AdamW": (1e-4, 3e-4, 1e-3, 3e-3)}
+RATES = {"SGD": 0.3, "AdamW": 1e-3}  # where BatchNorm is trained
+RATE = 3e-4  # elsewhere
 BETWEEN = 0.2  # the weight of a block's features beside those of the last one
 TRIAL = 100  # steps of a trial, at most
+TELLING = 20  # steps from which on a trial tells rates apart
 PART = 1 / 30  # of the time, or of the steps, for a trial
 LOOKS = 4  # at held-out samples during a run
 PATIENCE = 0.6  # of a run without a gain end it
@@ -156,7 +158,10 @@ def heal_(
             ends[peak] = state(student)
             return loss
 
-        rate = best_rate(trial, RATES[steps.name])
+        rate = RATES[steps.name] if live else RATE
+        loss = trial(rate)
+        if used >= TELLING:
+            rate = best_rate(trial, rate, loss)
         student.load_state_dict(ends[rate])
         run(rate, total, max(limit - (time.perf_counter() - begin), 1e-3), LOOKS)
     student.load_state_dict(judge.best)
@@ -166,12 +171,11 @@ def heal_(
     return Healing(before, judge.divergence, rate, used, spent, norms, images)
 
 
-def best_rate(loss: Callable[[float], float], rates: tuple[float, float, float, float]) -> float:
-    """The best of four rates by three trials: the two in the middle, and the one beside the better of them."""
-    least, low, high, most = rates
-    found = {rate: loss(rate) for rate in (high, low)}
-    beside = least if found[low] < found[high] else most
-    found[beside] = loss(beside)
+def best_rate(trial: Callable[[float], float], rate: float, loss: float) -> float:
+    """The rate of the least loss: this one, a third of it, and one more on the better one's side."""
+    found = {rate: loss, rate / 3: trial(rate / 3)}
+    beside = rate / 10 if found[rate / 3] < loss else 3 * rate
+    found[beside] = trial(beside)
     return min(found, key=found.__getitem__)
 
 
@@ -250,6 +254,7 @@ class Steps:
     def __init__(self, judge: Judge, teacher: nn.Module, frozen: str, live: bool, sgd: bool) -> None:
         self.judge, self.teacher = judge, teacher
         self.norms = judge.norms if live else []
+        self.blocks = judge.blocks if live else judge.last
         student = judge.student
         still = {id(p) for p in student.get_submodule(frozen).parameters()} if frozen else set()
         self.parameters = [p for p in student.parameters() if id(p) not in still and p.is_floating_point()]
@@ -308,8 +313,8 @@ class Steps:
         for norm in self.norms:
             norm.training = True
         with torch.no_grad():
-            aim = self.judge.see(self.teacher, batch, self.judge.blocks)
-        loss = loss_of(self.judge.see(self.judge.student, batch, self.judge.blocks), aim, self.judge.logits)
+            aim = self.judge.see(self.teacher, batch, self.blocks)
+        loss = loss_of(self.judge.see(self.judge.student, batch, self.blocks), aim, self.judge.logits)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
