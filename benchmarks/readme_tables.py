@@ -27,7 +27,7 @@ from replearn.experiments.report.collecting import collect
 from replearn.experiments.report.sections import sections_of
 from replearn.experiments.training.compare import Comparison, compare
 from replearn.experiments.training.comparison_table import difference, spread
-from replearn.experiments.training.intervals import Difference
+from replearn.experiments.training.intervals import Difference, paired_difference, std_of
 from replearn.experiments.training.packed import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -152,6 +152,32 @@ def by_images() -> str:
             )
             + " |"
         )
+    return "\n".join(shown)
+
+
+def healed() -> str:
+    """A published ResNet-56 without 12 blocks after equal seconds of training on few images, beside PRACTISE."""
+    file = RESULTS / "compress_published_resnet56_healed_cpu.jsonl"
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    found: dict[tuple[str, str], dict[int, Any]] = {}
+    for line in lines:
+        if line["kind"] == "method":
+            found.setdefault((line["method"], line["budget"]), {})[line["seed"]] = line
+    peer = next(draws for (method, _), draws in found.items() if method == "PRACTISE")
+    shown = [
+        "| | blocks out | training | accuracy | against PRACTISE, 95 % interval | latency | draws |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (method, budget), draws in sorted(found.items(), key=lambda item: mean_score(list(item[1].values()))):
+        one = next(iter(draws.values()))
+        scores, theirs = ({seed: draw["score"] for seed, draw in some.items()} for some in (draws, peer))
+        alike = one["blocks_out"] == next(iter(peer.values()))["blocks_out"]
+        compared = difference(paired_difference(scores, theirs)) if alike and draws is not peer else ""
+        latency = statistics.mean(draw["latency_ms"] / draw["latency_before_ms"] for draw in draws.values())
+        label = ("replearn: " if one["ours"] else "") + method.removesuffix(", healed").removesuffix(", fewer out")
+        cells = [label, str(one["blocks_out"]), budget.replace("none", "no")]
+        cells += [spread(mean_score(list(draws.values())), std_of(list(scores.values()))), compared]
+        shown.append("| " + " | ".join([*cells, f"{latency:.2f}", str(len(draws))]) + " |")
     return "\n".join(shown)
 
 
@@ -340,6 +366,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compressed_trained": compressed_trained,
     "deployed": deployed,
     "finetune": finetune,
+    "healed": healed,
     "fused": fused,
     "holds": holds,
     "inference": inference,

@@ -175,7 +175,7 @@ def measured_in(others: Sequence[Other]) -> tuple[Measured, list[tuple[Path, str
             continue
         stopped = "" if data.get("finished", True) else ", stopped before its end"
         try:
-            lines = [{**line, "file": f"{other.path.as_posix()}{stopped}"} for line in kind.read(data)]
+            lines = [{**line, "file": f"{'/'.join(other.path.parts[-2:])}{stopped}"} for line in kind.read(data)]
             if not all(isinstance(cell, str) for line in lines for cell in line.values()):
                 raise TypeError("a name in it is no text")
             known[kind] += lines
