@@ -208,7 +208,7 @@ def test_a_stopped_run_keeps_its_rows_and_is_reported(tmp_path: Path, monkeypatc
     assert not data["finished"]
     assert data["rows"] == json.loads(json.dumps(measured))
     (lines,) = measured_in([Other(path=file, data=data)])[0].values()
-    assert {line["file"] for line in lines} == {f"{file.parent.name}/inference.json, stopped before its end"}
+    assert {line["file"] for line in lines} == {f"{file.as_posix()}, stopped before its end"}
 
 
 @pytest.mark.parametrize(

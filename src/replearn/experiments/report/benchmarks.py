@@ -91,7 +91,7 @@ def compressed(data: Mapping[str, Any]) -> Iterator[Line]:
     trained = {row.get("net_seed"): row["score"] for row in rows if "score" in row and "budget" not in row}
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        if "budget" in row:  # the others are the trained networks
+        if {"budget", "method"} <= row.keys():  # the others are trained networks and what was chosen for a method
             told = row["subject"], row["method"], row.get("blocks_out", row.get("out")), row["images"]
             groups[*map(str, told), row.get("metric", "accuracy")].append(row)
     for (network, method, out, images, metric), draws in groups.items():
@@ -175,7 +175,7 @@ def measured_in(others: Sequence[Other]) -> tuple[Measured, list[tuple[Path, str
             continue
         stopped = "" if data.get("finished", True) else ", stopped before its end"
         try:
-            lines = [{**line, "file": f"{'/'.join(other.path.parts[-2:])}{stopped}"} for line in kind.read(data)]
+            lines = [{**line, "file": f"{other.path.as_posix()}{stopped}"} for line in kind.read(data)]
             if not all(isinstance(cell, str) for line in lines for cell in line.values()):
                 raise TypeError("a name in it is no text")
             known[kind] += lines
