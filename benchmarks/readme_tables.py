@@ -163,16 +163,18 @@ def healed() -> str:
     for line in lines:
         if line["kind"] == "method":
             found.setdefault((line["method"], line["budget"]), {})[line["seed"]] = line
-    peer = next(draws for (method, _), draws in found.items() if method == "PRACTISE")
+    peers = {
+        next(iter(draws.values()))["blocks_out"]: draws for (name, _), draws in found.items() if "PRACTISE" in name
+    }
     shown = [
         "| | blocks out | training | accuracy | against PRACTISE, 95 % interval | latency | draws |",
         "|---|---|---|---|---|---|---|",
     ]
     for (method, budget), draws in sorted(found.items(), key=lambda item: mean_score(list(item[1].values()))):
         one = next(iter(draws.values()))
+        peer = peers[one["blocks_out"]]
         scores, theirs = ({seed: draw["score"] for seed, draw in some.items()} for some in (draws, peer))
-        alike = one["blocks_out"] == next(iter(peer.values()))["blocks_out"]
-        compared = difference(paired_difference(scores, theirs)) if alike and draws is not peer else ""
+        compared = "" if draws is peer else difference(paired_difference(scores, theirs))
         latency = statistics.mean(draw["latency_ms"] / draw["latency_before_ms"] for draw in draws.values())
         label = ("replearn: " if one["ours"] else "") + method.removesuffix(", healed").removesuffix(", fewer out")
         cells = [label, str(one["blocks_out"]), budget.replace("none", "no")]
