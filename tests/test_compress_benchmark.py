@@ -12,6 +12,7 @@ import torch
 from texts import text_root  # noqa: F401
 from torch import Tensor, nn
 
+import replearn
 from replearn.experiments.training.recipe import Text
 from replearn.models import CifarResNet, TransformerLM
 
@@ -25,6 +26,7 @@ from measuring import Measuring  # noqa: E402
 from methods import all_methods, fewer_out  # noqa: E402
 from networks import TRAINED, Training  # noqa: E402
 from practise import classifier, feature_error, practise  # noqa: E402
+from practise_choice import chosen, put_adaptors  # noqa: E402
 from results import Results  # noqa: E402
 from run import main  # noqa: E402
 from subjects import Subject, crop_and_flip, every_second  # noqa: E402
@@ -74,6 +76,24 @@ def test_every_second_inner_block_goes() -> None:
     assert every_second(TransformerLM(30, dim=16, depth=12, num_heads=2, hidden=32), 4) == (
         "blocks.1", "blocks.5", "blocks.9",
     )  # fmt: skip
+
+
+def test_practise_chooses_blocks_by_what_adaptors_can_not_mend() -> None:
+    subject = convolutional()
+    stages = [list(stack.blocks) for stack in replearn.find_stacks(subject.model)]
+    student = removal(subject.taking_out([stages[0][2]]))
+    x = images(4, 1)
+    before = student(x)
+    adaptors = list(put_adaptors(student, stages, stages[0][2]))
+    assert len(adaptors) == 5  # behind layer1.0 and 1.1; before 1.3, and layer2.0's convolution and shortcut
+    torch.testing.assert_close(student(x), before)
+    with torch.no_grad():
+        subject.model.get_submodule(stages[0][1]).bn2.weight.zero_()  # does nothing: easiest to do without
+        subject.model.get_submodule(stages[0][1]).bn2.bias.zero_()
+    out, scores = chosen(subject, images(32, 2), 2, 3)
+    assert stages[0][1] in out
+    assert len(out) == 2
+    assert set(scores) == {name for stage in stages for name in stage[1:]}
 
 
 class Follows(nn.Module):
@@ -146,7 +166,7 @@ def test_practise_trains_all_but_the_classifier(subject: Subject) -> None:
 @pytest.mark.parametrize("subject", [convolutional(), transformer()], ids=lambda subject: subject.name)
 def test_a_measurement_is_one_line_and_is_not_made_again(subject: Subject, tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    measuring = Measuring(subject, Results(path), ABOUT, steps=3)
+    measuring = Measuring(subject, Results(path), ABOUT, steps=3, choice_steps=2)
     measuring.trained()
     chosen = [all_methods()[name] for name in ("removal", "ReplaceMe", "full", "PRACTISE")]
     for method in chosen:
@@ -155,7 +175,7 @@ def test_a_measurement_is_one_line_and_is_not_made_again(subject: Subject, tmp_p
     measuring.measure(all_methods()["full, healed"], 40, 0, f"{fit + 0.5:.3f} s")
     found = path.read_text().splitlines()
     path.write_text("\n".join([*found, '{"cut": off']))
-    again = Measuring(subject, Results(path), ABOUT, steps=3)
+    again = Measuring(subject, Results(path), ABOUT, steps=3, choice_steps=2)
     for method in chosen:
         if not method.trains:
             again.measure(method, 40, 0, "none")

@@ -9,6 +9,7 @@ import torch
 from latency import interleaved
 from methods import Budget, Method, fewer_out
 from practise import best_rate
+from practise_choice import chosen
 from results import Line, Results
 from subjects import Subject
 from torch import nn
@@ -20,9 +21,16 @@ class Measuring:
     """Measures one subject's methods, and keeps every line."""
 
     def __init__(
-        self, subject: Subject, results: Results, about: Line, steps: int, rate: float | None = None
+        self,
+        subject: Subject,
+        results: Results,
+        about: Line,
+        steps: int,
+        choice_steps: int,
+        rate: float | None = None,
     ) -> None:
-        self.subject, self.results, self.steps, self.given_rate = subject, results, steps, rate
+        self.subject, self.results, self.given_rate = subject, results, rate
+        self.steps, self.choice_steps = steps, choice_steps
         self.about = {"subject": subject.name, "net_seed": subject.net_seed, **about}
 
     def line(self, **key: Any) -> Line | None:
@@ -58,7 +66,22 @@ class Measuring:
             self.results.add(known)
         return float(known["rate"])
 
-    def out(self, method: Method) -> tuple[str, ...]:
+    def choice(self, images: int) -> tuple[str, ...]:
+        """The blocks that PRACTISE takes out with so many images, from the first draw."""
+        key = {"kind": "chosen", "images": images, "budget": f"{self.choice_steps} steps"}
+        known = self.line(**key)
+        if known is None:
+            torch.manual_seed(0)
+            begin = time.perf_counter()
+            draw, number = self.subject.draw(images, 0), len(self.subject.out)
+            out, scores = chosen(self.subject, draw, number, self.choice_steps)
+            spent = time.perf_counter() - begin
+            known = self.keep({**key, "out": out, "scores": scores, "seconds": spent})
+        return tuple(known["out"])
+
+    def out(self, method: Method, images: int) -> tuple[str, ...]:
+        if method.chooses and not method.ours:
+            return self.choice(images)
         if not method.fewer:
             return self.subject.out
         known = self.line(kind="fewer") or self.keep(
@@ -70,7 +93,7 @@ class Measuring:
         key = {"kind": "method", "method": method.name, "images": images, "seed": seed, "budget": budget}
         if self.line(**key) is not None:
             return
-        subject = self.subject.taking_out(self.out(method))
+        subject = self.subject.taking_out(self.out(method, images))
         allowed = self.allowed(method, images, seed, budget)
         if allowed is None:
             print(f"left out, its part without training takes the time: {key}", flush=True)

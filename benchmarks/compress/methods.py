@@ -34,6 +34,7 @@ class Method:
     """`ours`: replearn's. `trains`: takes gradient steps. `of`: the method that it trains on from.
 
     `fewer`: takes out only as many blocks as make it as fast as the richest form with all of them out.
+    `chooses`: takes out as many blocks as the others, and chooses them itself.
     """
 
     name: str
@@ -43,12 +44,15 @@ class Method:
     suits: Suits = "all"
     of: str = ""
     fewer: bool = False
+    chooses: bool = False
 
     def fits(self, subject: Subject) -> bool:
         return self.suits == "all" or (self.suits == "convolutional") == subject.convolutional
 
 
-def ours(form: Any, *, realign: bool = True, heal: bool = False) -> Callable[[Subject, Tensor, Budget], nn.Module]:
+def ours(
+    form: Any, *, realign: bool = True, heal: bool = False, chooses: bool = False
+) -> Callable[[Subject, Tensor, Budget], nn.Module]:
     def run(subject: Subject, samples: Tensor, budget: Budget) -> nn.Module:
         given: Any = budget.epochs or None
         if heal and budget.seconds is not None:
@@ -56,7 +60,7 @@ def ours(form: Any, *, realign: bool = True, heal: bool = False) -> Callable[[Su
         small = compress(
             subject.model,
             list(samples.split(250)),
-            budget=list(subject.out),
+            budget=f"blocks={len(subject.out)}" if chooses else list(subject.out),
             form=form,
             realign=realign,
             augment=subject.augment,
@@ -107,7 +111,9 @@ def all_methods() -> dict[str, Method]:
         Method("ReplaceMe, fewer out", lambda subject, samples, budget: replace_me(subject, samples), fewer=True),
         *(Method(name, ours(form), ours=True, suits=suits) for name, form, suits in forms),
         Method("realigned removal, fewer out", ours("removal"), ours=True, fewer=True),
+        Method("realigned removal, own choice", ours("removal", chooses=True), ours=True, chooses=True),
         Method("PRACTISE", trained_by_practise, trains=True),
+        Method("PRACTISE, own choice", trained_by_practise, trains=True, suits="convolutional", chooses=True),
         Method("PRACTISE, fewer out", trained_by_practise, trains=True, fewer=True),
         Method("removal, healed", ours("removal", realign=False, heal=True), trains=True, of="removal"),
         *(
@@ -121,6 +127,14 @@ def all_methods() -> dict[str, Method]:
             trains=True,
             of="realigned removal, fewer out",
             fewer=True,
+        ),
+        Method(
+            "realigned removal, own choice, healed",
+            ours("removal", heal=True, chooses=True),
+            ours=True,
+            trains=True,
+            of="realigned removal, own choice",
+            chooses=True,
         ),
     ]
     return {method.name: method for method in found}

@@ -4,11 +4,12 @@
     python benchmarks/compress/run.py --subjects vit-cifar10 lm-wikitext2 --cache RUNS --data-root DATA --out FILE
     python benchmarks/compress/table.py compress.jsonl
 
-Every second inner block goes. Each method is given the same samples of the training set without labels, and what
-it makes is tested once; nothing is chosen on the test set. Methods without training run first. PRACTISE then takes
-its 2,000 steps, and each of ours that heals gets the seconds that PRACTISE took on the same samples, its own fit
-and its search for a rate included (budget 'equal'). With `--seconds 2 8` all that train get so many seconds, at
-`--seconds-images` samples.
+Every second inner block goes; "own choice" takes out as many that a method chooses itself, PRACTISE's from the
+first draw and in uncounted seconds. Each method is given the same samples of the training set without labels,
+and what it makes is tested once; nothing is chosen on the test set. Methods without training run first.
+PRACTISE then takes its 2,000 steps, and each of ours that heals gets the seconds that PRACTISE took on the same
+samples, its own fit and its search for a rate included (budget 'equal'). With `--seconds 2 8` all that train
+get so many seconds, at `--seconds-images` samples.
 
 With `--epochs 1 5` all that heal get so many epochs over `--epoch-images` samples, closed forms fitted on 2,048 of
 them; "removal, healed" is the network without the blocks, trained alike on the same samples in the same order.
@@ -87,6 +88,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--images", type=int, nargs="*", default=[500, 100, 1000, 50])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of the draw of images")
     parser.add_argument("--steps", type=int, default=STEPS, help="of PRACTISE")
+    parser.add_argument(
+        "--choice-steps", type=int, help="of PRACTISE for each block that it scores, if not --steps"
+    )
     parser.add_argument("--seconds", type=float, nargs="*", default=[])
     parser.add_argument("--seconds-images", type=int, default=500)
     parser.add_argument("--epochs", type=float, nargs="*", default=[], help="of healing, on --epoch-images")
@@ -118,7 +122,8 @@ def main(words: list[str] | None = None) -> None:
     for subject in subjects(options, device):
         if options.train_only:
             continue
-        measuring = Measuring(subject, Results(options.out), about, options.steps, options.rate)
+        results, steps = Results(options.out), options.choice_steps or options.steps
+        measuring = Measuring(subject, results, about, options.steps, steps, options.rate)
         print(f"{subject.name}, seed {subject.net_seed}: {measuring.trained():.2f}", flush=True)
         if device.type == "cuda":
             warm_up(subject)
