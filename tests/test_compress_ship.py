@@ -31,6 +31,7 @@ def hugging_face(name: str, **settings: Any) -> nn.Module:
     text = {"vocab_size": 40, "initializer_range": 0.2}
     kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
         "bert": ("BertForMaskedLM", "BertConfig", {**SHAPE, **text}),
+        "classifier": ("BertForSequenceClassification", "BertConfig", {**SHAPE, **text, "num_labels": 4}),
         "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 16, "n_layer": 5, "n_head": 2, "n_positions": 32,
                                                    **text, "bos_token_id": 0, "eos_token_id": 0}),
         "llama": ("LlamaForCausalLM", "LlamaConfig", {**SHAPE, **text}),

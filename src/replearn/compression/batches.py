@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ..blocks.running import call, cut, size_of
 from ..errors import ReplearnError
-from ..fitting.observe import HELD_OUT, Reached
+from ..fitting.observe import HELD_OUT, Reached, tokens_of
 from ..fitting.observe import Forward as Forward
 from .streaming import Stream
 
@@ -30,6 +31,11 @@ class Batch:
     held_out: bool
     size: int
     copied: bool = False  # an augmented copy of another
+
+    @cached_property
+    def tokens(self) -> Tensor | None:
+        """Where it holds tokens, (batch, tokens); None where nothing is padding."""
+        return tokens_of(self.inputs)
 
 
 @dataclass(frozen=True, eq=False)

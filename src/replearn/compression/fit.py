@@ -173,7 +173,7 @@ def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) 
         for own, aim in zip(parts(layer), parts(untouched), strict=True):
             fitted, held = Moments(), Moments()
             for seen, now in zip(*given, strict=True):
-                for a, b in rows(own, now.arguments.x, aim(seen.arguments.x)):
+                for a, b in rows(own, now.arguments.x, aim(seen.arguments.x), tokens=now.tokens):
                     (held if now.held_out else fitted).add(a, b)
             fits.append(solve_layer_(nn.Sequential(own), site, fitted, held, name))
     return fits

@@ -44,14 +44,16 @@ def layer_moments(
     for visit, aim in zip(visits, aims, strict=True):
         arguments = visit.arguments
         _, found = tapped(block, arguments, taps, to_the_end=False)
-        aim = aim.to(found[taps[0]].device)
+        aim, tokens = aim.to(found[taps[0]].device), visit.tokens
         if layer.sum is not None:
             other = arguments.x if layer.beside_input else found[taps[1]]
             aim = aim.reshape(other.shape) - other  # a half block may have left out a view
             aim = in_layout(aim, layer)
+            if tokens is not None and aim.dim() == 3:
+                tokens = in_layout(tokens[..., None], layer)[..., 0]
             if layer.scale:
                 aim = aim / divisor(block, layer)
-        for x, y in rows(module, found[taps[0]], aim, share):
+        for x, y in rows(module, found[taps[0]], aim, share, tokens):
             (held if visit.held_out else fitted).add(x, y)
     fitted.thinned = share < 1
     return fitted, held

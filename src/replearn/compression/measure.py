@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..blocks.running import cut, unchanged
 from ..costs.recorder import flops_of as operation_flops
 from ..errors import ReplearnError
+from ..fitting.observe import unpadded
 from .batches import Batch, Data, device_of
 from .calls import Arguments, slow_attention
 from .streaming import Stream
@@ -178,9 +179,9 @@ def outputs(model: nn.Module, data: Data, batches: Sequence[Batch]) -> list[Tens
 
 @torch.no_grad()
 def answers(model: nn.Module, data: Data, batches: Sequence[Batch]) -> Iterator[Tensor]:
-    """The same, one after another as they are asked for."""
+    """The same, one after another as they are asked for; of tokens without the padding."""
     for batch in batches:
-        made = answer(data.run(model, batch)).detach()
+        made = unpadded(answer(data.run(model, batch)).detach(), batch.tokens)
         if not bool(made.isfinite().all()):
             raise ReplearnError(
                 f"{type(model).__name__} gives NaN or infinity on the loader's batches: look at its weights."
