@@ -114,3 +114,11 @@ def test_padding_counts_not_in_calibration() -> None:
     assert (fits[0].error, fits[0].removal_error) == pytest.approx(
         (fits[1].error, fits[1].removal_error), rel=1e-5
     )
+
+
+def test_labels_of_an_encoder_decoder_are_what_its_decoder_is_given() -> None:
+    model: Any = hugging_face("t5")
+    data = [{**batch, "labels": batch["input_ids"]} for batch in batches("right")]
+    small = compress(model, data, budget=["encoder.block.1"], form="removal")
+    shifted = model.prepare_decoder_input_ids_from_labels(small.example["input_ids"])
+    assert torch.equal(small.example["decoder_input_ids"], shifted)

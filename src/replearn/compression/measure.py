@@ -49,7 +49,7 @@ class Agreement:
     """How a model's outputs on held-out batches compare to the untouched model's.
 
     `divergence` is Kullback and Leibler's for outputs that are logits, else the relative squared error; `same` is
-    the share of equal decisions.
+    the share of equal decisions, NaN where there are none to take.
     """
 
     divergence: float
@@ -227,8 +227,6 @@ def agreement(taught: Iterable[Tensor], made: Iterable[Tensor]) -> Agreement:
                 rows += len(one)
         else:
             teacher, student = teacher.to(student.device).float(), student.float()
-            total += float((teacher - student).square().sum() / teacher.square().sum().clamp_min(1e-30)) * len(
-                teacher
-            )
-            rows += len(teacher)
+            gap = (teacher - student).square().sum() / teacher.square().sum().clamp_min(1e-30)
+            total, same, rows = total + float(gap) * len(teacher), math.nan, rows + len(teacher)
     return Agreement(total / max(rows, 1), same / max(rows, 1))
