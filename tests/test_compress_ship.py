@@ -44,16 +44,12 @@ def hugging_face(name: str, **settings: Any) -> nn.Module:
         "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {**SHAPE, "image_size": 8, "patch_size": 4}),
         "resnet": ("ResNetForImageClassification", "ResNetConfig", {"embedding_size": 8, "hidden_sizes": [8, 16],
                                                                     "depths": [3, 4], "layer_type": "basic"}),
-        "segformer": ("SegformerForSemanticSegmentation", "SegformerConfig", {
-            "num_encoder_blocks": 2, "depths": [3, 4], "sr_ratios": [2, 1], "hidden_sizes": [8, 16],
-            "patch_sizes": [3, 3], "strides": [2, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2],
-            "decoder_hidden_size": 16}),
-        "wav2vec2": ("Wav2Vec2ForCTC", "Wav2Vec2Config", {**SHAPE, "conv_dim": (8, 8), "conv_stride": (5, 4),
-                                                          "conv_kernel": (10, 4), "num_feat_extract_layers": 2,
-                                                          "num_conv_pos_embeddings": 4,
+        "segformer": ("SegformerForSemanticSegmentation", "SegformerConfig",
+                      {"depths": [3, 4, 2, 2], "hidden_sizes": [8, 16, 8, 8], "num_attention_heads": [1] * 4,
+                       "sr_ratios": [1] * 4, "mlp_ratios": [2] * 4, "decoder_hidden_size": 16}),
+        "wav2vec2": ("Wav2Vec2ForCTC", "Wav2Vec2Config", {**SHAPE, "conv_dim": [8] * 7,
                                                           "num_conv_pos_embedding_groups": 2}),
-        "t5": ("T5ForConditionalGeneration", "T5Config", {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 3,
-                                                          "num_heads": 2, "vocab_size": 40,
+        "t5": ("T5ForConditionalGeneration", "T5Config", {"d_model": 16, "num_layers": 3, "vocab_size": 40,
                                                           "decoder_start_token_id": 0}),
     }  # fmt: skip
     model, config, given = kinds[name]
@@ -83,10 +79,11 @@ def other(name: str) -> nn.Module:
 
 def batches(model: nn.Module) -> list[Tensor]:
     draws = torch.Generator().manual_seed(1)
-    if getattr(model, "main_input_name", "") == "input_ids":
+    main = getattr(model, "main_input_name", "")
+    if main == "input_ids":
         return [torch.randint(1, 40, (4, 10), generator=draws) for _ in range(3)]
-    if getattr(model, "main_input_name", "") == "input_values":
-        return [torch.randn(4, 400, generator=draws) for _ in range(3)]
+    if main == "input_values":
+        return [torch.randn(4, 1600, generator=draws) for _ in range(3)]
     side = getattr(getattr(model, "config", None), "image_size", None) or (
         32 if type(model).__name__ == "ConvNeXt" else 16
     )
@@ -122,8 +119,8 @@ sys.modules.pop("load", None)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "qwen2", "vit", "deit", "dinov2", "resnet",
-                                  "segformer", "wav2vec2"])  # fmt: skip
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "qwen2", "vit", "deit", "dinov2",
+                                  "resnet", "segformer", "wav2vec2"])  # fmt: skip
 def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_path: Path) -> None:
     small = without(hugging_face(name))
     model: Any = small.model
@@ -135,7 +132,7 @@ def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_pa
     assert torch.equal(again(x).logits, model(x).logits)
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
     if name in ("resnet", "segformer"):
-        assert again.config.depths == [2, 3]
+        assert again.config.depths in ([2, 3], [2, 4, 2, 1])
     else:
         assert again.config.num_hidden_layers == 3
     if name == "qwen2":

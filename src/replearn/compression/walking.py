@@ -99,11 +99,11 @@ def _alike(one: Arguments, two: Arguments) -> bool:
     )
     if one.place != two.place or spec != other:
         return False
-    return all(a is one.x or a is b or _equal(a, b) for a, b in zip(ones, twos, strict=True))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return isinstance(a, (bool, int, float, str)) and type(a) is type(b) and a == b
+    simple = bool, int, float, str
+    return all(
+        a is one.x or a is b or (isinstance(a, simple) and type(a) is type(b) and a == b)
+        for a, b in zip(ones, twos, strict=True)
+    )
 
 
 def visits(model: nn.Module, name: str, data: Data) -> list[Visit]:
