@@ -132,7 +132,7 @@ def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_pa
     assert torch.equal(again(x).logits, model(x).logits)
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
     if name in ("resnet", "segformer"):
-        assert again.config.depths in ([2, 3], [2, 4, 2, 1])
+        assert again.config.depths[:2] == [2, 3]
     else:
         assert again.config.num_hidden_layers == 3
     if name == "qwen2":
