@@ -341,14 +341,8 @@ class Unwraps(Net):
         return self.head(x.mean((2, 3)))
 
 
-class NoBlocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.only = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.only(x.flatten(1))
-        return out
+def no_blocks() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
 def broken() -> Net:
@@ -361,7 +355,7 @@ def broken() -> Net:
 @pytest.mark.parametrize(
     ("model", "data", "settings", "says"),
     [
-        (NoBlocks, loader, {"budget": "blocks=1"}, "has no stack of blocks"),
+        (no_blocks, loader, {"budget": "blocks=1"}, "has no stack of blocks"),
         (trained, list, {"budget": "blocks=1"}, "loader is empty"),
         (trained, lambda: loader(1, 1), {"budget": "blocks=1"}, "single sample"),
         (trained, lambda: [torch.full((4, 1, 8, 8), float("nan"))], {"budget": "blocks=1"}, "NaN"),
@@ -382,6 +376,7 @@ def broken() -> Net:
         (trained, loader, {"budget": "blocks=1", "metric": lambda model: "good"}, "returned .good.: return one"),
         (trained, loader, {"budget": "blocks=1", "metric": lambda model: math.nan}, "is nan for the untouched"),
         (trained, lambda: [torch.zeros(4, 3, 8, 8)], {"budget": "blocks=1"}, "could not be run on a batch"),
+        (trained, lambda: [{"x": [0.5, 1.0]}], {"budget": "blocks=1"}, "Batch 0 of the loader, a dict, holds no"),
     ],
 )
 def test_errors_teach(model: Any, data: Any, settings: dict[str, Any], says: str) -> None:
@@ -394,6 +389,14 @@ def test_errors_teach(model: Any, data: Any, settings: dict[str, Any], says: str
     for name, value in made.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in made.modules())
+
+
+def test_a_model_of_single_numbers_takes_no_decisions() -> None:
+    model = copy.deepcopy(trained())
+    model.head = nn.Linear(12, 1)
+    small = compress(model, loader(), budget=EVERY_SECOND)
+    assert math.isnan(small.agreement.same)
+    assert f"samples: relative squared error {small.agreement.divergence:.4f} (" in str(small)
 
 
 def test_blocks_names_in_one_text_are_a_list_of_them() -> None:

@@ -15,6 +15,7 @@ from replearn.compression import compress, measure, recognise
 from replearn.compression.fit import fit_
 from replearn.compression.measure import timed
 from tests.test_compress import Residual, digits, loader, trained
+from tests.test_compress_ship import other
 
 
 def clock(block: float, stand_in: float, promised: float) -> Any:
@@ -67,21 +68,13 @@ def test_timing_goes_in_rounds_until_it_is_settled() -> None:
     assert 2 + 8 <= len(ran) <= 2 + 24
 
 
-def torchvision_vit() -> nn.Module:
-    models = pytest.importorskip("torchvision.models")
-    torch.manual_seed(0)
-    shape = {"num_layers": 4, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32, "num_classes": 5}
-    made: nn.Module = models.VisionTransformer(image_size=8, patch_size=4, **shape)
-    return made.eval()
-
-
 def test_packed_attention_is_read_alike_in_batches_of_one_and_of_more() -> None:
-    model = torchvision_vit()
-    data = [torch.randn(3, 3, 8, 8) for _ in range(4)]  # two for fitting and one held out, four times
+    model = other("torchvision_vit")
+    data = [torch.randn(3, 3, 16, 16) for _ in range(4)]  # two for fitting and one held out, four times
     small = compress(model, data, budget="blocks=2", form="removal")
     assert len(small.removed) == 2
     found = recognise(model, data)
-    same = fit_(torchvision_vit(), model, {}, replearn.compression.batches.read(data), found.way.blocks)
+    same = fit_(other("torchvision_vit"), model, {}, replearn.compression.batches.read(data), found.way.blocks)
     assert {layer.name.rpartition(".")[2] for layer in same.layers} >= {"out_proj"}
     assert all(layer.before < 1e-6 for layer in same.layers)  # an untouched model gives what is aimed at
 

@@ -31,6 +31,7 @@ def hugging_face(name: str, **settings: Any) -> nn.Module:
     text = {"vocab_size": 40, "initializer_range": 0.2}
     kinds: dict[str, tuple[str, str, dict[str, Any]]] = {
         "bert": ("BertForMaskedLM", "BertConfig", {**SHAPE, **text}),
+        "classifier": ("BertForSequenceClassification", "BertConfig", {**SHAPE, **text, "num_labels": 4}),
         "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 16, "n_layer": 5, "n_head": 2, "n_positions": 32,
                                                    **text, "bos_token_id": 0, "eos_token_id": 0}),
         "llama": ("LlamaForCausalLM", "LlamaConfig", {**SHAPE, **text}),
@@ -43,6 +44,13 @@ def hugging_face(name: str, **settings: Any) -> nn.Module:
         "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {**SHAPE, "image_size": 8, "patch_size": 4}),
         "resnet": ("ResNetForImageClassification", "ResNetConfig", {"embedding_size": 8, "hidden_sizes": [8, 16],
                                                                     "depths": [3, 4], "layer_type": "basic"}),
+        "segformer": ("SegformerForSemanticSegmentation", "SegformerConfig",
+                      {"depths": [3, 4, 2, 2], "hidden_sizes": [8, 16, 8, 8], "num_attention_heads": [1] * 4,
+                       "sr_ratios": [1] * 4, "mlp_ratios": [2] * 4, "decoder_hidden_size": 16}),
+        "wav2vec2": ("Wav2Vec2ForCTC", "Wav2Vec2Config", {**SHAPE, "conv_dim": [8] * 7,
+                                                          "num_conv_pos_embedding_groups": 2}),
+        "t5": ("T5ForConditionalGeneration", "T5Config", {"d_model": 16, "num_layers": 3, "vocab_size": 40,
+                                                          "decoder_start_token_id": 0}),
     }  # fmt: skip
     model, config, given = kinds[name]
     torch.manual_seed(0)
@@ -71,8 +79,11 @@ def other(name: str) -> nn.Module:
 
 def batches(model: nn.Module) -> list[Tensor]:
     draws = torch.Generator().manual_seed(1)
-    if getattr(model, "main_input_name", "") == "input_ids":
+    main = getattr(model, "main_input_name", "")
+    if main == "input_ids":
         return [torch.randint(1, 40, (4, 10), generator=draws) for _ in range(3)]
+    if main == "input_values":
+        return [torch.randn(4, 1600, generator=draws) for _ in range(3)]
     side = getattr(getattr(model, "config", None), "image_size", None) or (
         32 if type(model).__name__ == "ConvNeXt" else 16
     )
@@ -108,7 +119,8 @@ sys.modules.pop("load", None)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "qwen2", "vit", "deit", "dinov2", "resnet"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "qwen2", "vit", "deit", "dinov2",
+                                  "resnet", "segformer", "wav2vec2"])  # fmt: skip
 def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_path: Path) -> None:
     small = without(hugging_face(name))
     model: Any = small.model
@@ -119,8 +131,8 @@ def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_pa
     again = type(model).from_pretrained(tmp_path).eval()
     assert torch.equal(again(x).logits, model(x).logits)
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
-    if name == "resnet":
-        assert again.config.depths == [2, 3]
+    if name in ("resnet", "segformer"):
+        assert again.config.depths[:2] == [2, 3]
     else:
         assert again.config.num_hidden_layers == 3
     if name == "qwen2":

@@ -210,13 +210,16 @@ def test_models_and_examples_that_are_made_in_inference_mode_may_be_written_to()
     plain(torch.randn(2, 3)).sum().backward()
 
 
-def test_an_optimizer_made_before_the_replacement_is_warned_of() -> None:
-    model, late = tiny.resnet(32), tiny.resnet(32)
+@pytest.mark.parametrize(
+    "replace", [replearn.replace_, lambda *given: replearn.calibrate_(*given, [torch.rand(5, 3, 8, 8)])]
+)
+def test_an_optimizer_made_before_the_replacement_is_warned_of(replace: Any) -> None:
+    model, late = tiny.resnet(32).eval(), tiny.resnet(32).eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match=r"An optimizer, SGD, holds parameters of layer1\.3.*after") as caught:
-        replearn.replace_(model, replearn.plan(model))
+        replace(model, replearn.plan(model))
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        replearn.replace_(late, replearn.plan(late))
+        replace(late, replearn.plan(late))
     del optimizer

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..compression import Compressed
+from ..compression import Agreement, Compressed
 from ..compression.batches import plain
 from ..compression.curve import curve, draw
 from ..compression.shipping import ship
@@ -84,13 +84,19 @@ def beside(subject: Subject, out: Path) -> None:
                 shutil.copy2(file, out / file.name)
 
 
+def finite(judged: Agreement) -> dict[str, float | None]:
+    """A comparison as JSON has it, which knows no infinity and no NaN."""
+    return {key: value if value < 1e300 else None for key, value in asdict(judged).items()}
+
+
 def summary(small: Compressed, subject: Subject) -> dict[str, Any]:
     """What went and what it brought, as JSON has it."""
-    alike = ("budget", "num_blocks", "num_samples", "seconds", "before", "promised", "after", "agreement")
+    alike = ("budget", "num_blocks", "num_samples", "seconds", "before", "promised", "after")
     return {
         "model": subject.name,
         "class": type(small.model).__name__,
         **{name: encode(getattr(small, name)) for name in (*alike, "removed", "healing", "notes")},
         "blocks": [{"name": fit.name, "form": fit.form, "error": fit.error} for fit in small.fitted.blocks],
-        "bare_removal": {key: value if value < 1e300 else None for key, value in asdict(small.removal).items()},
+        "agreement": finite(small.agreement),
+        "bare_removal": finite(small.removal),
     }

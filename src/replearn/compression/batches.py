@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from ..blocks.running import call, cut, size_of
 from ..errors import ReplearnError
-from ..fitting.observe import HELD_OUT, Reached
+from ..fitting.observe import HELD_OUT, Reached, tokens_of
 from ..fitting.observe import Forward as Forward
 from .streaming import Stream
 
@@ -30,6 +31,11 @@ class Batch:
     held_out: bool
     size: int
     copied: bool = False  # an augmented copy of another
+
+    @cached_property
+    def tokens(self) -> Tensor | None:
+        """Where it holds tokens, (batch, tokens); None where nothing is padding."""
+        return tokens_of(self.inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +80,7 @@ def read(
     samples: int = 2048,
     heal: bool = False,
     stream: Stream | None = None,
+    model: nn.Module | None = None,
 ) -> Data:
     """Read at most so many samples, and hold a fifth of them out; `augment` adds copies of the others.
 
@@ -92,9 +99,9 @@ def read(
     more: list[Batch] = []
     total, taken = 0, 0
     for item in given:
-        inputs = plain(item, forward)
+        inputs = plain(item, forward, model)
         size = size_of(inputs)
-        refuse_infinite(inputs, len(found) + len(more))
+        refuse_unusable(inputs, len(found) + len(more), forward)
         room = min(size, samples - total)
         if room > 0:
             found.append((stream.keep(cut(inputs, size, 0, room)), room))
@@ -118,18 +125,25 @@ def read(
     return Data(tuple(batches), forward, total, tuple(more), stream)
 
 
-def plain(item: Any, forward: Forward | None) -> Any:
-    """The part of a batch that the model is given: x of a pair, a dict without its labels."""
+def plain(item: Any, forward: Forward | None, model: nn.Module | None = None) -> Any:
+    """The part of a batch that the model is given: x of a pair, a dict without its labels.
+
+    Of labels from which a Hugging Face model would make its decoder's inputs, those inputs stay.
+    """
     if forward is not None:
         return dict(item) if isinstance(item, Mapping) else item
     if isinstance(item, Mapping):
-        return {name: value for name, value in item.items() if name not in LABELS}
+        found = {name: value for name, value in item.items() if name not in LABELS}
+        shifted: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        if shifted and "labels" in item and not {"decoder_input_ids", "decoder_inputs_embeds"} & item.keys():
+            found["decoder_input_ids"] = shifted(item["labels"])
+        return found
     if isinstance(item, (tuple, list)):
         if not item:
             raise ReplearnError("A batch of the loader is an empty tuple: give (x, y), or x alone.")
-        return plain(item[0], forward)
+        return plain(item[0], forward, model)
     if hasattr(item, "keys") and hasattr(item, "__getitem__"):  # a Hugging Face BatchEncoding is no Mapping
-        return plain({name: item[name] for name in item.keys()}, forward)  # noqa: SIM118
+        return plain({name: item[name] for name in item.keys()}, forward, model)  # noqa: SIM118
     return item
 
 
@@ -148,23 +162,18 @@ def _split(found: list[tuple[Any, int]]) -> Iterator[Batch]:
 
 def augmented(batch: Batch, augment: Augment) -> Batch:
     """A copy with its first floating-point tensor augmented."""
-    done = False
-
-    def change(leaf: Any) -> Any:
-        nonlocal done
-        if done or not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-            return leaf
-        done = True
-        made = augment(leaf)
-        if not isinstance(made, Tensor) or made.shape != leaf.shape:
-            shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-            raise ReplearnError(
-                "augment is given the images of a batch and returns as many of the same shape; it turned "
-                f"{tuple(leaf.shape)} into {shape}."
-            )
-        return made
-
-    return Batch(tree_map(change, batch.inputs), False, batch.size, copied=True)
+    leaves, spec = tree_flatten(batch.inputs)
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            leaves[at] = made = augment(leaf)
+            if not isinstance(made, Tensor) or made.shape != leaf.shape:
+                shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                raise ReplearnError(
+                    "augment is given the images of a batch and returns as many of the same shape; it turned "
+                    f"{tuple(leaf.shape)} into {shape}."
+                )
+            break
+    return Batch(tree_unflatten(leaves, spec), False, batch.size, copied=True)
 
 
 def copy_into(inputs: Any, buffers: Any) -> bool:
@@ -191,10 +200,15 @@ def subset(data: Data, most: int) -> Data:
     return Data(tuple(kept), data.forward, sum(batch.size for batch in kept), stream=data.stream)
 
 
-def refuse_infinite(inputs: Any, number: int) -> None:
-    for leaf in tree_leaves(inputs):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-            raise ReplearnError(f"Batch {number} of the loader holds NaN or infinity: look at how it is made.")
+def refuse_unusable(inputs: Any, number: int, forward: Forward | None) -> None:
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if not tensors and forward is None:
+        raise ReplearnError(
+            f"Batch {number} of the loader, a {type(inputs).__name__}, holds no tensor. Join samples into batches "
+            "of tensors, as DataLoader(samples, 8, collate_fn=DataCollatorWithPadding(tokenizer)) does."
+        )
+    if not all(bool(leaf.isfinite().all()) for leaf in tensors if leaf.is_floating_point()):
+        raise ReplearnError(f"Batch {number} of the loader holds NaN or infinity: look at how it is made.")
 
 
 def moved(inputs: Any, device: torch.device) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,10 +85,10 @@ def compressed_text(small: Compressed) -> str:
         lines.append(f"realigned {touched} of {len(small.fitted.layers)} layers of kept blocks")
     if small.healing is not None:
         lines.append(str(small.healing))
-    lines.append(
-        f"on held-out samples: same decision as the untouched model {small.agreement.same:.1%} (bare removal "
-        f"{small.removal.same:.1%}), divergence {small.agreement.divergence:.4f} ({small.removal.divergence:.4f})"
-    )
+    now, bare = small.agreement, small.removal
+    same = f"same decision as the untouched model {now.same:.1%} (bare removal {bare.same:.1%}), divergence"
+    same = "relative squared error" if math.isnan(now.same) else same
+    lines.append(f"on held-out samples: {same} {now.divergence:.4f} ({bare.divergence:.4f})")
     if small.metric is not None:
         lines.append(f"metric {small.metric[0]:.4g} -> {small.metric[1]:.4g}")
     lines += [f"note  {shown(note)}" for note in small.notes]
@@ -145,7 +146,9 @@ def compress(
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ReplearnError(f"{type(model).__name__} is on the meta device, without values: load its weights.")
     with unchanged(model), torch.autocast(device_of(model).type, enabled=False):
-        data = read(loader, forward=forward, augment=change, samples=samples, heal=heal is not None, stream=stream)
+        data = read(
+            loader, forward=forward, augment=change, samples=samples, heal=bool(heal), stream=stream, model=model
+        )
         if metric is not None:
             metric = read_metric(metric, model)
         found = recognise(model, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -58,13 +59,15 @@ def curve(
     Every point is fitted on a few samples and not realigned or healed; the chosen one is the model itself.
     `accuracy(model)` is in percent; without it the share of equal decisions on held-out samples is taken.
     """
-    data = read(loader, forward=forward, samples=samples)
+    data = read(loader, forward=forward, samples=samples, model=model)
     few, held = subset(data, FITTED), data.held()
     taught = outputs(model, data, held)
 
     def kept(found: nn.Module) -> float:
-        same = agreement(taught, answers(found, data, held)).same * 100
-        return same if accuracy is None else accuracy(found)
+        if accuracy is not None:
+            return accuracy(found)
+        alike = agreement(taught, answers(found, data, held))
+        return 100 * (max(0.0, 1 - alike.divergence) if math.isnan(alike.same) else alike.same)
 
     points = [Point(0, small.before.latency * 1e3, kept(model))]
     names = [step.name for step in small.choice.steps] if small.choice is not None else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile, zip_longest
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -173,7 +173,7 @@ def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) 
         for own, aim in zip(parts(layer), parts(untouched), strict=True):
             fitted, held = Moments(), Moments()
             for seen, now in zip(*given, strict=True):
-                for a, b in rows(own, now.arguments.x, aim(seen.arguments.x)):
+                for a, b in rows(own, now.arguments.x, aim(seen.arguments.x), tokens=now.tokens):
                     (held if now.held_out else fitted).add(a, b)
             fits.append(solve_layer_(nn.Sequential(own), site, fitted, held, name))
     return fits
@@ -181,13 +181,11 @@ def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) 
 
 def parts(layer: nn.Module) -> list[nn.Linear]:
     """A layer of many outputs as several of fewer, with the same weights."""
-    found = []
-    bias = [] if layer.bias is None else layer.get_parameter("bias").split(OUTPUTS)
-    for weight, shift in zip_longest(layer.get_parameter("weight").split(OUTPUTS), bias):
-        part = nn.Linear(weight.shape[1], len(weight), bias=shift is not None, device="meta")
-        part.weight = nn.Parameter(weight, requires_grad=False)
-        if shift is not None:
-            part.bias = nn.Parameter(shift, requires_grad=False)
+    weights, found = dict(layer.named_parameters()), []
+    for at in range(0, len(weights["weight"]), OUTPUTS):
+        part = nn.Linear(1, 1, bias="bias" in weights, device="meta")
+        for name, value in weights.items():
+            setattr(part, name, nn.Parameter(value[at : at + OUTPUTS], requires_grad=False))
         found.append(part)
     return found
 

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..errors import ReplearnError
 from ..fast.graphs.capture import capture
 from ..fitting.closed_form import estimate_statistics_
-from ..fitting.observe import first
+from ..fitting.observe import first, unpadded
 from ..operators._base.layers import foldable
 from .batches import Augment, Batch, Data, augmented, copy_into, device_of, moved, subset
 from .fit import head_of
@@ -232,17 +232,17 @@ class Judge:
         return now
 
     def see(self, model: nn.Module, batch: Batch, blocks: Sequence[str]) -> Seen:
-        """The features that these blocks make, and the logits."""
+        """The features that these blocks make, and the logits; without padding."""
         seen: list[Tensor] = []
 
         def note(module: nn.Module, args: Any, made: Any) -> None:
-            seen.append(first(made))
+            seen.append(unpadded(first(made), batch.tokens))
 
         with ExitStack() as hooks:
             for name in blocks:
                 hooks.enter_context(model.get_submodule(name).register_forward_hook(note))
             made = answer(self.data.run(model, batch))
-        return seen, made
+        return seen, unpadded(made, batch.tokens)
 
 
 class Steps:
@@ -276,11 +276,13 @@ class Steps:
                 value.zero_()
 
     def capture(self, batch: Batch) -> None:
-        """Capture a step on a GPU; the steps that this takes have a rate of 0."""
+        """Capture a step on a GPU, for batches without padding; the steps that this takes have a rate of 0."""
         if not self.cuda:
             return
         inputs = tree_map_only(Tensor, Tensor.clone, moved(batch.inputs, self.device))
         self.buffers = Batch(inputs, False, batch.size)
+        if self.buffers.tokens is not None:  # kept from here on: a capture can't look
+            return
         self._set(0.0)
         try:
             pool, body = torch.cuda.graph_pool_handle(), partial(self._body, self.buffers)
@@ -290,7 +292,8 @@ class Steps:
 
     def step(self, batch: Batch, rate: float) -> None:
         self._set(rate)
-        if self.launch is not None and self.buffers is not None and copy_into(batch.inputs, self.buffers.inputs):
+        fits = self.buffers is not None and batch.tokens is None and copy_into(batch.inputs, self.buffers.inputs)
+        if self.launch is not None and fits:
             self.launch()
         else:
             self._body(batch)

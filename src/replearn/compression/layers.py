@@ -44,14 +44,16 @@ def layer_moments(
     for visit, aim in zip(visits, aims, strict=True):
         arguments = visit.arguments
         _, found = tapped(block, arguments, taps, to_the_end=False)
-        aim = aim.to(found[taps[0]].device)
+        aim, tokens = aim.to(found[taps[0]].device), visit.tokens
         if layer.sum is not None:
             other = arguments.x if layer.beside_input else found[taps[1]]
             aim = aim.reshape(other.shape) - other  # a half block may have left out a view
             aim = in_layout(aim, layer)
+            if tokens is not None and aim.dim() == 3:
+                tokens = in_layout(tokens[..., None], layer)[..., 0]
             if layer.scale:
                 aim = aim / divisor(block, layer)
-        for x, y in rows(module, found[taps[0]], aim, share):
+        for x, y in rows(module, found[taps[0]], aim, share, tokens):
             (held if visit.held_out else fitted).add(x, y)
     fitted.thinned = share < 1
     return fitted, held
@@ -88,7 +90,7 @@ def solve_layer_(block: nn.Module, layer: Layer, fitted: Moments, held: Moments,
         before = fresh = held.error(weight, shift)
     else:
         before = held.error(*normed(norm, weight, shift, norm.running_mean, norm.running_var))
-        base, anew = normed(norm, weight, torch.zeros_like(shift), *statistics(weight, fitted))
+        base, anew = normed(norm, weight, torch.zeros_like(shift), *fitted.spread(weight))
         fresh = held.error(base, anew)
     free = norm is not None or bias is not None
     found: Solution = solve(fitted, held, base, shifted=free)
@@ -109,14 +111,9 @@ def normed(norm: Any, weight: Tensor, shift: Tensor, mean: Tensor, var: Tensor) 
     return weight * gain[..., None], (shift - mean) * gain + offset
 
 
-def statistics(weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
-    """Mean and variance of what the weights make of these rows."""
-    mean, var = moments.spread(weight)
-    return mean.flatten(), var.flatten()
-
-
 def set_statistics_(norm: Any, weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
-    mean, var = statistics(weight, moments)
+    """Give a BatchNorm the mean and variance of what the weights make of these rows."""
+    mean, var = (tensor.flatten() for tensor in moments.spread(weight))
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(var)
     return mean, var

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..blocks.running import cut, unchanged
 from ..costs.recorder import flops_of as operation_flops
 from ..errors import ReplearnError
+from ..fitting.observe import unpadded
 from .batches import Batch, Data, device_of
 from .calls import Arguments, slow_attention
 from .streaming import Stream
@@ -48,7 +49,7 @@ class Agreement:
     """How a model's outputs on held-out batches compare to the untouched model's.
 
     `divergence` is Kullback and Leibler's for outputs that are logits, else the relative squared error; `same` is
-    the share of equal decisions.
+    the share of equal decisions, NaN where there are none to take.
     """
 
     divergence: float
@@ -178,9 +179,9 @@ def outputs(model: nn.Module, data: Data, batches: Sequence[Batch]) -> list[Tens
 
 @torch.no_grad()
 def answers(model: nn.Module, data: Data, batches: Sequence[Batch]) -> Iterator[Tensor]:
-    """The same, one after another as they are asked for."""
+    """The same, one after another as they are asked for; of tokens without the padding."""
     for batch in batches:
-        made = answer(data.run(model, batch)).detach()
+        made = unpadded(answer(data.run(model, batch)).detach(), batch.tokens)
         if not bool(made.isfinite().all()):
             raise ReplearnError(
                 f"{type(model).__name__} gives NaN or infinity on the loader's batches: look at its weights."
@@ -226,8 +227,6 @@ def agreement(taught: Iterable[Tensor], made: Iterable[Tensor]) -> Agreement:
                 rows += len(one)
         else:
             teacher, student = teacher.to(student.device).float(), student.float()
-            total += float((teacher - student).square().sum() / teacher.square().sum().clamp_min(1e-30)) * len(
-                teacher
-            )
-            rows += len(teacher)
+            gap = (teacher - student).square().sum() / teacher.square().sum().clamp_min(1e-30)
+            total, same, rows = total + float(gap) * len(teacher), math.nan, rows + len(teacher)
     return Agreement(total / max(rows, 1), same / max(rows, 1))

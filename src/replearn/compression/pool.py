@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,18 +52,14 @@ def joined(batches: Sequence[Batch], device: torch.device) -> Batch | None:
         return None
     made = []
     for column in zip(*(found for found, _ in leaves), strict=True):
-        whole = all(rowed(tensor, batch) for tensor, batch in zip(column, batches, strict=True))
+        pairs = zip(column, batches, strict=True)
+        whole = all(isinstance(t, Tensor) and t.dim() > 0 and len(t) == batch.size for t, batch in pairs)
         if not whole or len({(t.shape[1:], t.dtype, t.device) for t in column}) > 1:
             return None
         made.append(torch.cat([tensor.to(device) for tensor in column]))
     if not made:
         return None
     return Batch(tree_unflatten(made, leaves[0][1]), False, sum(batch.size for batch in batches))
-
-
-def rowed(value: Any, batch: Batch) -> bool:
-    """True for a tensor with a row for each sample."""
-    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch.size
 
 
 def parts(batch: Batch) -> list[Batch]:

@@ -61,7 +61,7 @@ def recognise(model: nn.Module, loader: Any, *, forward: Forward | None = None) 
 
     Raises ReplearnError where there are no blocks.
     """
-    data = loader if isinstance(loader, Data) else read(loader, forward=forward, samples=8)
+    data = loader if isinstance(loader, Data) else read(loader, forward=forward, samples=8, model=model)
     names = [name for stack in stacks_of(model) for name in stack.blocks]
     data = data.through(names)
     with unchanged(model), torch.no_grad():

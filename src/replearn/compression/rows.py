@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..fitting.observe import unpadded
 from .structure import is_transposed
 
 CHUNK = 2**25  # numbers in a piece of patches
@@ -43,15 +44,17 @@ def share_of_rows(layer: nn.Module, aim: Tensor, inputs: Sequence[Tensor]) -> fl
     return float(min(1.0, work / (2.0 * groups * columns**2 * max(total, 1.0))))
 
 
-def rows(layer: nn.Module, x: Tensor, aim: Tensor, share: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
+def rows(
+    layer: nn.Module, x: Tensor, aim: Tensor, share: float = 1.0, tokens: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Pieces of x (groups, n, K) and aim (groups, n, R); the aim has the layout of the layer's output.
 
-    With a `share` below 1, a fixed random part of the positions of every sample.
+    With a `share` below 1, a fixed random part of the positions of every sample; `tokens` leaves padding out.
     """
     if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
         yield from _conv_rows(layer, x, aim, share)
     else:
-        x, aim = x.reshape(-1, x.shape[-1]), aim.reshape(-1, aim.shape[-1])
+        x, aim = (unpadded(value.reshape(-1, value.shape[-1]), tokens) for value in (x, aim))
         if share < 1:
             at = some_places(len(x), math.ceil(len(x) * share)).to(x.device)
             x, aim = x[at], aim[at]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..blocks.running import PrivateRandom
 from ..errors import ReplearnError
+from ..fitting.observe import unpadded
 from ..operators._base.ridge import Moments, Solution, solve
 from .calls import Tap
 from .corrections import (
@@ -102,6 +103,7 @@ def _solved(
         wanted = stream.load(aim).reshape(given.shape) - given  # the sum may be of another view
         if form == "channels" or not image:
             given, wanted = (t.movedim(channel, -1).reshape(-1, width) for t in (given, wanted))
+            given, wanted = (unpadded(t, visit.tokens) for t in (given, wanted))
         if form == "channels":
             given, wanted = (t.mT[None] for t in (given, wanted))
         for a, b in rows(layer, given, wanted, share):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,7 @@ class Visit:
     kept: Arguments  # where they wait
     held_out: bool
     stream: Stream = field(default_factory=Stream)
+    tokens: Tensor | None = None  # where the batch is no padding
 
     @property
     def arguments(self) -> Arguments:
@@ -36,7 +37,7 @@ class Visit:
 
     def following(self, x: Tensor) -> Visit:
         """The same call with another input, put away."""
-        return Visit(self.kept.given(self.stream.keep(x)), self.held_out, self.stream)
+        return replace(self, kept=self.kept.given(self.stream.keep(x)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,11 @@ def _alike(one: Arguments, two: Arguments) -> bool:
     )
     if one.place != two.place or spec != other:
         return False
-    return all(a is one.x or a is b or _equal(a, b) for a, b in zip(ones, twos, strict=True))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return isinstance(a, (bool, int, float, str)) and type(a) is type(b) and a == b
+    simple = bool, int, float, str
+    return all(
+        a is one.x or a is b or (isinstance(a, simple) and type(a) is type(b) and a == b)
+        for a, b in zip(ones, twos, strict=True)
+    )
 
 
 def visits(model: nn.Module, name: str, data: Data) -> list[Visit]:
@@ -117,7 +118,7 @@ def visits(model: nn.Module, name: str, data: Data) -> list[Visit]:
             raise ReplearnError(
                 f"The activations before {name} hold NaN or infinity: look at the batch and at the weights."
             )
-        found.append(Visit(calls[name].moved(data.stream.keep), batch.held_out, data.stream))
+        found.append(Visit(calls[name].moved(data.stream.keep), batch.held_out, data.stream, batch.tokens))
     return found
 
 

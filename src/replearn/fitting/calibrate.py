@@ -18,7 +18,7 @@ from ..planning.targets import build_target
 from ..planning.validate import ordinary_tensors
 from ..surgery.hidden_states import record_replacement
 from ..surgery.plan_metadata import attach_plan_
-from ..surgery.replace import check_fit, restored_on_error, set_submodule
+from ..surgery.replace import check_fit, restored_on_error, set_submodule, warn_of_optimizers
 from .closed_form import Fit as Fit
 from .closed_form import Imitation, check_data
 from .observe import Forward as Forward
@@ -55,13 +55,15 @@ def calibrate_(
     `data` is a list or loader of batches that can be gone through again; each is a tensor, a tuple of arguments
     or a dict of keywords, or whatever `forward(model, batch)` understands. Targets are fitted one after
     another, so that later ones see earlier replacements. Every fifth batch is held out: it chooses the
-    ridge and gives the errors in the report, which are never above removal's.
+    ridge and gives the errors in the report, which are never above removal's. What an `attention_mask` leaves
+    out counts nowhere. Warns of optimizers as `replace_` does.
 
     Raises ReplearnError, with the model unchanged, for data that does not fit the model or gives NaN.
     """
     check_data(data)
     check_fit(model, plan)
     plan = corrected(model, plan, correction)
+    warn_of_optimizers(model, plan)
     fits, samples = [], 0
     blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
     with restored_on_error(model, plan), unchanged(model):

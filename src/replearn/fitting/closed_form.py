@@ -1,5 +1,6 @@
 """Fit one operator to the block that it stands for: every way there is, judged on held-out rows."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from ..operators._base.operator import Operator
 from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
-from .observe import Forward, Seen, observe
+from .observe import Forward, Seen, observe, unpadded
 
 
 @torch.no_grad()
@@ -110,10 +111,10 @@ class Imitation:
             for earlier in before:
                 x = earlier.compute(x)
             whole = seen.preactivation if stage.ends_in_activation else None
-            for piece, aimed in chunks(x, (seen.y if whole is None else whole) - x):
+            for piece, aimed, tokens in chunks(x, (seen.y if whole is None else whole) - x, seen.tokens):
                 if (rows := stage.regressors(piece)) is None:
                     return None
-                pair = rows.double()[None], as_rows(aimed, self.target).double()[None]
+                pair = (unpadded(found, tokens).double()[None] for found in (rows, as_rows(aimed, self.target)))
                 (held if seen.held_out else fitted).add(*pair)
         return fitted, held
 
@@ -122,9 +123,9 @@ class Imitation:
         error = removal = power = 0.0
         for seen in self.observe(held_out=True):
             branch = (seen.y if seen.preactivation is None else seen.preactivation) - seen.x
-            power += float(branch.double().square().sum())
-            error += float((seen.through(self.operator) - seen.y).double().square().sum())
-            removal += float((seen.x - seen.y).double().square().sum())
+            rests = branch, seen.through(self.operator) - seen.y, seen.x - seen.y
+            sums = [float(unpadded(rest, seen.tokens).double().square().sum()) for rest in rests]
+            power, error, removal = power + sums[0], error + sums[1], removal + sums[2]
         power = power or 1.0
         return error / power if error == error else math.inf, removal / power
 
@@ -137,11 +138,12 @@ def as_rows(branch: Tensor, target: Target) -> Tensor:
     return last.reshape(-1, last.shape[-1])
 
 
-def chunks(x: Tensor, branch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def chunks(x: Tensor, branch: Tensor, tokens: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """Pieces small enough that their patches fit in a quarter of a gigabyte of float64."""
     per_sample = math.prod(x.shape[1:]) * 9 * 8
     size = max(1, 2**28 // per_sample)
-    yield from zip(x.split(size), branch.split(size), strict=True)
+    places = itertools.repeat(None) if tokens is None else tokens.split(size)
+    yield from zip(x.split(size), branch.split(size), places, strict=False)
 
 
 def check_data(data: Any) -> None:

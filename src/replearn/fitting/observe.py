@@ -29,6 +29,7 @@ class Seen:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     preactivation: Tensor | None = None  # what the block's last activation was given
+    tokens: Tensor | None = None  # where the batch is no padding
     held_out: bool = False
 
     def through(self, module: nn.Module) -> Tensor:
@@ -63,6 +64,7 @@ def observe(
                 continue
             caught.clear()
             run_to(model, batch, forward or call, number)
+            caught["tokens"] = tokens_of(batch)
             seen = _checked(caught, target, number, number % HELD_OUT == 1)
             yield from (part for part in (_split(seen) if alone else [seen]) if held_out in (None, part.held_out))
 
@@ -146,6 +148,26 @@ def _watching(block: nn.Module, target: Target) -> Iterator[dict[str, Any]]:
             if isinstance(activation, nn.Module):
                 hooks.enter_context(activation.register_forward_pre_hook(before_activation))
         yield caught
+
+
+def tokens_of(inputs: Any) -> Tensor | None:
+    """Where a batch holds tokens, (batch, tokens), by its attention_mask; None where nothing is padding.
+
+    A sample that is masked as a whole counts as a whole. Batches for a decoder too have positions of two kinds.
+    """
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or any(name.startswith("decoder_") for name in inputs):
+        return None
+    found = mask > 0
+    found = found | ~found.any(-1, keepdim=True)
+    return None if bool(found.all()) else found
+
+
+def unpadded(value: Tensor, tokens: Tensor | None) -> Tensor:
+    """The rows of features (batch, tokens, channels) that are no padding; values of other shapes as they are."""
+    if tokens is None or value.shape[:-1] not in (tokens.shape, tokens.flatten().shape):
+        return value
+    return value.flatten(0, -2)[tokens.flatten().to(value.device)]
 
 
 def first(made: Any) -> Any:

@@ -62,8 +62,8 @@ def warn_of_optimizers(model: nn.Module, plan: Plan) -> None:
             if names:
                 warnings.warn(
                     f"An optimizer, {type(found).__name__}, holds parameters of {', '.join(sorted(names)[:3])}, "
-                    "which replace_ takes out: it would train them on, and not the operators. Make the optimizer "
-                    "after replace_.",
+                    "which go: it would train them on, and not the operators. Make the optimizer after the "
+                    "replacement.",
                     stacklevel=4,
                 )
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...blocks.stacks import class_path
 from ...errors import ReplearnError
 from .lists import Shortened, named
 
@@ -25,7 +26,7 @@ PLACES = {
     "p",
     "training",
 }
-IDLE = {"Identity", "Dropout", "DropPath", "StochasticDepth"}  # these compute nothing in eval mode
+IDLE = ("Identity", "Dropout", "DropPath", "StochasticDepth")  # these compute nothing in eval mode
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +89,10 @@ def differences(short: Shortened, made: nn.Module) -> list[str]:
     counts: set[Any] = {(one.length, len(one.kept)) for one in short.changed}
     for name, module in old.named_modules():
         new = short.new_name(name) if name else ""
-        if new is None or type(module).__name__ in IDLE:
+        if new is None or type(module).__name__.endswith(IDLE):  # as SegformerDropPath
             continue
         other = modules.get(new)
-        if other is None or type(other) is not type(module):
+        if other is None or class_path(other) != class_path(module):  # parametrized: one class each
             there = "not there" if other is None else f"{type(other).__name__} in that"
             found.append(f"{new or 'the model'} is {type(module).__name__}, and {there}")
             continue

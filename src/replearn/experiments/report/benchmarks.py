@@ -113,7 +113,8 @@ def compressed(data: Mapping[str, Any]) -> Iterator[Line]:
 def _of_one(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The rows of a compress.json, in the benchmark's form; without labels it has the agreement in percent."""
     drawn = data["curve"] or {"kept": "agreement", "points": [{"kept": 100.0}]}
-    reached = drawn.get("chosen", {"kept": 100 * data["agreement"]["same"]})
+    same = data["agreement"]["same"]  # None for a model that takes no decisions
+    reached = drawn.get("chosen", {"kept": float("nan") if same is None else 100 * same})
     yield {"subject": data["model"], "score": drawn["points"][0]["kept"]}
     yield {
         "subject": data["model"],
