@@ -16,7 +16,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from ..blocks.switches import Switch, Undo
+from ..blocks.global_settings import GlobalSetting, Undo
 from ..errors import ReplearnError
 from ..operators._base.shell import without_hooks
 
@@ -96,7 +96,7 @@ def fake_gpu(precision: str) -> Iterator[None]:
             torch.set_autocast_dtype("cuda", was_dtype)
 
 
-_gpu = Switch()
+_gpu = GlobalSetting()
 
 
 def _as_with_a_gpu() -> AbstractContextManager[None]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..blocks.switches import Switch, Undo
+from ..blocks.global_settings import GlobalSetting, Undo
 
 _backends: Any = torch.backends
-_products = Switch()
+_products = GlobalSetting()
 
 
 def float32_products(*, tf32: bool, benchmark: bool | None = None) -> AbstractContextManager[None]:

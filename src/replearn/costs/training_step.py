@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..blocks.global_settings import plain_encoder_layers
 from ..blocks.running import call
-from ..blocks.switches import plain_encoder_layers
 from ..errors import ReplearnError
 from .fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
 from .recorder import Operation, Recorder, tensors_in

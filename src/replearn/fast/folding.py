@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..blocks.tracing import is_sequence, runs_nothing, trace
+from ..blocks.tracing import is_container, is_sequence, trace
 from ..errors import ReplearnError
 from ..operators._base.layers import norm_as_affine
 from ..surgery.replace import set_submodule
@@ -85,7 +85,7 @@ class Traces:
         while name:
             name = name.rpartition(".")[0]
             module = self.modules[name]
-            if not name or not (is_sequence(module) or runs_nothing(module)):
+            if not name or not (is_sequence(module) or is_container(module)):
                 above.append(name)
         return above
 
@@ -100,11 +100,11 @@ class Traces:
     def failure_without(self, owner: str, pairs: dict[str, str]) -> str | None:
         """Why the code can't run without these norms: it may read more than their outputs."""
         prefix = f"{owner}." if owner else ""
-        instead: dict[str, nn.Module] = {}
+        substitutes: dict[str, nn.Module] = {}
         for norm, conv in pairs.items():
-            instead[norm.removeprefix(prefix)] = nn.Identity()
-            instead[conv.removeprefix(prefix)] = _with_bias(self.modules[conv])
-        again = trace(self.modules[owner], instead=instead)
+            substitutes[norm.removeprefix(prefix)] = nn.Identity()
+            substitutes[conv.removeprefix(prefix)] = _with_bias(self.modules[conv])
+        again = trace(self.modules[owner], substitutes=substitutes)
         if isinstance(again, str) or _steps(again) != _steps(self.graphs[owner]):
             return f"the code of {owner or 'the model'} asks for more than the output of its layers"
         return None

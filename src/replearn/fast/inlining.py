@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..blocks.running import PrivateRandom, unchanged
-from ..blocks.tracing import WholeForward
+from ..blocks.tracing import ModelTracer
 from ..errors import ReplearnError, class_and_line
 from .graph_module import FlatGraph, with_short_names
 from .verify import rebuilt, run_on_example
@@ -46,7 +46,7 @@ def graph_of(model: nn.Module, example: Any) -> FlatGraph | str:
     """The flat graph, or why there is none."""
     try:
         given = given_to(model, example)
-        tracer = WholeForward(given)
+        tracer = ModelTracer(given)
         with PrivateRandom():
             graph = tracer.trace(model)
         traced = fx.GraphModule(held_by(model, tracer.root, graph), graph)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..blocks.anatomy import Anatomy, holds, resolve
+from ..blocks.anatomy import Anatomy, has_parts, resolve
 from ..errors import ReplearnError
 from ._base.checkpointing import checkpointed
 from ._base.layers import correction_of
@@ -157,7 +157,7 @@ def start_statistics(shell: nn.Module, site: Site) -> None:
             continue
         layer.reset_running_stats()
         # the first block of a stage may lack a layer
-        blocks = [resolve(block, path) for block in map(site.neighbour, SIDES) if holds(block, path)]
+        blocks = [resolve(block, path) for block in map(site.neighbour, SIDES) if has_parts(block, path)]
         for name in ("running_mean", "running_var"):
             own: Any = getattr(layer, name)
             values: list[Any] = [getattr(block, name, None) for block in blocks]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from .. import operators
-from ..blocks.dataflow import use_of
+from ..blocks.dataflow import find_use
 from ..blocks.stacks import Stack
 from ..errors import ReplearnError
 from ..operators._base.options import Options
@@ -67,7 +67,7 @@ class Survey:
     def _reads_of(self, stack: Stack) -> dict[str, str]:
         """By block of a stack: a part of it that the code around it reads, in training or evaluation."""
         if stack.name not in self._reads:
-            uses = [use_of(self.model, stack.blocks, training) for training in (False, True)]
+            uses = [find_use(self.model, stack.blocks, training) for training in (False, True)]
             self._reads[stack.name] = {block: part for use in uses if use for block, part in use.reads.items()}
         return self._reads[stack.name]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...blocks.twins import twin_of
+from ...blocks.shallow_copy import shallow_copy
 
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") or "_hooks_" in name)
 
@@ -40,7 +40,7 @@ def shell_of(
     Settings (a Hugging Face config, say) are shared with the original, not copied. Where `fill`
     gives tensors by name, they become the copy's parameters.
     """
-    shell = twin_of(module)
+    shell = shallow_copy(module)
     for path, layer in shell.named_modules():
         prefix = f"{path}." if path else ""
         vars(layer)["_parameters"] = {
@@ -61,7 +61,7 @@ def call_with(made: Mapping[str, Tensor], module: nn.Module, args: Any, kwargs: 
     """
     if torch.compiler.is_compiling():
         return functional_call(module, dict(made), args, kwargs)
-    twin = twin_of(module)
+    twin = shallow_copy(module)
     for name, tensor in made.items():
         path, _, key = name.rpartition(".")
         twin.get_submodule(path)._parameters[key] = tensor  # type: ignore[assignment]
