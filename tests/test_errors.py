@@ -369,7 +369,7 @@ CASES: list[tuple[Provoke, str]] = [
      "layer1.1, kernel ... rank 50 does not fit a weight of shape (4, 4, 3, 3) ... rank=4 or less"),
     (lambda f: plan(stack_of(Recurrent), 2), "1 contains an RNNBase layer ... operators.Removal()"),
     (lambda f: plan(stack_of(lambda: Pair(4)), 2, operator=ops.Removal()),
-     "Pair.forward says that it returns ... returns='tuple'"),
+     "Pair.forward returns ... returns='tuple'"),
     (lambda f: plan(stack_of(lambda: Attention(bare_norm=True)), 2, operator=ops.HeadWise()),
      "Expected a normalisation layer at norm"),
     # the inside of an operator

@@ -111,7 +111,7 @@ def normed(norm: Any, weight: Tensor, shift: Tensor, mean: Tensor, var: Tensor) 
 
 def statistics(weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
     """Mean and variance of what the weights make of these rows."""
-    mean, var = moments.spread(weight)
+    mean, var = moments.output_statistics(weight)
     return mean.flatten(), var.flatten()
 
 

@@ -91,7 +91,7 @@ def deploy(
         fused = operator.fuse()
         refuse_infinite(name, fused)
         if merge:
-            fused = operator.labelled(merge_(fused, dtype=dtype))
+            fused = operator.with_block_attributes(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
         record_replacement(plain, operator, fused)
     settle_(plain, fold=fold, channels_last=channels_last)
