@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...errors import ReplearnError, first_line
 from ...planning.data import Plan
 from ...planning.serialization import parse, read_text
-from ...surgery.weights import fill_, load_backbone_, metadata_of, moved_plan, read_weights, shape_of
+from ...surgery.weights import fill_, load_backbone_, metadata_of, plan_below, read_weights, shape_of
 from .architectures import library, num_heads
 
 
@@ -30,8 +30,8 @@ def load_pretrained_(
     Raises ReplearnError, with the model unchanged, for weights of another configuration.
     """
     carried, found = weights_of(source)
-    moved = None if carried is None else moved_plan(model, carried, "", source)
-    about = told_about(Path(source))
+    moved = None if carried is None else plan_below(model, carried, "", source)
+    about = recorded_settings(Path(source))
 
     def fitting(own: dict[str, Tensor]) -> dict[str, Tensor]:
         head = set() if words is not None else head_names(model)
@@ -97,7 +97,7 @@ def check_heads(source: str, there: Any, here: str | None) -> None:
         )
 
 
-def told_about(path: Path) -> dict[str, Any]:
+def recorded_settings(path: Path) -> dict[str, Any]:
     """What a file of ours, or the result beside it, says: the model's name, the data set and classes."""
     try:
         if (about := metadata_of(path).get("about")) is not None:

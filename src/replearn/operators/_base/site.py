@@ -80,7 +80,7 @@ class Site:
         return stored_shape(self.part(role).weight, self._part(role))
 
     def _part(self, role: str) -> Part:
-        return part_of(self.target.anatomy, role, f"{self.options.name} takes settings from")
+        return part_of(self.target.anatomy, role, f"{self.options.name} needs")
 
 
 def part_of(anatomy: Anatomy, role: str, reader: str) -> Part:

@@ -20,7 +20,7 @@ from ....fitting.observe import block_similarity
 from ....planning.data import Plan, Target
 from ....planning.legality import Survey
 from ....planning.planner import count_parameters, plan
-from ....planning.positions import best_apart
+from ....planning.positions import best_nonadjacent
 from ....planning.targets import build_operator, trainable
 from ....surgery.plan_metadata import attach_plan_
 from ....surgery.replace import set_submodule
@@ -75,7 +75,7 @@ class Adaptive(Method):
     def most_redundant(self, scores: Mapping[str, float]) -> set[str]:
         """The highest total score, in as many blocks as the fixed placement has, no two adjacent."""
         names = [name for stack in self._stacks for name in stack.blocks]
-        return best_apart(names, scores, len(self._fixed.targets))
+        return best_nonadjacent(names, scores, len(self._fixed.targets))
 
     def state(self) -> dict[str, Any]:
         return {"replaced": [] if self.plan is None else [target.name for target in self.plan.targets]}
