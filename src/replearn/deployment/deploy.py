@@ -8,7 +8,7 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..fast.graphs.replay import check_graph
-from ..fast.inference import Folding, check_backend, check_fuse, check_or_double, check_ready, on_backend, settle_
+from ..fast.inference import Folding, adapt_, check_backend, check_fuse, check_or_double, check_ready, on_backend
 from ..fast.inlining import flatten as flat_form
 from ..fast.passes import apply_passes_
 from ..fast.passes._context import Context
@@ -93,7 +93,7 @@ def deploy(
             fused = operator.with_block_attributes(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
         record_replacement(plain, operator, fused)
-    settle_(plain, fold=fold, channels_last=channels_last)
+    adapt_(plain, fold=fold, channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
         if merge and dtype is not None:

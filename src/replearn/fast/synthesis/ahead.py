@@ -1,4 +1,4 @@
-"""Synthesize the weights of all operators of a model together, when the first one asks for its own."""
+"""Synthesize the weights of all operators of a model in one launch, at the first call of one of them."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ class Prepared:
         """The weights by operator."""
         assert self.batch is not None
         dtype = compute_dtype(self.batch.tensors[0], self.readers[0].stored_dtype)
-        made: dict[int, Weights] = {owner: {} for owner, _ in self._owners}
+        weights: dict[int, Weights] = {owner: {} for owner, _ in self._owners}
         for (owner, name), tensor in zip(self._owners, mix(self.batch, dtype), strict=True):
-            made[owner][name] = tensor
-        return made
+            weights[owner][name] = tensor
+        return weights
 
 
 def in_checkpoint(learning: bool) -> bool:
