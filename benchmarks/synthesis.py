@@ -24,7 +24,7 @@ from replearn.experiments.bench.steps import compare_steps
 from replearn.experiments.bench.timing import ratio
 from replearn.experiments.training.fit import device_named
 from replearn.fast.synthesis.ahead import readers_in
-from replearn.operators._base.mixture import Made, compute_dtype, handing_out
+from replearn.operators._base.mixture import Weights, compute_dtype, providing_weights
 from replearn.operators._base.operator import ReadingOperator
 from replearn.operators.functional import synthesize
 
@@ -39,7 +39,7 @@ class Given:
 
     def __init__(self, model: nn.Module, *, learn: bool) -> None:
         self._model, self._learn = model, learn
-        self._made: dict[int, Made] = {}
+        self._made: dict[int, Weights] = {}
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -49,11 +49,11 @@ class Given:
                 self._made[id(reader)] = {name: made[name].requires_grad_(self._learn) for name in made}
         for weight in (weight for own in self._made.values() for weight in own.values()):
             weight.grad = None
-        with handing_out(lambda: self._made):
+        with providing_weights(lambda: self._made):
             yield
 
 
-def weights_of(reader: ReadingOperator) -> Made:
+def weights_of(reader: ReadingOperator) -> Weights:
     mixtures = reader.mixtures()
     first = next(mixture.tensors[0] for mixture in mixtures.values() if mixture is not None)
     return synthesize(mixtures, compute_dtype(first, reader.stored_dtype))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from replearn.costs.fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
+from replearn.costs.fake import converted_copy, example_on_fake_gpu, fake_gpu, on_fake_gpu
 from replearn.costs.recorder import bytes_of, flops_of, runs_no_kernel, tensors_in
 from replearn.fast.inference import Autocast
 
@@ -40,7 +40,7 @@ def count(model: nn.Module, images: Tensor) -> SimpleNamespace:
     if isinstance(model, Autocast):
         plain, precision = model.model, str(model.dtype).removeprefix("torch.")
     with fake_gpu(precision):
-        double, given = double_of(plain, on_fake_gpu), example_on_fake_gpu(images)
+        double, given = converted_copy(plain, on_fake_gpu), example_on_fake_gpu(images)
         with Counting() as counting:
 
             def called(module: nn.Module, args: Any) -> None:

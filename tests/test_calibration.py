@@ -37,8 +37,8 @@ def fit_full(made: Moments, held: Moments, shape: tuple[int, int], rank: int | N
 def test_moments_do_not_depend_on_how_the_data_is_cut() -> None:
     f, t = rows(60, 5, 0), rows(60, 3, 1)
     whole, parts = moments_of(f, t), moments_of(f, t, parts=7)
-    torch.testing.assert_close(whole.products(), parts.products())
-    torch.testing.assert_close(whole.products()[0][0], torch.cov(f.T, correction=0))
+    torch.testing.assert_close(whole.covariances(), parts.covariances())
+    torch.testing.assert_close(whole.covariances()[0][0], torch.cov(f.T, correction=0))
     weight, shift = rows(3, 5, 2), rows(1, 3, 3)[0]
     direct = (t - f @ weight.T - shift).square().sum() / 60
     assert whole.error(weight[None], shift[None]) == pytest.approx(float(direct))
@@ -289,7 +289,7 @@ def test_a_branch_that_cannot_be_trained_is_scaled_and_deployed_with_its_scale()
     assert all(fit.error <= fit.removal_error for fit in report.fits)
     plain = replearn.deploy(model, example=batches[0])
     torch.testing.assert_close(plain(batches[0]), model(batches[0]), rtol=1e-4, atol=1e-5)
-    operator.silence()
+    operator.zero_branch()
     x = torch.randn(2, 5, 24)
     assert torch.equal(operator.compute(x), x)
 

@@ -139,7 +139,7 @@ def test_every_data_set_says_what_it_is_and_where(name):
     source = data.source_named(name)
     assert source.name == name
     assert source.how.endswith(".")
-    assert source.name == "digits" or (source.folders and source.signs)
+    assert source.name == "digits" or (source.folders and source.patterns)
 
 
 # ---- downloading -----------------------------------------------------------------------------

@@ -470,7 +470,7 @@ def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch
 
 def test_a_second_process_in_a_runs_folder_is_told_who_trains_there(tmp_path: Path) -> None:
     script = (
-        "import sys, pathlib; from replearn.experiments.training.keeping import locked\n"
+        "import sys, pathlib; from replearn.experiments.training.run_files import locked\n"
         f"with locked(pathlib.Path({str(tmp_path)!r})): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as other:

@@ -354,7 +354,7 @@ CASES: list[tuple[Provoke, str]] = [
      "no source fits its conv2 ... previous conv2 is (6, 4, 3, 3), not (4, 4, 3, 3)"),
     (lambda f: plan(stack_of(Attention), 2, operator=ops.MLP()), "1, 3 can't go ... this mine block has no"),
     (lambda f: plan(declared(anatomy("mine", "transformer", norm1="mix")), 2, operator=ops.NoWeights()),
-     "this mine block has no proj, which no_weights follows"),
+     "this mine block has no proj, which no_weights needs"),
     (lambda f: plan(stack_of(lambda: Attention(6, 8)), 2, operator=ops.Projection()),
      "1: its attention output projection is 6x8, not square ... operators.WholeBlock()"),
     (lambda f: plan(stack_of(lambda: Attention(5, 5)), 2, operator=ops.HeadWise()),
@@ -369,7 +369,7 @@ CASES: list[tuple[Provoke, str]] = [
      "layer1.1, kernel ... rank 50 does not fit a weight of shape (4, 4, 3, 3) ... rank=4 or less"),
     (lambda f: plan(stack_of(Recurrent), 2), "1 contains an RNNBase layer ... operators.Removal()"),
     (lambda f: plan(stack_of(lambda: Pair(4)), 2, operator=ops.Removal()),
-     "Pair.forward says that it returns ... returns='tuple'"),
+     "Pair.forward returns ... returns='tuple'"),
     (lambda f: plan(stack_of(lambda: Attention(bare_norm=True)), 2, operator=ops.HeadWise()),
      "Expected a normalisation layer at norm"),
     # the inside of an operator

@@ -425,7 +425,7 @@ def test_which_blocks_are_a_stack() -> None:
 def test_blocks_that_say_they_return_a_tuple_are_not_removed_blindly() -> None:
     with pytest.raises(replearn.ReplearnError, match="no targets"):
         replearn.plan(Listed(Scaled), first=2, operator=operators.Removal())
-    with pytest.raises(replearn.ReplearnError, match=r"Scaled\.forward says that it returns.*returns='tuple'"):
+    with pytest.raises(replearn.ReplearnError, match=r"Scaled\.forward returns.*returns='tuple'"):
         replearn.plan(Listed(Scaled), targets=["blocks.1"], operator=operators.Removal())
     assert replearn.plan(Listed(Declared), first=2, operator=operators.Removal()).targets
 

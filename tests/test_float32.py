@@ -10,7 +10,7 @@ import tiny
 import torch
 
 import replearn
-from replearn.costs.precision import convolves_in_tf32, float32_products, matmul_precision, said
+from replearn.costs.precision import convolves_in_tf32, float32_products, get_or_none, matmul_precision
 from replearn.fast.verify import exact
 
 BACKENDS: Any = torch.backends
@@ -53,7 +53,7 @@ def state() -> list[Any]:
 @pytest.mark.usefixtures("users_own")
 @pytest.mark.parametrize("tf32", [False, True])
 def test_products_are_as_asked_and_the_users_switches_come_back(tf32: bool) -> None:
-    before, spoken = state(), [said(getter) for getter in GETTERS]
+    before, spoken = state(), [get_or_none(getter) for getter in GETTERS]
     with float32_products(tf32=tf32, benchmark=True):
         inside = state()
         assert matmul_precision() == ("high" if tf32 else "highest")  # who asks the old way is answered

@@ -13,7 +13,7 @@ from zoo import ZOO, apart, outputs
 
 import replearn
 from replearn import operators
-from replearn.deployment.merge import merge_, merged, takes_input
+from replearn.deployment.merge import can_merge, merge_, merged
 from replearn.fast.inference import Autocast, cast_once_
 from replearn.operators._base.plain import parts_of_residual, residual
 
@@ -41,7 +41,7 @@ def test_a_layer_returns_its_input_as_well(name: str) -> None:
     layer = LAYERS[name]()
     x, before = torch.randn(2, 6, 9, 7), layer.weight.clone()
     for made, given_x, limit in ((layer, x, 1e-5), (copy.deepcopy(layer).double(), x.double(), 1e-12)):
-        assert takes_input(made)
+        assert can_merge(made)
         other = merged(made)
         assert type(other) is type(made)
         assert other.weight.stride() == made.weight.stride()

@@ -17,7 +17,7 @@ from zoo import everything
 import replearn
 from replearn import ReplearnError
 from replearn.fitting.observe import block_similarity
-from replearn.planning.positions import best_apart, evenly, most_apart
+from replearn.planning.positions import best_nonadjacent, evenly, max_nonadjacent
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -118,7 +118,9 @@ subsets = st.sets(st.integers(2, 12), max_size=9).map(sorted)
 def test_best_apart_is_the_best_brute_force_choice(scores: dict[int, float], count: int) -> None:
     legal = choices(list(scores), count)
     assume(legal)
-    taken = best_apart("0123456789ab", {"0123456789ab"[place]: score for place, score in scores.items()}, count)
+    taken = best_nonadjacent(
+        "0123456789ab", {"0123456789ab"[place]: score for place, score in scores.items()}, count
+    )
     found = sorted(int(name, 12) for name in taken)
     assert tuple(found) in legal
     assert sum(scores[p] for p in found) == pytest.approx(max(sum(scores[p] for p in c) for c in legal), abs=1e-9)
@@ -128,7 +130,7 @@ def test_best_apart_is_the_best_brute_force_choice(scores: dict[int, float], cou
 @quick
 def test_evenly_is_in_proportion_and_as_even_as_brute_force(legal: list[list[int]], count: int) -> None:
     stacks = {f"stack{i}": positions for i, positions in enumerate(legal)}
-    room = {name: most_apart(positions) for name, positions in stacks.items()}
+    room = {name: max_nonadjacent(positions) for name, positions in stacks.items()}
     total = sum(room.values())
     assume(0 < count <= total)
     found = evenly(stacks, count)

@@ -116,9 +116,9 @@ def synthesized(operator: Any) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in operator.parameters_of_block().items() if tensor.dim() > 1}
     if hasattr(operator, "attention"):
         return synthesized(operator.attention) | synthesized(operator.mlp)
-    if not hasattr(operator, "made"):
+    if not hasattr(operator, "synthesized_in_full"):
         return {}
-    return {name: tensor for name, tensor in operator.made().items() if tensor.dim() > 1}
+    return {name: tensor for name, tensor in operator.synthesized_in_full().items() if tensor.dim() > 1}
 
 
 @pytest.mark.parametrize("dtype", [*LOW, torch.float64], ids=str)

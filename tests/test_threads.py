@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import replearn
 from replearn import ReplearnError
+from replearn.blocks.global_settings import plain_encoder_layers
 from replearn.blocks.running import PrivateRandom
-from replearn.blocks.switches import plain_encoder_layers
 from replearn.blocks.tracing import trace
 from replearn.costs.fake import _as_with_a_gpu
 from replearn.costs.precision import float32_products

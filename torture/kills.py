@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from replearn.experiments.training import fit as fitting
-from replearn.experiments.training import keeping
+from replearn.experiments.training import run_files
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.image_batches import DeviceBatches
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
@@ -73,7 +73,7 @@ def spec(out: Path, variant: Variant, way: str) -> RunSpec:
 def live(out: Path, variant: Variant, way: str, rank: int, port: int, bell: int, phase: str, number: int) -> None:
     """Train or go on; ring the bell at the so-many-th entry into the phase, and be killed some time later."""
     fitting.CHECKPOINT_SECONDS = 0.0
-    keeping.versions_of = dict  # type: ignore[assignment]  # it reads the packages' metadata, which is slow
+    run_files.versions_of = dict  # type: ignore[assignment]  # it reads the packages' metadata, which is slow
     if way != "one":
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -1,4 +1,4 @@
-"""The paper's theory as something one can run: what replacing the blocks of a trained model does to it."""
+"""The paper's theory, measured on a trained model: what replacing its blocks changes."""
 
 from .analyzing import analyze
 from .convergence import converge

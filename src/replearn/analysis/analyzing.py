@@ -1,4 +1,4 @@
-"""Analyse what a plan would do to a trained model."""
+"""Analyse what a plan changes in a trained model."""
 
 import copy
 from collections.abc import Iterable
@@ -41,8 +41,8 @@ def analyze(
     the second, is held out, and everything is measured there. `loss(output, batch)` is for the gradients;
     without it the full model's own predictions are the labels. The operators are fitted to the blocks on a copy.
 
-    The model is left as it was. Raises ReplearnError for a plan that does not fit it, a model whose blocks are
-    gone already, data that does not fit, and NaN.
+    The model is not changed. Raises ReplearnError for a plan that does not fit it, a model that is replaced
+    already, data that does not fit, and NaN.
     """
     check_fit(model, plan)
     batches = list(data)

@@ -42,8 +42,8 @@ def converge(
 
     J is the mean loss over all of `batches`, and a step takes one of them at random, so that its noise is known
     exactly. `loss(output, batch)` is the mean over a batch; batches are equally large. BatchNorm's statistics are
-    set on the batches before the first step and stay: a batch's own would make J no mean over samples. J* is taken
-    as 0. Everything is measured before each of `points` evenly spaced steps. The model is left as it was.
+    set on the batches before the first step and stay: with each batch's own, J would be no mean over samples. J*
+    is taken as 0. Everything is measured before each of `points` evenly spaced steps. The model is not changed.
     Raises ReplearnError for fewer than two batches, a plan that does not fit, and a run that diverges.
     """
     if len(batches) < 2 or not 2 <= points <= steps:
@@ -68,7 +68,7 @@ def converge(
         return loss(output_of(forward(net, batch)), batch)
 
     def gradient(net: nn.Module, wanted: Sequence[str]) -> tuple[Tensor, float, float]:
-        """Of J by parameter, E|g - E g|^2 over the batches, and J."""
+        """The gradient of J, E|g - E g|^2 over the batches, and J."""
         parameters = [net.get_parameter(name) for name in wanted]
         rows, values = [], []
         for batch in batches:

@@ -1,4 +1,4 @@
-"""Local errors of the operators, and how far outputs are from the full model's."""
+"""Local errors of the operators, and deviations of the outputs from the full model's."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def local_error(subject: Subject, target: Target, *, together: bool) -> LocalErr
 
 @torch.no_grad()
 def deviation(subject: Subject, model: nn.Module, parts: Sequence[tuple[LocalError, Suffix]]) -> Deviation:
-    """Measured on the held-out batches; the bounds add up the local errors times what amplifies them."""
+    """The deviation on the held-out batches, and its bounds: sums of local errors times suffix factors."""
     far, relative, agreement = differences(subject, model)
     return Deviation(
         measured=float(far.max()),

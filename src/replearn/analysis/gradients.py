@@ -1,4 +1,4 @@
-"""Gradient bias on the parameters that the full and the replaced model share, next to its bound."""
+"""Gradient bias on the parameters that the full and the replaced model share, and its bound."""
 
 import copy
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ def gradient_bias(subject: Subject, output_bound: float, *, iterations: int, see
     sqrt(B) times that, which is what the sensitivity of the batch's gradient is multiplied with.
     """
     full = copy.deepcopy(subject.full).requires_grad_(True)
-    away = flowing_copy(full, subject.replaced, subject.plan)
+    flowing = flowing_copy(full, subject.replaced, subject.plan)
     names = shared_names(full, subject.plan)
     read = tuple(f"{side}." for target in subject.plan.targets for side in (target.previous, target.next))
     sources = [name for name in names if name.startswith(read)]
     stopped = copy.deepcopy(subject.replaced).requires_grad_(True)
     true, loss, z = gradients(subject, full, names)
     held, loss_replaced, moved = gradients(subject, stopped, names)
-    free, _, _ = gradients(subject, away, names)
+    free, _, _ = gradients(subject, flowing, names)
     pulled = through_output(subject, full, names, moved)
     sensitivity = gradient_sensitivity(subject, full, names, iterations=iterations, seed=seed)
     return GradientBias(
@@ -57,7 +57,7 @@ def shared_names(full: nn.Module, plan: Plan) -> list[str]:
 
 
 def flowing_copy(full: nn.Module, replaced: nn.Module, plan: Plan) -> nn.Module:
-    """The replaced model again, its operators reading sources that gradients flow to."""
+    """A copy of the replaced model without stop-gradient on the sources."""
     made = copy.deepcopy(full).requires_grad_(True)
     for target in plan.targets:
         if isinstance(target.operator, ReadingOptions):
@@ -79,7 +79,7 @@ def gradients(subject: Subject, model: nn.Module, names: Sequence[str]) -> tuple
 
 
 def through_output(subject: Subject, model: nn.Module, names: Sequence[str], moved: Tensor) -> Gradients:
-    """How the full model's gradient changes if only its output is taken to be another."""
+    """The change of the full model's gradient if only the output in the loss's gradient is exchanged."""
     with torch.enable_grad():
         made = subject.output(model, BATCH)
         here, there = made.detach().requires_grad_(True), moved.detach().requires_grad_(True)

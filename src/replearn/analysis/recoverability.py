@@ -1,4 +1,4 @@
-"""Recoverability: how near the removed weights are to the span of their neighbours'."""
+"""Recoverability: the distance of the removed weights to the span of their neighbours'."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from .results import Distance
 
 @torch.no_grad()
 def distances(model: nn.Module, target: Target) -> tuple[Distance, ...]:
-    """Every kernel and matrix of a block against the same one of its neighbours, where shapes agree.
+    """The distance of every kernel and matrix of a block to the same ones of its neighbours, where shapes agree.
 
-    A BasicBlock's two kernels are also held against what the paper's operator mixes: the previous block's
-    second and the next block's first kernel.
+    A BasicBlock's two kernels are also compared with what the paper's operator mixes: the previous block's second
+    and the next block's first kernel.
     """
     roles = [role for role in target.anatomy.parts if role not in ("activation", "norm", "norm1", "norm2")]
-    if not roles:  # no family tells the parts: every parameter of the block
+    if not roles:  # the anatomy names no parts: every parameter of the block
         roles = [name for name, _ in model.get_submodule(target.name).named_parameters()]
     pairs = [(role, role, role) for role in roles]
     if target.anatomy.kind == "basic":
@@ -74,7 +74,7 @@ def _distance(role: str, span: str, own: Tensor, sides: Sequence[Tensor], heads:
 
 
 def _left(rows: Tensor, spans: Sequence[Tensor]) -> Tensor:
-    """What is left of each row after its projection onto the span of the same rows of the others."""
+    """The norm of each row minus its projection onto the span of the same rows of the others."""
     basis = torch.stack(list(spans), dim=1)  # (rows, sides, n)
     found = damped_solve(basis @ basis.mT, (basis @ rows[:, :, None])[..., 0])
     return (rows - (found[:, :, None] * basis).sum(1)).norm(dim=1)

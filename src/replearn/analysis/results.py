@@ -1,4 +1,4 @@
-"""What an analysis found: plain, frozen data, with the paper's symbols in the comments."""
+"""Results of an analysis: frozen data, with the paper's symbols in the comments."""
 
 import json
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Distance:
     rows: float  # with two scalars per output channel (eq:cnn_span_short), over the whole weight
     best_row: float
     heads: tuple[float, ...]  # with two scalars per head, where it has heads
-    chance: float  # what two random directions would leave of a row
+    chance: float  # the same for random neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class TargetAnalysis:
     position: int
     operator: str
     alone: LocalError  # on the full model's activations
-    together: LocalError  # on those behind the replacements before it
+    together: LocalError  # on those after the replacements before it
     suffix: Suffix
     deviation: Deviation  # of the model with this target replaced and no other
     distances: tuple[Distance, ...]
@@ -137,7 +137,7 @@ class Convergence:
         return mean, 2 * seen[0].loss / (self.lr * end), self.lr * rough * noise
 
     def verdicts(self) -> tuple[str, ...]:
-        """What holds of the two statements, and of what they assume."""
+        """Whether the two statements and their assumptions hold, in words."""
         mean, start, noise = self.bound(len(self.points) - 1)
         rough = self.lr * max(point.smoothness for point in self.points)
         off = [point.stop_gradient_bias for point in self.points]
@@ -157,7 +157,7 @@ class Convergence:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What replacing blocks of a trained model does to it; `print` shows tables."""
+    """What replacing blocks of a trained model changes; `print` shows tables."""
 
     model: str
     placement: str

@@ -1,4 +1,4 @@
-"""What is analysed: the full model, the same with blocks replaced, and the held-out batches."""
+"""The subject of an analysis: the full model, its replaced copy, and the held-out batches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ class Subject:
     loss: Loss | None
 
     def output(self, model: nn.Module, number: int) -> Tensor:
-        """What a model gives for a held-out batch."""
+        """A model's output on a held-out batch."""
         return finite_output(model, self.held[number], self.forward, number)
 
     def mean_loss(self, output: Tensor, number: int) -> Tensor:
@@ -47,7 +47,7 @@ class Subject:
 
 @contextmanager
 def exchanged(model: nn.Module, name: str, module: nn.Module) -> Iterator[None]:
-    """Another module in a block's place, for a while; it reads neighbours equal to those of this model."""
+    """Inside, another module is in a block's place; the neighbours that it reads equal those of this model."""
     block = model.get_submodule(name)
     set_submodule(model, name, module)
     try:

@@ -1,8 +1,8 @@
-"""Suffix Lipschitz factors, by power iteration on the Jacobian of the model behind a block.
+"""Suffix Lipschitz factors, by power iteration on the Jacobian of the model after a block.
 
-The suffix S maps a block's output to the model's. In eval mode samples don't mix, so that one batch gives
-one estimate a sample. The largest singular value at a sampled point is a local factor: an estimate from
-below of the Lipschitz constant around it, not a guarantee.
+The suffix S maps a block's output to the model's. In eval mode samples are independent, so that one batch gives
+one estimate a sample. The largest singular value at a sampled point is a lower bound of the Lipschitz constant
+around it, not a guarantee.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from ..planning.data import Target
 from .results import Suffix
 from .subject import Subject, lengths, output_of
 
-PLACES = (0.0, 0.5, 1.0)  # between f_r(h) and g_r(h): the way that a replacement moves the activation
+PLACES = (0.0, 0.5, 1.0)  # positions between f_r(h) and g_r(h)
 SETTLED = 1e-2  # the relative change of an estimate at which power iteration ends
 BATCH = 0  # of the held-out ones, the batch whose samples are the points
 
 
 def suffix_factor(subject: Subject, target: Target, *, iterations: int, product: float, seed: int) -> Suffix:
-    """The factor of everything behind a target, at the samples of one held-out batch."""
+    """The factor of everything after a target, at the samples of one held-out batch."""
     (seen,) = observe(subject.full, target, subject.held[BATCH : BATCH + 1], subject.forward, split=False)
 
     def run(h: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def anatomy(
     transition: str = "",
     **parts: str | Part,
 ) -> Anatomy:
-    """Write an anatomy down with the roles as keywords: `anatomy("mine", "basic", conv1="a", ...)`."""
+    """An anatomy with its roles as keywords: `anatomy("mine", "basic", conv1="a", ...)`."""
     roles = {role: Part(part) if isinstance(part, str) else part for role, part in parts.items()}
     return Anatomy(family, kind, roles, num_heads, input, returns, transition)
 
@@ -80,8 +80,8 @@ def resolve(root: Any, path: str) -> Any:
     return root
 
 
-def holds(block: nn.Module, *paths: str) -> bool:
-    """Does the block have something, other than None, at every one of these paths?"""
+def has_parts(block: nn.Module, *paths: str) -> bool:
+    """True if the block has something other than None at every one of these paths."""
     try:
         return all(resolve(block, path) is not None for path in paths)
     except AttributeError:
@@ -89,20 +89,20 @@ def holds(block: nn.Module, *paths: str) -> bool:
 
 
 def is_a(block: nn.Module, *class_paths: str) -> bool:
-    """Is the block of one of these classes, with that class's own forward?
+    """True if the block is of one of these classes, with that class's own forward.
 
-    Compared by name, so that no optional library is imported. A subclass that overrides
-    `forward` computes something else, and so is not recognised.
+    Classes are compared by name, so that no optional library is imported. A subclass that overrides `forward`
+    computes something else, and is not recognised.
     """
-    mine: Any = type(block)
-    for base in mine.__mro__:
+    cls: Any = type(block)
+    for base in cls.__mro__:
         if f"{base.__module__}.{base.__qualname__}" in class_paths:
-            return bool(mine.forward is base.forward)
+            return bool(cls.forward is base.forward)
     return False
 
 
 def shape_change(block: nn.Module, *convs: str) -> str:
-    """Why a residual block of these convolutions changes resolution or width, or ''."""
+    """Why a residual block with these convolutions changes resolution or width; '' if it does not."""
     layers = [resolve(block, path) for path in convs]
     if getattr(block, "downsample", None) is not None:
         return "its shortcut changes the shape (downsample)"

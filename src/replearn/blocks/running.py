@@ -1,4 +1,4 @@
-"""Run a model on a batch, and leave it as it was."""
+"""Run a model on a batch without changing the model or the random state."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ def size_of(inputs: Any) -> int:
 
 
 def cut(inputs: Any, size: int, begin: int, end: int) -> Any:
-    """Some samples of a batch: rows of every tensor that has one for each sample."""
+    """Samples `begin` to `end` of a batch: these rows of every tensor with `size` rows."""
     return tree_map(
         lambda leaf: leaf[begin:end] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf,
         inputs,
@@ -36,12 +36,12 @@ def cut(inputs: Any, size: int, begin: int, end: int) -> Any:
 
 
 def differentiable_attention() -> AbstractContextManager[Any]:
-    """Attention as plain arithmetic: the fused kernels have no forward-mode and no second derivatives."""
+    """Attention by plain matmuls: the fused kernels have no forward-mode and no second derivatives."""
     return sdpa_kernel(SDPBackend.MATH)
 
 
 class PrivateRandom(TorchDispatchMode):
-    """What this thread draws comes from generators of its own: the global ones, which other threads use, stay."""
+    """Inside, this thread draws random numbers from private generators; the global ones do not advance."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,34 +57,34 @@ class PrivateRandom(TorchDispatchMode):
             return func(*args, **kwargs)
         tensor = next((value for value in args if isinstance(value, torch.Tensor)), None)
         device = torch.device(kwargs.get("device") or (tensor.device if tensor is not None else "cpu"))
-        drawing = taking_generator(func) if device.type in ("cpu", "cuda") else None
-        if drawing is None:  # dropout and attention: without training they draw nothing
+        seeded = overload_with_generator(func) if device.type in ("cpu", "cuda") else None
+        if seeded is None:  # dropout and attention, which draw nothing in eval mode
             return func(*args, **kwargs)
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(0)
-        return drawing(*args, **{**kwargs, "generator": self._generators[device]})
+        return seeded(*args, **{**kwargs, "generator": self._generators[device]})
 
 
-def taking_generator(func: Any) -> Any:
-    """The overload of the same arguments that takes a generator besides, or None."""
-    own = arguments_of(func)
+def overload_with_generator(func: Any) -> Any:
+    """The overload that takes the same arguments and a generator, or None."""
+    own = argument_types(func)
     own.pop("generator", None)
     for name in func.overloadpacket.overloads():
         overload = getattr(func.overloadpacket, name)
-        theirs = arguments_of(overload)
-        if theirs.pop("generator", None) and theirs == own:
+        types = argument_types(overload)
+        if types.pop("generator", None) and types == own:
             return overload
     return None
 
 
-def arguments_of(func: Any) -> dict[str, str]:
+def argument_types(func: Any) -> dict[str, str]:
     """The type of every argument by name."""
     return {argument.name: str(argument.type) for argument in func._schema.arguments}
 
 
 @contextmanager
-def random_state_kept(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Set the random state back at the end, unless another thread may have drawn from it."""
+def restored_random_state(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Restore the random state at the end, unless another thread may have drawn from it."""
     cpu, gpus = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
     alone = threading.active_count() == 1
     try:
@@ -98,10 +98,10 @@ def random_state_kept(devices: Sequence[torch.device]) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module, private: bool = False) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards modes, buffers and the random state are as before.
+    """Inside, the model is in eval mode; afterwards its modes, its buffers and the random state are restored.
 
-    While other threads run, the random state goes on instead: they may have drawn, and would draw the same again.
-    `private` draws nothing from it at all, and makes every operation slower to launch.
+    The random state is not restored while other threads run: they would draw the same numbers twice. With
+    `private` nothing is drawn from it, and every operation is slower to launch.
     """
     modes = {module: module.training for module in model.modules()}
     buffers = {module: dict(module._buffers) for module in model.modules()}
@@ -110,7 +110,7 @@ def unchanged(model: nn.Module, private: bool = False) -> Iterator[None]:
     for module in modes:  # not model.eval(), which some models override to freeze parameters too
         module.training = False
     try:
-        with PrivateRandom() if private else random_state_kept(list(devices)):
+        with PrivateRandom() if private else restored_random_state(list(devices)):
             yield
     finally:
         for module, mode in modes.items():

@@ -8,9 +8,9 @@ from itertools import pairwise
 from torch import nn
 
 from .anatomy import Anatomy
-from .dataflow import use_of
+from .dataflow import find_use
 from .families import describe
-from .tracing import runs_nothing
+from .tracing import is_container
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Stack:
 def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     """Find every stack of the model; touches nothing.
 
-    Blocks of a known family are found by their class. Only if there are none does a generic scan look for runs of
-    at least three equal siblings that feed each other, the outermost ones; its stacks say `family="generic"`.
-    Where a Hugging Face model says which classes its blocks have, others are no blocks; and single layers, of
-    which heads are made, are none beside blocks of several.
+    Blocks of a known family are found by their class. Only if there are none, a generic scan looks for the
+    outermost runs of at least three equal siblings that feed each other; its stacks have `family="generic"`. Where
+    a Hugging Face model names the classes of its blocks (`_no_split_modules`), no other class counts. Runs of
+    single layers count only if there are no other runs.
 
     >>> import replearn
     >>> model = replearn.models.resnet32()
@@ -46,18 +46,18 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     if known:
         return tuple(_outermost(known))
     runs = [stack for container in modules for stack in _equal_runs(*container)]
-    blocks = {name for _, module in modules for name in getattr(module, "_no_split_modules", None) or ()}
-    fed: dict[Stack, list[Stack]] = {}
+    classes = {name for _, module in modules for name in getattr(module, "_no_split_modules", None) or ()}
+    pieces: dict[Stack, list[Stack]] = {}
     while True:
-        declared = [stack for stack in runs if stack.block_type.rpartition(".")[2] in blocks]
+        declared = [stack for stack in runs if stack.block_type.rpartition(".")[2] in classes]
         found = list(_outermost(declared or runs))
-        fed |= {stack: list(_fed(model, stack)) for stack in found if stack not in fed}
-        if all(fed[stack] == [stack] for stack in found):
-            own = [stack for stack in found if not _is_layer(model.get_submodule(stack.blocks[0]))]
-            return tuple(own or found)
-        # without siblings that run side by side: there may be stacks inside of them
-        runs = [piece for stack in runs for piece in fed.get(stack, [stack])]
-        fed |= {piece: [piece] for stack in found for piece in fed[stack]}
+        pieces |= {stack: list(_split_parallel(model, stack)) for stack in found if stack not in pieces}
+        if all(pieces[stack] == [stack] for stack in found):
+            larger = [stack for stack in found if not _is_layer(model.get_submodule(stack.blocks[0]))]
+            return tuple(larger or found)
+        # there may be stacks inside of siblings that run in parallel
+        runs = [piece for stack in runs for piece in pieces.get(stack, [stack])]
+        pieces |= {piece: [piece] for stack in found for piece in pieces[stack]}
 
 
 def class_path(module: nn.Module) -> str:
@@ -73,18 +73,18 @@ def _children(container: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
 def _known_runs(container: str, module: nn.Module) -> list[Stack]:
     """Runs of one family's blocks; a block that changes the shape starts a new run."""
     runs: list[list[tuple[str, nn.Module, Anatomy]]] = []
-    before: tuple[str, str, type] | None = None
+    last: tuple[str, str, type] | None = None
     children = _children(container, module)
     for name, block in children:
-        found = describe(block)
-        if found is None:
-            before = None
+        anatomy = describe(block)
+        if anatomy is None:
+            last = None
             continue
-        key = (found.family, found.kind, type(block))
-        if key != before or found.transition:
+        key = (anatomy.family, anatomy.kind, type(block))
+        if key != last or anatomy.transition:
             runs.append([])
-        runs[-1].append((name, block, found))
-        before = key
+        runs[-1].append((name, block, anatomy))
+        last = key
     return [_stack(container, run, whole=len(run) == len(children)) for run in runs]
 
 
@@ -97,7 +97,7 @@ def _equal_runs(container: str, module: nn.Module) -> list[Stack]:
         joins = (
             last is not None
             and type(block) is type(last)
-            and not runs_nothing(block)
+            and not is_container(block)
             and (len(runs[-1]) == 1 or _signature(block) == _signature(last))
         )
         if not joins:
@@ -111,16 +111,16 @@ def _equal_runs(container: str, module: nn.Module) -> list[Stack]:
     ]
 
 
-def _fed(model: nn.Module, stack: Stack) -> Iterator[Stack]:
-    """The parts of a run whose blocks feed each other; siblings that run side by side, as heads do, are none."""
+def _split_parallel(model: nn.Module, stack: Stack) -> Iterator[Stack]:
+    """The parts of a run whose blocks feed each other; siblings that run in parallel, as heads do, are dropped."""
     owner = stack.blocks[0].rpartition(".")[0]
-    use = use_of(model, stack.blocks, training=False)
-    if use is None or not use.apart:
+    use = find_use(model, stack.blocks, training=False)
+    if use is None or not use.parallel:
         containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
         if use is not None or isinstance(model.get_submodule(owner), containers):
-            yield stack  # attributes of a module are a run only where its code is seen to use them as one
+            yield stack  # attributes of a module count only if a trace shows that its code runs them in order
         return
-    starts = [i for i, pair in enumerate(pairwise(stack.blocks), 1) if pair in use.apart]
+    starts = [i for i, pair in enumerate(pairwise(stack.blocks), 1) if pair in use.parallel]
     for begin, end in pairwise([0, *starts, len(stack)]):
         if end - begin > 2:
             names = stack.blocks[begin:end]
@@ -133,7 +133,7 @@ def _signature(block: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _is_layer(block: nn.Module) -> bool:
-    """Is this one linear map or convolution, with whatever has no matrix around it?"""
+    """True for a block with at most one matrix or kernel, as a linear layer and its norm."""
     return sum(parameter.dim() > 1 for parameter in block.parameters()) < 2
 
 
@@ -145,7 +145,7 @@ def _stack(container: str, run: list[tuple[str, nn.Module, Anatomy]], *, whole: 
         family=run[0][2].family,
         block_type=class_path(run[-1][1]),
         blocks=names,
-        anatomies=tuple(found for _, _, found in run),
+        anatomies=tuple(anatomy for _, _, anatomy in run),
     )
 
 
@@ -158,7 +158,7 @@ def _outermost(stacks: list[Stack]) -> Iterator[Stack]:
 
 
 def _first_argument(block: nn.Module) -> str:
-    """The name under which a block's input may be passed."""
+    """The keyword by which a block's input may be passed."""
     names = [
         name
         for name, parameter in inspect.signature(block.forward).parameters.items()

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..blocks.switches import plain_encoder_layers
+from ..blocks.global_settings import plain_encoder_layers
 from ..errors import ReplearnError
 from ..fitting.observe import first
 

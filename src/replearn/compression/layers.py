@@ -90,7 +90,7 @@ def solve_layer_(block: nn.Module, layer: Layer, fitted: Moments, held: Moments,
         before = fresh = held.error(weight, shift)
     else:
         before = held.error(*normed(norm, weight, shift, norm.running_mean, norm.running_var))
-        base, anew = normed(norm, weight, torch.zeros_like(shift), *fitted.spread(weight))
+        base, anew = normed(norm, weight, torch.zeros_like(shift), *fitted.output_statistics(weight))
         fresh = held.error(base, anew)
     free = norm is not None or bias is not None
     found: Solution = solve(fitted, held, base, shifted=free)
@@ -113,7 +113,7 @@ def normed(norm: Any, weight: Tensor, shift: Tensor, mean: Tensor, var: Tensor) 
 
 def set_statistics_(norm: Any, weight: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
     """Give a BatchNorm the mean and variance of what the weights make of these rows."""
-    mean, var = (tensor.flatten() for tensor in moments.spread(weight))
+    mean, var = (tensor.flatten() for tensor in moments.output_statistics(weight))
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(var)
     return mean, var

@@ -28,11 +28,11 @@ EXAMPLE = "'latency<=75%', 'parameters<=60%', 'flops<=70%', 'blocks=12', or for 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """At most so much of a quantity: a share of what the model takes now, or a number in its own unit.
+    """An upper bound of a quantity: a share of the model's present value, or a number in the quantity's unit.
 
-    `latency`, `parameters` and `flops` are those of a forward pass once deployed, as in `compress`. `memory` is
-    what training holds, in bytes (weights, gradients, optimizer state and activations added up), `activations` its
-    last part alone, `time` a training step's seconds. `blocks` is the number of blocks that go.
+    `latency`, `parameters` and `flops` are those of a forward pass of the deployed model, as in `compress`.
+    `memory` is the bytes of weights, gradients, optimizer state and activations in training, `activations` those
+    of the last alone, `time` the seconds of a training step. `blocks` is the number of blocks to remove.
     """
 
     quantity: str
@@ -56,26 +56,26 @@ class Budget:
         return f"{self.quantity}<={limit}".replace(" ", "")
 
     def measure(self, cost: Cost) -> float:
-        """The quantity's number in a cost."""
+        """The quantity's value in a cost."""
         return getattr(cost, QUANTITIES[self.quantity][0])
 
     def limit(self, before: Cost) -> float:
-        """The most that is allowed, for a model that costs this much now."""
+        """The largest value allowed, for a model with this cost now."""
         if self.quantity == "blocks":
             return before.blocks - self.at_most
         return self.at_most * self.measure(before) if self.share else self.at_most
 
     def met(self, cost: Cost, before: Cost) -> bool:
-        """Is this cost within the budget of a model that costs `before` now?"""
+        """True if this cost is within the budget, for a model that costs `before` now."""
         return self.measure(cost) <= self.limit(before)
 
     def spell(self, number: float) -> str:
-        """A number of this quantity as text."""
+        """A value of this quantity as text."""
         return QUANTITIES[self.quantity][1](number)
 
 
 def as_budgets(given: Budget | str | Sequence[Budget | str]) -> tuple[Budget, ...]:
-    """Budgets from budgets or texts, of which all must be met.
+    """A tuple of budgets from budgets or texts; all must be met.
 
     >>> [str(budget) for budget in as_budgets("memory<=75%, parameters<=60M")]
     ['memory<=75%', 'parameters<=60,000,000']

@@ -1,4 +1,4 @@
-"""What a model costs while it is trained and once it is deployed, as data and as text."""
+"""The costs of training a model and of running it deployed, as data and as text."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ STATES = {"sgd": 0, "sgd_momentum": 1, "lion": 1, "rmsprop": 1, "adagrad": 1, "a
 class Cost:
     """The cost of a model in one training step, and once deployed.
 
-    FLOPs are torch's: two for a multiply and add, elementwise work not counted. Activations are what is kept for
-    the backward pass, each storage once, without parameters and the batch itself. Seconds are a roofline's, and 0
-    where no machine was named. Once deployed, a model runs forward in evaluation mode, with its operators as plain
+    FLOPs are torch's: two for a multiply and add, elementwise work not counted. Activations are what autograd
+    saves for the backward pass, each storage once, without parameters and the batch itself. Seconds are a
+    roofline's, and 0 without a machine. A deployed model runs forward in eval mode, with its operators as plain
     modules and, for the time, without BatchNorms, which `deploy` folds.
     """
 
@@ -32,7 +32,7 @@ class Cost:
     deployed_parameters: int = 0
     deployed_flops: int = 0
     deployed_seconds: float = 0.0
-    blocks: int = 0  # blocks that are no operators, where they are counted
+    blocks: int = 0  # blocks that are not operators, where they are counted
 
     @property
     def training_flops(self) -> int:
@@ -49,9 +49,9 @@ class Cost:
 class ModelCost:
     """The cost of a model.
 
-    `peak_bytes` is the most that a training step holds at once, from a replay of its allocations, and at least
-    weights, gradients, optimizer state and activations together: a loop that clears gradients after the forward
-    pass holds all four. A GPU takes some more: workspaces of its libraries, and what the allocator can't split.
+    `peak_bytes` is the peak memory of a training step, from a replay of its allocations, and at least weights,
+    gradients, optimizer state and activations together: a loop that clears gradients after the forward pass holds
+    all four. A GPU needs more for the workspaces of its libraries and for fragmentation.
     """
 
     model: str
@@ -61,7 +61,7 @@ class ModelCost:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a plan is predicted to change; `print` shows a table. Without a plan, `after` is `before`."""
+    """The predicted costs before and after a plan; `print` shows a table. Without a plan, `after` is `before`."""
 
     before: ModelCost
     after: ModelCost
@@ -74,7 +74,7 @@ class Promise:
         return promise_table(self)
 
     def ratio(self, quantity: str) -> float:
-        """After over before, of a number of `Cost` (`memory_bytes`, `seconds`, ...) or of `peak_bytes`."""
+        """After over before, of an attribute of `Cost` (`memory_bytes`, `seconds`, ...) or of `peak_bytes`."""
         whole = quantity == "peak_bytes"
         before, after = (getattr(cost if whole else cost.total, quantity) for cost in (self.before, self.after))
         return float(after / before) if before else 1.0
@@ -88,7 +88,7 @@ def optimizer_states(optimizer: str) -> int:
 
 
 def promise_table(promise: Promise) -> str:
-    """Training and deployment side by side, each before and after, and what was assumed."""
+    """Costs of training and of deployment side by side, each before and after, with the assumptions."""
     before, after = promise.before.total, promise.after.total
 
     def row(name: str, spell: Callable[[float], str], training: str, deployed: str = "") -> tuple[str, ...]:

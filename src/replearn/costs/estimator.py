@@ -1,4 +1,4 @@
-"""What training and running a model costs, estimated from shapes, without its weights and without a GPU."""
+"""Estimates of what training and running a model costs, from shapes alone: without weights, without a GPU."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from ..planning.data import Plan
 from ..planning.validate import refuse_wrapped
 from ..surgery.replace import check_fit, exchange_, operators_of, set_submodule
 from .data import Cost, ModelCost, Promise, optimizer_states
-from .fake import check_precision, double_of, on_meta
+from .fake import check_precision, converted_copy, on_meta
 from .machines import Machine, seconds_of
 from .recorder import Operation
 from .training_step import Loss, run_forward, run_step
@@ -19,7 +19,7 @@ from .training_step import Loss, run_forward, run_step
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a model is trained; see `estimate`."""
+    """The training settings that costs depend on; see `estimate`."""
 
     optimizer: str = "adamw"
     precision: str = "float32"
@@ -41,14 +41,14 @@ def estimate(
     machine: Machine | None = None,
     loss: Loss | None = None,
 ) -> Promise:
-    """Predict what a plan changes, while training and once deployed: parameters, FLOPs, time, and training memory.
+    """Predict parameters, FLOPs, time and training memory before and after a plan, in training and once deployed.
 
     `example` is a batch as the model takes it (a tensor, a tuple of arguments, a dict of keywords); only its
     shapes count. Model and example may be on any device, meta too; neither is touched, and no weight is allocated.
     `precision` is float32, tf32, or bfloat16 or float16 for autocast; `machine` gives times. `loss(output)`
     defaults to the model's own loss where its output has one, else to cross entropy.
 
-    Raises ReplearnError if the model can't run without values (it names the module), if the plan was made for
+    Raises ReplearnError if the model can't run on shapes alone (it names the module), if the plan was made for
     another model, or if the example does not fit.
 
     >>> import torch, replearn
@@ -59,7 +59,7 @@ def estimate(
     """
     refuse_wrapped(model)
     terms = Terms(optimizer, precision, machine, loss)
-    replaced = None if plan is None else replaced_double(model, plan)
+    replaced = None if plan is None else replaced_copy(model, plan)
     before = cost_of(model, example, terms)
     after = before if replaced is None else cost_of(replaced, example, terms)
     return Promise(before, after, precision, optimizer, machine, shapes_of(example))
@@ -80,20 +80,20 @@ def predict(
     return cost_of(model, example, Terms(optimizer, precision, machine, loss))
 
 
-def replaced_double(model: nn.Module, plan: Plan) -> nn.Module:
-    """The replaced model on the meta device; the user's own is not touched."""
-    double = double_of(model, on_meta)
-    check_fit(double, plan)
-    exchange_(double, plan, start=False)
-    return double
+def replaced_copy(model: nn.Module, plan: Plan) -> nn.Module:
+    """A copy of the model on the meta device, replaced as planned."""
+    copied = converted_copy(model, on_meta)
+    check_fit(copied, plan)
+    exchange_(copied, plan, start=False)
+    return copied
 
 
-def deployed_double(model: nn.Module) -> nn.Module:
-    """The model on the meta device with its operators as plain modules."""
-    double = double_of(model, on_meta)
-    for name, operator in list(operators_of(double)):
-        set_submodule(double, name, operator.fuse())
-    return double
+def deployed_copy(model: nn.Module) -> nn.Module:
+    """A copy of the model on the meta device, with its operators as plain modules."""
+    copied = converted_copy(model, on_meta)
+    for name, operator in list(operators_of(copied)):
+        set_submodule(copied, name, operator.fuse())
+    return copied
 
 
 def shapes_of(example: Any) -> str:
@@ -108,8 +108,8 @@ def shapes_of(example: Any) -> str:
 
 
 def cost_of(model: nn.Module, example: Any, terms: Terms) -> ModelCost:
-    """The cost of a model as it is; without an example, of its weights alone."""
-    deployed, machine = deployed_double(model), terms.machine
+    """The cost of a model; without an example, of its weights alone."""
+    deployed, machine = deployed_copy(model), terms.machine
     training: list[Operation] = []
     inference: list[Operation] = []
     saved = peak = 0

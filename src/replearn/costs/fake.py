@@ -1,7 +1,7 @@
-"""A model's double on fake CUDA tensors: shapes and dtypes as on a GPU, no weights, no GPU.
+"""Copies of a model on fake CUDA tensors: shapes and dtypes as on a GPU, without memory and without a GPU.
 
-Meta tensors take other paths than CUDA ones (attention, BatchNorm, dropout); fake tensors that say they are on
-a GPU are dispatched as real ones would be.
+On meta tensors attention, BatchNorm and dropout run other code than on CUDA tensors; fake tensors on a CUDA device
+are dispatched as real ones would be.
 """
 
 import copy
@@ -16,7 +16,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from ..blocks.switches import Switch, Undo
+from ..blocks.global_settings import GlobalSetting, Undo
 from ..errors import ReplearnError
 from ..operators._base.shell import without_hooks
 
@@ -31,8 +31,8 @@ def check_precision(precision: str) -> None:
         )
 
 
-def double_of(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of a module's structure with every tensor converted; no weight is copied, no hook kept."""
+def converted_copy(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of a model with every tensor converted, without hooks; no weight is copied."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         for tensor in _tensors_of(module):
@@ -47,7 +47,7 @@ def double_of(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Modul
 
 
 def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters, buffers, and tensors that lie in plain attributes or in lists and dicts there."""
+    """Parameters, buffers, and tensors in plain attributes or in lists and dicts there."""
     for value in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
         found = value.values() if isinstance(value, Mapping) else value
         for item in found if isinstance(found, (list, tuple)) or isinstance(value, Mapping) else (value,):
@@ -55,12 +55,12 @@ def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
                 yield item
 
 
-def _as_kind(original: Tensor, made: Tensor) -> Tensor:
-    """A parameter stays one, trainable or frozen as before."""
-    made = made.detach()
+def _as_kind(original: Tensor, converted: Tensor) -> Tensor:
+    """The converted tensor; a parameter, trainable or frozen, if the original is one."""
+    converted = converted.detach()
     if isinstance(original, nn.Parameter):
-        return nn.Parameter(made, requires_grad=original.requires_grad)
-    return made
+        return nn.Parameter(converted, requires_grad=original.requires_grad)
+    return converted
 
 
 def on_meta(tensor: Tensor) -> Tensor:
@@ -72,14 +72,14 @@ def on_fake_gpu(tensor: Tensor) -> Tensor:  # only inside a fake mode
 
 
 def example_on_fake_gpu(example: Any) -> Any:
-    """The user's batch, whatever its nesting, with its tensors on the fake GPU."""
+    """The user's batch, of any nesting, with its tensors on the fake GPU."""
     return tree_map_only(Tensor, on_fake_gpu, example)
 
 
 @contextmanager
 def fake_gpu(precision: str) -> Iterator[None]:
-    """Fake tensors, attention as CUDA picks it, and autocast as asked, on a machine with or without a GPU."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second, and a plan alone needs none of it
+    """Inside, tensors are fake, attention runs the kernel that CUDA picks, and autocast has this precision."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to import
 
     dtype = AUTOCAST.get(precision)
     was, was_dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
@@ -96,14 +96,11 @@ def fake_gpu(precision: str) -> Iterator[None]:
             torch.set_autocast_dtype("cuda", was_dtype)
 
 
-_gpu = Switch()
+_gpu = GlobalSetting()
 
 
 def _as_with_a_gpu() -> AbstractContextManager[None]:
-    """What torch leaves out without a GPU, as it is with one.
-
-    torch.autocast("cuda") does nothing there, and recomputing enters it anew.
-    """
+    """Make torch.autocast("cuda"), which activation checkpointing enters again, work without a GPU."""
     return nullcontext() if torch.cuda.is_available() else _gpu.changed(_set)
 
 
@@ -129,7 +126,7 @@ LARGEST_FLASH_HEAD = 256
 
 
 class FusedAttention(TorchFunctionMode):
-    """While active, attention on the fake GPU goes to the kernel that CUDA would pick."""
+    """Inside, attention on the fake GPU is dispatched to the kernel that CUDA would pick."""
 
     def __torch_function__(
         self,
@@ -154,10 +151,10 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention` with the kernel that CUDA would pick, decided by shapes and dtypes alone.
+    """`scaled_dot_product_attention` with the kernel that CUDA would pick, by shapes and dtypes alone.
 
-    torch asks the GPU at hand, and there may be none here: flash attention for 16-bit inputs without a mask,
-    memory-efficient attention for the rest, the plain formula where neither fits.
+    torch's own choice needs a GPU. Here it is flash attention for 16-bit inputs without a mask, memory-efficient
+    attention for the rest, and the plain formula where neither applies.
     """
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -185,7 +182,7 @@ def attend(
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale: float | None) -> Tensor:
-    """Heads are padded to a multiple of 8, as the kernel wants them."""
+    """Flash attention with heads padded to a multiple of 8, as the kernel needs."""
     width = q.shape[-1]
     if width % 8:
         scale = scale or width**-0.5
@@ -196,7 +193,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, scale:
 
 
 def _as_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as the kernel takes it: a number per pair, rows aligned to 16."""
+    """A mask as the kernel takes it: additive, with rows aligned to 16 elements."""
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
     if mask.shape[-1] % 16:

@@ -1,4 +1,4 @@
-"""Machines as data: how fast they compute, move memory and start kernels; by name, or measured."""
+"""Machines as data: FLOPs, bandwidth and launch time, from a data sheet or measured."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a roofline needs of a machine, as training reaches it and not as the data sheet has it.
+    """What a roofline needs of a machine: rates that training reaches, not the peaks of the data sheet.
 
-    FLOPs a second in 16 bits, in float32 through tensor cores (TF32) and in plain float32; bytes a second; and the
-    seconds that starting one kernel costs.
+    FLOPs per second in 16 bits, in TF32 and in float32; bytes per second; and seconds per kernel launch.
     """
 
     name: str
@@ -87,7 +86,7 @@ def _plain(name: str) -> str:
 
 
 def seconds_of(operation: Operation, machine: Machine, precision: str) -> float:
-    """The roofline: computing or moving, whichever is slower, and the start of the kernel."""
+    """The roofline: the slower of computing and moving, plus the launch."""
     if operation.dtype in (torch.float16, torch.bfloat16):
         peak = machine.half_flops
     elif precision == "tf32" or "convolution" in operation.name:  # torch lets cuDNN use TF32 unless told not to
@@ -102,7 +101,7 @@ SIZES = {"cuda": (8192, 256, 2**29), "cpu": (1024, 8, 2**26)}  # matrix rows, im
 
 
 def probe(device: str | torch.device | None = None) -> Machine:
-    """This machine's speeds, from six small measurements of a second each."""
+    """Measure this machine, in six runs of a second each."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if where.type not in SIZES:
         raise ReplearnError(f"Only cpu and cuda can be probed, not {str(where)!r}; name a GPU instead.")
@@ -123,26 +122,26 @@ def probe(device: str | torch.device | None = None) -> Machine:
     half = fastest(torch.bfloat16)
     memory, small = torch.empty(copied // 4, device=where), torch.zeros(16, device=where)
     target = torch.empty_like(memory)
-    bandwidth = 2 * copied / _each(lambda: target.copy_(memory))
-    launch = _each(lambda: small.add_(1))
+    bandwidth = 2 * copied / _fastest_seconds(lambda: target.copy_(memory))
+    launch = _fastest_seconds(lambda: small.add_(1))
     source = f"probed with torch {torch.__version__}"
     return Machine(name, half, max(fast, single), single, bandwidth, launch, source)
 
 
 def _matmul(device: torch.device, dtype: torch.dtype, rows: int) -> float:
     left, right = (torch.randn(rows, rows, device=device).to(dtype) for _ in range(2))
-    return 2 * rows**3 / _each(lambda: left @ right)
+    return 2 * rows**3 / _fastest_seconds(lambda: left @ right)
 
 
 def _convolution(device: torch.device, dtype: torch.dtype, images: int) -> float:
     given = torch.randn(images, 128, 28, 28, device=device).to(dtype).to(memory_format=torch.channels_last)
     kernel = torch.randn(128, 128, 3, 3, device=device).to(dtype)
     work = 2 * images * 28 * 28 * 128 * 128 * 9
-    return work / _each(lambda: torch.nn.functional.conv2d(given, kernel, padding=1))
+    return work / _fastest_seconds(lambda: torch.nn.functional.conv2d(given, kernel, padding=1))
 
 
 @torch.no_grad()
-def _each(work: Callable[[], Tensor]) -> float:
+def _fastest_seconds(work: Callable[[], Tensor]) -> float:
     """Seconds of one call: the best of many runs."""
     from torch.utils.benchmark import Timer  # slow to import
 

@@ -1,6 +1,6 @@
-"""How exactly float32 numbers are multiplied: in full, or in TF32, which rounds them to ten bits.
+"""The precision of float32 products: float32, or TF32, which rounds their operands to ten bits.
 
-torch has two generations of switches for it, and the getters of the older one raise where a user has set the newer
+torch has two generations of switches for it, and the getters of the older one raise if a user has set the newer
 (`torch.backends.cuda.matmul.fp32_precision`). So the newer ones are read, and both are set.
 """
 
@@ -10,26 +10,29 @@ from typing import Any
 
 import torch
 
-from ..blocks.switches import Switch, Undo
+from ..blocks.global_settings import GlobalSetting, Undo
 
 _backends: Any = torch.backends
-_products = Switch()
+_products = GlobalSetting()
 
 
 def float32_products(*, tf32: bool, benchmark: bool | None = None) -> AbstractContextManager[None]:
-    """Products in TF32 or in full, and with or without cuDNN's search for kernels; as it was afterwards.
+    """Inside, float32 products are in TF32 or in float32, and cuDNN searches for kernels or not; then restored.
 
-    What is as asked for already is not touched: cuDNN's switches follow `torch.backends.fp32_precision` until they
-    are set for the first time, and torch has no way back to that.
+    A switch that has the wanted value is not set: cuDNN's follow `torch.backends.fp32_precision` until they are
+    set for the first time, which can't be undone.
     """
     return _products.changed(lambda: _set(tf32, benchmark))
 
 
 def _set(tf32: bool, benchmark: bool | None) -> Undo:
     switches = [_backends.cuda.matmul, _backends.mkldnn.matmul, _backends.cudnn.conv, _backends.cudnn.rnn]
-    switches += [] if tf32 else [_backends.mkldnn.conv]  # convolutions on a CPU are only ever asked to be exact
+    switches += [] if tf32 else [_backends.mkldnn.conv]  # TF32 is never asked of convolutions on a CPU
     before = [switch.fp32_precision for switch in switches]
-    matmul, convolution = said(torch.get_float32_matmul_precision), said(lambda: _backends.cudnn.allow_tf32)
+    matmul, convolution = (
+        get_or_none(torch.get_float32_matmul_precision),
+        get_or_none(lambda: _backends.cudnn.allow_tf32),
+    )
     searched, wanted = _backends.cudnn.benchmark, "tf32" if tf32 else "ieee"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if convolution is not tf32:
@@ -48,15 +51,15 @@ def _set(tf32: bool, benchmark: bool | None) -> Undo:
             _backends.cudnn.allow_tf32 = convolution
         for switch, precision in zip(switches, before, strict=True):
             if switch.fp32_precision != precision:
-                switch.fp32_precision = "none"  # as the switch for all has it, where it was so before
+                switch.fp32_precision = "none"  # follows the switch for all, as it may have before
             if switch.fp32_precision != precision:
                 switch.fp32_precision = precision
 
     return undo
 
 
-def said(getter: Callable[[], Any]) -> Any:
-    """What a getter of the older switches says; None where newer ones contradict it."""
+def get_or_none(getter: Callable[[], Any]) -> Any:
+    """The value of a getter of the older switches; None if it raises, as when newer ones contradict it."""
     try:
         return getter()
     except RuntimeError:
@@ -64,8 +67,8 @@ def said(getter: Callable[[], Any]) -> Any:
 
 
 def matmul_precision() -> str:
-    """As torch.set_float32_matmul_precision takes it, or as the newer switch has it where the two differ."""
-    return str(said(torch.get_float32_matmul_precision) or _backends.cuda.matmul.fp32_precision)
+    """The value of torch.set_float32_matmul_precision, or of the newer switch where the two differ."""
+    return str(get_or_none(torch.get_float32_matmul_precision) or _backends.cuda.matmul.fp32_precision)
 
 
 def convolves_in_tf32() -> bool:

@@ -1,4 +1,4 @@
-"""Watch a training step on the fake GPU: which kernels run, and what memory is held by whom."""
+"""Record a training step on the fake GPU: the kernels that run, and the memory that is allocated and saved."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,17 +30,17 @@ class Operation:
 
 
 class Recorder(TorchDispatchMode):
-    """Records operations and live memory; hooks are set on the double, never on the user's model."""
+    """Records operations and live memory. `model` gets hooks; it is a copy of the user's."""
 
     def __init__(self, model: nn.Module, example: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.phase: Phase = "forward"
         self.live = self.peak = 0
-        self.path: list[str] = []  # of the modules that are running; the innermost is last
+        self.path: list[str] = []  # the modules that are running, outermost first
         self._modules = dict(model.named_modules())
         self._size: dict[int, int] = {}  # of live storages
-        # what was there before the step
+        # allocated before the step
         self._given = {_key(t) for t in (*model.parameters(), *model.buffers(), *tensors_in(example))}
         self._saved: dict[int, Tensor] = {}
         self._unpacked: list[int] = []
@@ -50,24 +50,24 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
-        given, results = tensors_in(args, kwargs), tensors_in(made)
+        output = func(*args, **kwargs)
+        given, results = tensors_in(args, kwargs), tensors_in(output)
         for tensor in results:
-            self._hold(tensor)
+            self._allocate(tensor)
         if runs_no_kernel(func) or not results:
-            return made
+            return output
         self.operations.append(
             Operation(
                 name=func._overloadpacket.__name__,
                 phase=self.phase,
-                flops=flops_of(func, args, kwargs, made),
+                flops=flops_of(func, args, kwargs, output),
                 bytes_moved=bytes_of(given) + bytes_of(results),
-                dtype=computed_in((*given, *results)),
+                dtype=compute_dtype_of((*given, *results)),
             )
         )
-        return made
+        return output
 
-    def _hold(self, tensor: Tensor) -> None:
+    def _allocate(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._given or key in self._size or tensor.device.type != "cuda":
@@ -76,18 +76,18 @@ class Recorder(TorchDispatchMode):
         self._size[key] = size
         self.live += size
         self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._let_go, key)
+        weakref.finalize(storage, self._release, key)
 
-    def _let_go(self, key: int) -> None:
+    def _release(self, key: int) -> None:
         self.live -= self._size.pop(key, 0)
 
     def saved_bytes(self, results: Any) -> int:
-        """Bytes kept for the backward pass (and the results), each storage once."""
+        """Bytes saved for the backward pass (and of the results), each storage once."""
         keys = {_key(tensor) for tensor in (*self._saved.values(), *tensors_in(results))}
         return sum(self._size.get(key, 0) for key in keys - self._given)
 
     def saving(self) -> saved_tensors_hooks:
-        """Keep what autograd saves under a ticket, so that it can be counted and let go."""
+        """Hooks that store what autograd saves under a number, so that it can be counted and freed."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> int:
@@ -100,15 +100,15 @@ class Recorder(TorchDispatchMode):
         return self._saved[ticket]
 
     def leave_node(self) -> None:
-        """The node has run: what it had saved is freed, as autograd does."""
+        """Free what the node that has run had saved, as autograd does."""
         for ticket in self._unpacked:
             self._saved.pop(ticket, None)
         self._unpacked.clear()
-        self.path.clear()  # a checkpointed block is left early when all that was missing is there
+        self.path.clear()  # a recomputation stops early, inside of modules
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow which module runs, until the end of the block."""
+        """Inside, `path` has the modules that are running."""
         with ExitStack() as hooks:
             for name, module in self._modules.items():
                 hooks.enter_context(module.register_forward_pre_hook(partial(self._enter, name)))
@@ -127,7 +127,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def allocated(num_bytes: int) -> int:
-    """What the CUDA allocator takes for a tensor of this size."""
+    """Bytes that the CUDA allocator uses for a tensor of this size."""
     return -(-num_bytes // ALLOCATION) * ALLOCATION
 
 
@@ -136,17 +136,17 @@ def tensors_in(*trees: Any) -> list[Tensor]:
 
 
 def runs_no_kernel(func: Any) -> bool:
-    """Views and empty tensors cost nothing on the device."""
+    """True for views and empty tensors."""
     schema = func._schema
-    views = not schema.is_mutable and any(made.alias_info is not None for made in schema.returns)
+    views = not schema.is_mutable and any(each.alias_info is not None for each in schema.returns)
     return views or func._overloadpacket.__name__ in FREE
 
 
-def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any) -> int:
-    """By torch's own formulas: two for a multiply and add, none for elementwise work.
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> int:
+    """FLOPs by torch's formulas: two for a multiply and add, none for elementwise work.
 
-    A convolution's gradients cost what its forward costs, each. torch's formula for them leaves out the groups:
-    for a depthwise one it is too large by the number of channels.
+    Each gradient of a convolution has the FLOPs of its forward. torch's formula for these ignores groups: for a
+    depthwise convolution it is too large by the number of channels.
     """
     from torch.utils.flop_counter import conv_flop_count, flop_registry
 
@@ -156,14 +156,14 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: 
         return sum(wanted[:2]) * int(conv_flop_count(x.shape, weight.shape, grad.shape, transposed))
     in_place = {torch.ops.aten.addmm_: torch.ops.aten.addmm, torch.ops.aten.baddbmm_: torch.ops.aten.baddbmm}
     formula = flop_registry.get(in_place.get(packet, packet))
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=made))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=output))
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes that these tensors touch; an expanded one touches what it stores."""
+    """Bytes that these tensors read or write; for an expanded tensor those of its storage."""
     return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
 
 
-def computed_in(tensors: Iterable[Tensor]) -> torch.dtype:
+def compute_dtype_of(tensors: Iterable[Tensor]) -> torch.dtype:
     floating = (tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point)
     return next(floating, torch.float32)

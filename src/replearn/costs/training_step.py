@@ -1,7 +1,7 @@
-"""One training step, or one forward pass, on the fake GPU, recorded.
+"""Record one training step, or one forward pass, on the fake GPU.
 
-The backward pass runs without autograd's engine, which wants a real GPU for tensors that say they are on one.
-Nodes are called one by one in the engine's own order, the latest made first, and gradients are added up between.
+The backward pass runs without autograd's engine, which needs a real GPU for CUDA tensors. Nodes are called one by
+one in the engine's order, the latest first, and gradients are accumulated in between.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,38 +12,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..blocks.global_settings import plain_encoder_layers
 from ..blocks.running import call
-from ..blocks.switches import plain_encoder_layers
 from ..errors import ReplearnError
-from .fake import double_of, example_on_fake_gpu, fake_gpu, on_fake_gpu
+from .fake import converted_copy, example_on_fake_gpu, fake_gpu, on_fake_gpu
 from .recorder import Operation, Recorder, tensors_in
 
 Loss = Callable[[Any], Tensor]
 
 
 def run_step(model: nn.Module, example: Any, precision: str, loss: Loss | None) -> tuple[Recorder, int]:
-    """One training step on the fake GPU, forward and backward; the bytes kept between the two."""
+    """One training step on the fake GPU; returns its recorder, and the bytes saved for the backward pass."""
     with fake_gpu(precision):
-        double = double_of(model, on_fake_gpu).train()
+        copied = converted_copy(model, on_fake_gpu).train()
         batch = example_on_fake_gpu(example)
-        recorder = Recorder(double, batch)
+        recorder = Recorder(copied, batch)
         with recorder, recorder.watching(), recorder.saving(), torch.enable_grad():
             try:
-                made = call(double, batch)
-                value = (loss or default_loss)(made)
+                output = call(copied, batch)
+                value = (loss or default_loss)(output)
             except ReplearnError:
                 raise
             except Exception as error:
-                raise ReplearnError(_cannot_run(double, recorder, error)) from error
+                raise ReplearnError(_cannot_run(copied, recorder, error)) from error
             if not isinstance(value, Tensor) or not value.requires_grad:
                 raise ReplearnError(
                     f"The loss of {type(model).__name__} depends on no trainable parameter, so there is "
                     "nothing to train. Unfreeze some, or give loss=lambda output: ..."
                 )
             torch.clear_autocast_cache()  # as leaving `with torch.autocast` does
-            saved = recorder.saved_bytes((made, value))
+            saved = recorder.saved_bytes((output, value))
             recorder.phase = "backward"
-            del made
+            del output
             with _one_graph_task():
                 gradients = run_backward(value.sum(), recorder)
             del gradients, value
@@ -51,24 +51,24 @@ def run_step(model: nn.Module, example: Any, precision: str, loss: Loss | None) 
 
 
 def run_forward(model: nn.Module, example: Any, precision: str) -> list[Operation]:
-    """One forward pass on the fake GPU, in evaluation mode; in training mode where that one needs values."""
+    """One forward pass on the fake GPU in eval mode, or in train mode if the eval mode depends on values."""
     with plain_encoder_layers():
         for training in (False, True):
             with fake_gpu(precision):
-                double, batch = double_of(model, on_fake_gpu).train(training), example_on_fake_gpu(example)
-                recorder = Recorder(double, batch)
+                copied, batch = converted_copy(model, on_fake_gpu).train(training), example_on_fake_gpu(example)
+                recorder = Recorder(copied, batch)
                 with recorder, recorder.watching(), torch.no_grad():
                     try:
-                        call(double, batch)
+                        call(copied, batch)
                         break
                     except Exception as error:
                         if training:
-                            raise ReplearnError(_cannot_run(double, recorder, error)) from error
+                            raise ReplearnError(_cannot_run(copied, recorder, error)) from error
     return recorder.operations
 
 
 def default_loss(output: Any) -> Tensor:
-    """The output's own loss; else cross entropy over the classes; else the sum of what it holds."""
+    """The loss in the output; else cross entropy over the classes; else the sum of all tensors in it."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
@@ -101,7 +101,7 @@ def _cannot_run(model: nn.Module, recorder: Recorder, error: Exception) -> str:
 
 @contextmanager
 def _one_graph_task() -> Iterator[None]:
-    """Activation checkpointing asks the engine which pass it is in, and runs a block again once for each."""
+    """Give activation checkpointing, which recomputes a block once for each backward pass, the id of one pass."""
     engine: Any = torch._C
     ask = engine._current_graph_task_id
     engine._current_graph_task_id = lambda: 1
@@ -113,20 +113,20 @@ def _one_graph_task() -> Iterator[None]:
 
 @torch.no_grad()
 def run_backward(loss: Tensor, recorder: Recorder) -> dict[Any, Any]:
-    """Walk the graph of a loss; returns the gradients by accumulating node, so that they count as held."""
-    arrived: dict[Any, list[Tensor | None]] = {loss.grad_fn: [torch.ones_like(loss)]}
+    """Walk the graph of a loss; returns the gradients by AccumulateGrad node, so that they stay allocated."""
+    inputs: dict[Any, list[Tensor | None]] = {loss.grad_fn: [torch.ones_like(loss)]}
     for node in sorted(_nodes(loss.grad_fn), key=lambda node: -node._sequence_nr()):
-        if node in arrived and type(node).__name__ != "AccumulateGrad":
-            made = _call(node, arrived.pop(node), recorder)
-            for (following, slot), gradient in zip(_edges(node), made, strict=True):
+        if node in inputs and type(node).__name__ != "AccumulateGrad":
+            gradients = _call(node, inputs.pop(node), recorder)
+            for (following, slot), gradient in zip(_edges(node), gradients, strict=True):
                 if following is not None and gradient is not None:
-                    _arrive(arrived, following, slot, gradient)
-            del made
-    return arrived
+                    _accumulate(inputs, following, slot, gradient)
+            del gradients
+    return inputs
 
 
 def _nodes(root: Any) -> set[Any]:
-    """Every node of the graph; each was made after those that it leads to."""
+    """Every node of the graph."""
     seen, todo = {root}, [root]
     while todo:
         new = {following for following, _ in todo.pop().next_functions if following is not None} - seen
@@ -136,19 +136,19 @@ def _nodes(root: Any) -> set[Any]:
 
 
 def _call(node: Any, given: list[Tensor | None], recorder: Recorder) -> tuple[Tensor | None, ...]:
-    """The gradients that a node gives along its edges."""
+    """The gradients along a node's edges."""
     try:
-        made = node.apply(*given) if _is_python(node) else node(*given)
+        gradients = node.apply(*given) if _is_python(node) else node(*given)
     finally:
         recorder.leave_node()
-    made = made if isinstance(made, tuple) else (made,)
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     if _is_python(node):
-        return tuple(gradient for gradient, needed in zip(made, node.needs_input_grad, strict=True) if needed)
-    return made
+        return tuple(each for each, needed in zip(gradients, node.needs_input_grad, strict=True) if needed)
+    return gradients
 
 
 def _edges(node: Any) -> list[tuple[Any, int]]:
-    """Where a node's gradients go; a Python function has no edge for arguments that are no tensors."""
+    """Where a node's gradients go; a Python function has no edges for arguments other than tensors."""
     edges = list(node.next_functions)
     return [edge for edge in edges if edge[0] is not None] if _is_python(node) else edges
 
@@ -157,13 +157,13 @@ def _is_python(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
-def _arrive(arrived: dict[Any, list[Tensor | None]], node: Any, slot: int, gradient: Tensor) -> None:
+def _accumulate(inputs: dict[Any, list[Tensor | None]], node: Any, slot: int, gradient: Tensor) -> None:
     expected = node._input_metadata
-    if node not in arrived:
-        arrived[node] = [None] * len(expected)
+    if node not in inputs:
+        inputs[node] = [None] * len(expected)
     if gradient.shape != expected[slot].shape:
         gradient = gradient.sum_to_size(expected[slot].shape)
     if gradient.dtype != expected[slot].dtype:
         gradient = gradient.to(expected[slot].dtype)
-    held = arrived[node][slot]
-    arrived[node][slot] = gradient if held is None else held + gradient
+    previous = inputs[node][slot]
+    inputs[node][slot] = gradient if previous is None else previous + gradient

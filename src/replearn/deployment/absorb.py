@@ -1,11 +1,11 @@
-"""Take an operator's linear map up into the linear layer before it, under autocast.
+"""Fold an operator's linear map into the linear layer before it, under autocast.
 
     y  = u + v,  v = s (W2 h + b2)          how a transformer's block ends, s being its LayerScale
     y' = y + W y + c                        the operator: M = W + I
        = u + (M s W2) h + (M s b2 + c) + W u
 
-u stays in float32 and the products are in half precision. In a flat graph it can be read off who uses a value, and
-what a weight goes into. Exact but for rounding.
+u stays in float32 and the products are in half precision. It needs a flat graph, which shows all users of a value
+and of a weight. Exact up to rounding.
 """
 
 import operator
@@ -22,7 +22,7 @@ from ..fast.inlining import argument, drop_unused_, note_values_
 from ..fast.kernels._dispatch import triton_runs_on
 from ..fast.kernels.linear_residual import can_tile, linear_residual
 
-ABSORBED = "absorbed"  # in the graph's `meta`: which operators, into which layers
+ABSORBED = "absorbed"  # key of the graph's `meta`: which operators, into which layers
 PRODUCTS = {"call_function": (operator.mul, torch.mul), "call_method": ("mul", "mul_")}
 
 
@@ -30,7 +30,7 @@ PRODUCTS = {"call_function": (operator.mul, torch.mul), "call_method": ("mul", "
 class Match:
     """The nodes of the formula, from its result back to the layer, and its new weights."""
 
-    gone: tuple[Any, ...]  # what the new product stands for
+    gone: tuple[Any, ...]  # the nodes that are replaced; the layer is the last
     u: Any
     weight: Tensor = field(repr=False)  # M s W2
     bias: Tensor | None = field(repr=False)  # M s b2 + c
@@ -48,21 +48,21 @@ class Match:
 def absorb_(
     flat: FlatGraph, operators: Collection[str], example: Any, dtype: torch.dtype | None, *, compiled: bool = False
 ) -> FlatGraph:
-    """Have the layers before the named operators take them up, in place, where the graph has the formula.
+    """Fold the named operators into the layers before them, in place, where the graph has the formula.
 
-    `dtype` is that of the autocast which the graph will run under. A compiler writes kernels of its own.
+    `dtype` is that of the autocast which the graph will run under. With `compiled` no kernel of ours is used.
     """
     note_values_(flat, example, dtype)
-    taken = []
+    absorbed = []
     for node in flat.graph.find_nodes(op="call_function", target=F.linear):
         path = path_of(argument(node, 1, "weight"))
         name = next((name for name in operators if path.startswith(f"{name}.")), None)
         match = None if name is None else match_of(flat, node)
         if match is not None:
-            taken.append(f"{name} -> {path_of(match.weight_node).rpartition('.')[0]}")
-            write_(flat, match, compiled)
+            absorbed.append(f"{name} -> {path_of(match.weight_node).rpartition('.')[0]}")
+            rewrite_(flat, match, compiled)
     drop_unused_(flat)
-    flat.meta[ABSORBED] = tuple(taken)
+    flat.meta[ABSORBED] = tuple(absorbed)
     return flat
 
 
@@ -72,7 +72,7 @@ def path_of(node: Any) -> str:
 
 @torch.no_grad()
 def match_of(flat: FlatGraph, linear: Any) -> Match | None:
-    """The formula that ends in this linear map, if it is there and nobody else sees what would change."""
+    """The formula that ends in this linear map, if it is there and nothing else uses the values that change."""
     y, branch = argument(linear, 0, "input"), held(flat, argument(linear, 1, "weight"))
     if not is_sum(y) or branch is None or len(linear.users) != 1:
         return None
@@ -80,16 +80,16 @@ def match_of(flat: FlatGraph, linear: Any) -> Match | None:
     if set(y.users) != {linear, total} or not is_sum(total):
         return None
     for u, v in (y.args, y.args[::-1]):
-        way, scales = way_to_layer(flat, v)
-        if way and u is not v and fits(flat, u, way[-1], branch):
+        path, scales = path_to_layer(flat, v)
+        if path and u is not v and can_absorb(flat, u, path[-1], branch):
             bias = held(flat, argument(linear, 2, "bias"))
-            return multiplied(flat, (total, linear, y, *way), u, scales, branch, bias)
+            return multiplied(flat, (total, linear, y, *path), u, scales, branch, bias)
     return None
 
 
-def way_to_layer(flat: FlatGraph, v: Any) -> tuple[list[Any], list[Any]]:
-    """The nodes from a term of a sum back to the linear layer that made it, and the scales among them."""
-    way, scales = [v], []
+def path_to_layer(flat: FlatGraph, v: Any) -> tuple[list[Any], list[Any]]:
+    """The nodes from a term of a sum back to its linear layer, and the scales between; empty without a layer."""
+    path, scales = [v], []
     while len(v.users) == 1 and v.target is not F.linear:
         factors = [factor(flat, value) for value in v.args] if v.target in PRODUCTS.get(v.op, ()) else []
         if len(factors) != 2 or factors.count(None) != 1:
@@ -97,20 +97,20 @@ def way_to_layer(flat: FlatGraph, v: Any) -> tuple[list[Any], list[Any]]:
         place = factors.index(None)
         scales.append(factors[1 - place])
         v = v.args[place]
-        way.append(v)
-    return (way, scales) if len(v.users) == 1 else ([], [])
+        path.append(v)
+    return (path, scales) if len(v.users) == 1 else ([], [])
 
 
 def factor(flat: FlatGraph, value: Any) -> Tensor | float | None:
-    """A number, or a stored one for each channel."""
+    """A number, or a stored tensor with one for each channel; None for any other value."""
     if isinstance(value, (int, float)):
         return value
     stored = held(flat, value)
     return stored if stored is not None and stored.dim() <= 1 else None
 
 
-def fits(flat: FlatGraph, u: Any, layer: Any, branch: Tensor) -> bool:
-    """Do shapes and dtypes agree, and are the layer's weights used by nobody else?"""
+def can_absorb(flat: FlatGraph, u: Any, layer: Any, branch: Tensor) -> bool:
+    """True if shapes and dtypes agree and nothing else uses the layer's weights."""
     weights = [node for node in (argument(layer, 1, "weight"), argument(layer, 2, "bias")) if node is not None]
     tensors = [held(flat, node) for node in weights]
     if any(t is None or t.dtype is not branch.dtype for t in tensors) or any(uses(flat, n) > 1 for n in weights):
@@ -126,7 +126,7 @@ def fits(flat: FlatGraph, u: Any, layer: Any, branch: Tensor) -> bool:
 def multiplied(
     flat: FlatGraph, gone: tuple[Any, ...], u: Any, scales: list[Any], branch: Tensor, bias: Tensor | None
 ) -> Match | None:
-    """The products of the weights, in float64 where the device has it; None where they are no numbers."""
+    """The new weights, computed in float64 where the device has it; None if they are not finite."""
     layer = gone[-1]
     own: Any = held(flat, argument(layer, 1, "weight"))
     wide = torch.float64 if own.device.type != "mps" else torch.float32
@@ -145,12 +145,12 @@ def multiplied(
     return Match(gone=gone, u=u, weight=weight, bias=shift, branch=branch.detach())
 
 
-def write_(flat: FlatGraph, match: Match, compiled: bool) -> None:
-    """Put u + ((M s W2) h + shift + W u) in the place of what it stands for: in one kernel where there is one."""
+def rewrite_(flat: FlatGraph, match: Match, compiled: bool) -> None:
+    """Replace the matched nodes by u + ((M s W2) h + shift + W u), in one kernel where it applies."""
     graph, key = flat.graph, str(match.weight_node.target)
     trained = flat.get_parameter(key).requires_grad
 
-    def kept(role: str, tensor: Tensor | None) -> Any:
+    def stored(role: str, tensor: Tensor | None) -> Any:
         if tensor is None:
             return None
         name = f"{key}_{role}"
@@ -158,8 +158,8 @@ def write_(flat: FlatGraph, match: Match, compiled: bool) -> None:
         return graph.get_attr(name)
 
     with graph.inserting_before(match.gone[0]):
-        weight, bias = kept("absorbing", match.weight), kept("shift", match.bias)
-        branch = kept("mixing", match.branch)
+        weight, bias = stored("absorbing", match.weight), stored("shift", match.bias)
+        branch = stored("mixing", match.branch)
         if not compiled and triton_runs_on(match.weight.device) and can_tile(*match.weight.shape):
             for node in (weight, branch):
                 node.meta["cast"] = True

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..errors import ReplearnError
 from ..fast.graphs.replay import check_graph
-from ..fast.inference import Folding, check_backend, check_fuse, check_or_double, check_ready, on_backend, settle_
+from ..fast.inference import Folding, adapt_, check_backend, check_fuse, check_or_double, check_ready, on_backend
 from ..fast.inlining import flatten as flat_form
 from ..fast.passes import apply_passes_
 from ..fast.passes._context import Context
@@ -36,31 +36,30 @@ def deploy(
     graph: bool = False,
     fuse: bool = False,
 ) -> nn.Module:
-    """Return a new model whose operators are plain modules; `model`, in eval mode, is not touched.
+    """Return a new model whose operators are plain modules; `model`, in eval mode, is not changed.
 
-    The outputs are those of the model: synthesized weights are computed one last time, and BatchNorm and
-    scales are folded into the layers before them, in the whole network (`fold="all"`; `find_folds` says
-    where) or in the operators alone (`fold="operators"`, which is what timm's `reparameterize_model` does).
-    Give an `example` (a tensor, a tuple of arguments or a dict of keywords) to have both models run on it
-    and compared; a difference beyond rounding raises ReplearnError, as do a model that was not replaced,
-    one in train mode and one on two devices.
+    It has the same outputs: weights are synthesized one last time, and BatchNorms and scales are folded into the
+    layers before them, in the whole network (`fold="all"`; `find_folds` says where) or in the operators alone
+    (`fold="operators"`, which is what timm's `reparameterize_model` does). With an `example` (a tensor, a tuple of
+    arguments or a dict of keywords) both models are run on it and compared. Raises ReplearnError for a difference
+    beyond rounding, and for a model that was not replaced, is in train mode or is on two devices.
 
-    `merge=True` takes the sum x + Wx of an operator up into its weight, W + I, where f is one linear map: the
-    fastest form, equal in float32. It is not the default because x then passes through the weight: in half
+    `merge=True` merges the sum x + Wx of an operator into its weight, W + I, where its branch is one linear map:
+    the fastest form, equal in float32. It is not the default because x then passes through the weight: in half
     precision or TF32 it is rounded to that, and INT8 quantizes W + I more coarsely than W.
 
-    `flatten=True` makes the whole model one flat graph, which eager mode runs faster; with `merge=True` and a
-    `dtype` a transformer's operator is then taken up by the linear layer before it. It needs an `example`, takes
-    the arguments of the example alone, and is compared on a second batch size too; ReplearnError for a model whose
-    code can't be traced, and for one with hooks.
+    `flatten=True` makes the whole model one flat graph, which runs faster in eager mode; with `merge=True` and a
+    `dtype` a transformer's operator is then folded into the linear layer before it. It needs an `example`, takes
+    only the arguments of the example, and is compared on a second batch size too. Raises ReplearnError for a model
+    whose code can't be traced, and for one with hooks.
 
-    `channels_last` orders the weights for faster convolutions. `dtype` runs the model under autocast, with the
-    weights cast once (in a flat graph on a GPU in channels_last, where nothing depends on strides), `compile`
-    (True, or a mode of torch.compile) compiles it, and `graph=True` replays it as CUDA graphs, one for each input
-    signature, without gradients: ways to run, not to store, a model. `fuse=True`, for a flat graph on a CUDA GPU,
-    has cuDNN compute each convolution with its bias, the sum and the ReLU after it in one launch, in calls without
-    gradients: the fastest form of a ResNet. Each is compared with torch on the example, and left to torch, with a
-    warning, where they differ.
+    `channels_last` puts the weights in this memory format. `dtype` runs the model under autocast, with the weights
+    cast once (in a flat graph on a GPU in channels_last, where nothing depends on strides), `compile` (True, or a
+    mode of torch.compile) compiles it, and `graph=True` replays it as CUDA graphs, one for each input signature,
+    without gradients: these are for running a model, not for storing it. With `fuse=True`, for a flat graph on a
+    CUDA GPU, cuDNN computes each convolution with its bias, the sum and the ReLU after it in one launch, in calls
+    without gradients: the fastest form of a ResNet. Each is compared with torch on the example, and stays torch's,
+    with a warning, where they differ.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32()
@@ -91,10 +90,10 @@ def deploy(
         fused = operator.fuse()
         refuse_infinite(name, fused)
         if merge:
-            fused = operator.labelled(merge_(fused, dtype=dtype))
+            fused = operator.with_block_attributes(merge_(fused, dtype=dtype))
         set_submodule(plain, name, fused)
         record_replacement(plain, operator, fused)
-    settle_(plain, fold=fold, channels_last=channels_last)
+    adapt_(plain, fold=fold, channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
         if merge and dtype is not None:
@@ -108,7 +107,7 @@ def deploy(
 
 
 def refuse_hooks(name: str, operator: nn.Module) -> None:
-    """Refuse hooks, and a `forward` set on the object, that would be lost with the operator."""
+    """Raise for hooks, or a `forward` set on the instance, that would be lost with the operator."""
     if "forward" in vars(operator):
         raise ReplearnError(
             f"{name} has a forward of its own, which something set on it, and the plain module in its place would "
@@ -124,7 +123,7 @@ def refuse_hooks(name: str, operator: nn.Module) -> None:
 
 
 def refuse_infinite(name: str, fused: nn.Module) -> None:
-    """Stop where a synthesized weight is no number any more: in half precision a large one becomes inf."""
+    """Raise where a synthesized weight is inf or NaN, as a large one is in float16."""
     for path, parameter in fused.named_parameters():
         if not parameter.is_meta and not bool(parameter.isfinite().all()):
             raise ReplearnError(

@@ -3,8 +3,8 @@
     x + W x + b   = (W + I) x + b
     x + K * x + b = (K + D) * x + b      D: the kernel that returns its input, 1 at each channel's own centre
 
-Exact but for rounding, and one launch, one call and one read of x less. Only a branch that is nothing but that map
-can take the sum up: a norm before it (HeadWise, MLP) or an activation inside (bottlenecks) keeps it outside.
+Exact up to rounding, and saves one launch, one call and one read of x. The branch must be that map alone: a norm
+before it (HeadWise, MLP) or an activation inside (bottlenecks) rules it out.
 """
 
 import copy
@@ -19,36 +19,36 @@ from ..surgery.replace import set_submodule
 
 @torch.no_grad()
 def merge_(fused: nn.Module, *, dtype: torch.dtype | None = None) -> nn.Module:
-    """The deployed form of one operator with every sum merged that can be; in place, but for the outermost.
+    """Merge the residual sums in the deployed form of one operator; in place, except for the outermost.
 
-    Under autocast to a `dtype` a linear layer stays: x, and all after it, would leave float32.
+    With a `dtype` of autocast, linear layers are left out: the residual stream would leave float32.
     """
     for path, part in list(fused.named_modules()):
         branch, activation = parts_of_residual(part) or (nn.Identity(), None)
-        if not takes_input(branch) or (dtype is not None and type(branch) is nn.Linear):
+        if not can_merge(branch) or (dtype is not None and type(branch) is nn.Linear):
             continue
-        made = merged(branch)
+        layer = merged(branch)
         if activation is not None:
-            made = nn.Sequential(made, as_module(activation)).eval()
+            layer = nn.Sequential(layer, as_module(activation)).eval()
         if not path:
-            return made
-        set_submodule(fused, path, made)
+            return layer
+        set_submodule(fused, path, layer)
     return fused
 
 
 def merged(layer: nn.Module) -> nn.Module:
-    """A copy of the layer that returns its input as well."""
-    made = copy.deepcopy(layer)
-    weight = made.get_parameter("weight").data  # in its own memory order
+    """A copy of the layer that adds its input to its output."""
+    copied = copy.deepcopy(layer)
+    weight = copied.get_parameter("weight").data  # in its own memory order
     rows = torch.arange(len(weight), device=weight.device)
     centre: list[Any] = [size // 2 for size in weight.shape[2:]]
     # a channel's own column is counted from the first of its group
     weight[(rows, rows % weight.shape[1], *centre)] += 1
-    return made
+    return copied
 
 
-def takes_input(layer: nn.Module) -> bool:
-    """Can x go into this layer's weight? It must be one linear map that keeps the size of x."""
+def can_merge(layer: nn.Module) -> bool:
+    """True for a linear layer or convolution whose output has the shape of its input."""
     found: Any = layer
     if type(layer) is nn.Linear:
         return bool(found.in_features == found.out_features)

@@ -1,4 +1,4 @@
-"""INT8 for a CPU: a deployed model in eight bits, by torchao's maintained interfaces."""
+"""INT8 for a CPU: quantize a deployed model by torchao."""
 
 import copy
 import warnings
@@ -13,9 +13,9 @@ from .saving import check_plain
 
 
 def quantize(model: nn.Module, batches: Iterable[Tensor]) -> tuple[nn.Module, str]:
-    """INT8 as the paper chooses it: static for a CNN, dynamic for a transformer; with the name of the kind."""
+    """INT8 as in the paper: static for a CNN, dynamic for a transformer; returns the kind in words too."""
     convolutions = sum(isinstance(layer, nn.Conv2d) for layer in model.modules())
-    if convolutions > 1:  # a ViT has one, which cuts the patches
+    if convolutions > 1:  # a ViT has one, for the patches
         return quantize_static(model, batches), "static, calibrated (PT2E, x86)"
     return quantize_dynamic(model), "dynamic, linear layers (torchao)"
 
@@ -23,10 +23,10 @@ def quantize(model: nn.Module, batches: Iterable[Tensor]) -> tuple[nn.Module, st
 def quantize_dynamic(model: nn.Module) -> nn.Module:
     """Return a copy of a deployed transformer whose linear layers compute in INT8; no data is needed.
 
-    Weights are in eight bits, and activations are scaled anew at every call. Give a model that was deployed
-    without `merge=True`: nothing in a merged one tells, and W + I has one scale for ones and small weights alike.
-    Raises ReplearnError for a model with operators, in train mode or on a GPU, and for one without linear layers.
-    Compile the result for speed: it is slower than float32 without.
+    Weights are in eight bits; activations are scaled at every call. Give a model that was deployed without
+    `merge=True`, which is not checked: W + I has one scale for ones and small weights alike. Raises ReplearnError
+    for a model with operators, in train mode or on a GPU, and for one without linear layers. Compile the result:
+    without that it is slower than float32.
     """
     check_quantizable(model)
     if not any(type(module) is nn.Linear for module in model.modules()):
@@ -46,10 +46,10 @@ def quantize_dynamic(model: nn.Module) -> nn.Module:
 def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     """Return a copy of a deployed CNN that computes in INT8, its scales set by running it on `batches`.
 
-    The batches are inputs as the model takes them, all of one shape but for the batch size, which stays free.
-    Give a model that was deployed without `merge=True`, as for `quantize_dynamic`. Raises ReplearnError for no
-    batches, for batches of unlike shapes, and for ones that the model can't be run on. The result simulates INT8
-    exactly and slowly; torch.compile turns it into INT8 kernels.
+    The batches are inputs as the model takes them, of one shape except for the batch size, which stays free. Give
+    a model that was deployed without `merge=True`, as for `quantize_dynamic`. Raises ReplearnError for no batches,
+    for batches of different shapes, and for ones that the model can't be run on. The result simulates INT8 slowly;
+    torch.compile turns it into INT8 kernels.
     """
     check_quantizable(model)
     given = checked(model, batches)
@@ -60,7 +60,7 @@ def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
 
         first = given[0].repeat(2, *[1] * (given[0].dim() - 1)) if len(given[0]) == 1 else given[0]
         batch = torch.export.Dim("batch", min=1)
-        # the quantizer knows the patterns of the strict mode alone
+        # the quantizer only matches patterns of strict mode
         program = torch.export.export(
             copy.deepcopy(model), (first,), dynamic_shapes=({0: batch},), strict=True
         ).module()
@@ -73,7 +73,7 @@ def quantize_static(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
 
 
 def check_quantizable(model: nn.Module) -> None:
-    """A plain model on the CPU, and torchao; else ReplearnError."""
+    """Raise unless the model is plain and on the CPU, and torchao is installed."""
     check_plain(model, "Quantize")
     if devices := {parameter.device.type for parameter in model.parameters()} - {"cpu"}:
         raise ReplearnError(
@@ -89,7 +89,7 @@ def check_quantizable(model: nn.Module) -> None:
 
 @torch.no_grad()
 def checked(model: nn.Module, given: Iterable[Tensor]) -> list[Tensor]:
-    """The calibration batches, if the model can be run on them."""
+    """The calibration batches as a list; ReplearnError if the model can't be run on them."""
     if isinstance(given, Tensor) or not isinstance(given, Iterable):
         raise ReplearnError(
             f"Calibration data is a list of batches, and this is one {type(given).__name__}: write [images]."
@@ -109,8 +109,8 @@ def checked(model: nn.Module, given: Iterable[Tensor]) -> list[Tensor]:
     for index, batch in enumerate(batches):
         wrong = ""
         if not isinstance(batch, Tensor) or batch.dim() < 2 or not len(batch):
-            told = f"shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
-            wrong = f"is no batch of inputs ({told}). Give tensors as the model takes them, without labels"
+            what = f"shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
+            wrong = f"is no batch of inputs ({what}). Give tensors as the model takes them, without labels"
         elif batch.shape[1:] != batches[0].shape[1:]:
             shapes = tuple(batch.shape[1:]), tuple(batches[0].shape[1:])
             wrong = f"holds inputs of shape {shapes[0]}, and the first {shapes[1]}. Only the batch size may differ"

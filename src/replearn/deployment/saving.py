@@ -1,4 +1,4 @@
-"""What may be stored: plain models, and by save_pretrained only those that load as the same model again."""
+"""Which models can be stored: plain ones, and by save_pretrained those that load as the same model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..surgery.plan_metadata import written_config
 
 
 def check_plain(model: nn.Module, verb: str) -> None:
-    """A model in eval mode without operators, autocast and CUDA graphs; else ReplearnError. `verb`: "Export"."""
+    """Raise for train mode, operators, autocast or CUDA graphs; `verb` is for the message, as "Export"."""
     if isinstance(model, (Replayed, Autocast)):
         option, what = ("graph", "replays CUDA graphs") if isinstance(model, Replayed) else ("dtype", "autocasts")
         raise ReplearnError(
@@ -31,9 +31,9 @@ def check_plain(model: nn.Module, verb: str) -> None:
 
 
 class RefusedSaving:
-    """Stands for the save_pretrained of a model that from_pretrained would load as another one.
+    """Replaces the save_pretrained of a model that from_pretrained would load as another one.
 
-    A pickle holds a word in its place, since a deployed model's pickle must not need this package.
+    It is pickled as a string, since the pickle of a deployed model must not need this package.
     """
 
     def __init__(self, text: str) -> None:
@@ -50,7 +50,7 @@ class RefusedSaving:
 
 
 def refuse_saving_(model: nn.Module, instead: str) -> None:
-    """Take a Hugging Face model's save_pretrained away where its class has other tensors than the model."""
+    """Make save_pretrained of a Hugging Face model raise if the model has other tensors than its class."""
     config = written_config(model)
     if config is None:
         return
@@ -58,7 +58,7 @@ def refuse_saving_(model: nn.Module, instead: str) -> None:
         with torch.device("meta"):
             fresh = type(model)(config)
         wanted = {name: tensor.shape for name, tensor in fresh.state_dict().items()}
-    except Exception:  # whatever its code raises: what can't be built can't be loaded either
+    except Exception:  # a class that can't be built can't be loaded either
         wanted = {}
     given = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if other := [name for name in (*given, *wanted) if given.get(name) != wanted.get(name)]:

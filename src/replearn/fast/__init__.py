@@ -1,4 +1,4 @@
-"""Make any network faster, whether or not its blocks were replaced."""
+"""Faster training steps and inference for any network, replaced or not."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

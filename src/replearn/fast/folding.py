@@ -2,8 +2,8 @@
 
     W'_c = W_c s_c,  bias'_c = bias_c s_c + t_c   with BN(y)_c = s_c y_c + t_c      (eq:deploy_bn_folding)
 
-In the trace of the module that calls both, the norm is called once, on the output of a convolution that is called
-once and has no other user. Every other BatchNorm stays, with the reason.
+In the trace of the module that calls both, the norm must be called once, on the output of a convolution that is
+called once and has no other user. Every other BatchNorm stays, with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..blocks.tracing import is_sequence, runs_nothing, trace
+from ..blocks.tracing import is_container, is_sequence, trace
 from ..errors import ReplearnError
 from ..operators._base.layers import norm_as_affine
 from ..surgery.replace import set_submodule
@@ -80,12 +80,12 @@ class Traces:
         self.graphs = {name: trace(self.modules[name]) for name in names}
 
     def owners(self, name: str) -> list[str]:
-        """The enclosing modules with a forward of their own, innermost first; the model itself last."""
+        """The enclosing modules that have a forward, innermost first; the model itself last."""
         above = []
         while name:
             name = name.rpartition(".")[0]
             module = self.modules[name]
-            if not name or not (is_sequence(module) or runs_nothing(module)):
+            if not name or not (is_sequence(module) or is_container(module)):
                 above.append(name)
         return above
 
@@ -98,13 +98,13 @@ class Traces:
         return tuple(found.values())
 
     def failure_without(self, owner: str, pairs: dict[str, str]) -> str | None:
-        """Why the code can't run without these norms: it may read more than their outputs."""
+        """Why the code fails without these norms, as code that reads their attributes; None if it does not."""
         prefix = f"{owner}." if owner else ""
-        instead: dict[str, nn.Module] = {}
+        substitutes: dict[str, nn.Module] = {}
         for norm, conv in pairs.items():
-            instead[norm.removeprefix(prefix)] = nn.Identity()
-            instead[conv.removeprefix(prefix)] = _with_bias(self.modules[conv])
-        again = trace(self.modules[owner], instead=instead)
+            substitutes[norm.removeprefix(prefix)] = nn.Identity()
+            substitutes[conv.removeprefix(prefix)] = _with_bias(self.modules[conv])
+        again = trace(self.modules[owner], substitutes=substitutes)
         if isinstance(again, str) or _steps(again) != _steps(self.graphs[owner]):
             return f"the code of {owner or 'the model'} asks for more than the output of its layers"
         return None
@@ -142,7 +142,7 @@ class Traces:
         return stays(reason=reason) if reason else Fold(norm=name, conv=conv)
 
     def objection(self, conv: str, norm: str, owner: str, above: list[str]) -> str | None:
-        """Why a matching pair must not be folded, if so: sharing, hooks, dtypes or other uses."""
+        """Why a matching pair must not be folded (sharing, hooks, dtypes, other uses); None if it can be."""
         for name in (conv, norm):
             module = self.modules[name]
             if self.links[id(module)] > 1 or any(
@@ -244,7 +244,7 @@ def folded(conv: Any, norm: Any) -> nn.Module:
 
 
 def remainder(norm: Any) -> nn.Module:
-    """What is left of a folded norm: nothing, or its activation."""
+    """What replaces a folded norm: nn.Identity, or its activation."""
     if norm_type(norm) == "plain":
         return nn.Identity()
     parts = [part for part in (norm.drop, norm.act) if not isinstance(part, nn.Identity)]

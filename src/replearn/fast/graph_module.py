@@ -1,4 +1,4 @@
-"""A graph that holds all of its weights itself, and reads them fast."""
+"""A GraphModule with all weights on itself, which it reads without attribute lookups."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, fx, nn
 
 SUMS = {"call_function": (operator.add, torch.add), "call_method": ("add",)}
-PATH = "path"  # in the `meta` of its nodes: where the model held a weight
+PATH = "path"  # key of a node's `meta`: the name of the weight in the model
 READ = re.compile(r"^(\w+) = self\.(\w+)$", re.MULTILINE)
 
 
 class FlatGraph(fx.GraphModule):
-    """Its code reads weights from the dict that a module keeps them in: asking for them costs a seventh of a run.
+    """Its code reads weights from `self._parameters`: attribute lookups would take a seventh of a run.
 
-    A pickle of it is one of a GraphModule, and needs nothing of this package but for the kernels that a graph made
-    on a GPU calls.
+    It is pickled as a GraphModule, and needs nothing of this package except the kernels that a graph made on a GPU
+    calls.
     """
 
     def recompile(self) -> Any:
@@ -40,8 +40,8 @@ def read_from_dict(names: set[str], lines: list[str]) -> list[str]:
 
 
 def with_short_names(traced: fx.GraphModule, name: str) -> FlatGraph:
-    """The same graph on a module that holds each weight itself: one attribute access for each."""
-    root, graph = nn.Module(), fx.Graph()  # a new one: the old names the tracer, which a pickle would look for
+    """The same graph on a module with each weight as its own attribute."""
+    root, graph = nn.Module(), fx.Graph()  # a new graph: the old one refers to the tracer, which can't be pickled
     held: dict[int, str] = {}
 
     def held_as(target: str) -> str:
@@ -74,7 +74,7 @@ def is_sum(node: Any) -> bool:
 
 
 def held(flat: FlatGraph, node: Any) -> Tensor | None:
-    """The tensor that a node reads off the model."""
+    """The tensor that a get_attr node reads; None for other nodes."""
     found = getattr(flat, str(node.target), None) if isinstance(node, fx.Node) and node.op == "get_attr" else None
     return found if isinstance(found, Tensor) else None
 

@@ -1,4 +1,4 @@
-"""Make an ordinary model fast to run: what `deploy` does after the operators, for any model in eval mode."""
+"""Inference of ordinary models: the steps of `deploy` after the operators, for any model in eval mode."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def streamline(
 ) -> nn.Module:
     """Return a copy of a model without operators in the form that `deploy` gives a replaced one.
 
-    This is for the baseline of a comparison: every BatchNorm that can be is folded, and flat graph, memory format,
-    dtype, compiler, replay and fusion are one argument away. Raises ReplearnError for a model in train mode, on
-    two devices, or with operators in it; with an `example`, where the outputs differ beyond rounding; with
-    `flatten`, where there is no example or the code can't be traced.
+    This is for the baseline of a comparison: BatchNorms are folded, and flat graph, memory format, dtype,
+    compiler, replay and fusion are options as in `deploy`. Raises ReplearnError for a model in train mode, on two
+    devices, or with operators in it; with an `example`, if the outputs differ beyond rounding; with `flatten`, if
+    there is no example or the code can't be traced.
 
     >>> import replearn, torch
     >>> model = replearn.models.resnet32().eval()
@@ -69,7 +69,7 @@ def streamline(
             )
     plain = own_copy(model)
     context = Context(dtype=dtype, compile=bool(compile), graph=graph, fuse=fuse, example=example)
-    settle_(plain, fold="all", channels_last=channels_last)
+    adapt_(plain, fold="all", channels_last=channels_last)
     if flatten:
         plain = flat_form(plain, example)
         apply_passes_(plain, context)
@@ -78,7 +78,7 @@ def streamline(
 
 
 def check_ready(model: nn.Module) -> None:
-    """Refuse what has no fixed outputs, or no one place to compute them."""
+    """Raise for a model in train mode or on several devices."""
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a torch.nn.Module, got {type(model).__name__}.")
     training = [name for name, module in model.named_modules() if module.training]
@@ -100,7 +100,7 @@ def check_ready(model: nn.Module) -> None:
 
 
 def check_outputs(model: nn.Module, plain: nn.Module, example: Any) -> None:
-    """Compare the two where there is an example; a flat graph on a second batch size too, which must stay free."""
+    """Compare the two if there is an example; a flat graph on a second batch size too, which must stay free."""
     if example is not None:
         verify(model, plain, example)
         if isinstance(plain, FlatGraph):
@@ -108,10 +108,10 @@ def check_outputs(model: nn.Module, plain: nn.Module, example: Any) -> None:
 
 
 def check_or_double(model: nn.Module, plain: nn.Module, example: Any, again: Callable[..., Any]) -> None:
-    """`check_outputs`; where they differ, `again` makes both in float64, where rounding all but vanishes.
+    """`check_outputs`; if the outputs differ, `again` repeats the conversion and the comparison in float64.
 
-    Deep networks amplify rounding, untrained ones most, and where a detector chooses boxes by scores, it can
-    change the choice. What is no rounding is as large in float64.
+    Deep networks amplify rounding, untrained ones most, and in a detector it may change which boxes are chosen. A
+    difference that is not due to rounding is as large in float64.
     """
 
     def doubled(tensor: Tensor) -> Tensor:
@@ -142,8 +142,8 @@ def check_backend(dtype: Any, compile: Any, **switches: Any) -> None:
         raise ReplearnError(f"compile={compile!r}: write True, False, or a mode: {', '.join(MODES)}.")
 
 
-def settle_(plain: nn.Module, *, fold: Folding, channels_last: bool) -> None:
-    """Fold norms and order memory, in place."""
+def adapt_(plain: nn.Module, *, fold: Folding, channels_last: bool) -> None:
+    """Fold norms and set the memory format, in place."""
     if fold == "all":
         fuse_timm_(plain)
         fold_(plain)
@@ -153,9 +153,9 @@ def settle_(plain: nn.Module, *, fold: Folding, channels_last: bool) -> None:
 
 @torch.no_grad()
 def fuse_timm_(model: nn.Module) -> None:
-    """Let timm's own reparameterizable layers (RepVGG, MobileOne, LeViT) take their deployed form.
+    """Reparameterize timm's own layers (RepVGG, MobileOne, LeViT).
 
-    They do so from their norms, so this comes before those are folded.
+    They read their norms for it, so this is done before those are folded.
     """
     for name, child in list(model._modules.items()):
         own = type(child).__module__.startswith("timm.")
@@ -168,7 +168,7 @@ def fuse_timm_(model: nn.Module) -> None:
 
 
 def on_backend(plain: nn.Module, example: Any, compile: bool | str, context: Context) -> nn.Module:
-    """Cast weights, hand fused convolutions to cuDNN, wrap for autocast, compile, and replay as CUDA graphs."""
+    """Cast weights, fuse convolutions by cuDNN, wrap in autocast, compile, and replay as CUDA graphs."""
     dtype = context.dtype
     if dtype is not None and isinstance(plain, FlatGraph):
         cast_weights_(plain, dtype)
@@ -183,7 +183,7 @@ def on_backend(plain: nn.Module, example: Any, compile: bool | str, context: Con
 
 
 def check_fuse(model: nn.Module, fuse: Any, flatten: bool, compile: Any) -> None:
-    """Refuse fuse=True where it can't work, before anything is built."""
+    """Raise if fuse=True can't work, before anything is built."""
     if not isinstance(fuse, bool):
         raise ReplearnError(f"fuse={fuse!r}: write True to have cuDNN fuse convolutions with ReLUs, or False.")
     if not fuse:
@@ -207,11 +207,11 @@ def check_fuse(model: nn.Module, fuse: Any, flatten: bool, compile: Any) -> None
 
 
 def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = None) -> None:
-    """Compile a model's calls, in place.
+    """Compile a model's calls, in place, each through a code object of its own.
 
-    Each through code of its own. torch keeps what it compiled by code, and all modules are called by the same: it
-    would keep 8 of them, and ask at a call of one model whether what it has of another fits. And it skips code of
-    torch.nn's own, as that of nn.Sequential is.
+    torch caches compiled code by code object, and all modules share that of nn.Module's call: it would cache 8
+    models and check the guards of all of them at each call. And it does not compile code of torch.nn, as
+    nn.Sequential's.
     """
     call: Any = model._call_impl
 
@@ -224,7 +224,7 @@ def compile_(model: nn.Module, mode: str | None = None, dynamic: bool | None = N
 
 
 def unchecked() -> dict[str, bool]:
-    """The compiler's options that leave out its checks of its own code, which take Python's time at every call."""
+    """Options of the compiler that disable the assertions in its generated code, which take time at every call."""
     from torch._inductor import config
 
     return {name: False for name in ("size_asserts", "alignment_asserts") if hasattr(config, name)}
@@ -232,10 +232,10 @@ def unchecked() -> dict[str, bool]:
 
 @torch.no_grad()
 def cast_once_(model: nn.Module, dtype: torch.dtype) -> None:
-    """Store in `dtype` what autocast would cast at every call: the same values, two launches less a layer.
+    """Store the weights that autocast would cast at every call in `dtype`, which saves two launches a layer.
 
-    Layers whose weights may be seen by other code than their own stay: shared ones, and those whose weight is
-    read by the forward of the module around them, or, where that can't be traced, by any code of its class.
+    Layers whose weights other code may read are left out: shared ones, and those whose weight the forward of the
+    module around them reads, or, if that can't be traced, any code of its class.
     """
     modules = dict(model.named_modules())
     uses = Counter(id(p) for module in modules.values() for p in module._parameters.values() if p is not None)
@@ -258,7 +258,7 @@ def may_read(around: nn.Module, key: str) -> bool:
 
 
 class Autocast(nn.Module):
-    """A model that always runs under autocast, and computes with `model` in it."""
+    """Runs `model` under autocast."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()

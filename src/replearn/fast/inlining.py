@@ -1,7 +1,7 @@
-"""A whole model as one flat graph: no module calls, no idle layers, no checks between one operation and the next.
+"""A whole model as one flat graph of operations, without module calls, dropout and shape checks.
 
-In eager mode a small batch waits for Python, which spends much of its time between operations: in modules that
-call modules, in dropout that does nothing, in checks of shapes. A flat graph calls one operation after another.
+In eager mode a small batch waits for Python, which spends much of its time between operations: in module calls, in
+dropout of eval mode, in checks of shapes. A flat graph calls one operation after another.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..blocks.running import PrivateRandom, unchanged
-from ..blocks.tracing import WholeForward
+from ..blocks.tracing import ModelTracer
 from ..errors import ReplearnError, class_and_line
 from .graph_module import FlatGraph, with_short_names
 from .verify import rebuilt, run_on_example
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
-OURS = ("torch", "_operator", "math", "builtins", "replearn")  # others' functions are called for what they write
+OURS = ("torch", "_operator", "math", "builtins", "replearn")  # others may have side effects
 LAYERS = (F.linear, torch.conv1d, F.conv1d, torch.conv2d, F.conv2d, torch.conv3d, F.conv3d)
 
 
 def flatten(model: nn.Module, example: Any) -> FlatGraph:
     """The model as one flat graph that takes the arguments of the example, with any batch size.
 
-    It shares the model's tensors. Raises ReplearnError for a model with hooks, and for one whose code has no
-    fixed order of operations.
+    It shares the model's tensors. Raises ReplearnError for a model with hooks, and for one that can't be traced.
     """
     refuse_unfit(model, example)
     graph = graph_of(model, example)
@@ -46,7 +45,7 @@ def graph_of(model: nn.Module, example: Any) -> FlatGraph | str:
     """The flat graph, or why there is none."""
     try:
         given = given_to(model, example)
-        tracer = WholeForward(given)
+        tracer = ModelTracer(given)
         with PrivateRandom():
             graph = tracer.trace(model)
         traced = fx.GraphModule(held_by(model, tracer.root, graph), graph)
@@ -63,10 +62,10 @@ def graph_of(model: nn.Module, example: Any) -> FlatGraph | str:
     return with_short_names(traced, type(model).__name__)
 
 
-def held_by(model: nn.Module, shadow: nn.Module, graph: fx.Graph) -> dict[str, Any]:
-    """What the graph's nodes name: the model's own modules and tensors, and constants that the trace met."""
+def held_by(model: nn.Module, traced: nn.Module, graph: fx.Graph) -> dict[str, Any]:
+    """The graph's targets: modules and tensors of the model, and constants that the trace stored on its copy."""
     targets = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
-    return {name: attrgetter(name)(shadow if name in vars(shadow) else model) for name in targets}
+    return {name: attrgetter(name)(traced if name in vars(traced) else model) for name in targets}
 
 
 def given_to(model: nn.Module, example: Any) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def refuse_unfit(model: nn.Module, example: Any) -> None:
 
 
 def drop_checks_(graph: fx.Graph) -> None:
-    """Remove torch._assert: an input of a wrong shape is then told by the operation that can't take it."""
+    """Remove torch._assert: for an input of a wrong shape an operation raises instead."""
     for node in reversed(graph.nodes):
         if node.op == "call_function" and node.target is torch._assert:
             graph.erase_node(node)
@@ -106,10 +105,7 @@ def drop_idle_(graph: fx.Graph) -> None:
 
 
 def call_builtins_(graph: fx.Graph) -> None:
-    """Without the Python around torch's own functions, where that is all that there is around them.
-
-    Later passes find a norm's arguments by their places.
-    """
+    """Call torch's builtins in place of the Python functions around them, with a norm's arguments by position."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (F.layer_norm, torch.layer_norm):
             places = enumerate(("input", "normalized_shape", "weight", "bias", "eps"))
@@ -127,7 +123,7 @@ def drop_dead_(graph: fx.Graph) -> None:
 
 
 def drop_left_out_(graph: fx.Graph, given: Collection[str]) -> None:
-    """Remove arguments that the example leaves out: the graph has their defaults, and giving one is an error."""
+    """Remove arguments that the example does not give: the graph has their defaults as constants."""
     for node in graph.find_nodes(op="placeholder"):
         starred = str(node.target).startswith("*") and not node.users
         if (node.args or starred) and str(node.target).lstrip("*") not in given:
@@ -187,7 +183,7 @@ def drop_unused_(flat: FlatGraph) -> None:
 
 @torch.no_grad()
 def cast_weights_(flat: FlatGraph, dtype: torch.dtype) -> None:
-    """Store in `dtype` what autocast would cast at every call: weights that go into nothing but such layers."""
+    """Store in `dtype` the weights that only layers read for which autocast would cast them at every call."""
     for name, parameter in list(flat.named_parameters(recurse=False)):
         nodes = [node for node in flat.graph.find_nodes(op="get_attr") if node.target == name]
         if parameter.dtype is torch.float32 and all(_is_cast(node) for node in nodes):

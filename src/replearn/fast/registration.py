@@ -1,4 +1,4 @@
-"""Load everything that registers a faster version of what operators compute with."""
+"""Import all kernels, which register faster versions of `operators/functional.py`."""
 
 from importlib import import_module
 from pkgutil import iter_modules

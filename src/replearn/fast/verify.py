@@ -48,7 +48,7 @@ _looser: ContextVar[float] = ContextVar("looser", default=0.0)
 
 @contextmanager
 def allowing(difference: float) -> Iterator[None]:
-    """Take so large a difference for rounding."""
+    """Inside, differences up to this one count as rounding."""
     token = _looser.set(difference)
     try:
         yield

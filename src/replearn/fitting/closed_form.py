@@ -94,7 +94,7 @@ class Imitation:
         return ridge
 
     def fall_back(self) -> str:
-        if not self.operator.silence():
+        if not self.operator.zero_branch():
             raise ReplearnError(
                 f"{self.target.name}: {self.target.operator.label()} does worse than removal on held-out data and "
                 "can't be made to do nothing. Use another operator, or operators.Removal()."

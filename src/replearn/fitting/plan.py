@@ -10,14 +10,14 @@ from torch import nn
 
 from ..costs.budgets import Budget, as_budgets
 from ..costs.data import Cost
-from ..costs.estimator import Terms, cost_of, replaced_double
+from ..costs.estimator import Terms, cost_of, replaced_copy
 from ..costs.machines import Machine
 from ..errors import ReplearnError
 from ..operators._base.options import Options, options_named
 from ..planning import planner
 from ..planning.data import Plan, Target
 from ..planning.legality import Survey
-from ..planning.positions import best_apart
+from ..planning.positions import best_nonadjacent
 from .observe import block_similarity
 
 SCORES = ("count", "similarity")
@@ -104,13 +104,13 @@ def plan_within(
         if damage is None:
             chosen = survey.spread(count)
         else:
-            taken = best_apart(list(survey.places), {name: -harm for name, harm in damage.items()}, count)
+            taken = best_nonadjacent(list(survey.places), {name: -harm for name, harm in damage.items()}, count)
             chosen = [target for target in legal if target.name in taken]
         return planner.plan_of_targets(model, chosen, placement, num_blocks, notes=survey.notes(chosen))
 
     @cache
     def cost(count: int) -> Cost:
-        found = cost_of(replaced_double(model, planned(count)), batch, terms).total
+        found = cost_of(replaced_copy(model, planned(count)), batch, terms).total
         return replace(found, blocks=num_blocks - count)
 
     counts = range(1, survey.most() + 1)

@@ -1,8 +1,8 @@
 """The operators: one file each, and this folder is their list.
 
-Each file holds a small frozen dataclass of options, which is what users write
-(`operators.Basic(stop_gradient=False)`), and the module it stands for. To add an operator, add
-a file: defining the options class registers it, and it appears here under its own name.
+Each file has a small frozen dataclass of options, which is what users write
+(`operators.Basic(stop_gradient=False)`), and the module that computes. To add an operator, add a file: defining
+the options class registers it, and it is an attribute of this package.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""What operators compute with, in plain torch: the reference that `replearn.fast` may register faster versions of.
+"""The functions that operators call, in plain torch. `replearn.fast` may register faster versions of them.
 
 A faster version takes the same arguments and returns None where it does not apply. The files of `fast/kernels`
-register theirs when they are imported, which happens the first time that a tensor on a GPU comes.
+register theirs on import, at the first call with a CUDA tensor.
 """
 
 from collections.abc import Callable
@@ -13,27 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from ._base.layers import Activation, Convolution
-from ._base.mixture import Made, Mixtures
+from ._base.mixture import Mixtures, Weights
 from ._base.synthesis import full_precision
 
 F = TypeVar("F", bound=Callable[..., Any])
 _faster: dict[str, Callable[..., Any]] = {}
-_provider = "replearn.fast.registration"  # imported by name: operators know nothing of what makes them fast
+_provider = "replearn.fast.registration"  # imported by name, since operators import nothing of `fast`
 _loaded = False
 
 
 def register(name: str) -> Callable[[F], F]:
     """Register a faster version of the function of this name."""
 
-    def keep(function: F) -> F:
+    def decorate(function: F) -> F:
         _faster[name] = function
         return function
 
-    return keep
+    return decorate
 
 
 def load_faster() -> None:
-    """Import what registers faster versions."""
+    """Import the module that registers faster versions."""
     global _loaded
     _loaded = True
     import_module(_provider)
@@ -47,38 +47,38 @@ def faster(name: str, device: torch.device) -> Callable[..., Any] | None:
 
 
 def with_faster(reference: F) -> F:
-    """Compute by the faster version of a function where one takes the positional arguments."""
+    """Call the faster version of a function, with the positional arguments alone, and else the reference."""
 
     @wraps(reference)
     def call(x: Tensor, *others: Any, **named: Any) -> Any:
         fast = faster(reference.__name__, x.device)
-        made = None if fast is None else fast(x, *others)
-        return reference(x, *others, **named) if made is None else made
+        result = None if fast is None else fast(x, *others)
+        return reference(x, *others, **named) if result is None else result
 
     return call  # type: ignore[return-value]
 
 
-def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Made:
-    """Make every weight in this dtype."""
-    wanted = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
-    if not wanted:
+def synthesize(mixtures: Mixtures, dtype: torch.dtype) -> Weights:
+    """Every weight, computed in float32 or float64 and cast to this dtype."""
+    present = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
+    if not present:
         return {}
-    with full_precision(next(iter(wanted.values())).tensors[0].device):
-        return {name: mixture.plain().to(dtype) for name, mixture in wanted.items()}
+    with full_precision(next(iter(present.values())).tensors[0].device):
+        return {name: mixture.plain().to(dtype) for name, mixture in present.items()}
 
 
 @with_faster
 def norm_add_act(
     x: Tensor, norm: nn.Module, activation: Activation, residual: Tensor | None = None, *, in_place: bool = False
 ) -> Tensor:
-    """activation(norm(x) + residual); `in_place` writes the sum where the norm's result is, in its dtype."""
-    made: Tensor = norm(x)
+    """activation(norm(x) + residual); `in_place` adds the residual to the norm's output in place, in its dtype."""
+    y: Tensor = norm(x)
     if residual is None:
-        return activation(made)
+        return activation(y)
     if in_place:
-        made += residual
-        return activation(made)
-    return activation(residual + made)
+        y += residual
+        return activation(y)
+    return activation(residual + y)
 
 
 @with_faster
@@ -90,5 +90,5 @@ def reduced_bottleneck(
     activation: Activation,
 ) -> Tensor:
     """activation(x + norm(expand * activation(reduce * x)))."""
-    (reduce, reducing), (expand, expanding) = reduction, expansion
-    return norm_add_act(expand(activation(reduce(x, reducing)), expanding), norm, activation, x)
+    (reduce, reduce_kernel), (expand, expand_kernel) = reduction, expansion
+    return norm_add_act(expand(activation(reduce(x, reduce_kernel)), expand_kernel), norm, activation, x)

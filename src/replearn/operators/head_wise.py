@@ -6,7 +6,7 @@
 
 Learnable: 2H. Rows are normalised whole, before the columns are scaled. The printed deploy
 equation scales the bias by d^-1/2 too; the forward does not, and the forward is what is deployed.
-The bias carries a fixed factor, 1 as the paper has it, which a fit to a trained block may change.
+The bias has a constant factor, 1 in the paper, which a fit to a trained block may change.
 
 Cost: one d x d matrix a token and a borrowed LayerNorm.
 Fails: where the projection is not square, its columns can't be split among the heads, or
@@ -67,21 +67,21 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         self.make_gain(site)
 
     def mixtures(self) -> Mixtures:
-        """The weight with d^-1/2 in it, and the bias without."""
+        """The weight includes the factor d^-1/2, the bias does not."""
         weight = self.weighed("proj", "heads", normalise=True, scale=self._scale)
         return {"proj": weight, "proj_bias": self.mean_bias_mixture("proj", self.gain)}
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm1(x)
-        made = self.synthesized(normed)
-        return x + linear(normed, made["proj"], made.get("proj_bias"))
+        weights = self.synthesized(normed)
+        return x + linear(normed, weights["proj"], weights.get("proj_bias"))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Start each head at the least-squares fit of its own source."""
         super().reset_parameters()
         scales = {}
-        for side, weight in self.weights("proj").items():
+        for side, weight in self.source_weights("proj").items():
             lengths = row_norms(weight)
             heads = self.coefficient(side).shape[0]
             unit = unit_rows(weight).view(weight.shape[0], heads, -1)
@@ -93,6 +93,6 @@ class HeadWiseOperator(MixingOperator, options=HeadWise):
         return self.norm1(x).reshape(-1, x.shape[-1])
 
     def plain(self) -> nn.Module:
-        made = self.made()
-        linear = plain_linear(made["proj"], made.get("proj_bias"), self.stored_dtype)
+        weights = self.synthesized_in_full()
+        linear = plain_linear(weights["proj"], weights.get("proj_bias"), self.stored_dtype)
         return residual(nn.Sequential(self.norm1.plain(), linear))

@@ -3,8 +3,8 @@
     W_i  = (norm(prev.W_i) + norm(next.W_i)) / 2, biases averaged  (eq:vit_mlp_weight_synthesis)
     g(X) = X + MLP(LN_prev2(X))                                    (eq:vit_mlp_forward)
 
-Learnable: nothing but a correction. A gated MLP (three matrices) is treated alike: down(act(gate) * up). The last
-matrix and its bias carry a fixed factor, 1 as the paper has it, which a fit to a trained block may change.
+Learnable: nothing but a correction. In a gated MLP (three matrices) it is down(act(gate) * up). The last matrix
+and its bias have a constant factor, 1 in the paper, which a fit to a trained block may change.
 
 Cost: the MLP's matrices, two thirds of a ViT block's; reading and normalising them costs 8 d^2 a step.
 Fails: with `sources='none'`: it reads a neighbour's norm.
@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from ..blocks.anatomy import Anatomy
 from ..errors import ReplearnError
 from ._base.layers import BorrowedNorm, own_activation, plain_linear
-from ._base.mixture import Made, Mixture, Mixtures
+from ._base.mixture import Mixture, Mixtures, Weights
 from ._base.operator import ReadingOperator
 from ._base.options import Need, ReadingOptions
 from ._base.plain import as_module, gated_mlp, residual
@@ -54,24 +54,24 @@ class MLPOperator(ReadingOperator, options=MLP):
         self.make_gain(site)
 
     def mixtures(self) -> Mixtures:
-        made: dict[str, Mixture | None] = {}
+        mixtures: dict[str, Mixture | None] = {}
         for role in self._matrices:
             gain, share = self.gain if role == "down" else None, 1 / max(1, len(self._sources[role]))
-            made[role] = self.mixture(role, normalise=True, factor=share, **self.gained(role, gain))
-            made[f"{role}_bias"] = self.mean_bias_mixture(role, gain)
-        return made
+            mixtures[role] = self.mixture(role, normalise=True, factor=share, **self.gain_coefficients(role, gain))
+            mixtures[f"{role}_bias"] = self.mean_bias_mixture(role, gain)
+        return mixtures
 
     def compute(self, x: Tensor) -> Tensor:
         normed = self.norm2(x)
-        made = self.synthesized(normed)
-        return x + linear(self.hidden(normed, made), made["down"], made.get("down_bias"))
+        weights = self.synthesized(normed)
+        return x + linear(self.hidden(normed, weights), weights["down"], weights.get("down_bias"))
 
-    def hidden(self, normed: Tensor, made: Made) -> Tensor:
-        """The activations that the last matrix is applied to."""
-        hidden = linear(normed, made["up"], made.get("up_bias"))
-        if "gate" not in made:
+    def hidden(self, normed: Tensor, weights: Weights) -> Tensor:
+        """The input of the last matrix."""
+        hidden = linear(normed, weights["up"], weights.get("up_bias"))
+        if "gate" not in weights:
             return self.activation(hidden)
-        return self.activation(linear(normed, made["gate"], made.get("gate_bias"))) * hidden
+        return self.activation(linear(normed, weights["gate"], weights.get("gate_bias"))) * hidden
 
     def regressors(self, x: Tensor) -> Tensor:
         normed = self.norm2(x)
@@ -79,8 +79,8 @@ class MLPOperator(ReadingOperator, options=MLP):
         return hidden.reshape(-1, hidden.shape[-1])
 
     def plain(self) -> nn.Module:
-        made, dtype = self.made(), self.stored_dtype
-        layers = {role: plain_linear(made[role], made.get(f"{role}_bias"), dtype) for role in self._matrices}
+        weights, dtype = self.synthesized_in_full(), self.stored_dtype
+        layers = {role: plain_linear(weights[role], weights.get(f"{role}_bias"), dtype) for role in self._matrices}
         activation = as_module(self.activation)
         if "gate" in layers:
             return residual(nn.Sequential(self.norm2.plain(), gated_mlp(layers, activation)))

@@ -5,7 +5,7 @@
 Learnable: s and t, 2C; both start at zero, so that the operator starts as the identity.
 
 Cost: nothing but the residual path: 2C multiply-adds a position.
-Fails: on a block of unknown kind (`any`), whose width it can't tell.
+Fails: on a block of kind `any`, whose width is not known.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class NoWeightsOperator(Operator, options=NoWeights):
         last = {"basic": "conv2", "bottleneck": "conv3", "transformer": "proj"}[kind]
         width = site.shape(last)[0]
         shape = (width,) if kind == "transformer" else (width, 1, 1)
-        self.scale = nn.Parameter(torch.zeros(shape, device=site.device, dtype=site.wide_dtype))
+        self.scale = nn.Parameter(torch.zeros(shape, device=site.device, dtype=site.upcast_dtype))
         self.shift = nn.Parameter(torch.zeros_like(self.scale))
 
     def num_deployed(self) -> int:
@@ -49,7 +49,7 @@ class NoWeightsOperator(Operator, options=NoWeights):
         return width * width + width if self.target.anatomy.family == "torch_transformer" else 2 * width
 
     def compute(self, x: Tensor) -> Tensor:
-        if x.is_nested:  # as nn.TransformerEncoder packs padded batches; vectors don't multiply those, matrices do
+        if x.is_nested:  # nn.TransformerEncoder packs padded batches; nested tensors have no product with vectors
             return linear(x, torch.diag(1 + self.scale).to(x.dtype), self.shift.to(x.dtype))
         return x + self.scale.to(x.dtype) * x + self.shift.to(x.dtype)
 
@@ -61,7 +61,7 @@ class NoWeightsOperator(Operator, options=NoWeights):
         self.scale.zero_()
         self.shift.zero_()
 
-    def silence(self) -> bool:
+    def zero_branch(self) -> bool:
         self.reset_parameters()
         return True
 
@@ -70,7 +70,7 @@ class NoWeightsOperator(Operator, options=NoWeights):
         return last.reshape(-1, last.shape[-1])
 
     @torch.no_grad()
-    def fit(self, moments: Moments, held: Moments) -> float:
+    def fit(self, moments: Moments, held_out: Moments) -> float:
         eye = torch.eye(len(moments.mean_x[0]), dtype=torch.float64, device=self.scale.device)
         scale = fit_rows(moments, [eye])[0]
         self.scale.copy_(scale.view(self.scale.shape))
@@ -78,6 +78,6 @@ class NoWeightsOperator(Operator, options=NoWeights):
         return 0.0
 
     def plain(self) -> nn.Module:
-        if self.target.anatomy.family == "torch_transformer":  # the only one that is given nested tensors
+        if self.target.anatomy.family == "torch_transformer":  # the only one that gets nested tensors
             return plain_linear(torch.diag(1 + self.scale), self.shift, self.stored_dtype)
         return affine((1 + self.scale).to(self.stored_dtype), self.shift.to(self.stored_dtype))

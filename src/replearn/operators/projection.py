@@ -54,8 +54,8 @@ class ProjectionOperator(MixingOperator, options=Projection):
         }
 
     def compute(self, x: Tensor) -> Tensor:
-        made = self.synthesized(x)
-        return x + linear(x, made["proj"], made.get("proj_bias"))
+        weights = self.synthesized(x)
+        return x + linear(x, weights["proj"], weights.get("proj_bias"))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -66,8 +66,8 @@ class ProjectionOperator(MixingOperator, options=Projection):
         return x.reshape(-1, x.shape[-1])
 
     def plain(self) -> nn.Module:
-        made = self.made()
-        return residual(plain_linear(made["proj"], made.get("proj_bias"), self.stored_dtype))
+        weights = self.synthesized_in_full()
+        return residual(plain_linear(weights["proj"], weights.get("proj_bias"), self.stored_dtype))
 
 
 def require_square(site: Site) -> None:

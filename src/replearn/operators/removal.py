@@ -1,4 +1,4 @@
-"""Removal: nothing in the block's place. The floor that every operator is measured against.
+"""Removal: nothing in the block's place. The baseline that every operator must beat.
 
     g(x) = x
 
@@ -22,7 +22,7 @@ from ._base.site import Site
 
 @dataclass(frozen=True, kw_only=True)
 class Removal(Options):
-    """Nothing in the block's place: the floor."""
+    """Nothing in the block's place: the baseline of every operator."""
 
     name = "removal"
     kinds = ("basic", "bottleneck", "transformer", "any")
@@ -35,11 +35,11 @@ class RemovalOperator(Operator, options=Removal):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         anatomy = site.target.anatomy
-        said = returned_tuple(site.block) if (anatomy.kind, anatomy.returns) == ("any", "tensor") else ""
-        if said:
+        returned = returned_tuple(site.block) if (anatomy.kind, anatomy.returns) == ("any", "tensor") else ""
+        if returned:
             raise ReplearnError(
-                f"{type(site.block).__qualname__}.forward says that it returns {said}, and Removal would "
-                "return the bare input. Use WholeBlock(), or give the class a replearn_anatomy with "
+                f"{type(site.block).__qualname__}.forward returns {returned}, and Removal would return the input "
+                "tensor. Use WholeBlock(), or give the class a replearn_anatomy with "
                 "returns='tuple'."
             )
 
@@ -51,14 +51,14 @@ class RemovalOperator(Operator, options=Removal):
 
 
 def returned_tuple(block: nn.Module) -> str:
-    """The tuple that a block returns, as its signature or all ends of its code have it; '' where there is none."""
+    """The tuple that a block returns, by its annotation or by all of its return statements; '' for any other."""
     annotation = inspect.signature(block.forward).return_annotation
     if "tuple" in str(annotation).lower():
         return str(annotation)
     try:
         code = ast.parse(textwrap.dedent(inspect.getsource(block.forward)))
-    except (OSError, TypeError, SyntaxError):  # made at run time: there is nothing to read
+    except (OSError, TypeError, SyntaxError):  # no source, as for code that was generated
         return ""
-    ends = [node.value for node in ast.walk(code) if isinstance(node, ast.Return)]
-    tuples = [f"({', '.join(map(ast.unparse, end.elts))})" for end in ends if isinstance(end, ast.Tuple)]
-    return tuples[0] if tuples and len(tuples) == len(ends) else ""
+    values = [node.value for node in ast.walk(code) if isinstance(node, ast.Return)]
+    tuples = [f"({', '.join(map(ast.unparse, value.elts))})" for value in values if isinstance(value, ast.Tuple)]
+    return tuples[0] if tuples and len(tuples) == len(values) else ""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..blocks.anatomy import Anatomy, holds, resolve
+from ..blocks.anatomy import Anatomy, has_parts, resolve
 from ..errors import ReplearnError
 from ._base.checkpointing import checkpointed
 from ._base.layers import correction_of
@@ -25,7 +25,7 @@ from ._base.operator import MixingOperator
 from ._base.options import SIDES, MixingOptions, Need
 from ._base.shell import call_with, parameter_names, shell_of
 from ._base.site import Site
-from ._base.synthesis import full_precision, wide
+from ._base.synthesis import full_precision, upcast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +74,22 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         return name.replace(".", "/")  # a module's name may not contain dots
 
     def parameters_of_block(self, x: Tensor | None = None) -> dict[str, Tensor]:
-        """Every parameter of the block, synthesized, in the dtype of its source, or as x needs it."""
-        made = {}
+        """Every synthesized parameter of the block, in the dtype of its source or the one for x."""
+        parameters = {}
         for index, name in enumerate(self._names):
-            terms = [self.coefficient(side)[index] * weight for side, weight in self.weights(name).items()]
+            terms = [self.coefficient(side)[index] * weight for side, weight in self.source_weights(name).items()]
             if (delta := self.delta(self._key(name))) is not None:
-                terms.append(wide(delta))
+                terms.append(upcast(delta))
             source = next(iter(self._sources[name].values()))
             dtype = source.read().dtype if x is None else source.dtype_with(x)
-            made[name] = sum(terms[1:], terms[0]).to(dtype)
-        return made
+            parameters[name] = sum(terms[1:], terms[0]).to(dtype)
+        return parameters
 
     def compute(self, x: Tensor) -> Tensor:
         return self.forward(x)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # a Hugging Face block would checkpoint inside, and recompute without its parameters
+        # checkpointed by itself, a Hugging Face block would be recomputed without its parameters
         if getattr(self.run.block, "gradient_checkpointing", False) and self.training:
             return checkpointed(self._call, (self,), *args, **kwargs)
         return self._call(*args, **kwargs)
@@ -97,21 +97,21 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         x = first_tensor(args, kwargs)
         with full_precision(x.device):
-            made = {f"block.{name}": tensor for name, tensor in self.parameters_of_block(x).items()}
-        return call_with(made, self.run, args, kwargs)
+            parameters = {f"block.{name}": tensor for name, tensor in self.parameters_of_block(x).items()}
+        return call_with(parameters, self.run, args, kwargs)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self.start_coefficients({side: torch.ones_like(self.coefficient(side)) for side in self._sides})
-        if self._options.start == "mean":  # a parameter that fits one side only is that side's
+        if self._options.start == "mean":  # some parameters have one source only
             for index, found in enumerate(self._sources.values()):
                 for side in self._sides:
                     self.coefficient(side)[index] = 1 / max(1, len(found))
 
     @torch.no_grad()
-    def silence(self) -> bool:
-        """Zero the last maps of the branches, where the family tells which; else every tensor."""
+    def zero_branch(self) -> bool:
+        """Zero the last maps of the branches if the anatomy names them, and else every parameter."""
         super().reset_parameters()
         parts = self.target.anatomy.parts
         roles = ("proj", "down") if self.target.anatomy.kind == "transformer" else ("norm",)
@@ -123,8 +123,8 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
         return True
 
     def plain(self) -> nn.Module:
-        made = self.parameters_of_block()
-        return shell_of(self.run.block, fill={name: tensor.clone() for name, tensor in made.items()})
+        fill = {name: tensor.clone() for name, tensor in self.parameters_of_block().items()}
+        return shell_of(self.run.block, fill=fill)
 
     def fuse(self) -> nn.Module:
         with torch.no_grad():
@@ -132,7 +132,7 @@ class WholeBlockOperator(MixingOperator, options=WholeBlock):
 
 
 class _ForwardOnly(nn.Module):
-    """Runs a block's `forward`, past whatever its class does in `__call__`."""
+    """Calls a block's `forward` directly, without its class's `__call__`."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -151,13 +151,13 @@ def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 @torch.no_grad()
 def start_statistics(shell: nn.Module, site: Site) -> None:
-    """Running statistics start as the mean of the neighbours', never as the removed block's."""
+    """Set running statistics to the mean of the neighbours'."""
     for path, layer in shell.named_modules():
         if not isinstance(layer, nn.modules.batchnorm._NormBase):
             continue
         layer.reset_running_stats()
         # the first block of a stage may lack a layer
-        blocks = [resolve(block, path) for block in map(site.neighbour, SIDES) if holds(block, path)]
+        blocks = [resolve(block, path) for block in map(site.neighbour, SIDES) if has_parts(block, path)]
         for name in ("running_mean", "running_var"):
             own: Any = getattr(layer, name)
             values: list[Any] = [getattr(block, name, None) for block in blocks]

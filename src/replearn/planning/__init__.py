@@ -1,4 +1,4 @@
-"""Decide which blocks go and what stands in their place; touch nothing."""
+"""Decide which blocks are removed and what replaces them, without changing the model."""
 
 from .data import Plan, Target
 

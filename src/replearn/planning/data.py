@@ -1,4 +1,4 @@
-"""The plan: plain, frozen data that says which blocks go and what stands in their place."""
+"""The plan: frozen data that says which blocks are removed and what replaces them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A block that the placement came to and that had to be kept."""
+    """A block that the placement selects and that can't be replaced."""
 
     name: str
     position: int
@@ -53,11 +53,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which targets, which sources, which operators, and what the model will have after it.
+    """The targets with their sources and operators, and the model's parameters before and after.
 
-    `print(plan)` shows a table; `to_json` and `from_json` round-trip exactly. `parameters_before` and `_after` are
-    counted as optimizers count them: trainable, each shared tensor once. `deployed_before` and `_after` count all
-    parameters of the model that is deployed.
+    `print(plan)` shows a table; `to_json` and `from_json` round-trip exactly. `parameters_before` and `_after`
+    count trainable parameters, each shared tensor once; `deployed_before` and `_after` all parameters of the
+    deployed model.
     """
 
     model: str

@@ -8,37 +8,37 @@ from dataclasses import replace
 from torch import nn
 
 from .. import operators
-from ..blocks.dataflow import use_of
+from ..blocks.dataflow import find_use
 from ..blocks.stacks import Stack
 from ..errors import ReplearnError
 from ..operators._base.options import Options
 from .data import Skipped, Target
-from .positions import by_interval, edge_reason, evenly, most_apart
+from .positions import by_interval, edge_reason, evenly, max_nonadjacent
 from .targets import build_target, default_operator, has_hooks
 
-SAVES = 0.9  # of a block's parameters: an operator with more once deployed saves nothing
+MAX_SHARE = 0.9  # of its block's parameters: a deployed operator with more is said to save nothing
 
 
 class Survey:
-    """The stacks of one model, with the legality of every position worked out once."""
+    """The stacks of one model; whether a position can be a target is worked out once."""
 
     def __init__(self, model: nn.Module, stacks: tuple[Stack, ...], operator: Options | None) -> None:
         self.model = model
         self.stacks = stacks
         self.operator = operator
         self.places = {name: (stack, i + 1) for stack in stacks for i, name in enumerate(stack.blocks)}
-        self._found: dict[str, Target | str] = {}
+        self._targets: dict[str, Target | str] = {}
         self._reads: dict[str, dict[str, str]] = {}
         self._registered = defaultdict[int, list[str]](list)
         for name, module in model.named_modules(remove_duplicate=False):
             self._registered[id(module)].append(name)
 
     def target(self, stack: Stack, position: int) -> Target | str:
-        """The target at this position, or the reason why the block has to be kept."""
+        """The target at this position, or the reason why the block can't be replaced."""
         name = stack.blocks[position - 1]
-        if name not in self._found:
-            self._found[name] = edge_reason(stack, position) or self._build(stack, position)
-        return self._found[name]
+        if name not in self._targets:
+            self._targets[name] = edge_reason(stack, position) or self._build(stack, position)
+        return self._targets[name]
 
     def _build(self, stack: Stack, position: int) -> Target | str:
         name = stack.blocks[position - 1]
@@ -65,9 +65,9 @@ class Survey:
         return replace(found, notes=(note, *found.notes))
 
     def _reads_of(self, stack: Stack) -> dict[str, str]:
-        """By block of a stack: a part of it that the code around it reads, in training or evaluation."""
+        """By block of a stack: a part of it that the code around it reads, in train or eval mode."""
         if stack.name not in self._reads:
-            uses = [use_of(self.model, stack.blocks, training) for training in (False, True)]
+            uses = [find_use(self.model, stack.blocks, training) for training in (False, True)]
             self._reads[stack.name] = {block: part for use in uses if use for block, part in use.reads.items()}
         return self._reads[stack.name]
 
@@ -78,25 +78,25 @@ class Survey:
         found = (self.target(stack, position) for position in positions)
         return [target for target in found if isinstance(target, Target)]
 
-    def firsts(self, interval: int, first: int | None) -> dict[str, int]:
-        """Where each stack's targets begin: as given; else at the interval, or at 2 where that takes more."""
+    def first_positions(self, interval: int, first: int | None) -> dict[str, int]:
+        """The first target of each stack: as given, else the interval, or 2 if that gives more than one target."""
         if first is not None:
             return {stack.name: first for stack in self.stacks}
 
-        def taken(stack: Stack, begin: int) -> int:
+        def count(stack: Stack, begin: int) -> int:
             return len(self.at(stack, by_interval(len(stack), interval, begin)))
 
         return {
-            stack.name: 2 if taken(stack, interval) <= 1 and taken(stack, 2) > taken(stack, interval) else interval
+            stack.name: 2 if count(stack, interval) <= 1 and count(stack, 2) > count(stack, interval) else interval
             for stack in self.stacks
         }
 
-    def by_interval(self, interval: int, firsts: Mapping[str, int]) -> tuple[list[Target], list[Skipped]]:
-        """Every interval-th block of a stack, and those of them that have to be kept."""
+    def by_interval(self, interval: int, first_positions: Mapping[str, int]) -> tuple[list[Target], list[Skipped]]:
+        """Every interval-th block of each stack, and those of them that can't be replaced."""
         chosen: list[Target] = []
         skipped: list[Skipped] = []
         for stack in self.stacks:
-            positions = by_interval(len(stack), interval, firsts[stack.name])
+            positions = by_interval(len(stack), interval, first_positions[stack.name])
             chosen += self.at(stack, positions)
             for position in positions:
                 if isinstance(reason := self.target(stack, position), str):
@@ -104,7 +104,7 @@ class Survey:
         return chosen, skipped
 
     def by_fraction(self, fraction: float) -> list[Target]:
-        """Exactly the share asked for, spread evenly."""
+        """This fraction of all blocks, spread evenly."""
         total, most = len(self.places), self.most()
         count = max(1, round(fraction * total))
         if count > most:
@@ -116,29 +116,31 @@ class Survey:
         return self.spread(count)
 
     def most(self) -> int:
-        """How many blocks can go at once."""
-        return sum(most_apart(self.legal(stack)) for stack in self.stacks)
+        """The largest number of targets."""
+        return sum(max_nonadjacent(self.legal(stack)) for stack in self.stacks)
 
     def spread(self, count: int) -> list[Target]:
-        """So many targets, spread evenly over all stacks."""
+        """`count` targets, spread evenly over all stacks."""
         places = evenly({stack.name: self.legal(stack) for stack in self.stacks}, count)
         return [target for stack in self.stacks for target in self.at(stack, places[stack.name])]
 
     def notes(self, chosen: Sequence[Target]) -> tuple[str, ...]:
-        """What holds for a plan as a whole."""
+        """Notes on the plan as a whole."""
         heavy = [target for target in chosen if not self._saves(target)]
         notes = (self._heavy_note(heavy),) if heavy else ()
         generic = "no family knows these blocks; they were found by the generic scan"
         return (*notes, generic) if any(stack.family == "generic" for stack in self.stacks) else notes
 
     def _heavy_note(self, heavy: Sequence[Target]) -> str:
-        """That these operators save nothing once deployed, and one that does."""
+        """That these operators save nothing once deployed, and which one does."""
         stack, position = self.places[heavy[0].name]
-        found = []
+        others = []
         for options in operators.available().values():
             with suppress(ReplearnError):
-                found.append(build_target(self.model, stack, position, options()))
-        lighter = max(filter(self._saves, found), key=lambda target: target.parameters_deployed or 0, default=None)
+                others.append(build_target(self.model, stack, position, options()))
+        lighter = max(
+            filter(self._saves, others), key=lambda target: target.parameters_deployed or 0, default=None
+        )
         labels = ", ".join(dict.fromkeys(target.operator.name for target in heavy))
         other = f"operator={lighter.operator.name!r} does, and so does" if lighter else "use"
         return (
@@ -148,10 +150,10 @@ class Survey:
 
     def _saves(self, target: Target) -> bool:
         block = sum(parameter.numel() for parameter in self.model.get_submodule(target.name).parameters())
-        return (target.parameters_deployed or 0) < SAVES * block
+        return (target.parameters_deployed or 0) < MAX_SHARE * block
 
     def _reasons(self, shown: int = 4) -> str:
-        """The first few blocks that have to be kept, with the reason of each."""
+        """The first few blocks that can't be replaced, with the reason of each."""
         kept = [
             f"{name} ({reason})"
             for name, (stack, position) in self.places.items()

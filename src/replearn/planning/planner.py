@@ -1,4 +1,4 @@
-"""Decide everything about a replacement; the model is not touched."""
+"""Make a plan: choose targets, sources and operators, without changing the model."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def plan(
     targets: Sequence[str] | None = None,
     operator: Options | str | None = None,
 ) -> Plan:
-    """Plan by an interval, a fraction or names; `replearn.plan`, which plans by a budget too, tells more."""
+    """Plan by an interval, a fraction or names; see `replearn.plan`, which plans by a budget too."""
     stacks = stacks_of(model)
     options = options_named(operator) if isinstance(operator, str) else operator
     names = _check_arguments(interval, first, fraction, targets, options)
@@ -37,11 +37,11 @@ def plan(
         chosen = survey.by_fraction(fraction)
         placement = f"fraction={fraction}"
     else:
-        begins = survey.firsts(interval, first)
+        begins = survey.first_positions(interval, first)
         chosen, skipped = survey.by_interval(interval, begins)
         placement = f"interval={interval}, first={' or '.join(map(str, sorted(set(begins.values()))))}"
     if not chosen:
-        skipped = skipped or survey.by_interval(2, survey.firsts(2, 2))[1]  # where a shorter interval has targets
+        skipped = skipped or survey.by_interval(2, survey.first_positions(2, 2))[1]  # for the error message
         raise ReplearnError(_no_targets(model, stacks, placement, skipped))
     return plan_of_targets(model, chosen, placement, len(survey.places), skipped, survey.notes(chosen))
 
@@ -82,7 +82,7 @@ def plan_of_targets(
 
 
 def _no_targets(model: nn.Module, stacks: Sequence[Stack], placement: str, skipped: Sequence[Skipped]) -> str:
-    """Why a placement came to nothing, and what would come to something."""
+    """Why a placement has no targets, and which one would have some."""
     text = f"This plan for {type(model).__name__} has no targets ({placement}): "
     kept: dict[str, list[str]] = {}
     for entry in skipped:
@@ -100,7 +100,7 @@ def _no_targets(model: nn.Module, stacks: Sequence[Stack], placement: str, skipp
 def _check_arguments(
     interval: Any, first: Any, fraction: Any, targets: Any, operator: Any
 ) -> tuple[str, ...] | None:
-    """Refuse what can't be meant; returns the named targets, if there are any."""
+    """Raise for invalid or conflicting arguments; returns the named targets, if any."""
     if not isinstance(interval, int) or isinstance(interval, bool) or interval < 2:
         raise ReplearnError(
             f"interval={interval!r}: an interval is a whole number of at least 2, because a target's "
@@ -148,6 +148,6 @@ def count_deployed(model: nn.Module, targets: Sequence[Target]) -> tuple[int, in
 
 
 def _kept(model: nn.Module, targets: Sequence[Target]) -> list[nn.Parameter]:
-    gone = tuple(f"{target.name}." for target in targets)
+    removed = tuple(f"{target.name}." for target in targets)
     every = model.named_parameters(remove_duplicate=False)
-    return list({id(parameter): parameter for name, parameter in every if not name.startswith(gone)}.values())
+    return list({id(parameter): parameter for name, parameter in every if not name.startswith(removed)}.values())

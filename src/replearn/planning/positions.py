@@ -11,7 +11,7 @@ def by_interval(length: int, interval: int, first: int) -> list[int]:
 
 
 def edge_reason(stack: Stack, position: int) -> str:
-    """Why a position can't be a target whatever the operator, or ''."""
+    """Why a position can't be a target of any operator; '' if it can."""
     if position == 1:
         return "first block of its stack: it has no previous source"
     if position == len(stack):
@@ -19,8 +19,8 @@ def edge_reason(stack: Stack, position: int) -> str:
     return stack.anatomies[position - 1].transition
 
 
-def most_apart(positions: Sequence[int]) -> int:
-    """How many of these positions can be taken with no two adjacent."""
+def max_nonadjacent(positions: Sequence[int]) -> int:
+    """The largest number of these positions of which no two are adjacent."""
     taken: list[int] = []
     for position in sorted(positions):
         if not taken or position > taken[-1] + 1:
@@ -29,15 +29,15 @@ def most_apart(positions: Sequence[int]) -> int:
 
 
 def evenly(legal: Mapping[str, Sequence[int]], count: int) -> dict[str, list[int]]:
-    """Spread `count` targets (at least 1, and so many must fit) over all stacks, never two adjacent.
+    """Spread `count` targets over all stacks, no two adjacent; `count` is at least 1 and at most what fits.
 
-    Stacks get shares in proportion to what they can hold; inside a stack the positions come as
-    close to equal spacing as the legal ones allow.
+    Each stack gets a share in proportion to its `max_nonadjacent`; within a stack the spacing is as even as the
+    legal positions allow.
     """
-    room = {name: most_apart(positions) for name, positions in legal.items()}
+    room = {name: max_nonadjacent(positions) for name, positions in legal.items()}
     total = sum(room.values())
     given = {name: count * holds // total for name, holds in room.items()}
-    # the largest remainders get what is left over; sorted is stable, so earlier stacks come first
+    # what is left goes to the largest remainders; sorted is stable, so earlier stacks come first
     by_remainder = sorted(room, key=lambda name: -(count * room[name] % total))
     for name in by_remainder[: count - sum(given.values())]:
         given[name] += 1
@@ -45,25 +45,26 @@ def evenly(legal: Mapping[str, Sequence[int]], count: int) -> dict[str, list[int
 
 
 def _spread(positions: Sequence[int], count: int) -> list[int]:
-    """The positions whose summed distance to `count` equal steps over the stack is least."""
+    """The positions with the least total distance to `count` evenly spaced points."""
     if not count:
         return []
     low, high = min(positions), max(positions)
     ideals = [low + (high - low) * (2 * i + 1) / (2 * count) for i in range(count)]
-    return _cheapest_apart(sorted(positions), [{p: abs(p - ideal) for p in positions} for ideal in ideals])
+    return _cheapest_nonadjacent(sorted(positions), [{p: abs(p - ideal) for p in positions} for ideal in ideals])
 
 
-def best_apart(names: Sequence[str], scores: Mapping[str, float], count: int) -> set[str]:
-    """Those `count` of the scored names with the highest total score, no two adjacent; so many must fit.
+def best_nonadjacent(names: Sequence[str], scores: Mapping[str, float], count: int) -> set[str]:
+    """The `count` scored names with the highest total score, no two adjacent; that many must exist.
 
-    `names` are all blocks of all stacks; the ends of a stack are never scored, so stacks do not touch.
+    `names` are all blocks of all stacks. The ends of a stack have no score, so blocks of two stacks are not
+    adjacent.
     """
     places = {place: -scores[name] for place, name in enumerate(names) if name in scores}
-    return {names[place] for place in _cheapest_apart(sorted(places), [places] * count)}
+    return {names[place] for place in _cheapest_nonadjacent(sorted(places), [places] * count)}
 
 
-def _cheapest_apart(positions: Sequence[int], costs: Sequence[Mapping[int, float]]) -> list[int]:
-    """One position per cost table, ascending, no two adjacent, of the least total cost.
+def _cheapest_nonadjacent(positions: Sequence[int], costs: Sequence[Mapping[int, float]]) -> list[int]:
+    """One position for each cost table, ascending, no two adjacent, with the least total cost.
 
     Dynamic programming over the tables: `best[p]` is the cheapest choice so far that ends at p.
     """

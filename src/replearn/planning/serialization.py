@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON data, and strictly back: files may come from strangers."""
+"""Frozen dataclasses to and from JSON data, with strict checks: files may come from untrusted sources."""
 
 import json
 import math
@@ -15,11 +15,11 @@ from ..operators._base.options import Options, options_from_dict
 
 _hints = cache(get_type_hints)
 LARGEST = 2**63 - 1
-LONGEST = 8 * 2**20  # characters of one JSON text; more could be a bomb: a list of nothing takes 30 times its text
+LONGEST = 8 * 2**20  # characters of a JSON text; parsed, a list of empty lists takes 30 times the text's memory
 
 
 def read_text(path: Path, largest: int = LONGEST) -> str:
-    """A text file of bounded size; a pipe or a device, which may never end, is refused."""
+    """The text of a file of bounded size; ReplearnError for a pipe or a device, which may never end."""
     about = path.stat()
     if not S_ISREG(about.st_mode):
         raise ReplearnError("it is not an ordinary file.")
@@ -29,7 +29,7 @@ def read_text(path: Path, largest: int = LONGEST) -> str:
 
 
 def parse(text: Any, where: str, longest: int = LONGEST) -> Any:
-    """A JSON text as data, in bounded time and memory; ReplearnError if it is none, too long or too deep."""
+    """The data of a JSON text; ReplearnError if it is not JSON, too long or nested too deeply."""
     if isinstance(text, (str, bytes)) and len(text) > longest:
         raise ReplearnError(f"{where} is {len(text):,} characters of JSON; at most {longest:,} are read.")
     try:
@@ -41,7 +41,7 @@ def parse(text: Any, where: str, longest: int = LONGEST) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists; whatever `decode` reads back."""
+    """Dataclasses as dicts and tuples as lists, which `decode` reverses."""
     if isinstance(value, Options):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
@@ -120,5 +120,5 @@ def _expect(holds: bool, data: Any, where: str, what: str) -> Any:
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON can spell half a character, which no file and no terminal takes."""
+    """False for text with unpaired surrogates, which JSON can hold and UTF-8 can't."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

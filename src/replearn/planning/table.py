@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .data import Plan, Target
 
 
-FEW = 3  # notes of one sort that are shown one by one
+FEW = 3  # notes of one kind that are shown one by one
 
 
 def plan_table(plan: Plan) -> str:
@@ -49,7 +49,7 @@ def _total(when: str, before: int, after: int, what: str) -> str:
 
 
 def notes_of(targets: Sequence[Target]) -> dict[str, str]:
-    """Every note once, with the targets that have it; many tensors of one side are one note."""
+    """Every note once, with the names of its targets; many tensors read from one side are joined to one note."""
     found: dict[str, list[str]] = {}
     for target in targets:
         notes = list(target.notes)
@@ -76,12 +76,12 @@ def sources_of(target: Target) -> str:
 
 
 def shown(text: str) -> str:
-    """The text on one line; a plan may come from a stranger, and his names must not steer a terminal."""
+    """The text with control characters escaped: names in a plan from a file must not control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Align columns by their widest cell; columns named in `right` align to the right."""
+    """A table as lines; the columns in `right` are right-aligned."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
 
     def line(row: Sequence[str]) -> str:

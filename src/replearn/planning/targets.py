@@ -1,4 +1,4 @@
-"""One target: which weights its operator reads from which neighbour, and what it will cost."""
+"""One target: which weights its operator reads from which neighbour, and how many parameters it has."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,12 +18,12 @@ from ..operators._base.shell import parameter_names
 from ..operators._base.site import Site, part_of, stored_shape
 from .data import Read, Target
 
-RECORDER = "transformers.utils.output_capturing"  # hooks of Hugging Face that record hidden states
+RECORDER = "transformers.utils.output_capturing"  # the module of Hugging Face's hooks that record hidden states
 
 
 def default_operator(anatomy: Anatomy) -> Options:
     """The paper's operator for this kind of block."""
-    return next(made() for made in operators.available().values() if made.default_for == anatomy.kind)
+    return next(cls() for cls in operators.available().values() if cls.default_for == anatomy.kind)
 
 
 def build_target(model: nn.Module, stack: Stack, position: int, options: Options) -> Target:
@@ -49,7 +49,7 @@ def build_target(model: nn.Module, stack: Stack, position: int, options: Options
     if any(need.role == "*" for need in needs):  # every parameter of the block
         needs = tuple(Need(path, by_path=True) for path in parameter_names(block))
     for need in needs:
-        found, note = settle(need, anatomy, block, neighbours, options)
+        found, note = choose_reads(need, anatomy, block, neighbours, options)
         reads += found
         notes += note
     target = Target(
@@ -72,7 +72,7 @@ def build_target(model: nn.Module, stack: Stack, position: int, options: Options
 
 
 def build_operator(model: nn.Module, target: Target, device: torch.device | None = None) -> Operator:
-    """Build a target's operator, on its block's device unless told otherwise; the model is not touched."""
+    """Build a target's operator, by default on its block's device, without changing the model."""
     if device is None:
         blocks = (model.get_submodule(name) for name in (target.name, target.previous))
         devices = (parameter.device for block in blocks for parameter in block.parameters())
@@ -80,14 +80,14 @@ def build_operator(model: nn.Module, target: Target, device: torch.device | None
     return target.operator.module(Site(target, device, model))
 
 
-def settle(
+def choose_reads(
     need: Need,
     anatomy: Anatomy,
     block: nn.Module,
     neighbours: dict[Side, tuple[nn.Module, Anatomy]],
     options: Options,
 ) -> tuple[list[Read], list[str]]:
-    """Decide where a weight is read: where it fits, else from the other source."""
+    """The reads of one weight, from the sides where its shape fits, and notes on sides where it does not."""
 
     def part_in(theirs: Anatomy, role: str) -> Part:
         return Part(role) if need.by_path else part_of(theirs, role, "the operator reads")
@@ -132,16 +132,16 @@ def shape_of(block: nn.Module, part: Part) -> tuple[int, ...] | None:
 
 
 def has_hooks(block: nn.Module) -> bool:
-    """Does anything hang on the block's own calls? Hooks further inside are part of the block.
+    """True if the block itself has hooks, other than Hugging Face's for hidden states, which operators get too.
 
-    Those that a Hugging Face model records hidden states with don't count: it hangs them on the operator too.
+    Hooks of modules inside the block are part of the block.
     """
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(not records_hidden_states(hook) for name in names for hook in getattr(block, name).values())
 
 
 def refuse_computed_weights(blocks: dict[str, nn.Module]) -> None:
-    """Refuse layers whose weight is no parameter but made anew at every call: there is none to read or to set."""
+    """Raise for layers whose weight is computed at every call and is no parameter that could be read or set."""
     for name, block in blocks.items():
         for path, layer in block.named_modules():
             hooks = [type(hook).__module__ for hook in layer._forward_pre_hooks.values()]
@@ -159,5 +159,5 @@ def trainable(parameters: Iterable[nn.Parameter]) -> int:
 
 
 def records_hidden_states(hook: Any) -> bool:
-    """Is this one of the library's own hooks, which record and change nothing?"""
+    """True for Hugging Face's own hooks, which record outputs and change nothing."""
     return getattr(hook, "__module__", None) == RECORDER

@@ -1,4 +1,4 @@
-"""Refuse models that are wrapped, sharded, compiled or replaced already; copy them without wrappers."""
+"""Checks that a model is not wrapped, sharded, compiled or replaced; copies of models without wrappers."""
 
 import copy
 import sys
@@ -55,8 +55,8 @@ def _unplannable(name: str, module: nn.Module) -> str:
     return ""
 
 
-# Importing torch._dynamo or FSDP takes seconds. Where nobody has imported them yet, no module can be
-# compiled or sharded, so both are looked up among what is loaded.
+# Importing torch._dynamo or FSDP takes seconds, and without them no module is compiled or sharded: both are looked
+# up in sys.modules.
 
 
 def _wrapped(module: nn.Module) -> bool:
@@ -65,7 +65,7 @@ def _wrapped(module: nn.Module) -> bool:
 
 
 def _uncompiled(name: str, module: nn.Module) -> str:
-    """Where to find, or how to get, what is not compiled."""
+    """How to get the module without the compiled wrapper, for the error message."""
     path = f"model.{name}" if name else "model"
     if not hasattr(module, "_orig_mod"):
         return f"a fresh model, before {path}.compile()"
@@ -73,21 +73,21 @@ def _uncompiled(name: str, module: nn.Module) -> str:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module that torch.compile was given; any other as it is."""
+    """The module inside torch.compile's wrapper; any other module itself."""
     while _wrapped(model):
         model = model.get_submodule("_orig_mod")
     return model
 
 
 def own_copy(model: nn.Module, *, share: bool = False) -> nn.Module:
-    """A copy without torch.compile's wrappers, which hide code and rename weights; `share` copies no weights."""
+    """A copy without torch.compile's wrappers, which hide code and rename weights; `share` shares the weights."""
     shared = {id(parameter): parameter for parameter in model.parameters()} if share else {}
-    made = copy.deepcopy(unwrapped(model), shared)
-    for module in list(made.modules()):
+    copied = copy.deepcopy(unwrapped(model), shared)
+    for module in list(copied.modules()):
         for name, child in module._modules.items():
             if child is not None and _wrapped(child):
                 module._modules[name] = unwrapped(child)
-    return made
+    return copied
 
 
 def _sharded(module: nn.Module) -> bool:
@@ -97,18 +97,18 @@ def _sharded(module: nn.Module) -> bool:
     return any(hasattr(parameter, "device_mesh") for parameter in module._parameters.values())
 
 
-# Tensors that are made within torch.inference_mode can't be trained, written to or given gradients after it.
+# Tensors created within torch.inference_mode can't be trained or written to outside of it.
 
 
 @contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Make ordinary tensors, without gradients, whatever mode the caller is in."""
+    """Inside, new tensors are ordinary ones without gradients, also if the caller is in inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def writable(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """The two, or copies of what was made within inference mode: a model's code may write to both."""
+    """Model and example, or copies of those with inference tensors: a model's code may write to both."""
     tensors = chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
     model = own_copy(model) if any(tensor.is_inference() for tensor in tensors) else model
     return model, tree_map_only(Tensor, lambda t: t.clone() if t.is_inference() else t, example)

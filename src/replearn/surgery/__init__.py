@@ -1,4 +1,4 @@
-"""Exchange blocks as a plan says, and keep the result: checkpoints, state dicts, backbones, parameter groups."""
+"""Replace blocks as a plan says; checkpoints, state dicts, backbones and parameter groups of replaced models."""
 
 from .weights import LoadedBackbone, load_backbone_
 

@@ -23,16 +23,16 @@ PathLike = str | os.PathLike[str]
 def save(model: nn.Module, path: PathLike, *, state: Mapping[str, Tensor] | None = None) -> None:
     """Write a replaced model's weights and its plan to one safetensors file, atomically.
 
-    The file appears whole or not at all; an existing one is replaced only once the new one is on
-    the disk. Tied weights are stored once. `state` is the full state dict of a model that is sharded
-    over processes; for any other it is the model's own. Raises ReplearnError for what can't be stored.
+    An existing file is replaced only once the new one is on the disk. Tied weights are stored once. `state` is the
+    full state dict of a model that is sharded over processes; by default it is the model's own. Raises
+    ReplearnError for what can't be stored.
     """
     plan = plan_of(model)
     name = _path(path)
     try:
         own = plain_names(model.state_dict())
         tensors = own if state is None else plain_names(state)
-        file = Path(os.path.realpath(name))  # through a link, as every other writer would
+        file = Path(os.path.realpath(name))  # a link is followed, not replaced
         check_storable(tensors)
         if state is not None:
             check_names(own, tensors, "the state that you gave")
@@ -51,11 +51,11 @@ def save(model: nn.Module, path: PathLike, *, state: Mapping[str, Tensor] | None
 
 @ordinary_tensors()
 def load(model: nn.Module, path: PathLike) -> nn.Module:
-    """Replace the blocks of a fresh model as the file's plan says, fill in the weights, and return it.
+    """Replace the blocks of a fresh model as the file's plan says, load the weights, and return the model.
 
-    `model` is the unmodified architecture, on any device and in any dtype. Raises ReplearnError, with the
-    model unchanged, for a file that is damaged or not ours, a plan that does not fit, and for missing
-    or extra keys. Nothing is ever unpickled.
+    `model` is the unmodified architecture, on any device and in any dtype. Raises ReplearnError, with the model
+    unchanged, for a file that is damaged or no checkpoint of replearn, a plan that does not fit, and missing or
+    unexpected keys. Nothing is unpickled.
 
     >>> import replearn, tempfile
     >>> model, fresh = replearn.models.resnet32(), replearn.models.resnet32()
@@ -68,7 +68,7 @@ def load(model: nn.Module, path: PathLike) -> nn.Module:
     """
     refuse_wrapped(model)
     try:
-        plan, tensors = read(path, largest=most_bytes(model))
+        plan, tensors = read(path, largest=max_bytes(model))
         check_fit(model, plan)
         with restored_on_error(model, plan):
             exchange_(model, plan, start=False)
@@ -84,15 +84,15 @@ def load(model: nn.Module, path: PathLike) -> nn.Module:
 
 
 def read(path: PathLike, largest: int | None = None) -> tuple[Plan, dict[str, Tensor]]:
-    """The plan and the tensors of a checkpoint of at most so many bytes, tied ones under each of their names."""
+    """The plan and the tensors of a checkpoint of at most `largest` bytes, tied ones under each name."""
     file = Path(_path(path))
     about, tensors = read_file(file, FORMAT, largest)
     plan = Plan.from_json(about.get("plan", ""))
     return plan, {**tensors, **{name: tensors[kept] for name, kept in _aliases(about, tensors).items()}}
 
 
-def most_bytes(model: nn.Module) -> int:
-    """More than any checkpoint of this model has: every element in 8 bytes, twice for corrections; a header."""
+def max_bytes(model: nn.Module) -> int:
+    """An upper bound on the size of this model's checkpoints: 8 bytes an element, twice for corrections."""
     elements = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     return 2 * 8 * elements + LARGEST_HEADER
 

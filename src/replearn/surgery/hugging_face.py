@@ -1,4 +1,4 @@
-"""Load a replaced Hugging Face model that save_pretrained wrote: the plan is in its config.json."""
+"""Load a replaced Hugging Face model that save_pretrained wrote, with the plan in its config.json."""
 
 import json
 import os
@@ -16,18 +16,18 @@ HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder
 
 
 def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings: Any) -> Any:
-    """A replaced model as `model.save_pretrained` wrote it, from a folder or the hub.
+    """Load a replaced model that `model.save_pretrained` wrote, from a folder or the hub.
 
     `model_class` is the model's class or an Auto class; settings (dtype, device_map, revision, ...) are those
-    of its own `from_pretrained`, which does the loading. Raises ReplearnError where there is no plan, where the
-    plan does not fit the class, and where weights are missing or left over.
+    of its own `from_pretrained`, which does the loading. Raises ReplearnError without a plan, for a plan that does
+    not fit the class, and for missing or unexpected weights.
     """
     if not hasattr(model_class, "from_pretrained"):
         raise ReplearnError(
             f"from_pretrained takes a Hugging Face model class, as AutoModelForCausalLM, got {model_class!r}."
         )
     hub = {name: settings[name] for name in HUB if name in settings}
-    library: Any = sys.modules["transformers"]  # loaded, since the class is one of its
+    library: Any = sys.modules["transformers"]  # imported, since the class is from it
     try:
         config = library.AutoConfig.from_pretrained(source, **hub)
     except (OSError, ValueError) as error:
@@ -67,13 +67,13 @@ def from_pretrained(model_class: Any, source: str | os.PathLike[str], **settings
             f"The weights in {source} are not those of its plan: {len(names)} {what.replace('_', ' ')} "
             f"({names[0]}). Use the folder as save_pretrained wrote it."
         )
-    held_places(model, held=False)
-    model.__class__ = concrete  # an ordinary model from here on: pickled, saved and called as one
+    set_placeholders_(model, present=False)
+    model.__class__ = concrete  # so that it is pickled and saved as an ordinary model
     return model
 
 
 def concrete_class(model_class: Any, config: Any) -> Any:
-    """The class itself; of an Auto class, the one for this config."""
+    """The class itself, or the class that an Auto class picks for this config."""
     mapping = getattr(model_class, "_model_mapping", None)
     if mapping is None:
         return model_class
@@ -86,33 +86,33 @@ def concrete_class(model_class: Any, config: Any) -> Any:
 
 
 def with_plan(concrete: Any, plan: Plan) -> Any:
-    """The class, with the plan carried out as soon as a model is built and before its weights are loaded."""
+    """A subclass whose __init__ carries out the plan, before the weights are loaded."""
 
     class Replaced(concrete):  # type: ignore[misc]
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
             check_fit(self, plan)
             exchange_(self, plan, start=False)
-            held_places(self, held=True)
+            set_placeholders_(self, present=True)
 
-    # by its module the library tells its own classes, whose weights it may rename, from foreign ones
+    # transformers renames old weights only for classes of its own modules
     Replaced.__module__ = concrete.__module__
     Replaced.__name__, Replaced.__qualname__ = concrete.__name__, concrete.__qualname__
     return Replaced
 
 
-def held_places(model: Any, *, held: bool) -> None:
-    """Put something in the place of the parameters that operators read elsewhere, while the library loads.
+def set_placeholders_(model: Any, *, present: bool) -> None:
+    """Set or remove placeholders of the parameters that operators do not own, which are None.
 
-    It starts every module's parameters before it fills them from the files, and some models' code for that takes
-    no None. What is marked as started is passed over.
+    transformers initializes every parameter before it loads the files, and the code of some models fails for None.
+    Parameters that are marked as initialized are skipped.
     """
     for _, operator in operators_of(model):
         for module in operator.modules():
             for name in (name for name, parameter in module._parameters.items() if parameter is None):
-                if held:
-                    place: Any = torch.empty(0, device="meta")
-                    place._is_hf_initialized = True
-                    vars(module)[name] = place
+                if present:
+                    placeholder: Any = torch.empty(0, device="meta")
+                    placeholder._is_hf_initialized = True
+                    vars(module)[name] = placeholder
                 else:
                     vars(module).pop(name, None)

@@ -14,20 +14,20 @@ CONFIG = "replearn_plan"  # the key in its Hugging Face config, which save_pretr
 
 
 def attach_plan_(model: nn.Module, plan: Plan) -> None:
-    """Give the model its plan, and its config a copy that is written with it."""
-    # text, because timm's reparameterize_model leaves it on a plain model, whose pickle must not need this package
+    """Attach a plan to a model and, if it has one, to its Hugging Face config."""
+    # as text: timm's reparameterize_model leaves it on a plain model, whose pickle must not need this package
     setattr(model, PLAN, plan.to_json())
     _with_config(model, lambda config: setattr(config, CONFIG, json.loads(plan.to_json())))
 
 
 def attached_plan(model: nn.Module) -> Plan | None:
-    """The plan that is attached to a model, if one is."""
+    """The plan that is attached to a model, or None."""
     found = getattr(model, PLAN, None)
     return None if found is None else Plan.from_json(found)
 
 
 def detach_plan_(model: nn.Module) -> None:
-    """Take the plan off again."""
+    """Remove an attached plan."""
     if hasattr(model, PLAN):
         delattr(model, PLAN)
     if hasattr(written_config(model), CONFIG):
@@ -41,10 +41,10 @@ def written_config(model: nn.Module) -> Any:
 
 
 def _with_config(model: nn.Module, change: Callable[[Any], None]) -> None:
-    """Change a copy of the config, and let every part of the model that held the config hold the copy."""
+    """Change a copy of the config, and put the copy in place of the config everywhere in the model."""
     if (old := written_config(model)) is None:
         return
-    new = copy.deepcopy(old)  # a config may be shared with models that nothing was done to
+    new = copy.deepcopy(old)  # a config may be shared with other models
     change(new)
     for module in model.modules():
         for name, value in vars(module).items():

@@ -1,4 +1,4 @@
-"""Exchange blocks for operators, exactly as the plan says."""
+"""Replace blocks by operators, exactly as the plan says."""
 
 import gc
 import sys
@@ -29,9 +29,9 @@ DECIDED = ("stack", "position", "previous", "next", "anatomy", "reads", "paramet
 def replace_(model: nn.Module, plan: Plan) -> nn.Module:
     """Replace the planned blocks in place, and return the same model; make the optimizer after this.
 
-    Warns if an optimizer of torch already holds parameters of a block that goes: it would train the removed block
-    and not the operator. Raises ReplearnError, with the model unchanged, if the plan was not made for such a
-    model, if it was replaced before, or if it is wrapped, sharded or compiled.
+    Warns if an optimizer already has parameters of a removed block: it would train the removed block and not the
+    operator. Raises ReplearnError, with the model unchanged, if the plan does not fit the model, or if the model
+    is replaced, wrapped, sharded or compiled already.
     """
     check_fit(model, plan)
     before, after = count_parameters(model, plan.targets)
@@ -47,18 +47,19 @@ def replace_(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def warn_of_optimizers(model: nn.Module, plan: Plan) -> None:
-    """Look for optimizers among all live objects, if anything but its block holds a parameter that goes."""
+    """Warn of live optimizers with parameters of removed blocks; searched if these have other references."""
     alone: dict[str, nn.Parameter | None] = {"weight": nn.Parameter(torch.empty(0))}
     least = sys.getrefcount(alone["weight"])
-    gone: dict[int, str] = {}
+    removed: dict[int, str] = {}
     for target in plan.targets:
         for module in model.get_submodule(target.name).modules():
-            held = module._parameters
-            gone |= {id(held[name]): target.name for name in held if sys.getrefcount(held[name]) > least}
-    gone.pop(id(None), None)
-    for found in gc.get_objects() if gone else ():
-        if issubclass(type(found), torch.optim.Optimizer):  # not isinstance, which asks proxies for their class
-            names = {gone[id(p)] for group in found.param_groups for p in group["params"] if id(p) in gone}
+            parameters = module._parameters
+            shared = (name for name in parameters if sys.getrefcount(parameters[name]) > least)
+            removed |= {id(parameters[name]): target.name for name in shared}
+    removed.pop(id(None), None)
+    for found in gc.get_objects() if removed else ():
+        if issubclass(type(found), torch.optim.Optimizer):  # isinstance would call __class__ of proxy objects
+            names = {removed[id(p)] for group in found.param_groups for p in group["params"] if id(p) in removed}
             if names:
                 warnings.warn(
                     f"An optimizer, {type(found).__name__}, holds parameters of {', '.join(sorted(names)[:3])}, "
@@ -69,8 +70,8 @@ def warn_of_optimizers(model: nn.Module, plan: Plan) -> None:
 
 
 def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
-    """Put the operators of a plan that fits in place, with their starting values if they are wanted."""
-    # everything is built before anything is touched, so a failure leaves the model as it was
+    """Put the operators of a checked plan in place; with `start`, set their starting values."""
+    # all operators are built before the first exchange, so a failure leaves the model unchanged
     built = [(target, build_operator(model, target)) for target in plan.targets]
     for target, operator in built if start else ():
         if all(parameter.device.type != "meta" for parameter in operator.parameters()):
@@ -85,7 +86,7 @@ def exchange_(model: nn.Module, plan: Plan, *, start: bool) -> None:
 
 
 def refuse_infinite(model: nn.Module, target: Target, operator: Operator) -> None:
-    """Stop where an operator would start as inf or NaN, which training can't mend."""
+    """Raise where an operator would start as inf or NaN."""
     for read in target.reads:
         block = getattr(target, read.side)
         found = resolve(model.get_submodule(block), read.part.path)
@@ -103,7 +104,7 @@ def refuse_infinite(model: nn.Module, target: Target, operator: Operator) -> Non
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan that a replaced model carries."""
+    """The plan of a replaced model."""
     if not isinstance(model, nn.Module):
         raise ReplearnError(f"Expected a replaced model (a torch.nn.Module), got {type(model).__name__}.")
     found = attached_plan(model)
@@ -139,7 +140,7 @@ def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
 
 @contextmanager
 def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
-    """Put the planned blocks back if what follows fails."""
+    """Put the planned blocks back if the body raises."""
     blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
     try:
         yield
@@ -151,10 +152,10 @@ def restored_on_error(model: nn.Module, plan: Plan) -> Iterator[None]:
 
 
 def check_fit(model: nn.Module, plan: Plan) -> None:
-    """Is this a model that the plan was made for? ReplearnError names the first thing that differs.
+    """Raise ReplearnError with the first difference if the plan was not made for such a model.
 
-    Every target is planned again on this model and compared, because a plan may come from a file of a
-    stranger: nothing is done that `plan` itself would not have done.
+    Every target is planned again on this model and compared, because a plan may come from an untrusted file:
+    nothing is done that `plan` itself would not have planned.
     """
     if not isinstance(plan, Plan):
         raise ReplearnError(f"This takes a Plan, got {type(plan).__name__}; make one with replearn.plan(model).")

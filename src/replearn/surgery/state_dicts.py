@@ -1,4 +1,4 @@
-"""State dicts: can they be stored, do they match, and can one be copied onto the other?"""
+"""Checks of state dicts: can they be stored, do they match, can one be copied onto the other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from .tensor_file import CODES
 
 
 def check_storable(state: Mapping[str, Any]) -> None:
-    """Refuse everything that a file of plain tensors can't hold."""
+    """Raise for anything that a file of plain tensors can't hold."""
     for name, tensor in state.items():
         if hasattr(tensor, "device_mesh"):
             raise ReplearnError(
@@ -34,13 +34,13 @@ def check_storable(state: Mapping[str, Any]) -> None:
 
 
 def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under the names that they have without torch.compile's wrappers."""
+    """The state dict with names as without torch.compile's wrappers."""
     paths = ((name.split("."), tensor) for name, tensor in state.items())
     return {".".join(part for part in path if part != "_orig_mod"): tensor for path, tensor in paths}
 
 
 def check_names(own: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
-    """The same names and shapes on both sides."""
+    """Raise unless both have the same names and shapes."""
     sides = (("missing", own.keys() - found.keys()), ("unexpected", found.keys() - own.keys()))
     parts = [
         f"{len(names)} {what} ({', '.join(sorted(names)[:3])}{', ...' if len(names) > 3 else ''})"
@@ -61,7 +61,7 @@ def check_names(own: Mapping[str, Tensor], found: Mapping[str, Tensor], where: s
 
 
 def check_copyable(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Can every tensor be copied, so that the model then is what the file says?"""
+    """Raise unless every tensor can be copied onto the model's without changing its values."""
     live = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     for name, tensor in own.items():
         if tensor.is_meta:
@@ -88,7 +88,7 @@ def check_copyable(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[s
 
 
 def check_weights(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Can these trained weights be copied onto tensors of the model, and are they numbers?"""
+    """Raise unless these trained weights can be copied onto the model's tensors and are finite."""
     check_storable(found)
     check_copyable(model, own, found)
     for name, tensor in own.items():
@@ -102,7 +102,7 @@ def check_weights(model: nn.Module, own: Mapping[str, Tensor], found: Mapping[st
 
 
 def tied(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Names whose tensor is exactly that of an earlier name, mapped to that name."""
+    """Names whose tensor is the same as an earlier name's, mapped to the earlier name."""
     first: dict[tuple[object, ...], str] = {}
     aliases = {}
     for name, tensor in state.items():

@@ -1,8 +1,8 @@
-"""One safetensors file with a checksum: written whole or not at all, and read without trust.
+"""One safetensors file with a checksum, written atomically; a file is checked when it is read.
 
-The format is eight bytes of header length, a JSON header, and the tensors' bytes. It is written here
-rather than by safetensors, whose writer needs NumPy and all tensors in memory at once; this one holds
-a single tensor at a time. Reading is left to safetensors, which maps the file and checks its layout.
+The format is eight bytes of header length, a JSON header, and the tensors' bytes. The writer of safetensors needs
+NumPy and all tensors on the CPU at once; this one copies a single tensor at a time. Reading is left to
+safetensors, which maps the file and checks its layout.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ..errors import ReplearnError
 
-PART = ".replearn-part"  # the end of the name of a file that is not whole yet
-LARGEST_HEADER = 32 * 2**20  # bytes; a thousand layers need less than one
+PART = ".replearn-part"  # the suffix of a file that is being written
+LARGEST_HEADER = 32 * 2**20  # bytes; the header of a thousand layers has less than 2**20
 
 CODES = {
     torch.float64: "F64",
@@ -45,18 +45,18 @@ CODES = {
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write the tensors and the texts; the file at `path` changes at once, after all is on the disk."""
+    """Write the tensors and the texts; the file at `path` is replaced once all is on the disk."""
     refuse_special(path)
     with replacing(path) as file:
         file.write(header(tensors, {**about, "checksum": "0" * 64}))
-        digest = checksum(tensors, about, file.write)  # each tensor is read once: others may change it
-        file.seek(0)  # the header keeps its length
+        digest = checksum(tensors, about, file.write)  # reads each tensor once, since other threads may change it
+        file.seek(0)  # the header with the checksum has the same length
         file.write(header(tensors, {**about, "checksum": digest}))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of the one at `path` at the end of the block, once it is on the disk."""
+    """A temporary file that replaces the one at `path` at the end of the block, once it is on the disk."""
     temporary = path.with_name(f".{uuid4().hex}{PART}")
     try:
         with open(temporary, "xb") as file:
@@ -68,7 +68,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    with suppress(OSError):  # the new name is on the disk too; not every system can do this
+    with suppress(OSError):  # flush the folder's entry too; not every system can do this
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -77,7 +77,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse to replace a device, a pipe, a socket or a folder by a file."""
+    """Raise if the file would replace a device, a pipe, a socket or a folder."""
     if os.path.lexists(path) and not path.is_file():
         raise ReplearnError(
             f"{path} is no regular file, and would be replaced by one. Write the name of a new file."
@@ -93,7 +93,7 @@ def read_file(path: Path, kind: str, largest: int | None = None) -> tuple[dict[s
         raise ReplearnError(f"{path} is a folder. Write the name of the file in it.")
     if not path.is_file():
         raise ReplearnError(f"There is no file {path}. Check the name; replearn.save writes one.")
-    refuse_start(path, largest)
+    check_start(path, largest)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             about: dict[str, str] = file.metadata() or {}
@@ -114,8 +114,8 @@ def read_file(path: Path, kind: str, largest: int | None = None) -> tuple[dict[s
     return about, tensors
 
 
-def refuse_start(path: Path, largest: int | None) -> None:
-    """Refuse a pickle, and what would take long or much memory to read, by the first bytes and the length."""
+def check_start(path: Path, largest: int | None) -> None:
+    """Raise for a pickle, a huge header or a huge file, by the first bytes and the size."""
     with open(path, "rb") as file:
         start = file.read(9)
     # a safetensors file starts with the length of its header, which may be any byte, and then the header's {
@@ -143,9 +143,9 @@ def checksum(
     about: Mapping[str, str],
     put: Callable[[memoryview], object] = lambda data: None,
 ) -> str:
-    """SHA-256 over the texts, and over names, dtypes, shapes and bytes of the tensors, in file order.
+    """SHA-256 of the texts, and of names, dtypes, shapes and bytes of the tensors, in file order.
 
-    `put` is given the bytes of each tensor that were counted.
+    `put` is called with the bytes of each tensor.
     """
     digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
     for name, tensor in in_order(tensors).items():

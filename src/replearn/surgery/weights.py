@@ -1,4 +1,4 @@
-"""Trained weights of any origin: read from a file, and put into a fresh model or a part of it."""
+"""Trained weights from a file or a state dict, loaded into a fresh model or into its backbone."""
 
 import os
 from collections import Counter
@@ -27,14 +27,14 @@ Source = str | os.PathLike[str] | Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedBackbone:
-    """What `load_backbone_` did."""
+    """The result of `load_backbone_`."""
 
     source: str
     at: str  # the backbone's name in the model: backbone.body
     plan: Plan | None  # carried out on the model, if the file has one
     loaded: tuple[str, ...]  # tensors of the model
-    unused: tuple[str, ...]  # tensors of the file that the backbone does not have, as a classifier's head
-    outside: int  # tensors of the model that are not the backbone's: heads and the like
+    unused: tuple[str, ...]  # tensors of the file that the backbone does not have, as those of a classifier's head
+    outside: int  # tensors of the model outside of the backbone, as those of heads
 
     def __str__(self) -> str:
         lines = [f"{self.source}: {len(self.loaded)} tensors loaded into {self.at or 'the model'}"]
@@ -50,13 +50,13 @@ class LoadedBackbone:
 
 @ordinary_tensors()
 def load_backbone_(model: nn.Module, source: Source) -> LoadedBackbone:
-    """Fill the backbone of a fresh detector or segmenter from a trained classifier, replaced as that is.
+    """Load the backbone of a fresh detector or segmenter from a trained classifier, replaced as that is.
 
     `source` is a file that `replearn.save` or a run wrote, any safetensors file, a torch file of tensors alone, or
-    a state dict; a plan in it is carried out on the backbone first. The backbone is the part in which most names
-    agree; heads keep their start.
-    Raises ReplearnError, with the model unchanged, where no part has these names, where the plan does not fit, or
-    where a tensor of the backbone is missing or has another shape.
+    a state dict; a plan in it is carried out on the backbone first. The backbone is the submodule that has the
+    most of the names; the rest of the model is not changed. Raises ReplearnError, with the model unchanged, if no
+    submodule has these names, if the plan does not fit, or if a tensor of the backbone is missing or has another
+    shape.
 
     >>> import replearn
     >>> from torch import nn
@@ -70,9 +70,9 @@ def load_backbone_(model: nn.Module, source: Source) -> LoadedBackbone:
         raise ReplearnError("A state dict maps names to tensors; this mapping holds something else.")
     named = "the state dict" if isinstance(source, Mapping) else os.fspath(source)
     found, tensors = (None, source) if isinstance(source, Mapping) else read_weights(source)
-    at = place_of(model, tensors, named)
+    at = find_backbone(model, tensors, named)
     prefix = f"{at}." if at else ""
-    moved = None if found is None else moved_plan(model, found, prefix, named)
+    moved = None if found is None else plan_below(model, found, prefix, named)
 
     def backbone(own: dict[str, Tensor]) -> dict[str, Tensor]:
         given = {prefix + name: tensor for name, tensor in tensors.items() if prefix + name in own}
@@ -95,8 +95,8 @@ def load_backbone_(model: nn.Module, source: Source) -> LoadedBackbone:
     )
 
 
-def place_of(model: nn.Module, tensors: Mapping[str, Tensor], named: str) -> str:
-    """The part of the model below which most of these names are found; of equals the outermost."""
+def find_backbone(model: nn.Module, tensors: Mapping[str, Tensor], named: str) -> str:
+    """The submodule below which most of these names are found; the outermost of several."""
     votes: Counter[str] = Counter()
     for name in model.state_dict():
         parts = name.split(".")
@@ -111,7 +111,7 @@ def place_of(model: nn.Module, tensors: Mapping[str, Tensor], named: str) -> str
 
 
 def misfits_of(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    """The backbone's tensors that the file lacks, or has in another shape."""
+    """The backbone's tensors that are missing in the file or have another shape there."""
     missing = [f"{name} is missing" for name in own if name not in given]
     return missing + [
         f"{name} is {shape_of(tensor)} there, {shape_of(own[name])} here"
@@ -121,7 +121,7 @@ def misfits_of(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[s
 
 
 def read_weights(path: str | os.PathLike[str]) -> tuple[Plan | None, dict[str, Tensor]]:
-    """The tensors of a safetensors file, or of a torch file of tensors alone, and the plan of a file of ours."""
+    """The tensors of a safetensors file or of a torch file of tensors alone, and the plan of a checkpoint."""
     path = Path(path)
     if not path.is_file():
         raise ReplearnError(
@@ -134,17 +134,17 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[Plan | None, dict[str, T
     try:
         if path.suffix == ".safetensors":
             tensors = load_file(path)
-            # of tied tensors one is held, and safetensors writes its name under those of the others
-            return None, tensors | {name: tensors[held] for name, held in about.items() if held in tensors}
+            # safetensors stores one of several tied tensors, and its name as metadata of the others' names
+            return None, tensors | {name: tensors[kept] for name, kept in about.items() if kept in tensors}
         refuse_compressed(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a malformed pickle can raise any error
-        # UnpicklingError's own words are advice to run the code in the file
+        # the message of UnpicklingError advises to run the code in the file
         known = isinstance(error, (SafetensorError, OSError, RuntimeError, ReplearnError))
-        told = first_line(error) if known else "it is no file of torch.save, or holds more than tensors"
+        reason = first_line(error) if known else "it is no file of torch.save, or holds more than tensors"
         raise ReplearnError(
-            f"{path} can't be read as weights: {told}. Use a safetensors file, or a torch file that holds tensors "
-            "alone."
+            f"{path} can't be read as weights: {reason}. Use a safetensors file, or a torch file that holds "
+            "tensors alone."
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
@@ -155,7 +155,7 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[Plan | None, dict[str, T
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """The texts in a safetensors file; none where it is no such file."""
+    """The metadata of a safetensors file; empty for any other file."""
     if path.suffix != ".safetensors" or not path.is_file():
         return {}
     try:
@@ -166,7 +166,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def refuse_compressed(path: Path) -> None:
-    """Refuse a zip whose entries are packed, as torch.save never writes one: it may be a bomb."""
+    """Raise for a compressed zip, which torch.save never writes: it may be a zip bomb."""
     if not is_zipfile(path):
         return
     with ZipFile(path) as file:
@@ -186,9 +186,10 @@ def is_state_dict(given: object) -> bool:
 def fill_(
     model: nn.Module, moved: Plan | None, named: str, choose: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Replace blocks as the plan says, then copy what `choose` gives for the model's own tensors, and return it.
+    """Carry out the plan, if any, then copy the tensors that `choose` returns for the model's state dict.
 
-    Raises ReplearnError, with the model unchanged, where `choose` does or a tensor can't be copied.
+    Returns these tensors. Raises ReplearnError, with the model unchanged, if `choose` does or a tensor can't be
+    copied.
     """
     with nullcontext() if moved is None else restored_on_error(model, moved):
         if moved is not None:
@@ -205,8 +206,8 @@ def fill_(
     return given
 
 
-def moved_plan(model: nn.Module, found: Plan, prefix: str, named: str) -> Plan:
-    """The plan of a file, made anew for a model that holds below this prefix what was replaced there."""
+def plan_below(model: nn.Module, found: Plan, prefix: str, named: str) -> Plan:
+    """The plan of a backbone, made again for a model that has this backbone below `prefix`."""
     targets: list[Target] = []
     try:
         for operator in dict.fromkeys(target.operator for target in found.targets):

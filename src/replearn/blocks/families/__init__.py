@@ -1,7 +1,7 @@
 """The model families: one file each, and this folder is their list.
 
-A family is a file with a function `describe(block) -> Anatomy | None`. To add one, add a file. It names
-the parts that the class has as its library builds it; a part that someone took out is left out here.
+A family is a file with a function `describe(block) -> Anatomy | None`. To add one, add a file. It names the parts
+of the class as its library builds it; parts that the block at hand does not have are dropped here.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 
 from torch import nn
 
-from ..anatomy import Anatomy, holds
+from ..anatomy import Anatomy, has_parts
 
 
 @cache
@@ -23,14 +23,13 @@ def families() -> dict[str, Callable[[nn.Module], Anatomy | None]]:
 
 
 def describe(block: nn.Module) -> Anatomy | None:
-    """What the block is made of, told by the first family that knows it."""
+    """The block's anatomy, by the first family that knows its class."""
     for family in families().values():
         try:
-            found = family(block)
+            anatomy = family(block)
         except AttributeError:  # its attention or a convolution was exchanged: no longer of this family
             continue
-        if found is not None:
-            return replace(
-                found, parts={role: part for role, part in found.parts.items() if holds(block, part.path)}
-            )
+        if anatomy is not None:
+            parts = {role: part for role, part in anatomy.parts.items() if has_parts(block, part.path)}
+            return replace(anatomy, parts=parts)
     return None

@@ -1,4 +1,4 @@
-"""Your own blocks: a class that carries its anatomy is as good as a family.
+"""Your own blocks, which declare their anatomy as a class attribute.
 
 class MyBlock(nn.Module):
     replearn_anatomy = replearn.anatomy("mine", "basic", conv1="a", conv2="b", norm="n", ...)
@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from ...errors import ReplearnError
-from ..anatomy import Anatomy, holds, shape_change
+from ..anatomy import Anatomy, has_parts, shape_change
 
 
 def describe(block: nn.Module) -> Anatomy | None:
@@ -22,7 +22,7 @@ def describe(block: nn.Module) -> Anatomy | None:
             "not an Anatomy; write it with replearn.anatomy(...)."
         )
     for role, part in declared.parts.items():
-        if not holds(block, part.path):
+        if not has_parts(block, part.path):
             raise ReplearnError(
                 f"{type(block).__qualname__}.replearn_anatomy says {role}={part.path!r}, and the block has "
                 "nothing there; write the path of that layer below the block, as 'attn.proj'."

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ..anatomy import Anatomy, Part, holds, is_a, resolve
+from ..anatomy import Anatomy, Part, has_parts, is_a, resolve
 
 NORMS = {"norm1": "layernorm_before", "norm2": "layernorm_after"}
 NEW = {"proj": "attention.o_proj", "up": "mlp.fc1", "activation": "mlp.activation_fn", "down": "mlp.fc2"}
@@ -17,7 +17,7 @@ def describe(block: nn.Module) -> Anatomy | None:
         "transformers.models.deit.modeling_deit.DeiTLayer",
     ):
         return None
-    new = holds(block, NEW["proj"], NEW["up"])
+    new = has_parts(block, NEW["proj"], NEW["up"])
     heads = resolve(block, f"attention.{'' if new else 'attention.'}num_attention_heads")
     parts = {role: Part(path) for role, path in (NORMS | (NEW if new else OLD)).items()}
     return Anatomy("hf_vit", "transformer", parts, num_heads=heads, input="hidden_states")

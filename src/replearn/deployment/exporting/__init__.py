@@ -1,4 +1,4 @@
-"""Export: a deployed model in the formats that are shipped, each file read back before it counts."""
+"""Export a deployed model to a file that runs without this package; each file is read back and compared."""
 
 from .export import Exported, export, format_of
 

@@ -1,4 +1,4 @@
-"""Export: write a file in one of the formats, read it back, compare, and only then put it in its place."""
+"""Export: write a file in one of the formats, read it back, compare, and then move it to its path."""
 
 import contextlib
 import copy
@@ -30,7 +30,7 @@ LIMIT = 2_000_000_000  # bytes that one protobuf file can hold
 
 @dataclass(frozen=True)
 class Format:
-    """How a format is written and read back, and the difference that is allowed (None: rounding)."""
+    """How a format is written and read back, and the allowed difference (None: rounding)."""
 
     suffix: str
     tolerance: float | None
@@ -39,7 +39,7 @@ class Format:
 
 
 def write_safetensors(job: Job, path: Path) -> None:
-    """The weights of the plain model alone, as `safetensors.torch.load_model` reads them; no code, no plan."""
+    """Write the weights of the plain model, for `safetensors.torch.load_model`; without code and plan."""
     if isinstance(job.model, FlatGraph):
         raise ReplearnError(
             "A flat graph has names of its own for its weights, which no other model could load. Export what "
@@ -49,19 +49,19 @@ def write_safetensors(job: Job, path: Path) -> None:
     check_storable(tensors)
     aliases = tied(tensors)
     kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
-    # safetensors' own convention: a name that was left out, and the name that holds its tensor
+    # safetensors' own convention for tied tensors: an alias, and the name of its tensor
     write_file(path, kept, {"format": "pt", **aliases})
 
 
 def read_safetensors(job: Job, path: Path) -> Runner:
-    """The file in a copy of the model whose own weights are gone."""
+    """Load the file into a copy of the model with zeroed weights."""
     from safetensors.torch import load_model
 
     copied = copy.deepcopy(job.model)
     saved = job.model.state_dict().keys()
     with torch.no_grad():
         for name, tensor in (*copied.named_parameters(), *copied.named_buffers()):
-            # a buffer that is not saved is made again by the model's own code
+            # buffers that are not saved keep their values
             if name in saved and tensor.untyped_storage().size():
                 tensor.zero_()
     load_model(copied, path)
@@ -92,7 +92,7 @@ def write_onnx(job: Job, path: Path) -> None:
 
 
 def names_of(made: Any) -> list[str]:
-    """What outputs are called: as in the model's dict, else by their place."""
+    """Names of the outputs: the keys of the model's dict, else numbered."""
     if isinstance(made, Mapping):
         return [str(name) for name, value in made.items() if isinstance(value, Tensor)]
     count = len(tensors_in(made))
@@ -130,7 +130,7 @@ def onnx_libraries() -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporter's chatter about its own insides; its errors still come."""
+    """Suppress the exporter's logs, warnings and prints."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -177,11 +177,11 @@ def export(
     to: str | None = None,
     dynamic_batch: bool = True,
 ) -> Exported:
-    """Write a deployed model to a file that needs nothing of this package: safetensors, pt2 or onnx.
+    """Write a deployed model to a file that is used without this package: safetensors, pt2 or onnx.
 
-    The format is `to`, or the file's suffix. `example` is an input (a tensor, a tuple of arguments or a dict
-    of keywords); the batch size stays free. The file is loaded back and run on random input of two batch
-    sizes before it appears at `path`; a difference beyond rounding is a ReplearnError, and nothing is written.
+    The format is `to`, or that of the file's suffix. `example` is an input (a tensor, a tuple of arguments or a
+    dict of keywords); the batch size stays free. The file is read back and run on random inputs of two batch sizes
+    before it is moved to `path`; for a difference beyond rounding ReplearnError is raised and nothing is written.
 
     >>> import replearn, tempfile, torch
     >>> from replearn.deployment.exporting import export
@@ -223,7 +223,7 @@ def export(
 
 
 def format_of(path: str | os.PathLike[str], to: str | None) -> str:
-    """The format's name: as asked, or by the file's suffix."""
+    """The format's name: `to`, or the one of the file's suffix."""
     if to is not None and to not in FORMATS:
         raise ReplearnError(f"There is no format {to!r}; there are {', '.join(FORMATS)}.")
     by_suffix = (name for name, form in FORMATS.items() if os.fspath(path).endswith(form.suffix))

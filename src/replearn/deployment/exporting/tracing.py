@@ -1,4 +1,4 @@
-"""A model as an exported program with a free batch size, and inputs to try it on."""
+"""A model as an exported program with a free batch size, and inputs to compare it on."""
 
 import inspect
 import warnings
@@ -32,7 +32,7 @@ def inputs_of(example: Any) -> Inputs:
 
 
 def batched(inputs: Inputs) -> list[Tensor]:
-    """The tensors with a row for each sample: as many as the first tensor has."""
+    """The tensors with as many rows as the first one: a row for each sample."""
     tensors = [tensor for tensor in tensors_in(inputs) if tensor.dim()]
     return [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
 
@@ -44,7 +44,7 @@ def resized(inputs: Inputs, size: int) -> Inputs:
 
 
 def random_like(inputs: Inputs, seed: int) -> Inputs:
-    """Random inputs of the same shapes; whole numbers stay within those of the example."""
+    """Random inputs of the same shapes; integers are drawn from the range of the example's."""
     generator = torch.Generator().manual_seed(seed)
 
     def change(value: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def run(model: Any, inputs: Inputs) -> list[Tensor]:
 
 
 class PlainOutputs(nn.Module):
-    """Returns a Hugging Face model's output object as a dict of its tensors, which any program can hold."""
+    """Returns a Hugging Face model's output object as a dict of its tensors, which any format supports."""
 
     forward: Any
 
@@ -84,7 +84,7 @@ class PlainOutputs(nn.Module):
 
 @torch.no_grad()
 def with_plain_outputs(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Any]:
-    """The model itself if it returns tensors, else one that does, and its outputs; without attention caches."""
+    """The model if it returns tensors, else one that does, and its outputs; without attention caches."""
     config = getattr(model, "config", None)
     if getattr(config, "use_cache", None):
         config.use_cache = False  # type: ignore[union-attr]  # of our own copy
@@ -98,7 +98,7 @@ def with_plain_outputs(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Any
 
 
 def program_of(model: nn.Module, inputs: Inputs, *, dynamic_batch: bool) -> ExportedProgram:
-    """Trace the model with torch.export; ReplearnError where it can't be traced, or fixes its batch size."""
+    """Trace the model with torch.export; ReplearnError if it can't be traced, or not with a free batch size."""
     shapes: Any = None
     if dynamic_batch:
         inputs = resized(inputs, max(2, len(batched(inputs)[0])))  # a size of 1 would be taken for a constant

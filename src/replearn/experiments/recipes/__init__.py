@@ -41,14 +41,15 @@ def recipe(name: str) -> Recipe:
             return recipe_from_dict(parse(Path(name).read_text(encoding="utf-8"), "it"))
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise ReplearnError(f"Can't read the recipe {name}: {error}.") from error
-    return _found(name)[1]
+    return _entry(name)[1]
 
 
 def about(name: str) -> str:
     """What the file's docstring says of this recipe, with its claim, then what it says of all its recipes."""
     if name.endswith(".json"):
         return f"The recipe in {name}."
-    shared, own = (re.sub(STATED, "", text, flags=re.MULTILINE).strip() for text in _told(*_found(name)))
+    parts = _docstring_parts(*_entry(name))
+    shared, own = (re.sub(STATED, "", text, flags=re.MULTILINE).strip() for text in parts)
     headline, _, rest = own.partition("\n")
     stated = "\n".join(f"{word}: {text}" for word, text in claim(name).items())
     return "\n\n".join(text for text in (headline, stated, rest.strip(), shared) if text)
@@ -60,13 +61,13 @@ def claim(name: str) -> Mapping[str, str]:
     >>> claim("t1_resnet32")["Command"].split()[:2]
     ['replearn', 'compare']
     """
-    doc, found = _found(name)
-    lines = re.findall(STATED, "\n".join(_told(doc, found)), flags=re.MULTILINE)
+    doc, found = _entry(name)
+    lines = re.findall(STATED, "\n".join(_docstring_parts(doc, found)), flags=re.MULTILINE)
     stated = {word: " ".join(rest.split()) for word, rest in lines}  # the recipe's own lines come last, and count
     return {word: stated.get(word, UNMEASURED).replace("NAME", found.name) for word in CLAIM}
 
 
-def _told(doc: str, found: Recipe) -> tuple[str, str]:
+def _docstring_parts(doc: str, found: Recipe) -> tuple[str, str]:
     """What a docstring says before its first `## NAME: headline`, and what it says of this recipe."""
     shared, *parts = re.split(r"^## ", doc.strip(), flags=re.MULTILINE)
     return shared, next((part for part in parts if part.startswith(f"{found.name}:")), "")
@@ -81,9 +82,9 @@ def _shipped() -> dict[str, tuple[str, Recipe]]:
     return {found.name: (doc, found) for doc, found in recipes if isinstance(found, Recipe)}
 
 
-def _found(name: str) -> tuple[str, Recipe]:
+def _entry(name: str) -> tuple[str, Recipe]:
     if name.endswith(".py"):
-        return _own(Path(name))
+        return _from_file(Path(name))
     if name not in _shipped():
         near = get_close_matches(name, available(), n=3)
         hint = f"Did you mean {', '.join(near)}?" if near else f"There are {', '.join(available())}."
@@ -91,7 +92,7 @@ def _found(name: str) -> tuple[str, Recipe]:
     return _shipped()[name]
 
 
-def _own(path: Path) -> tuple[str, Recipe]:
+def _from_file(path: Path) -> tuple[str, Recipe]:
     if not path.is_file():
         raise ReplearnError(f"There is no file {path}.")
     try:

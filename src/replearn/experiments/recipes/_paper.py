@@ -6,10 +6,11 @@ from dataclasses import replace
 from ...operators._base.options import Options
 from ...operators.reduced_bottleneck import ReducedBottleneck
 from ..training.paper import printed as printed
-from ..training.recipe import Augment, Optimizer, PaperRow, Recipe, Schedule, Variant
+from ..training.recipe import Augment, Optimizer, Recipe, Schedule, Variant
 
 Labels = Mapping[str, str | tuple[str, ...]]
 
+BACKBONES = {"resnet32": "ResNet-32", "resnet110": "ResNet-110", "vit_tiny_8": "ViT-Tiny/8"}  # the paper's names
 SMALL_SETS = ("cifar10", "svhn", "stl10")
 SMALL_AUGMENT = {
     "cifar10": Augment(pad=4, pad_mode="reflect", flip=True),
@@ -66,13 +67,9 @@ SCENES = (E2E, removal(first=2), repl(first=2), repl("RepL reduced", first=2, op
 SCENES_FROM_T2 = (E2E, *(replace(row, label=f"{row.label} first=2") for row in SCENES[1:]))
 
 
-def beside_e2e(table: str, model: str, labels: Labels) -> tuple[PaperRow, ...]:
-    """A table's rows on CIFAR-10 that stand beside the end-to-end run of table t1."""
-    return (*printed("t1", model, {"E2E": "E2E"}, data="cifar10"), *printed(table, model, labels))
-
-
-def on_cifar10(
-    base: Recipe, name: str, table: str, variants: tuple[Variant, ...], paper: tuple[PaperRow, ...]
-) -> Recipe:
-    """Other rows, trained as the recipe of table t1 on CIFAR-10."""
+def on_cifar10(base: Recipe, name: str, table: str, variants: tuple[Variant, ...], labels: Labels) -> Recipe:
+    """Other rows, trained as a recipe of table t1 on CIFAR-10; a table without E2E gets the row of t1."""
+    backbone = BACKBONES[base.model]
+    e2e = () if "E2E" in labels else printed("t1", backbone, {"E2E": "E2E"}, data="cifar10")
+    paper = (*e2e, *printed(table, backbone, labels))
     return replace(base, name=name, table=table, data=("cifar10",), variants=variants, paper=paper)

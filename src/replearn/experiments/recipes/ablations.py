@@ -28,7 +28,7 @@ from ...operators.no_weights import NoWeights
 from ...operators.projection import Projection
 from ..training.recipe import Variant
 from . import t1
-from ._paper import E2E, SOURCES, beside_e2e, on_cifar10, printed, removal, repl, same
+from ._paper import E2E, SOURCES, on_cifar10, removal, repl, same
 
 SIDES: tuple[Sources, ...] = ("next", "previous", "both")
 # by the paper's labels
@@ -60,35 +60,18 @@ def adaptive(first: int | None = None) -> tuple[Variant, ...]:
 
 
 MOVED = same("Fixed-RepL", "Adaptive-RepL")
-RESNET110 = on_cifar10(t1.RESNET110, "t6_resnet110", "t6", sources(Basic), printed("t6", "ResNet-110", SOURCES))
-VIT_TINY8 = on_cifar10(
-    t1.VIT_TINY8, "t6_vit_tiny8", "t6", sources(Projection, first=2), printed("t6", "ViT-Tiny/8", SOURCES)
-)
+RESNET110 = on_cifar10(t1.RESNET110, "t6_resnet110", "t6", sources(Basic), SOURCES)
+VIT_TINY8 = on_cifar10(t1.VIT_TINY8, "t6_vit_tiny8", "t6", sources(Projection, first=2), SOURCES)
 WEIGHTS = on_cifar10(
-    t1.VIT_TINY8,
-    "tab_repl_ablation",
-    "tab:repl_ablation",
-    weights(WEIGHTS_OF),
-    beside_e2e("tab:repl_ablation", "ViT-Tiny/8", same(*WEIGHTS_OF)),
+    t1.VIT_TINY8, "tab_repl_ablation", "tab:repl_ablation", weights(WEIGHTS_OF), same(*WEIGHTS_OF)
 )
 COEFFICIENTS = on_cifar10(
     t1.VIT_TINY8,
     "tab_repl_param_ablation",
     "tab:repl_param_ablation",
     weights(COEFFICIENTS_OF),
-    beside_e2e("tab:repl_param_ablation", "ViT-Tiny/8", same(*COEFFICIENTS_OF)),
+    same(*COEFFICIENTS_OF),
 )
-ADAPTIVE_RESNET32 = on_cifar10(
-    t1.RESNET32,
-    "tab_adaptive_repl_resnet32",
-    "tab:adaptive_repl",
-    adaptive(),
-    beside_e2e("tab:adaptive_repl", "ResNet-32", MOVED),
-)
-ADAPTIVE_VIT_TINY8 = on_cifar10(
-    t1.VIT_TINY8,
-    "tab_adaptive_repl_vit_tiny8",
-    "tab:adaptive_repl",
-    adaptive(first=2),
-    beside_e2e("tab:adaptive_repl", "ViT-Tiny/8", MOVED),
-)
+ADAPTIVE = "tab:adaptive_repl"
+ADAPTIVE_RESNET32 = on_cifar10(t1.RESNET32, "tab_adaptive_repl_resnet32", ADAPTIVE, adaptive(), MOVED)
+ADAPTIVE_VIT_TINY8 = on_cifar10(t1.VIT_TINY8, "tab_adaptive_repl_vit_tiny8", ADAPTIVE, adaptive(first=2), MOVED)

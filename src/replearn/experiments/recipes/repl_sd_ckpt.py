@@ -32,9 +32,7 @@ def rows(first: int | None) -> tuple[Variant, ...]:
 
 
 TABLE = "tab:repl_sd_ckpt"
-RESNET32 = on_cifar10(
-    t1.RESNET32, "tab_repl_sd_ckpt_resnet32", TABLE, rows(first=None), printed(TABLE, "ResNet-32", COMBINED)
-)
+RESNET32 = on_cifar10(t1.RESNET32, "tab_repl_sd_ckpt_resnet32", TABLE, rows(first=None), COMBINED)
 RESNET101 = replace(
     t2.RESNET101,
     name="tab_repl_sd_ckpt_resnet101",

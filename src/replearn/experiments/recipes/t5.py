@@ -13,7 +13,7 @@ memory (0.60, 0.74 and 0.85 of E2E) says."""
 
 from ..training.recipe import Variant
 from . import t1
-from ._paper import E2E, Labels, beside_e2e, either, on_cifar10, removal, repl
+from ._paper import E2E, Labels, either, on_cifar10, removal, repl
 
 
 def rows(*intervals: int, first: int | None = None) -> tuple[Variant, ...]:
@@ -25,18 +25,7 @@ def rows(*intervals: int, first: int | None = None) -> tuple[Variant, ...]:
     )
 
 
-RESNET110 = on_cifar10(
-    t1.RESNET110,
-    "t5_resnet110",
-    "t5",
-    (E2E, *rows(2, 4, 6)),
-    beside_e2e("t5", "ResNet-110", {"k=2": "RepL K=2", "k=4": "RepL K=4", "k=6": "RepL K=6"}),
-)
+ROWS = {f"k={interval}": f"RepL K={interval}" for interval in (2, 4, 6)}
 EITHER: Labels = {"k=2": "RepL K=2", "k=4": either("RepL K=4"), "k=6": either("RepL K=6")}
-VIT_TINY8 = on_cifar10(
-    t1.VIT_TINY8,
-    "t5_vit_tiny8",
-    "t5",
-    (E2E, *rows(2, 4, 6), *rows(4, 6, first=2)),
-    beside_e2e("t5", "ViT-Tiny/8", EITHER),
-)
+RESNET110 = on_cifar10(t1.RESNET110, "t5_resnet110", "t5", (E2E, *rows(2, 4, 6)), ROWS)
+VIT_TINY8 = on_cifar10(t1.VIT_TINY8, "t5_vit_tiny8", "t5", (E2E, *rows(2, 4, 6), *rows(4, 6, first=2)), EITHER)

@@ -1,1 +1,1 @@
-"""Our own trainer: the first user of the library, with no private entrance to it."""
+"""The trainer of the recipes; it uses the library's public functions alone."""

@@ -53,7 +53,7 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
                 )
             models = library("torchvision", "vision").models
             takes = signature(models.get_model_builder(rest)).parameters
-            none = dict.fromkeys({"weights", "weights_backbone"} & set(takes))  # a backbone's are fetched else
+            none = dict.fromkeys({"weights", "weights_backbone"} & set(takes))  # by default they are downloaded
             return models.get_model(rest, **none, num_classes=num_classes)
     except ReplearnError:
         raise

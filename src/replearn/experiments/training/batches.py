@@ -12,10 +12,10 @@ from .processes import Processes
 
 
 class Batches(ABC):
-    """One run's view of its training data: full batches of `count` samples (`what`) of the data set `name`.
+    """The batches of one run, from `count` samples (`what`) of the data set `name`.
 
-    `fixed` says that batches arrive in the same tensors every time, `one_shape` that they are as large every time:
-    then it pays to let cuDNN try its algorithms.
+    `fixed`: every batch is in the same tensors, so that steps can be captured. `one_shape`: all batches have one
+    shape, so that cuDNN's benchmark mode pays.
     """
 
     fixed = False
@@ -36,17 +36,17 @@ class Batches(ABC):
             )
         self.processes, self.device, self.batch_size = processes, device, batch_size
         self.steps = count // batch_size  # in an epoch
-        self.share = batch_size // processes.world  # of a batch, for each process
+        self.share = batch_size // processes.world  # samples of a batch in each process
         self.place = (0, 0, 0)  # seed, epoch and step
-        self._held: Any = None  # what was drawn for the step
+        self._chosen: Any = None  # what was drawn for the step
 
     @abstractmethod
     def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[Any]:
-        """This process's choices from a step on, which depend on (seed, epoch) alone; one tensor where `fixed`."""
+        """This process's choice of samples for each step, by (seed, epoch) alone; a tensor where `fixed`."""
 
     @abstractmethod
-    def batch(self, held: Any) -> Any:
-        """The batch that was chosen; part of what is captured."""
+    def batch(self, chosen: Any) -> Any:
+        """The batch with these samples; part of a captured step."""
 
     def start_epoch(self, seed: int, epoch: int, first_step: int) -> None:
         self.place = seed, epoch, first_step
@@ -56,17 +56,17 @@ class Batches(ABC):
         """Go to a step's batch."""
         self.place = (*self.place[:2], step)
         chosen = next(self._stream)
-        if self.fixed and self._held is not None:
-            self._held.copy_(chosen)
+        if self.fixed and self._chosen is not None:
+            self._chosen.copy_(chosen)
         else:
-            self._held = chosen.to(self.device, copy=True) if self.fixed else chosen
+            self._chosen = chosen.to(self.device, copy=True) if self.fixed else chosen
 
     def current(self) -> Any:
         """The batch of the step."""
-        return self.batch(self._held)
+        return self.batch(self._chosen)
 
     def split(self, rows: Tensor, first_step: int) -> Iterator[Tensor]:
-        """This process's rows of each step, of those of an epoch."""
+        """An epoch's rows, split into this process's rows of each step."""
         steps = range(first_step * self.batch_size, self.steps * self.batch_size, self.batch_size)
         return (self.processes.share(rows[start : start + self.batch_size]) for start in steps)
 
@@ -76,9 +76,9 @@ class Batches(ABC):
 
     @abstractmethod
     def test(self) -> Iterator[tuple[Any, Any]]:
-        """This process's share of the test part, in batches; over all processes every sample comes once."""
+        """This process's share of the test part, in batches; all processes together see every sample once."""
 
     def share_of(self, count: int, size: int) -> Iterator[range]:
-        """This process's places among so many, some at a time."""
+        """This process's indices among `count`, `size` at a time."""
         mine = range(self.processes.rank, count, self.processes.world)
         return (mine[start : start + size] for start in range(0, len(mine), size))

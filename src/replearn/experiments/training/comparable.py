@@ -1,4 +1,4 @@
-"""Which runs may stand in one table: trained alike, measured on the same hardware, and rows at equal time."""
+"""Checks that runs can be compared: the same settings and hardware. Rows at equal training time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[
 
 
 def changes_of(trained: Mapping[str, Any]) -> list[str]:
-    """What differs from the recipe as it is shipped: then its paper rows are not for these numbers."""
+    """Notes on settings that differ from the shipped recipe, whose paper rows then do not apply."""
     from .. import recipes
 
     if trained.get("name") not in recipes.available():
@@ -62,10 +62,10 @@ def machine(result: Result) -> str:
 
 
 def at_equal_time(results: Sequence[Result]) -> list[Variant]:
-    """Every cheaper row once more, with as many epochs as E2E's time pays for, to the nearest.
+    """A copy of every cheaper row with as many epochs as fit into E2E's time, rounded.
 
-    Its schedule is stretched with it. ReplearnError where the times say nothing: no E2E among the results, a
-    shared device, different hardware.
+    The schedule is stretched. ReplearnError if the times can't be compared: no E2E among the results, a shared
+    device, different hardware.
     """
     times: dict[str, list[float]] = {}
     rows = {str(result.variant["label"]): decode(Variant, result.variant, "variant") for result in results}

@@ -19,7 +19,7 @@ from .tasks import task_named
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One method over its seeds. Scores are of the last epoch; `best` stands beside them."""
+    """One method over its seeds. Scores are those of the last epoch; `best` is the mean of the best epochs."""
 
     label: str
     method: str
@@ -32,7 +32,7 @@ class Row:
     also: Mapping[str, float]  # the means of the task's other metrics, by name
     against_e2e: Difference | None
     against_removal: Difference | None  # against removal of the same targets
-    alone: bool  # False if all runs shared their device: then time and memory say nothing
+    alone: bool  # False if all runs shared their device, so that time and memory mean nothing
     seconds: float  # of an epoch, without evaluation
     memory: int  # bytes at the peak; 0 where the device can't tell
     parameters: int
@@ -62,10 +62,10 @@ class Comparison:
 
 
 def compare(results: Iterable[Result]) -> list[Comparison]:
-    """One comparison for each recipe and data set among the results, in the order they come.
+    """One comparison for each recipe and data set among the results, in their order.
 
-    Runs that did not finish are left out and named in the notes. ReplearnError where runs can't be
-    compared: trained with different settings, or the same run twice.
+    Unfinished runs are left out and named in the notes. ReplearnError for runs with different settings, and for
+    the same run twice.
     """
     groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:

@@ -1,4 +1,4 @@
-"""The printed view of a comparison: what was reached, then what it cost."""
+"""The printed view of a comparison: scores, then costs."""
 
 from collections.abc import Sequence
 
@@ -41,17 +41,17 @@ def heading(comparison: Comparison) -> str:
 
 
 def score_columns(rows: Sequence[Row], metric: Metric) -> dict[str, list[str]]:
-    """What was reached, by column; a column with nothing to say is all empty texts."""
+    """Scores by column; a column without values has empty texts."""
     several = len({row.epochs for row in rows}) > 1
     paper = [row.paper if row.paper and row.paper.top5 else None for row in rows]
-    beside = [name for name in (rows[0].also if rows else ()) if name != "top5"]  # which stands beside the paper's
+    others = [name for name in (rows[0].also if rows else ()) if name != "top5"]  # top5 has a column of its own
     return {
         "method": [row.label for row in rows],
         "seeds": [str(len(row.seeds)) for row in rows],
         "epochs": [str(row.epochs) if several else "" for row in rows],
         metric.name: [spread(row.score, row.std) for row in rows],
         "best": [f"{row.best:.2f}" for row in rows],
-        **{name: [f"{row.also[name]:.2f}" for row in rows] for name in beside},
+        **{name: [f"{row.also[name]:.2f}" for row in rows] for name in others},
         "against E2E": [difference(row.against_e2e) for row in rows],
         "against removal": [difference(row.against_removal) for row in rows],
         "paper": [spread(row.paper.score, row.paper.std) if row.paper else "" for row in rows],
@@ -77,7 +77,7 @@ def cost_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def shown(columns: dict[str, list[str]], left: Sequence[str]) -> list[str]:
-    """A table of the columns that have something to say."""
+    """A table of the columns with values."""
     kept = {head: cells for head, cells in columns.items() if any(cells)}
     right = [index for index, head in enumerate(kept) if head not in left]
     return text_table(list(kept), list(zip(*kept.values(), strict=True)), right)

@@ -14,12 +14,12 @@ import torch
 from ...costs.precision import float32_products
 from ...errors import ReplearnError
 from ...planning.serialization import encode
-from .keeping import locked, result_of, resume_run, save_run, write_model, write_result
 from .log import logs_of, module_of
 from .processes import Interruption, Processes, start_processes
 from .recipe import FORMAT as RECIPE
 from .results import SHARED, Epoch, Result, write_atomically
 from .run import Run, RunSpec
+from .run_files import locked, result_of, resume_run, save_run, write_model, write_result
 from .state import remove_leftovers
 from .step import many_graphs
 from .tasks import task_named
@@ -28,7 +28,7 @@ CHECKPOINT_SECONDS = 60.0
 
 
 class Progress(Protocol):
-    """Who watches: the command line shows bars or lines, a notebook nothing."""
+    """Callbacks of `fit`, by which the command line shows bars or lines."""
 
     def begin(self, runs: Sequence[str]) -> None: ...
     def step(self, run: int, epoch: int, step: int, steps: int, images_per_second: float, memory: int) -> None: ...
@@ -51,25 +51,24 @@ def fit(
     shared: dict[Any, Any] | None = None,
     logger: str | None = None,
 ) -> list[Result]:
-    """Train every run to its end, all of them together on one device, and return their results.
+    """Train every run to its end, all of them at the same time on one device, and return their results.
 
     Each run's folder gets `recipe.json`, `log.jsonl`, `checkpoint.safetensors` and `result.json`. With
-    `resume=True` a run goes on from its checkpoint, and a finished one is only read. Under torchrun each
-    process trains its share of every batch. Give the same dict as `shared` to one call after another, and what
-    they train on is read once and stays on the device. `logger` is wandb, mlflow or tensorboard, which get every
-    epoch too.
+    `resume=True` a run continues from its checkpoint, and a finished one is only read. Under torchrun each process
+    trains its share of every batch. With the same dict as `shared` in several calls, data is read once and stays
+    on the device. `logger` is wandb, mlflow or tensorboard, which get every epoch too.
     """
     if not specs:
         raise ReplearnError("There is nothing to train: give at least one run (one method and one seed).")
     if logger is not None:
-        module_of(logger)  # told before anything is trained
+        module_of(logger)  # raises before anything is trained
     where = device_named(device)
     processes = start_processes(where)
     if where.type == "cuda":
-        gc.collect()  # models are full of cycles, and what an earlier run left would count as this one's memory
+        gc.collect()  # models have reference cycles, and those of earlier runs would count as this one's memory
     shared = {} if shared is None else shared
     with settings(specs[0], deterministic), ExitStack() as held:
-        # before any folder is made: data that is not there leaves nothing behind
+        # before any folder is made: missing data leaves no folders behind
         tasks = [task_named(spec.recipe.task)(spec, where, processes, shared) for spec in specs]
         for spec in specs:
             spec.out.mkdir(parents=True, exist_ok=True)
@@ -81,8 +80,8 @@ def fit(
             if processes.leads:
                 remove_leftovers(spec.out)
         if not all(run.batches.one_shape for run in runs):
-            torch.backends.cudnn.benchmark = False  # each new size would be tried out anew
-        processes.agree(True, where)  # nobody looks for a state before it is tidy
+            torch.backends.cudnn.benchmark = False  # it would search again for each new size
+        processes.agree(True, where)  # no process looks for a checkpoint before leftovers are removed
         with Interruption(processes, where) as stop:
             return _train(runs, where, processes, progress, resume, stop, logger)
 
@@ -106,13 +105,13 @@ def _train(
     for run in together if len(together) > 1 else []:
         run.note(SHARED)
     streams = streams_for(len(runs), device)
-    talk = progress if processes.leads else None
-    if talk:
-        talk.begin([run.title for run in runs])
+    reporter = progress if processes.leads else None
+    if reporter:
+        reporter.begin([run.title for run in runs])
     saved = time.monotonic()
     try:
         while active := [run for run in runs if not run.finished]:
-            _epoch(active, runs, streams, device, talk, stop)
+            _epoch(active, runs, streams, device, reporter, stop)
             last = all(run.finished for run in active)
             due = time.monotonic() - saved > CHECKPOINT_SECONDS
             save = last or processes.agree(due, device)  # clocks differ, and saving takes all processes
@@ -121,12 +120,12 @@ def _train(
                 number = values.pop("epoch")
                 for log in logs[run]:
                     log.epoch(values, number)
-                if talk:
-                    talk.epoch(runs.index(run), run.epochs[-1])
+                if reporter:
+                    reporter.epoch(runs.index(run), run.epochs[-1])
                 if run.finished:
                     write_model(run)
                 results[run] = write_result(run)
-                if save or run.finished:  # last: a state that says "finished" has its model and result beside it
+                if save or run.finished:  # last, so that a finished state always has its model and result
                     save_run(run)
             if save:
                 saved = time.monotonic()
@@ -138,8 +137,8 @@ def _train(
     finally:
         for log in (log for held in logs.values() for log in held):
             log.end()
-        if talk:
-            talk.end()
+        if reporter:
+            reporter.end()
     return [results[run] for run in runs]
 
 
@@ -148,10 +147,10 @@ def _epoch(
     runs: list[Run],
     streams: list[Any],
     device: torch.device,
-    talk: Progress | None,
+    reporter: Progress | None,
     stop: Interruption,
 ) -> None:
-    """One epoch of every run, step by step in turn, so that small models share the device."""
+    """One epoch of every run, alternating step by step, so that small models share the device."""
     for run in active:
         run.start_epoch()
     synchronize(device)
@@ -165,18 +164,18 @@ def _epoch(
                     run.step()
                 taken += run.task.step_samples
         stop.check()
-        if talk and (now := time.perf_counter()) - shown > 0.2:
+        if reporter and (now := time.perf_counter()) - shown > 0.2:
             shown = now
             memory = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
             for run in active:
                 speed = taken / len(active) / (now - begin)
-                talk.step(runs.index(run), run.epoch + 1, step + 1, run.steps_per_epoch, speed, memory)
+                reporter.step(runs.index(run), run.epoch + 1, step + 1, run.steps_per_epoch, speed, memory)
     synchronize(device)
     seconds = time.perf_counter() - begin
     for run in active:
-        if talk:
+        if reporter:
             for note in run.notes:
-                talk.note(runs.index(run), note)
+                reporter.note(runs.index(run), note)
         run.step_ms = 1000 * seconds / max(1, run.steps_per_epoch - first)
         run.end_epoch(seconds)
 
@@ -209,7 +208,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def streams_for(runs: int, device: torch.device) -> list[Any]:
-    """A stream for each of several runs that share a GPU, and the same ones for the next that do."""
+    """A stream for each of several runs that share a GPU; the same streams in later calls."""
     alone = runs == 1 or device.type != "cuda"
     return [None if alone else _stream(device, number) for number in range(runs)]
 
@@ -222,7 +221,7 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 
 @contextmanager
 def settings(spec: RunSpec, deterministic: bool) -> Iterator[None]:
-    """Precision and determinism as the recipe says, and as they were afterwards."""
+    """Inside, precision and determinism are the recipe's; then they are restored."""
     algorithms = torch.get_deterministic_debug_mode()
     tf32, graphs = spec.recipe.precision != "float32", many_graphs() if spec.recipe.compile else nullcontext()
     with float32_products(tf32=tf32, benchmark=not deterministic), graphs:

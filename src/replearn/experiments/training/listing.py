@@ -1,4 +1,4 @@
-"""A folder as a list: the classes that its files define and name."""
+"""List the classes that the files of a folder define."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""Where a run's epochs go: a file of JSON lines, and Weights & Biases, MLflow or TensorBoard."""
+"""Loggers of a run's epochs: a file of JSON lines, and Weights & Biases, MLflow or TensorBoard."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ PROJECT = "replearn"
 
 @dataclass(frozen=True)
 class Log:
-    """One place that epochs go to: `epoch` takes its values by name and its number."""
+    """A logger: `epoch` is called with the values by name and the number of the epoch."""
 
     epoch: Callable[[Mapping[str, Any], int], object]
     end: Callable[[], object] = lambda: None
 
 
 def json_lines(run: Run) -> Log:
-    """A line an epoch, written anew each time: what a killed run left may be torn, or be ahead of its state."""
+    """A line an epoch. The file is rewritten each time: a killed run may leave a cut line or one too many."""
 
     def write(values: Mapping[str, Any], number: int) -> None:
         lines = [json.dumps({"format": FORMAT, **epoch.to_dict()}) + "\n" for epoch in run.epochs]
@@ -36,7 +36,7 @@ def json_lines(run: Run) -> Log:
 
 
 def wandb(module: Any, run: Run) -> Log:
-    """A W&B run; a resumed run goes on in the same one. Environment variables say where, as WANDB_MODE does."""
+    """A W&B run, configured by environment variables as WANDB_MODE; a resumed run continues the same one."""
     out = run.spec.out
     name = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:16]
     made = module.init(
@@ -93,7 +93,7 @@ def logs_of(run: Run, service: str | None) -> list[Log]:
 
 
 def about(run: Run) -> dict[str, Any]:
-    """What a service shows of a run: its recipe without the other rows, its method, data and seed."""
+    """The settings of a run for a service: its recipe without the other rows, its method, data and seed."""
     spec = run.spec
     recipe = {key: value for key, value in encode(spec.recipe).items() if key not in ("variants", "paper")}
     own = {"recipe": spec.recipe.name, "method": spec.variant.label, "data": spec.data, "seed": spec.seed}

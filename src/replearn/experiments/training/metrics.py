@@ -1,4 +1,4 @@
-"""What a task measures: a name, which way is better, and how it is written."""
+"""Metrics of a task: their names, their direction, and how they are printed."""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Metric:
         return f"test {self.name}{unit}{'' if self.higher_is_better else ' (lower is better)'}"
 
     def at(self, measures: Mapping[str, Any]) -> float | None:
-        """What an epoch reached; None where it was not measured or is not a finite number."""
+        """An epoch's value; None if it was not measured or is not finite."""
         found = measures.get(self.key)
         return found if isinstance(found, (int, float)) and math.isfinite(found) else None
 

@@ -1,7 +1,7 @@
-"""Many runs in one file of JSON lines: small enough to commit, and all that tables and reports need.
+"""Many runs in one file of JSON lines: small enough to commit, with all that tables and reports need.
 
-A line without a seed holds what the runs after it share, a line with one the rest of that run. Of long curves 20
-epochs are kept: evenly spaced ones, the best, the one of the highest memory and the last.
+A line without a seed has the fields that the runs after it share, a line with one the rest of that run. Of long
+curves 20 epochs are stored: evenly spaced ones, the best, the one of the highest memory and the last.
 """
 
 import os
@@ -61,7 +61,7 @@ def unpack(text: str, where: str) -> Iterator[Result | ReplearnError]:
 
 
 def read_results(path: str | os.PathLike[str]) -> list[Result]:
-    """The runs of a file: of a packed one all, of a run's own `result.json` the one."""
+    """All runs of a packed file, or the one of a run's own `result.json`."""
     if Path(path).suffix != ".jsonl":
         return [read_result(path)]
     found = []
@@ -73,7 +73,7 @@ def read_results(path: str | os.PathLike[str]) -> list[Result]:
 
 
 class Kept:
-    """The finished runs of one packed file, which is written anew whenever some join them."""
+    """The finished runs of one packed file, which is rewritten when runs are added."""
 
     def __init__(self, path: Path | None, *, writes: bool = True) -> None:
         self.path, self.writes = path, writes

@@ -1,4 +1,4 @@
-"""What the paper prints: its tables, from one data file (`paper_tables.json`), and rows of them beside ours."""
+"""The paper's tables, from one data file (`paper_tables.json`), and their rows for our recipes."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import ReplearnError
 from .recipe import PaperRow
 
-SCORES = ("accuracy", "perplexity", "map", "iou")  # columns that recipes' rows are judged by
+SCORES = ("accuracy", "perplexity", "map", "iou")  # columns with a recipe's metric
 
 
 @cache
@@ -27,7 +27,7 @@ def paper_tables() -> Mapping[str, Any]:
 def printed(
     table: str, backbone: str, labels: Mapping[str, str | tuple[str, ...]], data: str | None = None
 ) -> tuple[PaperRow, ...]:
-    """Rows of a table for one backbone, under our own labels: the paper's method to ours, or to several of ours.
+    """Rows of a table for one backbone; `labels` maps the paper's name of a method to one or several of ours.
 
     ReplearnError where the table has no such row.
 
@@ -62,5 +62,5 @@ def printed(
 
 
 def pair(value: Any) -> tuple[Any, float | None]:
-    """A printed value as mean and standard deviation; what is not printed is None."""
+    """A printed value as mean and standard deviation, None where not printed."""
     return (value[0], value[1]) if isinstance(value, list) else (value, None)

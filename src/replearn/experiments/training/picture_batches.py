@@ -1,4 +1,4 @@
-"""Batches of whole pictures: for a detector with boxes, for a segmenter with a class at every pixel."""
+"""Batches of whole pictures, with boxes for detection or a class for every pixel for segmentation."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ Batch = tuple[list[Tensor], list[Boxes]]
 
 
 class PictureStore:
-    """The decoded pictures of one part of a data set: on the device where they fit, else read ahead by workers."""
+    """The decoded pictures of one part of a data set, on the device if they fit, else prefetched by workers."""
 
     def __init__(self, items: Sequence[Any], read: Callable[[Any], Sample], device: torch.device) -> None:
         self.items, self._read, self._device = items, read, device
@@ -85,7 +85,7 @@ class PictureBatches(Batches, Generic[Set]):
 
     @abstractmethod
     def cut(self, rows: Tensor, samples: list[Sample]) -> tuple[Any, Any]:
-        """A batch as these rows of draws say; without samples where the pictures are held as one tensor."""
+        """The batch of these rows of draws; `samples` is empty if the pictures are one tensor on the device."""
 
     def drawn(self, seed: int, epoch: int, first_step: int) -> Iterator[Any]:
         parts = list(self.split(self.draws(seed, epoch), first_step))

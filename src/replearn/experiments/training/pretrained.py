@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...errors import ReplearnError, first_line
 from ...planning.data import Plan
 from ...planning.serialization import parse, read_text
-from ...surgery.weights import fill_, load_backbone_, metadata_of, moved_plan, read_weights, shape_of
+from ...surgery.weights import fill_, load_backbone_, metadata_of, plan_below, read_weights, shape_of
 from .architectures import library, num_heads
 
 
@@ -19,27 +19,26 @@ def load_pretrained_(
     outputs: list[Any] | None = None,
     name: str | None = None,
 ) -> None:
-    """Fill a fresh model with trained weights; an output layer for other classes keeps its own start.
+    """Load trained weights into a fresh model; the output layer keeps its initial values for other classes.
 
     `source` is a file (safetensors, or a torch file of tensors alone) or `timm:NAME` for timm's hub. `outputs` are
-    the data set and classes that are trained on now: where a file of ours says it was trained on others, as many
-    as they may be, the output layer starts anew. `words` is the size of a language model's vocabulary, whose
-    output layer must fit. `name` is the model's in the recipe: it tells the number of heads, which no shape does.
-    Blocks are replaced first as a plan in the file says.
+    the data set and classes of this run: if a file of ours was trained on others, even as many, its output layer
+    is not loaded. `words` is the size of a language model's vocabulary, whose output layer must fit. `name` is the
+    model's name in the recipe, which has the number of heads. A plan in the file is carried out first.
 
     Raises ReplearnError, with the model unchanged, for weights of another configuration.
     """
     carried, found = weights_of(source)
-    moved = None if carried is None else moved_plan(model, carried, "", source)
-    about = told_about(Path(source))
+    moved = None if carried is None else plan_below(model, carried, "", source)
+    about = recorded_settings(Path(source))
 
     def fitting(own: dict[str, Tensor]) -> dict[str, Tensor]:
         head = set() if words is not None else head_names(model)
         check_names(model, found.keys() - head, own.keys() - head, source)
         for key, tensor in own.items():
             if key not in head and found[key].shape != tensor.shape:
-                told = reason(key, found[key], tensor, words)
-                raise ReplearnError(f"{source} is of another configuration: {told}")
+                message = shape_message(key, found[key], tensor, words)
+                raise ReplearnError(f"{source} is of another configuration: {message}")
         check_heads(source, about.get("model"), name)
         other = outputs is not None and about.get("outputs", outputs) != outputs
         fits = all(key in found and key in own and found[key].shape == own[key].shape for key in head)
@@ -49,7 +48,7 @@ def load_pretrained_(
 
 
 def check_names(model: nn.Module, there: set[str], here: set[str], source: str) -> None:
-    """Refuse weights that lack a tensor of the model, or hold one that it has not."""
+    """Raise for missing or unknown tensors."""
     missing, unknown = sorted(here - there), sorted(there - here)
     if not missing and not unknown:
         return
@@ -72,7 +71,8 @@ def weights_of(source: str) -> tuple[Plan | None, dict[str, Tensor]]:
     return read_weights(source)
 
 
-def reason(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
+def shape_message(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
+    """Why a tensor has another shape in the file than in the model, and what to write instead."""
     shapes = f"{name} is {shape_of(found)} there and {shape_of(own)} here."
     if words is not None and found.dim() == 2 and own.shape[0] == words and found.shape[1:] == own.shape[1:]:
         return (
@@ -88,7 +88,7 @@ def reason(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
 
 
 def check_heads(source: str, there: Any, here: str | None) -> None:
-    """Refuse weights that were trained with another number of heads: they fit, and mean something else."""
+    """Raise for weights that were trained with another number of heads, which no shape shows."""
     before, now = (num_heads(name) if isinstance(name, str) else None for name in (there, here))
     if None not in (before, now) and before != now:
         raise ReplearnError(
@@ -97,8 +97,8 @@ def check_heads(source: str, there: Any, here: str | None) -> None:
         )
 
 
-def told_about(path: Path) -> dict[str, Any]:
-    """What a file of ours, or the result beside it, says: the model's name, the data set and classes."""
+def recorded_settings(path: Path) -> dict[str, Any]:
+    """The model's name, data set and classes in a file of ours or in the result beside it; empty for others."""
     try:
         if (about := metadata_of(path).get("about")) is not None:
             return dict(parse(about, "it"))
@@ -110,7 +110,7 @@ def told_about(path: Path) -> dict[str, Any]:
 
 
 def head_names(model: nn.Module) -> set[str]:
-    """The tensors of the output layer: the last linear one, which is made anew for other classes."""
+    """The tensors of the output layer, which is the last linear one."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return {f"{linear[-1]}.weight", f"{linear[-1]}.bias"} if linear else set()
 
@@ -128,7 +128,7 @@ def timm_weights(name: str) -> dict[str, Tensor]:
 
 
 def start_backbone_(model: nn.Module, source: str) -> str:
-    """Fill the backbone from a file or timm:NAME; what was and wasn't loaded, in words.
+    """Load the backbone from a file or timm:NAME; returns what was and wasn't loaded, in words.
 
     Raises ReplearnError, with the model unchanged, for weights of another backbone.
     """

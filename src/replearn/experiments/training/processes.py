@@ -1,4 +1,4 @@
-"""One process or many: what the engine needs to know of torchrun, and Ctrl-C in all of them at the same step."""
+"""Distributed training under torchrun, and Ctrl-C in all processes at the same step."""
 
 import atexit
 import gc
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-EVERY = 10  # steps between two moments at which many processes agree on stopping
+EVERY = 10  # steps between two checks of many processes for Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and talks."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
     def share(self, batch: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Processes:
         return sums
 
     def agree(self, answer: bool, device: torch.device) -> bool:
-        """The first process's answer, in all of them: what a clock decides must not differ between them."""
+        """The first process's answer, in all processes, for decisions that depend on a clock."""
         if self.world == 1:
             return answer
         flag = torch.tensor([float(answer)], device=device)
@@ -47,7 +47,7 @@ class Processes:
         return bool(flag.item())
 
     def wrap(self, model: nn.Module, device: torch.device, leaves_idle: bool = False) -> nn.Module:
-        """The model made parallel."""
+        """The model in DistributedDataParallel, if there are several processes."""
         if self.world == 1:
             return model
         if device.type == "cuda":
@@ -71,14 +71,14 @@ def start_processes(device: torch.device) -> Processes:
 
 
 def leave() -> None:
-    """Leave the process group: threads of its backend that outlive the interpreter end it with an abort."""
+    """Leave the process group: threads of its backend that outlive the interpreter would abort the process."""
     if dist.is_initialized():
-        gc.collect()  # wrapped models in cycles hold the group
+        gc.collect()  # wrapped models in reference cycles refer to the group
         dist.destroy_process_group()
 
 
 class Interruption:
-    """Remembers a Ctrl-C (or a SIGTERM, as schedulers send) until the step is done; a second one stops at once."""
+    """Delays a Ctrl-C (or a scheduler's SIGTERM) to the end of the step; a second one stops at once."""
 
     def __init__(self, processes: Processes, device: torch.device) -> None:
         self.processes, self.device = processes, device

@@ -1,4 +1,4 @@
-"""Recipes: everything that decides how a run is trained, as frozen typed data."""
+"""Recipes: all settings of a run, as frozen typed data."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How the learning rate moves, step by step, over the whole run."""
+    """The learning rate at each step of the run."""
 
     name: Literal["cosine", "constant", "poly"] = "cosine"
     warmup_epochs: float = 0.0
@@ -36,7 +36,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """What happens to a training image; small sets do it in batch on the device."""
+    """Augmentation of training images; for small sets it runs in batch on the device."""
 
     pad: int = 0
     pad_mode: Literal["reflect", "zeros"] = "reflect"
@@ -58,19 +58,19 @@ class Variant:
     interval: int = 4
     first: int | None = None
     operator: Options | None = None
-    calibrate: int = 0  # training samples that operators are fitted on before training; 0: their own start
-    epochs: int | None = None  # of its own, instead of the recipe's: a row at equal time
-    drop_rate: float = 0.1  # stochastic depth: the last block's chance of being dropped
+    calibrate: int = 0  # training samples on which operators are fitted before training; 0: no fit
+    epochs: int | None = None  # instead of the recipe's, for a row at equal time
+    drop_rate: float = 0.1  # stochastic depth: the last block's drop probability
 
     @property
     def begin(self) -> int:
-        """The position of the first target; the interval itself if `first` is not given, as the paper has it."""
+        """The position of the first target: `first`, or by default the interval, as in the paper."""
         return self.interval if self.first is None else self.first
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRow:
-    """What the paper prints for one variant on one data set."""
+    """The paper's numbers for one variant on one data set."""
 
     data: str
     label: str
@@ -93,7 +93,7 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Detection:
-    """How pictures are shown to a detector, and what it may say of them."""
+    """Picture sizes of a detector, and limits of its detections."""
 
     min_size: int = 800  # the shorter side
     max_size: int = 1333  # the longer side at most
@@ -103,7 +103,7 @@ class Detection:
 
 @dataclass(frozen=True, kw_only=True)
 class Segmentation:
-    """How pictures are cut for training a segmenter, and how whole ones are tested."""
+    """Training crops of a segmenter, and its auxiliary loss."""
 
     crop: int = 768  # the side of a training crop
     scale: tuple[float, float] = (0.5, 2.0)  # a picture is enlarged by a factor from here to there first
@@ -112,7 +112,7 @@ class Segmentation:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A way of training one model on one of several data sets, with the rows to compare."""
+    """The settings for training one model on one of several data sets, with the rows to compare."""
 
     name: str
     table: str  # the paper's label of the table it belongs to, or ''
@@ -152,7 +152,7 @@ class Recipe:
 
 
 def slug(label: str) -> str:
-    """A label as a folder's name, which is also how one types it.
+    """A label as the name of a folder, which is also its name on the command line.
 
     >>> slug("RepL first=2")
     'repl-first-2'

@@ -1,4 +1,4 @@
-"""The result file of a run: what was trained, on what, and what was measured."""
+"""The result file of a run: its settings, hardware and measurements."""
 
 import json
 import os
@@ -32,10 +32,10 @@ SHARED = "shared its device with other runs"  # a note: then times and memory ar
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What was measured in one epoch; accuracies in percent, memory in bytes.
+    """The measurements of one epoch; accuracies in percent, memory in bytes.
 
-    `measures` holds what the task measures, by names that begin with `train_` or `test_`. In files and
-    logs they stand beside the other fields: `to_dict` and `epoch_from_dict`.
+    `measures` are those of the task, by names that begin with `train_` or `test_`. In files and logs they are on
+    one level with the other fields: `to_dict` and `epoch_from_dict`.
     """
 
     epoch: int
@@ -65,7 +65,7 @@ def epoch_from_dict(data: Any, where: str = "epoch") -> Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One run. `last` is the number to report; `best` is kept beside it, never instead of it."""
+    """One run. Report `last`; `best` is selected on the test set."""
 
     recipe: Mapping[str, Any]
     variant: Mapping[str, Any]
@@ -91,7 +91,7 @@ class Result:
 
     @property
     def metric(self) -> Metric:
-        """What the run's task is judged by."""
+        """The metric of the run's task."""
         return task_named(str(self.recipe.get("task", "classification"))).metric
 
     @property
@@ -194,8 +194,8 @@ def versions_of() -> dict[str, str]:
 
 
 @cache
-def made_by() -> tuple[str, str]:
-    """The command line, if it is replearn's, and the commit, if this source lies in its repository."""
+def provenance() -> tuple[str, str]:
+    """The command line, if it is replearn's, and the commit, if this source is in a git checkout."""
     ours = Path(sys.argv[0]).name in ("replearn", "__main__.py")
     root, words = Path(__file__).parents[4], ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
@@ -206,7 +206,7 @@ def made_by() -> tuple[str, str]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """The command as it can be run on any machine: without the folders of this one.
+    """The command without the folders of this machine.
 
     >>> command_line(["compare", "demo", "--seeds", "0,1", "--out", "/data/runs", "--data-root=/data/sets"])
     'replearn compare demo --seeds 0,1'

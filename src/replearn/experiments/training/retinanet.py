@@ -1,4 +1,4 @@
-"""RetinaNet of torchvision's pieces: its layers and names, with a loss in tests and exact boxes in 16 bits."""
+"""torchvision's RetinaNet with losses in eval mode, and with boxes in float32 under autocast."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ from .recipe import Detection
 class Detector(RetinaNet):  # type: ignore[misc]
     """torchvision's RetinaNet, whose state dict it shares.
 
-    Three things differ. In eval mode it gives the losses as well, if it is given targets. Boxes are computed in
-    float32 under autocast: torchvision makes anchors in the features' dtype, and bfloat16 can't count to 300. And
-    for one tensor of pictures it gives what its head says, which is a graph that can be exported.
+    Three things differ. In eval mode it returns the losses as well, if it gets targets. Boxes are computed in
+    float32 under autocast: torchvision's anchors have the features' dtype, and bfloat16 does not represent
+    integers above 256. For one tensor of pictures it returns the outputs of its head, which can be exported.
     """
 
     def forward(self, images: list[Tensor] | Tensor, targets: list[dict[str, Tensor]] | None = None) -> Any:
-        """The losses in training; in eval mode what was found, after the losses where there are targets."""
+        """In train mode the losses; in eval mode the detections, or losses and detections if there are targets."""
         if isinstance(images, Tensor):
-            return self.said(images)
+            return self.head_outputs(images)
         sizes = [(int(image.shape[-2]), int(image.shape[-1])) for image in images]
         batch, targets = self.transform(images, targets)
         tensors = batch.tensors
@@ -48,7 +48,7 @@ class Detector(RetinaNet):  # type: ignore[misc]
             found = self.transform.postprocess(found, batch.image_sizes, sizes)
         return (losses, found) if targets is not None else found
 
-    def said(self, images: Tensor) -> dict[str, Tensor]:
+    def head_outputs(self, images: Tensor) -> dict[str, Tensor]:
         """The logits and box offsets of every anchor, for pictures (n, 3, height, width) from 0 to 1.
 
         Nothing is resized: sides are multiples of 32. Boxes are not decoded, and none are left out.
@@ -60,10 +60,7 @@ class Detector(RetinaNet):  # type: ignore[misc]
 
 
 def retinanet(backbone: str, num_classes: int, settings: Detection) -> Detector:
-    """RetinaNet with a ResNet and a feature pyramid.
-
-    Every layer is trainable and BatchNorms learn their statistics, as training from scratch needs it.
-    """
+    """RetinaNet with a ResNet and a feature pyramid, for training from scratch: no layer is frozen."""
     body = get_model(backbone, weights=None)
     above = LastLevelP6P7(256, 256)
     return Detector(

@@ -24,7 +24,7 @@ from .seeds import seed_at
 from .step import CapturedStep, autocast_for, not_compiled, step_body
 from .tasks import Task
 
-FITTED = 2048  # samples that operators are fitted on where the row does not say
+FITTED = 2048  # samples for fitting operators, if the row has no number
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -40,7 +40,7 @@ class RunSpec:
     data_root: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.variant.calibrate and self.recipe.pretrained is None:  # told before other rows have been trained
+        if self.variant.calibrate and self.recipe.pretrained is None:  # checked before other rows are trained
             raise ReplearnError(
                 f"{self.variant.label}: operators are fitted (calibrate={self.variant.calibrate}) to a trained "
                 f"model, and {self.recipe.name} starts from random weights. Give it weights: --pretrained "
@@ -53,7 +53,7 @@ class RunSpec:
 
     @property
     def pretrained(self) -> str | None:
-        """The recipe's `pretrained`, with {method} written out: each row may start from weights of its own."""
+        """The recipe's `pretrained` with the row's name for {method}: each row may have its own weights."""
         source = self.recipe.pretrained
         return None if source is None else source.replace("{method}", slug(self.variant.label))
 
@@ -66,12 +66,12 @@ class Run:
         recipe, self.batches = spec.recipe, task.batches
         self.low = LOW.get(recipe.precision)
         self.scaler = torch.amp.GradScaler(device.type) if self.low is torch.float16 else None
-        self.said: list[str] = []
+        self.own_notes: list[str] = []
         self.method = method_for(Setting(spec.variant, spec.seed, self.calibrate, spec.epochs))
         torch.manual_seed(seed_at(spec.seed, "weights"))
         model = task.build()
         self.bare = self.method.prepare(model).to(device)
-        self._equip()
+        self._set_up()
         self.steps_per_epoch = self.batches.steps
         self.steps = self.steps_per_epoch * spec.epochs
         self.sums = torch.zeros(2 + len(task.counted), device=device)  # loss, ..., samples of the epoch so far
@@ -87,8 +87,8 @@ class Run:
         self.seconds = 0.0
         self.step_ms = 0.0  # the mean over the last epoch
 
-    def _equip(self, state: Mapping[Any, Any] = MappingProxyType({})) -> None:
-        """Make what training needs of the model as it is now; `state` is an optimizer's, of what stays."""
+    def _set_up(self, state: Mapping[Any, Any] = MappingProxyType({})) -> None:
+        """Wrap and compile the model and make its optimizer, with the `state` of parameters that it had before."""
         recipe, model = self.spec.recipe, self.bare
         if recipe.channels_last:
             to_channels_last_(model)
@@ -112,12 +112,12 @@ class Run:
             scaler=self.scaler,
         )
 
-    def follow(self) -> None:
-        """Go on with a model that the method has changed."""
+    def rebuild(self) -> None:
+        """Continue with a model that the method has changed."""
         self._captured = None
         trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         if trained != {id(p) for p in self.bare.parameters() if p.requires_grad}:
-            self._equip(self.optimizer.state)
+            self._set_up(self.optimizer.state)
             self._warm = False
 
     # ---- advancing -------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Run:
             self.seconds = 0.0
             seed = seed_at(self.spec.seed, self.epoch, "batch")
             if self.method.start_epoch(self.bare, self.epoch, lambda: self.batches.calibration(seed, 256)[0]):
-                self.follow()
+                self.rebuild()
         self.model.train()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -174,7 +174,7 @@ class Run:
         return autocast_for(self.device, low=self.low is not None, dtype=self.low or torch.bfloat16)()
 
     def _try_capture(self) -> None:
-        self._capture = False  # one attempt for a model; a method that changes the model asks again
+        self._capture = False  # no second attempt for this model
         try:
             self._captured = CapturedStep(self._body, self.bare, self.optimizer, [self.sums])
             self._capture = True
@@ -186,18 +186,18 @@ class Run:
             self.note(f"step not captured, running it eagerly: {why}")
 
     def note(self, text: str) -> None:
-        if text not in self.said:
-            self.said.append(text)
+        if text not in self.own_notes:
+            self.own_notes.append(text)
 
     @property
     def notes(self) -> list[str]:
         """The run's own, then the task's as they are now."""
-        return [*self.said, *(note for note in self.task.notes() if note not in self.said)]
+        return [*self.own_notes, *(note for note in self.task.notes() if note not in self.own_notes)]
 
     # ---- measuring -------------------------------------------------------------------------
 
     def end_epoch(self, seconds: float) -> Epoch:
-        """Evaluate, record the epoch and check that training is still sane."""
+        """Evaluate and record the epoch; ReplearnError if the training loss is not finite."""
         sums = self.processes.total(self.sums.clone()).tolist()
         measures = self.task.train_measures(sums)
         if not measures["train_loss"] < float("inf"):  # NaN compares false too
@@ -222,7 +222,7 @@ class Run:
 
     @property
     def peak_memory(self) -> int:
-        """The most memory that training needed so far in this epoch; 0 where the device can't tell."""
+        """The peak memory of training in this epoch so far; 0 on a CPU."""
         if self._captured is not None:
             return self._captured.peak_memory
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0

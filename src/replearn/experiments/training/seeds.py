@@ -1,13 +1,12 @@
-"""Random numbers that depend on where a run is, never on how it got there."""
+"""Seeds that depend on the position in a run alone, not on how it was reached."""
 
 import hashlib
 
 
 def seed_at(*place: int | str) -> int:
-    """A 63-bit seed for a place such as (seed, epoch, step, "augment").
+    """A 63-bit seed for a position such as (seed, epoch, step, "augment").
 
-    Resumed, interleaved and distributed runs draw the same numbers as a run never stopped,
-    because nothing carries over from one place to the next.
+    So resumed, interleaved and distributed runs draw the same numbers as an uninterrupted run.
     """
     text = "/".join(str(part) for part in place)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

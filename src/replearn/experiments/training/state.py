@@ -1,4 +1,4 @@
-"""The state of a run on disk: one safetensors file, written atomically."""
+"""The checkpoint of a run: one safetensors file, written atomically."""
 
 import json
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ FORMAT = "replearn-run-2"
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything that training changes: tensors by name, and the optimizer's plain values.
+    """Everything that training changes: tensors by name, and the optimizer's other values.
 
-    `model` is the model itself, not what it is wrapped in, so a run saved by two processes goes on in one.
+    `model` is without the wrapper of DDP, so that a run saved by two processes can continue in one.
     """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     values: dict[str, dict[str, Any]] = {}
@@ -37,7 +37,7 @@ def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Put a collected state back into a run that was built alike."""
+    """Load a collected state into a run with the same model and optimizer."""
     model.load_state_dict(under(tensors, "model/"))
     state: dict[str, dict[str, Any]] = {name: dict(entries) for name, entries in values.items()}
     parameters = dict(model.named_parameters())
@@ -76,6 +76,6 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process left half written; only for a folder that no other process writes to."""
+    """Delete partial files of a killed process; only for a folder that no other process writes to."""
     for path in folder.glob(f".*{PART}"):
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One training step: its body, and the body captured whole as a CUDA graph."""
+"""One training step: its body, and the body captured as a CUDA graph."""
 
 import gc
 from collections.abc import Callable, Iterable
@@ -23,10 +23,10 @@ def step_body(
     clip_norm: float | None = None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Body:
-    """What one step does, in the trainer as in the benchmarks.
+    """A function that takes one training step; the trainer and the benchmarks run the same.
 
-    `losses` gives a function for each part of the batch, whose losses are averaged. With a `scaler` the loss is
-    scaled, and a step whose gradients overflow is left out.
+    `losses` returns a function for each part of the batch, whose losses are averaged. With a `scaler` the loss is
+    scaled, and a step whose gradients overflow is skipped.
     """
 
     def body() -> None:
@@ -54,16 +54,15 @@ def step_body(
 def autocast_for(
     device: torch.device, *, low: bool, dtype: torch.dtype = torch.bfloat16
 ) -> Callable[[], torch.autocast]:
-    """Autocast to `dtype` if `low`; without a cache, whose casts a captured step would keep for later replays."""
+    """Autocast to `dtype` if `low`; without a cache, whose casts a captured step would reuse in later replays."""
     return lambda: torch.autocast(device.type, dtype, enabled=low, cache_enabled=False)
 
 
 class CapturedStep:
-    """A training step that is captured once and replayed, which takes microseconds to launch.
+    """A training step that is captured once and replayed, with a launch of microseconds.
 
-    `body` must read its inputs from fixed tensors and keep its results in fixed tensors. Warm-up
-    runs the step for real, so everything it changes is put back, random numbers too, also where
-    the step can't be captured.
+    `body` must read its inputs from fixed tensors and write its results to fixed tensors. Warm-up runs real steps;
+    all that they change is restored, random state included, also if the capture fails.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class CapturedStep:
                 for _ in range(WARM_UP):
                     body()
                 optimizer.zero_grad(set_to_none=True)
-                gc.collect()  # what lies in cycles would count
+                gc.collect()  # garbage in reference cycles would count
                 torch.cuda.reset_peak_memory_stats(device)
                 self.launch, _ = capture_body(body, device, torch.cuda.graph_pool_handle())
                 # a replay allocates nothing, so this is the only time that the step's memory can be seen; the
@@ -105,10 +104,9 @@ GRAPHS = 256  # of one forward's code; torch's own limit of 8 is used up by a fe
 
 
 def many_graphs() -> AbstractContextManager[None]:
-    """Let one class of models be compiled as often as it takes.
+    """Raise torch.compile's recompilation limit.
 
-    Beyond its limit torch.compile says so once, in the log, and runs every later model eagerly: rows of one table
-    would be compiled and not compiled.
+    Beyond it later models run eagerly, with one line in the log: some rows of a table would not be compiled.
     """
     from torch._dynamo import config
 
@@ -117,5 +115,5 @@ def many_graphs() -> AbstractContextManager[None]:
 
 
 def not_compiled(compiled: bool) -> AbstractContextManager[object]:
-    """Run what was compiled as it is written: an evaluation has other shapes, each of which would be compiled."""
+    """Run compiled models eagerly: an evaluation has other shapes, each of which would be compiled."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

@@ -1,4 +1,4 @@
-"""Batches of a text that lies on the device: windows of equal length, in a new order every epoch."""
+"""Batches of a text on the device: windows of equal length, in a new order every epoch."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A trained run read back from its folder: what it was, its model, and its data to look at the model with."""
+"""Read a trained run from its folder: its result, its model and its data."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from ...planning.planner import plan
 from ...planning.serialization import decode
 from ...surgery.checkpoint import load
 from ...surgery.weights import metadata_of, read_weights
-from . import data as data_room
+from . import data as datasets
 from .architectures import is_language_model
 from .data.images import stratified_order
 from .image_batches import ImageBatches
@@ -158,7 +158,7 @@ def fresh_model(recipe: Recipe, data: str, file: Path | None = None) -> tuple[nn
 
     A language model has the vocabulary of the weights in `file`, and without one just any.
     """
-    task, (classes, channels, size) = task_named(recipe.task), data_room.shape_of(data)
+    task, (classes, channels, size) = task_named(recipe.task), datasets.shape_of(data)
     size = recipe.augment.get(data, Augment()).resize or size
     classes, example = len(recipe.classes) or classes, task.inputs(recipe, channels, size)
     if is_language_model(recipe.model):

@@ -172,7 +172,7 @@ def capture_forward(model: nn.Module, args: Any, kwargs: Any, device: torch.devi
 
 
 def signature(value: Any, tensors: list[Tensor], verb: str) -> Hashable:
-    """What two calls have in common that may replay the same graph; the tensors go to a list, in order."""
+    """A key that is equal for calls that can replay the same graph; tensors are appended to the list, in order."""
     cls = type(value)
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
@@ -238,7 +238,7 @@ def innermost(model: nn.Module) -> nn.Module:
 
 
 def check_graph(model: nn.Module, graph: Any, compile: Any) -> None:
-    """Refuse graph=True where it can't work, before anything is built."""
+    """Raise if graph=True can't work, before anything is built."""
     if not isinstance(graph, bool):
         raise ReplearnError(f"graph={graph!r}: write True to replay CUDA graphs, or False.")
     if not graph:

@@ -1,4 +1,4 @@
-"""How a flat graph will run, which decides what passes do."""
+"""The settings under which a flat graph will run, which passes depend on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..kernels.conv_bias_add_relu import has_cudnn
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The arguments of `deploy` or `streamline` that passes go by."""
+    """The arguments of `deploy` or `streamline` that passes depend on."""
 
     dtype: torch.dtype | None = None  # of the autocast that the graph runs under
     compile: bool = False

@@ -1,4 +1,4 @@
-"""Synthesize the weights of all operators of a model together, when the first one asks for its own."""
+"""Synthesize the weights of all operators of a model in one launch, at the first call of one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ...operators._base.mixture import Made, Mixture, compute_dtype, handing_out
+from ...operators._base.mixture import Mixture, Weights, compute_dtype, providing_weights
 from ...operators._base.operator import ReadingOperator
 from ...operators._base.synthesis import is_sharded
 from ...surgery.replace import operators_of
@@ -32,7 +32,7 @@ def synthesized_on_demand(model: nn.Module) -> Iterator[None]:
     if prepared.batch is None:
         yield
         return
-    with handing_out(prepared.on_demand()):
+    with providing_weights(prepared.on_demand()):
         yield
 
 
@@ -86,12 +86,12 @@ class Prepared:
             *[(t.data_ptr(), t.dtype, t.stride(), t.requires_grad) for t in self._parameters],
         ]
 
-    def on_demand(self) -> Callable[[], dict[int, Made]]:
+    def on_demand(self) -> Callable[[], dict[int, Weights]]:
         """A function that synthesizes everything when it is first called, with gradients as now."""
         learning, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        kept: list[dict[int, Made]] = []
+        kept: list[dict[int, Weights]] = []
 
-        def make() -> dict[int, Made]:
+        def make() -> dict[int, Weights]:
             if in_transform() or in_checkpoint(learning):
                 return {}
             if not kept:
@@ -101,14 +101,14 @@ class Prepared:
 
         return make
 
-    def make(self) -> dict[int, Made]:
+    def make(self) -> dict[int, Weights]:
         """The weights by operator."""
         assert self.batch is not None
         dtype = compute_dtype(self.batch.tensors[0], self.readers[0].stored_dtype)
-        made: dict[int, Made] = {owner: {} for owner, _ in self._owners}
+        weights: dict[int, Weights] = {owner: {} for owner, _ in self._owners}
         for (owner, name), tensor in zip(self._owners, mix(self.batch, dtype), strict=True):
-            made[owner][name] = tensor
-        return made
+            weights[owner][name] = tensor
+        return weights
 
 
 def in_checkpoint(learning: bool) -> bool:

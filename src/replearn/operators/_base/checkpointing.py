@@ -1,4 +1,4 @@
-"""Activation checkpointing that leaves running statistics alone in the second run."""
+"""Activation checkpointing that does not update running statistics in the recomputation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def checkpointed(run: Callable[..., Any], parts: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
-    """Call `run`, keep its inputs alone, and call it again for the backward pass.
+    """Call `run` without storing its activations, and call it again in the backward pass.
 
-    The second call draws the same random numbers, and leaves the running statistics of these parts as they are.
+    The second call draws the same random numbers and does not update the running statistics of `parts`.
     """
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)
@@ -20,14 +20,14 @@ def checkpointed(run: Callable[..., Any], parts: Sequence[nn.Module], *args: Any
         return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), held_statistics(parts)
+        return nullcontext(), frozen_statistics(parts)
 
     return checkpoint(run, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 @contextmanager
-def held_statistics(parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Let BatchNorm layers compute as in training, and leave their running statistics as they are."""
+def frozen_statistics(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, BatchNorms normalise by the batch as in training, and do not update their running statistics."""
     layers = (layer for part in parts for layer in part.modules())
     norms = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase)]
     before = [(layer.momentum, layer._buffers.get("num_batches_tracked")) for layer in norms]

@@ -1,4 +1,4 @@
-"""The layers an operator is built of: code borrowed from a block, weights from elsewhere."""
+"""The layers that operators are built of: copies of a block's layers that get their weights at each call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...errors import ReplearnError
 from .options import Options, ReadingOptions
 from .ridge import Moments
 from .shell import call_with, shell_of, without_hooks
-from .synthesis import Source, as_computed, full_precision, per_row, wide
+from .synthesis import Source, as_computed, full_precision, per_row, upcast
 
 if TYPE_CHECKING:
     from .site import Site
@@ -24,10 +24,10 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def fresh_norm(norm: Any, device: torch.device) -> nn.Module:
-    """A new normalisation layer with the settings of the block's, and none of its values.
+    """A new normalisation layer with the settings of the block's and initial values.
 
-    Frozen BatchNorm, which detectors use for pretrained backbones, becomes a trained one: the
-    operator's statistics are not known yet.
+    A frozen BatchNorm, as detectors have in pretrained backbones, becomes a trainable one: the operator's
+    statistics are not known yet.
     """
     if type(norm).__name__.startswith("FrozenBatchNorm"):
         fresh: nn.Module = nn.BatchNorm2d(int(norm.weight.numel()), eps=float(norm.eps))
@@ -56,15 +56,15 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         kernel = as_computed(kernel, x)
         shell: Any = self.shell
-        if type(shell).forward is nn.Conv2d.forward:  # the plain case without the cost of functional_call
+        if type(shell).forward is nn.Conv2d.forward:  # without the cost of functional_call
             return shell._conv_forward(x, kernel, None)
         return call_with({"weight": kernel}, shell, (x,))
 
     def patches(self, x: Tensor) -> Tensor:
-        """The rows that the kernel is multiplied with, one per output pixel: (pixels, in * q * q)."""
+        """The input windows as rows, one per output pixel: (pixels, in * q * q)."""
         conv: Any = self.shell
         if type(conv) is not nn.Conv2d or conv.groups != 1 or conv.padding_mode != "zeros":
-            raise ReplearnError(f"A fit needs an ordinary convolution without groups, not {conv}.")
+            raise ReplearnError(f"A fit needs an nn.Conv2d without groups that pads with zeros, not {conv}.")
         if conv.kernel_size == (1, 1) and conv.stride == (1, 1):
             return x.movedim(1, -1).reshape(-1, x.shape[1])
         padding = conv._reversed_padding_repeated_twice[::-2]  # in numbers, also where it says 'same'
@@ -72,7 +72,7 @@ class Convolution(nn.Module):
         return columns.transpose(1, 2).reshape(-1, columns.shape[1])
 
     def plain(self, kernel: Tensor, dtype: torch.dtype, norm: nn.Module | None = None) -> nn.Module:
-        """The convolution with this kernel, followed by a norm that is folded in where it can be."""
+        """The convolution with this kernel, and the norm after it, folded into the kernel where possible."""
         if norm is None or isinstance(norm, nn.Identity):
             return shell_of(self.shell, fill={"weight": kernel.to(dtype)})
         if type(self.shell) is not nn.Conv2d or not foldable(norm):
@@ -84,10 +84,10 @@ class Convolution(nn.Module):
 
 @torch.no_grad()
 def fit_norm(norm: Any, weight: Tensor, moments: Moments, scale: Tensor | None = None) -> None:
-    """Set a BatchNorm so that it scales the map's output as asked and shifts it to the targets' mean."""
+    """Set a BatchNorm after a map with this weight: its statistics, the gain `scale`, and the targets' mean."""
     if not foldable(norm) or norm.weight is None:
         raise ReplearnError(f"A fit needs a BatchNorm with running statistics after the convolution, not {norm}.")
-    mean, variance = (made[0] for made in moments.spread(weight[None]))
+    mean, variance = (each[0] for each in moments.output_statistics(weight[None]))
     gain = (variance + norm.eps).sqrt()
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(variance)
@@ -119,10 +119,10 @@ def plain_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.
 
 
 class BorrowedNorm(nn.Module):
-    """A neighbour's normalisation layer, run with the neighbour's weights under stop-gradient.
+    """A neighbour's normalisation layer, run with the neighbour's weights.
 
-    The layer's code is kept as a shell without parameters; they are read at every call, so
-    that nothing appears twice in the state dict and hooks on the neighbour do not fire here.
+    It holds a copy of the layer without parameters and reads these at every call. So nothing appears twice in the
+    state dict, and hooks on the neighbour do not fire here.
     """
 
     def __init__(self, source: Source, device: torch.device) -> None:
@@ -148,7 +148,7 @@ class BorrowedNorm(nn.Module):
 
 
 class Correction(nn.Module):
-    """D, a learned tensor added to a weight: of its shape, or of a rank, as left @ right of the flat one."""
+    """D, a learned tensor added to a weight: of the weight's shape, or left @ right of a given rank."""
 
     delta: nn.Parameter
     left: nn.Parameter
@@ -164,11 +164,11 @@ class Correction(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(size, device=device, dtype=dtype)))
 
     def weight(self) -> Tensor:
-        """D, in the dtype that it is stored in."""
+        """D: a full one in its stored dtype, a low-rank product in float32 or float64."""
         if self.rank is None:
             return self.delta
         with full_precision(self.left.device):
-            return (wide(self.left) @ wide(self.right)).view(self._shape)
+            return (upcast(self.left) @ upcast(self.right)).view(self._shape)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -179,13 +179,13 @@ class Correction(nn.Module):
 
     @torch.no_grad()
     def scale(self, factor: float | Tensor) -> None:
-        """Multiply D by a number, or its rows by one each."""
+        """Multiply D by a number, or each row by its own."""
         first = next(self.parameters())
         first.mul_(per_row(factor, first) if isinstance(factor, Tensor) else factor)
 
     @torch.no_grad()
     def set(self, delta: Tensor, factors: tuple[Tensor, Tensor] | None = None) -> None:
-        """Take a fitted D, and its factors if it is of low rank."""
+        """Store a fitted D, or its factors if it has low rank."""
         if factors is None:
             self.delta.copy_(delta.view(self.delta.shape))
         else:
@@ -194,7 +194,7 @@ class Correction(nn.Module):
 
 
 def correction_of(options: Options, shape: tuple[int, ...], site: Site, where: str) -> Correction | None:
-    """The correction that the options ask for, or None; vectors and scalars are always corrected in full."""
+    """The correction that the options ask for, or None; that of a vector or scalar is always full."""
     if not isinstance(options, ReadingOptions) or options.correction == "none":
         return None
     if options.correction == "full" or len(shape) < 2:

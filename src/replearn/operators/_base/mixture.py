@@ -1,9 +1,9 @@
-"""A weight to be synthesized, as data: which sources, which coefficients, which correction.
+"""A weight to be synthesized, as data: its sources, coefficients and correction.
 
     W = scale * (factor * a * norm(W_prev) + factor * b * norm(W_next) + D)     (eq:general_synthesis)
 
-Operators say what they need as mixtures. `Mixture.plain` is the arithmetic in ordinary torch: the reference, and
-what runs where `fast.accelerate` does not make all mixtures of a model in one kernel.
+Operators describe their weights as mixtures. `Mixture.plain` computes one in plain torch. It is the reference, and
+runs wherever `fast.accelerate` does not compute all mixtures of a model in one kernel.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,15 +15,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .synthesis import autocasting, per_head, per_row, unit_rows, wide
+from .synthesis import autocasting, per_head, per_row, unit_rows, upcast
 
-PREVIOUS, NEXT, CORRECTION, A, B = range(5)  # the places of a mixture
-Along = Literal["all", "rows", "heads"]  # what one coefficient multiplies: everything, a row, a head's columns
+PREVIOUS, NEXT, CORRECTION, A, B = range(5)  # positions in `Mixture.places`
+Along = Literal["all", "rows", "heads"]  # what one coefficient multiplies: the weight, a row, a head's columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """One weight: at most two sources, each with a coefficient or with none, and at most one correction."""
+    """One weight: up to two sources, each with or without a coefficient, and up to one correction."""
 
     previous: Tensor | None = None
     next: Tensor | None = None
@@ -38,9 +38,9 @@ class Mixture:
     def plain(self) -> Tensor:
         """The weight in float32, or float64 for a float64 model."""
         sides = ((self.previous, self.a), (self.next, self.b))
-        terms = [self._term(wide(source), coefficient) for source, coefficient in sides if source is not None]
+        terms = [self._term(upcast(source), coefficient) for source, coefficient in sides if source is not None]
         if self.correction is not None:
-            terms.append(wide(self.correction))
+            terms.append(upcast(self.correction))
         total = sum(terms[1:], terms[0])
         return total if self.scale == 1.0 else self.scale * total
 
@@ -57,7 +57,7 @@ class Mixture:
 
     @property
     def is_a_cast(self) -> bool:
-        """Whether it is one source itself, times a number at most: its gradient needs no value of that."""
+        """True for one source times a constant: its gradient needs no saved values."""
         return not self.normalise and len(self.tensors) == 1
 
     @property
@@ -70,34 +70,33 @@ class Mixture:
 
 
 Mixtures = Mapping[str, Mixture | None]
-Made = dict[str, Tensor]
+Weights = dict[str, Tensor]
 
 
 def compute_dtype(x: Tensor, stored: torch.dtype) -> torch.dtype:
-    """The dtype that x is computed in by a layer whose weights are stored in this one."""
+    """The dtype in which a layer with weights of dtype `stored` computes on x."""
     if not autocasting(x):
         return x.dtype
     # autocast leaves float64 alone
     return stored if stored is torch.float64 else torch.get_autocast_dtype(x.device.type)
 
 
-# What was made for all operators of a model together, by operator: no state on modules, which may be copied.
-Everything = dict[int, Made]
-_handed_out: ContextVar[Callable[[], Everything] | None] = ContextVar("handed_out", default=None)
+WeightsByOperator = dict[int, Weights]  # by id; not stored on the modules, which may be copied
+_provider: ContextVar[Callable[[], WeightsByOperator] | None] = ContextVar("provider", default=None)
 
 
-def handed_out(operator: object, dtype: torch.dtype) -> Made | None:
-    """What was made for this operator beforehand, if it was, and in the right dtype."""
-    everything = _handed_out.get()
-    made = None if everything is None else everything().get(id(operator))
-    return made if made and all(tensor.dtype is dtype for tensor in made.values()) else None
+def prepared_weights(operator: object, dtype: torch.dtype) -> Weights | None:
+    """The weights that the provider computed for this operator, if there are any and in this dtype."""
+    provider = _provider.get()
+    weights = None if provider is None else provider().get(id(operator))
+    return weights if weights and all(tensor.dtype is dtype for tensor in weights.values()) else None
 
 
 @contextmanager
-def handing_out(made: Callable[[], Everything]) -> Iterator[None]:
-    """Inside, operators have their weights made together when the first one asks."""
-    token = _handed_out.set(made)
+def providing_weights(provider: Callable[[], WeightsByOperator]) -> Iterator[None]:
+    """Inside, operators take their weights from `provider`, which computes those of all operators together."""
+    token = _provider.set(provider)
     try:
         yield
     finally:
-        _handed_out.reset(token)
+        _provider.reset(token)

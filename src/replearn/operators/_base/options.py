@@ -1,4 +1,4 @@
-"""Options of the operators: small frozen dataclasses, registered by being defined."""
+"""Options of the operators: small frozen dataclasses; defining one registers it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ registry: dict[str, type[Options]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One weight an operator wants: which part of which neighbour, and whose shape it must have.
+    """One weight that an operator reads: from which part of which neighbour, and in whose shape.
 
-    `mix=True` reads the weight from both sides and adds them up; `mix=False` reads it from
-    `prefer`, or from the other side where that one does not fit.
+    `mix=True` reads it from both sides, for a mixture; `mix=False` reads it from `prefer`, or from the other side
+    where that one does not fit.
     """
 
     role: str
-    like: str = ""  # the part whose shape it has, and that is read: the role itself if not given
-    previous: str = ""  # what is read of the previous neighbour, if it is another part
+    like: str = ""  # the part of the block whose shape it must have; by default the role itself
+    previous: str = ""  # the part of the previous neighbour that is read; by default `like`
     next: str = ""
     mix: bool = True
     prefer: Side = "previous"
     by_path: bool = False  # the parts are parameters named by their path, not roles
 
     def part(self, side: str = "like") -> str:
-        """The part whose shape the weight has, or that is read of the neighbour on this side."""
+        """The part whose shape the weight has, or the part that is read from the neighbour on this side."""
         return getattr(self, side) or self.like or self.role
 
 
@@ -61,11 +61,11 @@ class Options(ABC):
 
     @abstractmethod
     def needs(self, anatomy: Anatomy) -> tuple[Need, ...]:
-        """The weights to read for a block of this anatomy; ReplearnError if it can't be done."""
+        """The weights to read for a block of this anatomy; ReplearnError if the operator does not fit it."""
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """The neighbours that may be read."""
+        """The neighbours that are read."""
         return ()
 
     def label(self) -> str:
@@ -85,7 +85,7 @@ class ReadingOptions(Options):
 
     - `sources`: which neighbours are read. With one side, every weight comes from that side;
       with `none` the weight is the correction alone.
-    - `stop_gradient`: whether sources are read as constants (the paper) or trained through.
+    - `stop_gradient`: True if no gradient flows to the sources (the paper).
     - `correction`: a learned D added to every weight: `none` (the paper), `low-rank`, `full`.
     """
 
@@ -151,11 +151,11 @@ class MixingOptions(ReadingOptions):
 
 
 def options_from_dict(data: Mapping[str, Any]) -> Options:
-    """Options as written by `to_dict`; the reverse of it."""
-    from .. import available  # the whole folder: a plan is often read before any operator was used
+    """The inverse of `to_dict`."""
+    from .. import available  # imports all operators: a plan may be read before one was used
 
     fields = dict(data)
-    if fields.get("recompute") is False:  # in older files: an option that is gone, and that was off
+    if fields.get("recompute") is False:  # a removed option in older files, where it was off
         del fields["recompute"]
     name = fields.pop("name", None)
     known = available()

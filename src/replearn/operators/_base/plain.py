@@ -1,4 +1,4 @@
-"""Deployed forms: small graphs of ordinary modules, which need nothing of this package to run."""
+"""Deployed forms: small fx graphs of ordinary modules, which run without this package."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ def residual(branch: nn.Module, activation: Callable[[Tensor], Tensor] | None = 
     elif activation is not None:
         total = graph.call_function(activation, (total,))
     graph.output(total)
-    made = graph_of(modules, graph, "Residual")
-    made.meta["residual"] = None if "activation" in modules else activation
-    return made
+    module = graph_of(modules, graph, "Residual")
+    module.meta["residual"] = None if "activation" in modules else activation
+    return module
 
 
 def parts_of_residual(module: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None] | None:
-    """The branch and the activation of what `residual` made; None for anything else."""
+    """Branch and activation of a module that `residual` returned; None for any other."""
     if not isinstance(module, fx.GraphModule) or "residual" not in module.meta:
         return None
     return module.get_submodule("branch"), getattr(module, "activation", module.meta["residual"])
@@ -58,27 +58,30 @@ def affine(scale: Tensor, shift: Tensor) -> nn.Module:
 
 
 def as_block(module: nn.Module, anatomy: Anatomy) -> nn.Module:
-    """Give a module of one tensor the block's way of being called and of returning."""
+    """Wrap a module of one tensor so that it is called, and returns, as the block."""
     if anatomy.kind in ("basic", "bottleneck") and anatomy.returns == "tensor":
         return module
     return called(module, anatomy.input, int(anatomy.returns == "tuple"))
 
 
 def called(body: nn.Module, argument: str = "", length: int = 0) -> nn.Module:
-    """A module of one tensor, called with whatever a block took; it returns a tuple where that has a length."""
+    """A module that applies `body` to its first argument and ignores all others.
+
+    With a `length` it returns a tuple of it: the output, then None.
+    """
     graph = fx.Graph()
     x = graph.placeholder(argument or "x")
     graph.placeholder("*args")
     graph.placeholder("**kwargs")
     y: Any = graph.call_module("body", (x,))
     graph.output((y, *([None] * (length - 1))) if length else y)
-    # copies of a graph lose its hooks, and those of an ordinary module keep them
+    # copies of a GraphModule lose its hooks; copies of an ordinary module keep them
     ordinary = nn.Sequential(body) if isinstance(body, fx.GraphModule) else body
     return graph_of({"body": ordinary}, graph, "Block")
 
 
 def graph_of(modules: Mapping[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A graph that calls these modules by name."""
+    """A GraphModule of a graph that calls these modules by name."""
     root = nn.Module()
     for key, module in modules.items():
         root.add_module(key, module)

@@ -1,11 +1,11 @@
-"""Least squares: rows, their sums, and the ridge solution from either.
+"""Ridge regression towards given weights, from moments or, with few rows, from the rows themselves.
 
-    Y = X W' + b, ridge towards given weights
+    Y = X W' + b
 
-Sums of products need no memory for rows; K x K systems are solved. Where there are fewer rows than columns, the
-rows are kept, and an equal system with one equation a row is solved instead. Rows are multiplied in their own
-precision, about the mean of the first ones, and summed in float64: rounding would hide what hardly varies. All
-tensors have a leading dimension of groups, 1 but for grouped convolutions.
+Moments take no memory for rows; a K x K system is solved. With fewer rows than columns the rows are stored, and an
+equivalent system with one equation a row is solved. Products are computed in the rows' precision, centred on the
+mean of the first batch, and summed in float64: without centring, rounding hides columns of little variance. All
+tensors have a leading dimension of groups, which is 1 except for grouped convolutions.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from torch import Tensor
 from ...blocks.running import PrivateRandom
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-NARROW = 512  # columns up to which rows are not kept
+NARROW = 512  # columns up to which rows are never stored
 TINY = torch.finfo(torch.float64).tiny
 
 
 class Moments:
-    """What is known of rows x (groups, n, K) and y (groups, n, R)."""
+    """First and second moments of rows x (groups, n, K) and y (groups, n, R)."""
 
     def __init__(self, *, narrow: float = NARROW) -> None:
         self.count = 0
-        self.thinned = False  # these are a part of the rows
+        self.thinned = False  # True if only a sample of the rows was added
         self._narrow = narrow
-        self._sums: list[Tensor] = []  # of rows less `_about`
+        self._sums: list[Tensor] = []  # of rows minus `_about`
         self._about: list[Tensor] = []
         self._rows: list[tuple[Tensor, Tensor]] = []
 
@@ -43,17 +43,17 @@ class Moments:
             if not self._sums:
                 self._about = [rows.mean(1, keepdim=True) for rows in (x, y)]
             x, y = x - self._about[0], y - self._about[1]
-            made = [x.mT @ x, x.mT @ y, x.sum(1), y.sum(1), y.square().sum(1)]
+            sums = [x.mT @ x, x.mT @ y, x.sum(1), y.sum(1), y.square().sum(1)]
             if not self._sums:
-                self._sums = [tensor.double() for tensor in made]
+                self._sums = [tensor.double() for tensor in sums]
             else:
-                for total, tensor in zip(self._sums, made, strict=True):
+                for total, tensor in zip(self._sums, sums, strict=True):
                     total += tensor
         self._rows = []
 
     @property
     def rows(self) -> tuple[Tensor, Tensor] | None:
-        """The rows themselves, where they are fewer than the columns."""
+        """The rows themselves, if they are stored."""
         if not self._rows:
             return None
         if len(self._rows) > 1:
@@ -83,21 +83,21 @@ class Moments:
 
     @property
     def second(self) -> Tensor:
-        """Mean products of x with itself, (G, K, K)."""
+        """E[x x'], (G, K, K)."""
         return self._products(0, self.mean_x)
 
     @property
     def mixed(self) -> Tensor:
-        """Mean products of x and y, (G, K, R)."""
+        """E[x y'], (G, K, R)."""
         return self._products(1, self.mean_y)
 
     def _products(self, place: int, mean: Tensor) -> Tensor:
         one, two = self._about[0].double(), self._about[place].double()
-        made = (self._sums[place] / self.count).baddbmm_(one.mT, mean[:, None])
-        return made.baddbmm_((self._sums[2] / self.count)[:, :, None], two)
+        products = (self._sums[place] / self.count).baddbmm_(one.mT, mean[:, None])
+        return products.baddbmm_((self._sums[2] / self.count)[:, :, None], two)
 
-    def products(self) -> tuple[Tensor, Tensor]:
-        """Mean products of x with itself and with y, about their means."""
+    def covariances(self) -> tuple[Tensor, Tensor]:
+        """Covariances of x with itself and with y."""
         means = self.mean_x[:, :, None]
         return self.second - means * self.mean_x[:, None, :], self.mixed - means * self.mean_y[:, None, :]
 
@@ -105,31 +105,31 @@ class Moments:
         """The best b for a given W (G, R, K)."""
         return self.mean_y - (weight @ self.mean_x[:, :, None])[..., 0]
 
-    def spread(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def output_statistics(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of X W', each (G, R)."""
         if self.rows:
-            made = (self.rows[0] @ weight.mT.to(self.rows[0])).double()
-            return made.mean(1), made.var(1, correction=0)
+            outputs = (self.rows[0] @ weight.mT.to(self.rows[0])).double()
+            return outputs.mean(1), outputs.var(1, correction=0)
         mean = (weight @ self.mean_x[:, :, None])[..., 0]
-        return mean, ((weight @ self.products()[0]) * weight).sum(-1).clamp_min(0)
+        return mean, ((weight @ self.covariances()[0]) * weight).sum(-1).clamp_min(0)
 
     def error(self, weight: Tensor, shift: Tensor) -> float:
         """The mean squared error of X W' + b, summed over the outputs."""
         if self.rows:
             x, y = self.rows
-            rest = x @ weight.mT.to(x) + shift[:, None].to(x) - y
-            return float(rest.double().square().sum() / self.count)
+            residual = x @ weight.mT.to(x) + shift[:, None].to(x) - y
+            return float(residual.double().square().sum() / self.count)
         xy, mean_x, mean_y, yy = (total / self.count for total in self._sums[1:])
-        made = (weight @ self._sums[0]) / self.count  # the products of wide layers are large, and not copied
+        wxx = (weight @ self._sums[0]) / self.count  # _sums[0] is large for wide layers, and not copied
         about_x, about_y = (about.double() for about in self._about)
         shift = shift + (weight @ about_x.mT)[..., 0] - about_y[:, 0]
-        total = yy.sum() + (made * weight).sum() - 2 * (weight * xy.mT).sum() + shift.square().sum()
+        total = yy.sum() + (wxx * weight).sum() - 2 * (weight * xy.mT).sum() + shift.square().sum()
         return float(total + 2 * (shift * ((weight @ mean_x[:, :, None])[..., 0] - mean_y)).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Weights (G, R, K) and shift (G, R), the ridge that did best on held-out rows, and the error there."""
+    """Weights (G, R, K) and shift (G, R), the ridge with the least error on held-out rows, and that error."""
 
     weight: Tensor
     shift: Tensor
@@ -140,30 +140,30 @@ class Solution:
 
 def solve(
     fitted: Moments,
-    held: Moments,
+    held_out: Moments,
     base: Tensor,
     *,
     shifted: bool = True,
     rank: int | None = None,
     ridges: tuple[float, ...] = RIDGES,
 ) -> Solution:
-    """The weights closest to the rows, by the ridge towards `base` that is best on held-out rows.
+    """The least-squares weights, with the ridge towards `base` that has the least error on held-out rows.
 
-    Held-out rows are never fitted on, so that they can judge later fits, healing and the whole.
-    `shifted=False` fits no b; `rank` bounds the rank of what is added to `base`.
+    Held-out rows only choose the ridge. `shifted=False` fits no b; `rank` bounds the rank of the weights minus
+    `base`.
     """
     system: FromSums | FromRows = (FromRows if fitted.rows else FromSums)(fitted, base, shifted)
 
     def solved(ridge: float) -> Solution:
         delta, factors = system.solve(ridge), None
         if rank is not None:
-            # reduced-rank regression: keep the directions of the output that the fit explains most
+            # reduced-rank regression: project on the output directions with the largest explained variance
             left = leading(system.explained(delta), rank)
             factors = (left, left.mT @ delta)
             delta = factors[0] @ factors[1]
         weight = base + delta
         shift = fitted.shift(weight) if shifted else torch.zeros_like(fitted.mean_y)
-        return Solution(weight, shift, ridge, held.error(weight, shift), factors)
+        return Solution(weight, shift, ridge, held_out.error(weight, shift), factors)
 
     return min(map(solved, ridges), key=lambda solution: solution.error)
 
@@ -172,7 +172,7 @@ class FromSums:
     """The system of K equations."""
 
     def __init__(self, moments: Moments, base: Tensor, shifted: bool) -> None:
-        # the centred products are made for each ridge and not kept: those of wide layers are large
+        # the covariance is computed anew for each ridge: that of a wide layer is large
         self.moments, self.mean = moments, moments.mean_x[:, :, None]
         self.rest = moments.mixed - (moments.second @ base.mT)
         diagonal = moments.second.diagonal(dim1=-2, dim2=-1)
@@ -184,14 +184,14 @@ class FromSums:
         self.scale = varying.mean(-1).maximum(1e-12 * diagonal.mean(-1)).clamp_min(TINY)
 
     def solve(self, ridge: float) -> Tensor:
-        """What is added to the base."""
-        self._factor = self.rest.new_empty(0)  # the last ridge's goes before the next one's is made
+        """The weights minus the base."""
+        self._factor = self.rest.new_empty(0)  # frees the last ridge's before the next is computed
         centred = self.moments.second.baddbmm_(self.mean, self.mean.mT, alpha=-1)
         self._factor = damped_factor_(centred, ridge * self.scale)
         return torch.cholesky_solve(self.rest, self._factor).mT
 
     def explained(self, delta: Tensor) -> Tensor:
-        """A matrix whose left singular vectors are the directions of the output, by what delta adds there."""
+        """A matrix whose left singular vectors are output directions, in the order of the variance by delta."""
         return delta @ self._factor
 
 
@@ -200,7 +200,7 @@ class FromRows:
 
     def __init__(self, moments: Moments, base: Tensor, shifted: bool) -> None:
         if moments.rows is None:
-            raise ValueError("the rows were not kept")
+            raise ValueError("the rows were not stored")
         self.x, y = moments.rows
         if shifted:
             self.x, y = self.x - self.x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
@@ -215,30 +215,30 @@ class FromRows:
         return (parts.mT.to(self.x) @ self.x).double()
 
     def explained(self, delta: Tensor) -> Tensor:
-        made = (delta.to(self.x) @ self.x.mT).double() / self.count**0.5
-        return torch.cat([made, delta * self._ridge.sqrt()[:, None, None]], -1)
+        outputs = (delta.to(self.x) @ self.x.mT).double() / self.count**0.5
+        return torch.cat([outputs, delta * self._ridge.sqrt()[:, None, None]], -1)
 
 
 def damped_factor_(matrix: Tensor, ridge: Tensor) -> Tensor:
-    """The Cholesky factor of a matrix to whose diagonal the ridge is added, in place."""
+    """Add the ridge to the diagonal in place, and return the Cholesky factor."""
     matrix.diagonal(dim1=-2, dim2=-1).add_(ridge[:, None])
     return torch.linalg.cholesky_ex(matrix)[0]
 
 
 def leading(matrix: Tensor, rank: int) -> Tensor:
-    """The first left singular vectors; of a large matrix by a randomised search with a fixed seed."""
+    """The first left singular vectors; those of a large matrix by a randomised SVD with a fixed seed."""
     if min(matrix.shape[-2:]) <= NARROW:
         return torch.linalg.svd(matrix, full_matrices=False).U[..., :rank]
     with PrivateRandom():
         return torch.svd_lowrank(matrix, q=rank + 8, niter=4)[0][..., :rank]
 
 
-# Coefficients of given directions, from the moments of one group of rows.
+# Coefficients of given weights, from the moments of one group of rows.
 
 
 def fit_rows(moments: Moments, directions: Sequence[Tensor]) -> Tensor:
-    """Per output row c, the coefficients (I, R) of W_c = sum_i s_ic D_ic that fit best, with a free shift."""
-    covariance, cross = moments.products()
+    """The least-squares coefficients (I, R) of W_c = sum_i s_ic D_ic for each output row c, with a free shift."""
+    covariance, cross = moments.covariances()
     stacked = torch.stack([direction.double() for direction in directions])  # (I, R, K)
     system = torch.einsum("irk,jrk->rij", stacked @ covariance[0], stacked)
     right = torch.einsum("irk,kr->ri", stacked, cross[0])
@@ -246,13 +246,13 @@ def fit_rows(moments: Moments, directions: Sequence[Tensor]) -> Tensor:
 
 
 def fit_scalars(moments: Moments, directions: Sequence[Tensor], shifts: Sequence[Tensor]) -> Tensor:
-    """Scalars of Y = sum_i s_i (F D_i^T + t_i); nothing else is free."""
+    """The least-squares scalars of Y = sum_i s_i (X D_i' + t_i), without a free shift."""
     d = torch.stack([direction.double() for direction in directions])
     t = torch.stack([shift.double() for shift in shifts])
-    made = d @ moments.second[0]  # (I, R, K)
-    dm = d @ moments.mean_x[0]  # (I, R): the mean of F D_i^T
+    dxx = d @ moments.second[0]  # (I, R, K)
+    dm = d @ moments.mean_x[0]  # (I, R): the mean of X D_i'
     num = len(directions)
-    system = made.reshape(num, -1) @ d.reshape(num, -1).T
+    system = dxx.reshape(num, -1) @ d.reshape(num, -1).T
     system = system + dm @ t.T + t @ dm.T + t @ t.T
     aim = (d * moments.mixed[0].T).sum((1, 2)) + t @ moments.mean_y[0]
     return damped_solve(system[None], aim[None])[0]

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...blocks.twins import twin_of
+from ...blocks.shallow_copy import shallow_copy
 
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks") or "_hooks_" in name)
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
-    """Take every hook off a module that is a copy of a user's one."""
+    """Remove every hook from a copy of a user's module, in place."""
     for layer in module.modules():
         for hooks in _HOOKS:
             if hooks in layer.__dict__:
@@ -23,7 +23,7 @@ def without_hooks(module: nn.Module) -> nn.Module:
 
 
 def parameter_names(module: nn.Module) -> list[str]:
-    """Every place of a module that holds a parameter; one inside a shared submodule by its first name only."""
+    """The names of all parameters, tied ones under each name; shared submodules are listed once."""
     return [
         f"{path}.{name}" if path else name
         for path, layer in module.named_modules()
@@ -35,12 +35,11 @@ def parameter_names(module: nn.Module) -> list[str]:
 def shell_of(
     module: nn.Module, fill: Mapping[str, Tensor] | None = None, device: torch.device | None = None
 ) -> nn.Module:
-    """Copy a module's code and settings, with own buffers, without hooks and without parameters.
+    """A copy of a module with buffers of its own, without hooks, and without parameters except those in `fill`.
 
-    Settings (a Hugging Face config, say) are shared with the original, not copied. Where `fill`
-    gives tensors by name, they become the copy's parameters.
+    Settings, as a Hugging Face config, are shared with the original.
     """
-    shell = twin_of(module)
+    shell = shallow_copy(module)
     for path, layer in shell.named_modules():
         prefix = f"{path}." if path else ""
         vars(layer)["_parameters"] = {
@@ -54,20 +53,20 @@ def shell_of(
     return without_hooks(shell)
 
 
-def call_with(made: Mapping[str, Tensor], module: nn.Module, args: Any, kwargs: Any = None) -> Any:
-    """Call the module with these parameters, which nobody else sees: other threads may call, copy or save it.
+def call_with(parameters: Mapping[str, Tensor], module: nn.Module, args: Any, kwargs: Any = None) -> Any:
+    """Call a shallow copy of the module with these parameters, so that other threads may use the module meanwhile.
 
-    A twin runs. What its code sets, as a buffer or an attribute, is set on the module.
+    Buffers and attributes that the forward assigns are copied back to the module.
     """
     if torch.compiler.is_compiling():
-        return functional_call(module, dict(made), args, kwargs)
-    twin = twin_of(module)
-    for name, tensor in made.items():
+        return functional_call(module, dict(parameters), args, kwargs)
+    copied = shallow_copy(module)
+    for name, tensor in parameters.items():
         path, _, key = name.rpartition(".")
-        twin.get_submodule(path)._parameters[key] = tensor  # type: ignore[assignment]
-    before = [(dict(vars(layer)), dict(layer._buffers)) for layer in twin.modules()]
-    result = twin(*args, **(kwargs or {}))
-    for layer, ran, (state, buffers) in zip(module.modules(), twin.modules(), before, strict=True):
+        copied.get_submodule(path)._parameters[key] = tensor  # type: ignore[assignment]
+    before = [(dict(vars(layer)), dict(layer._buffers)) for layer in copied.modules()]
+    result = copied(*args, **(kwargs or {}))
+    for layer, ran, (state, buffers) in zip(module.modules(), copied.modules(), before, strict=True):
         layer._buffers.update(
             {name: value for name, value in ran._buffers.items() if value is not buffers.get(name)}
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where an operator is built: the target's data, and the model that its block and the neighbours are in.
+    """Where an operator is built: the target of the plan, and the model with its block and neighbours.
 
     `device` is `meta` while planning, so that counting parameters costs nothing.
     """
@@ -46,20 +46,20 @@ class Site:
         return next(floating, torch.float32)
 
     @property
-    def wide_dtype(self) -> torch.dtype:
+    def upcast_dtype(self) -> torch.dtype:
         """The dtype of coefficients and gains: float32, or float64 for a float64 model."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def part(self, role: str) -> Any:
-        """The removed block's own part: its shape and settings are followed, its weights are not."""
-        return resolve(self.block, self._where(role).path)
+        """The removed block's own part, of which the operator takes shape and settings but not the weights."""
+        return resolve(self.block, self._part(role).path)
 
     def sources(self, role: str) -> dict[str, Source]:
         """The sources of a role by side, previous first."""
         options = self.options
-        held = options.stop_gradient if isinstance(options, ReadingOptions) else True
+        stop_gradient = options.stop_gradient if isinstance(options, ReadingOptions) else True
         return {
-            side: self._source(side, read.part, held)
+            side: self._source(side, read.part, stop_gradient)
             for side in ("previous", "next")
             for read in self.target.reads
             if read.role == role and read.side == side
@@ -69,18 +69,18 @@ class Site:
         """The single source of a role that is read from one side."""
         return next(iter(self.sources(role).values()))
 
-    def _source(self, side: str, part: Part, held: bool) -> Source:
+    def _source(self, side: str, part: Part, stop_gradient: bool) -> Source:
         own, names = self.target.name.split("."), getattr(self.target, side).split(".")
         shared = next(i for i, (one, other) in enumerate(zip(own, names, strict=False)) if one != other)
         owner = self.model.get_submodule(".".join(names[:shared]))
-        return Source(self.neighbour(side), part, held, owner, tuple(names[shared:]))
+        return Source(self.neighbour(side), part, stop_gradient, owner, tuple(names[shared:]))
 
     def shape(self, role: str) -> tuple[int, ...]:
         """The shape, as (out, in, ...), of the removed block's weight in this role."""
-        return stored_shape(self.part(role).weight, self._where(role))
+        return stored_shape(self.part(role).weight, self._part(role))
 
-    def _where(self, role: str) -> Part:
-        return part_of(self.target.anatomy, role, f"{self.options.name} follows")
+    def _part(self, role: str) -> Part:
+        return part_of(self.target.anatomy, role, f"{self.options.name} needs")
 
 
 def part_of(anatomy: Anatomy, role: str, reader: str) -> Part:

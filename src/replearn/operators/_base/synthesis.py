@@ -1,4 +1,4 @@
-"""The arithmetic of synthesis, as pure functions: read, normalise, scale, add.
+"""Reading the neighbours' weights, and the arithmetic of synthesis as pure functions.
 
 norm(W)_c = W_c / sqrt(sum W_c^2 + eps)                      (eq:conv_norm, eq:linear_norm)
 W_r       = a * norm(W_prev) + b * norm(W_next) + D          (eq:general_synthesis)
@@ -20,18 +20,18 @@ EPS = 1e-12
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """A part of a neighbour, looked up anew at every read.
+    """A part of a neighbour, looked up at every read.
 
-    The neighbour is held in plain data, not as a submodule: its keys stay where they are, and
-    `deepcopy` and pickle of the model carry the reference over to the copy's own neighbour. A block that takes
-    its place is read instead, unless it wraps the neighbour.
+    It is plain data and no submodule: the neighbour's keys stay as they are, and after `deepcopy` or pickle of the
+    model it refers to the copy's neighbour. If another block takes the neighbour's place, that one is read, unless
+    it wraps the neighbour.
     """
 
     block: nn.Module
     part: Part
     stop_gradient: bool
-    owner: nn.Module | None = None  # a module around both the operator and the neighbour, and the way from there
-    way: tuple[str, ...] = ()
+    owner: nn.Module | None = None  # a module that contains both the operator and the neighbour
+    path_from_owner: tuple[str, ...] = ()
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -41,42 +41,42 @@ class Source:
         return resolve(self.neighbour(), self.part.path)
 
     def neighbour(self) -> nn.Module:
-        """The block that stands where the neighbour stood."""
+        """The block that is in the neighbour's place now."""
         found: Any = self.owner
-        for name in self.way:
+        for name in self.path_from_owner:
             found = found._modules[name]
-        if found is self.block or not self.way or any(part is self.block for part in found.modules()):
+        if found is self.block or not self.path_from_owner or any(part is self.block for part in found.modules()):
             return self.block
         try:
             resolve(found, self.part.path)
         except AttributeError:
             raise ReplearnError(
-                f"{'.'.join(self.way)} is a {type(found).__name__} now, without the {self.part.path} that an "
-                "operator reads. Put a block of the old class there, or plan again on a fresh model."
+                f"{'.'.join(self.path_from_owner)} is a {type(found).__name__} now, without the {self.part.path} "
+                "that an operator reads. Put a block of the old class there, or plan again on a fresh model."
             ) from None
         return found
 
     def weight(self) -> Tensor:
-        """The weight as (out, in, ...), in the dtype that it is stored in."""
+        """The weight as (out, in, ...), in its stored dtype."""
         found = self.look_up()
-        # a path leads to a layer, or to a parameter itself
+        # the path of a part is that of a layer, or of a parameter itself
         tensor = self.read() if isinstance(found, Tensor) else self.read("weight")
-        return self._cut(tensor.t() if self.part.transposed else tensor)
+        return self._rows(tensor.t() if self.part.transposed else tensor)
 
     def bias(self) -> Tensor | None:
         found = self.look_up()
         if isinstance(found, Tensor) or getattr(found, "bias", None) is None:
             return None
-        return self._cut(self.read("bias"))
+        return self._rows(self.read("bias"))
 
     def read(self, *below: str) -> Tensor:
-        """The parameter at a path below the source, whole, under stop-gradient if that is asked for."""
-        return gathered(self._stored(below), self.stop_gradient)
+        """The whole parameter at a path below the part, detached if `stop_gradient`."""
+        return gathered(self._parameter(below), self.stop_gradient)
 
     def anchors(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """The registers in which the parts on the way to this source stand: name and entry of each."""
+        """Dict, key and value of each module on the path to this source, and of its parameters."""
         found: Any = self.owner
-        for name in self.way:
+        for name in self.path_from_owner:
             yield found._modules, name, found._modules[name]
             found = found._modules[name]
         found = self.neighbour()
@@ -90,34 +90,35 @@ class Source:
             yield from ((found._parameters, name, found._parameters.get(name)) for name in ("weight", "bias"))
 
     def dtype_with(self, x: Tensor, *below: str) -> torch.dtype:
-        """The dtype in which the neighbour's own code would see this parameter next to x."""
-        parameter = self._stored(below)
+        """The dtype that this parameter has in the neighbour's forward, on an input like x."""
+        parameter = self._parameter(below)
         narrower = x.dtype.is_floating_point and x.dtype.itemsize < parameter.dtype.itemsize
-        # FSDP2's mixed precision casts a block's input and parameters alike, and shards are not cast yet
+        # FSDP2's mixed precision casts a block's input and parameters alike, but not the shards
         return x.dtype if narrower and is_sharded(parameter) and not autocasting(x) else parameter.dtype
 
-    def _stored(self, below: tuple[str, ...]) -> Tensor:
+    def _parameter(self, below: tuple[str, ...]) -> Tensor:
         *names, last = self.path + below
         modules = [self.neighbour()]
         for name in names:
             modules.append(getattr(modules[-1], name))
-        found = stored(modules, last)
+        found = optimizer_parameter(modules, last)
         if found is None:
             raise ReplearnError(f"A source has no parameter {'.'.join(self.path + below)} any more.")
         if not torch.compiler.is_compiling() and last in vars(modules[-1]):
+            place = ".".join((*self.path_from_owner, *self.path, *below))
             raise ReplearnError(
-                f"{'.'.join((*self.way, *self.path, *below))}, which an operator reads, is no parameter any more: "
-                "pruning or weight_norm computes it anew when its layer is called. Make it permanent first, as "
-                "torch.nn.utils.prune.remove or remove_weight_norm do."
+                f"{place}, which an operator reads, is no parameter any more: pruning or weight_norm computes it "
+                "at each call of its layer. Make it permanent first, with torch.nn.utils.prune.remove or "
+                "remove_weight_norm."
             )
         return found
 
-    def _cut(self, tensor: Tensor) -> Tensor:
+    def _rows(self, tensor: Tensor) -> Tensor:
         return tensor if self.part.rows is None else tensor[slice(*self.part.rows)]
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """In float32, or float64 if it is that already."""
+def upcast(tensor: Tensor) -> Tensor:
+    """The tensor in float32, or in float64 if it is that already."""
     return tensor if tensor.dtype is torch.float64 else tensor.float()
 
 
@@ -138,13 +139,13 @@ def per_row(coefficient: Tensor, weight: Tensor) -> Tensor:
 
 
 def per_head(coefficient: Tensor, weight: Tensor) -> Tensor:
-    """A coefficient per head, spread over the head's columns."""
+    """A coefficient per head, repeated over the head's columns."""
     width = weight.shape[1] // coefficient.shape[0]
     return coefficient.repeat_interleave(width).view(1, -1)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Synthesis stays out of autocast; only its result is cast."""
+    """Disable autocast: synthesis runs in float32, and only its result is cast."""
     # not torch.amp.is_autocast_available: torch 2.11 can't trace it
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
@@ -158,29 +159,29 @@ def autocasting(x: Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
-# Neighbours that FSDP2 or tensor parallelism spreads over processes: shards are read, and gathered.
+# Neighbours that FSDP2 or tensor parallelism shards over processes: their shards are gathered.
 
 
-def stored(modules: Sequence[nn.Module], name: str) -> Tensor | None:
-    """The parameter of the last of these nested modules, as the optimizer knows it.
+def optimizer_parameter(modules: Sequence[nn.Module], name: str) -> Tensor | None:
+    """The parameter of the last of these nested modules that the optimizer has: under FSDP2 the shard.
 
-    While a block is in use, FSDP2 puts whole tensors where its shards were, and frees their memory after. An
-    operator can meet them (in gradient accumulation without resharding, say) and must not hold them: at its
-    own backward pass they may be gone, and a gradient that comes after the block's own would be lost.
+    While FSDP2 runs a block, it puts gathered tensors in place of the shards and frees their memory afterwards. An
+    operator may see these, as in gradient accumulation without resharding, and must not use them: their memory may
+    be freed before its backward pass, and a gradient that arrives after the block's own would be lost.
     """
     tensor: Tensor | None = getattr(modules[-1], name, None)
-    if torch.compiler.is_compiling():  # a graph has no guards on FSDP2's state: it takes what is there
+    if torch.compiler.is_compiling():  # a graph has no guards on FSDP2's state
         return tensor
     for module in modules:
-        if hasattr(type(module), "_get_fsdp_state"):  # on the class: a module is slow to say no
-            for shard, gathered_ones in _shards(module):
-                if any(tensor is other for other in gathered_ones):
+        if hasattr(type(module), "_get_fsdp_state"):  # of the class, since a failed lookup on a module is slow
+            for shard, unsharded in _shards(module):
+                if any(tensor is other for other in unsharded):
                     return shard
     return tensor
 
 
 def _shards(module: Any) -> Iterator[tuple[Tensor, tuple[Tensor | None, ...]]]:
-    """Every shard of an FSDP2 module with the tensors that FSDP2 puts in its place at times."""
+    """Every shard of an FSDP2 module, with the tensors that FSDP2 may put in its place."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has one group, 2.13 a list
     for group in [state._fsdp_param_group] if groups is None else groups:
@@ -194,9 +195,9 @@ def is_sharded(tensor: Tensor | None) -> bool:
 
 
 def gathered(tensor: Tensor, stop_gradient: bool) -> Tensor:
-    """The whole of a parameter as an ordinary tensor.
+    """A parameter, gathered over all processes, as an ordinary tensor.
 
-    The gradient goes back as the mean over the processes, which is how FSDP2 reduces its own.
+    Its gradient is averaged over the processes, as FSDP2 does.
     """
     if stop_gradient:
         tensor = tensor.detach()

@@ -1,7 +1,4 @@
-"""The data room: say a name, get a data set; ask what is there; fetch what is not.
-
-The folder `sets` is the list of data sets.
-"""
+"""Data sets by name: load one, check whether it is there, download it. The folder `sets` is their list."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -34,10 +31,9 @@ def available() -> tuple[str, ...]:
 def load(name: str, root: Root = None, strict_counts: bool = True, **settings: Any) -> Loaded:
     """A data set by its name.
 
-    The root is the argument, else the environment variable REPLEARN_DATA, else ./data. Missing or
-    broken files are a ReplearnError that names them, the places looked at and the cure.
-    `strict_counts=False` takes any number of samples: for files made by hand. What
-    else a data set takes, as a text's `min_count`, is passed on.
+    The root is the argument, else the environment variable REPLEARN_DATA, else ./data. ReplearnError for missing
+    or broken files names them, the folders searched, and how to get them. `strict_counts=False` accepts any number
+    of samples, for files made by hand. Further settings, as a text's `min_count`, are passed on.
     """
     source = source_named(name)
     if unknown := sorted(settings.keys() - signature(source.load).parameters.keys()):
@@ -70,7 +66,7 @@ class DataStatus:
 
 
 def status(name: str, root: Root = None) -> DataStatus:
-    """What is there of a data set, whether it loads, and how to get it; broken data is no error here."""
+    """Where a data set is, whether it loads, and how to get it; broken data raises no error here."""
     source = source_named(name)
     problem, found, data = None, None, None
     try:
@@ -82,9 +78,9 @@ def status(name: str, root: Root = None) -> DataStatus:
 
 
 def download(name: str, root: Root = None) -> Path:
-    """Fetch a data set from its official address by torchvision, which checks it; its folder.
+    """Download a data set from its official address by torchvision, which checks it; returns its folder.
 
-    What is there and right is not fetched again. An archive that lies in the root already is unpacked.
+    Correct files are not downloaded again. An archive in the root is unpacked.
     """
     return download_images(source_named(name), root)
 

@@ -19,7 +19,7 @@ Key = tuple[int, int]  # an image's index, and the seed of its augmentation
 
 
 def transform_for(size: int, train: bool) -> Any:
-    """A picture as uint8: a random crop of 8 % to 100 %, flipped or not; in tests its centre (224 of 256)."""
+    """The transform to uint8: for training a random crop and flip, for tests a centre crop (224 of 256)."""
     from torchvision.transforms import v2
 
     if not train:
@@ -28,14 +28,14 @@ def transform_for(size: int, train: bool) -> Any:
 
 
 def default_workers() -> int:
-    """As many worker processes as this process may use cores, and not more than eight."""
+    """The number of cores that this process may use, at most eight."""
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 class Reader(Dataset[Any]):
-    """What a worker process does: a whole batch, or a text that says what is wrong with an item.
+    """Reads a whole batch in a worker process, or returns an error message as text.
 
-    A worker's own exception would arrive as a wall of text.
+    An exception in a worker would be printed with two tracebacks.
     """
 
     def __init__(self, read: Callable[[Any], Any], collate: Callable[[list[Any]], Any]) -> None:
@@ -58,7 +58,7 @@ def read_ahead(
         num_workers=workers,
         collate_fn=unchanged,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # its own, so that reading data moves no other random numbers
+        generator=torch.Generator(),  # so that the global generator does not advance
     )
     for batch in loader:
         if isinstance(batch, str):

@@ -46,7 +46,7 @@ class ImageSet(Counted):
         return len(self.test_labels)
 
     def with_classes(self, classes: Sequence[int]) -> ImageSet:
-        """Only the images of these classes, numbered anew from 0 in the order given; mean and std stay."""
+        """The images of these classes alone, relabelled from 0 in the order given, with the same mean and std."""
         known = range(self.num_classes)
         if len(set(classes)) != len(classes) or len(classes) < 2 or not all(label in known for label in classes):
             raise ReplearnError(
@@ -69,7 +69,7 @@ class ImageSet(Counted):
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel of uint8 images, scaled to 0..1.
 
-    From a histogram, which is exact: the same on every machine, however many threads count.
+    Computed from a histogram, so that they do not depend on the machine or the number of threads.
     """
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
@@ -83,10 +83,9 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def stratified_order(labels: Tensor, seed: int) -> Tensor:
-    """Indices of all images, shuffled, such that classes take turns: any beginning of it is balanced.
+    """Indices of all images, shuffled so that classes alternate and any prefix is balanced.
 
-    Shuffled by a hash and not by a generator, whose stream a library may change from one version
-    to the next; committed results must stay comparable.
+    Shuffled by a hash, since the numbers of a generator may change between library versions.
     """
     digests = [hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest() for index in range(len(labels))]
     shuffled = sorted(range(len(labels)), key=digests.__getitem__)

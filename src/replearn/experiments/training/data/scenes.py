@@ -1,4 +1,4 @@
-"""Data sets of whole pictures, as detectors and segmenters learn from them: files, and what is in them."""
+"""Data sets of whole pictures for detection and segmentation: files with boxes or masks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class DetectionSet(PictureSet[Scene]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SegmentationSet(PictureSet[Pair]):
-    """Pictures with masks. `numbers` says for each of a mask's 256 values which class it is."""
+    """Pictures with masks. `numbers` maps each of a mask's 256 values to a class."""
 
     numbers: Tensor = field(repr=False)  # int16 (256,): a class, VOID, or UNKNOWN for a value that may not occur
 

@@ -1,4 +1,4 @@
-"""What a data set holds and where it is looked for.
+"""What a data set contains and where it is searched for.
 
 The root is the one that was given, else REPLEARN_DATA, else ./data.
 """
@@ -17,24 +17,24 @@ Root = str | os.PathLike[str] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set: what it must hold, where it lies below the root, and how to get it."""
+    """A data set: its size and shape, where it is below the root, and how to get it."""
 
     name: str
     title: str
-    load: Callable[..., Any]  # of the source, the root and what else the set takes
+    load: Callable[..., Any]  # takes the source, the root and further settings
     num_train: int
     num_test: int
-    how: str  # how to get it, a sentence
+    how: str  # how to get it, as a sentence
     folders: tuple[str, ...] = ()  # tried in order; '' is the root itself
-    signs: tuple[str, ...] = ()  # patterns; a folder that holds a match of any is taken to be the data set
-    num_classes: int = 0  # 0 where the data itself says, as a text says its words
+    patterns: tuple[str, ...] = ()  # a folder with a match of any is the data set
+    num_classes: int = 0  # 0 if it follows from the data, as for a text
     shape: tuple[int, int, int] = (0, 0, 0)  # channels, height, width of images
     torchvision: str | None = None  # the class of torchvision.datasets that reads it
     splits: tuple[object, object] = ("train", "test")  # what that class calls its two parts
 
 
 class Counted:
-    """A data set whose parts `train` and `test` have a length; `unit` is what is counted."""
+    """A data set with parts `train` and `test` that have a length, in `unit`."""
 
     train: Any
     test: Any
@@ -51,7 +51,7 @@ class Counted:
 
 
 def root_of(root: Root) -> tuple[Path, str]:
-    """The folder of all data, and in words why it is this one."""
+    """The folder of all data, and where that setting is from, in words."""
     if root is not None:
         return Path(root).expanduser(), "the root that was given"
     if named := os.environ.get(VARIABLE):
@@ -69,10 +69,10 @@ def places_of(source: Source, root: Root) -> list[Path]:
 
 
 def find(source: Source, root: Root) -> Path | None:
-    """The first folder that holds something of the data set, else None."""
+    """The first folder that matches one of the data set's patterns, else None."""
     try:
         for folder in places_of(source, root):
-            if any(next(folder.glob(sign), None) is not None for sign in source.signs):
+            if any(next(folder.glob(pattern), None) is not None for pattern in source.patterns):
                 return folder
     except OSError as error:
         raise ReplearnError(f"Can't look for {source.title}: {error}.") from error
@@ -80,7 +80,7 @@ def find(source: Source, root: Root) -> Path | None:
 
 
 def locate(source: Source, root: Root) -> Path:
-    """As `find`; ReplearnError that says where was looked and how to get what is missing."""
+    """As `find`; ReplearnError with the folders searched and how to get the data if there is none."""
     found = find(source, root)
     if found is None:
         base, why = root_of(root)
@@ -92,14 +92,14 @@ def locate(source: Source, root: Root) -> Path:
 
 
 def cure(source: Source) -> str:
-    """What to do about data that is missing or broken."""
+    """How to get data that is missing or broken."""
     if source.torchvision:
         return f"Get it with `replearn data download {source.name}`, or by hand: {source.how}"
     return source.how
 
 
 def check_counts(source: Source, root: Root, loaded: Any) -> None:
-    """Refuse a set that has not as many samples or classes as it should."""
+    """Raise if the number of samples or classes is not the official one."""
     names = {"classes": "num_classes", f"training {loaded.unit}": "num_train", f"test {loaded.unit}": "num_test"}
     for what, name in names.items():
         found, right = getattr(loaded, name), getattr(source, name)

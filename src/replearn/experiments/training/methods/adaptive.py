@@ -20,7 +20,7 @@ from ....fitting.observe import block_similarity
 from ....planning.data import Plan, Target
 from ....planning.legality import Survey
 from ....planning.planner import count_parameters, plan
-from ....planning.positions import best_apart
+from ....planning.positions import best_nonadjacent
 from ....planning.targets import build_operator, trainable
 from ....surgery.plan_metadata import attach_plan_
 from ....surgery.replace import set_submodule
@@ -34,7 +34,7 @@ class Adaptive(Method):
     name = "adaptive"
     has_targets = True
     leaves_idle = True
-    moves = True
+    changes_model = True
 
     _fixed: Plan
     _stacks: tuple[Stack, ...]
@@ -64,7 +64,7 @@ class Adaptive(Method):
         return self._choose(model, self.most_redundant(scores), f"by the scores of epoch {epoch}")
 
     def scores(self, model: nn.Module, batch: Tensor) -> dict[str, float]:
-        """How much each legal block's output is like its input; puts every block in its place first."""
+        """The similarity of each legal block's output to its input; first puts every block in its place."""
         switches = list(patches(model, Switch))
         for switch in switches:
             switch.replaced = False
@@ -75,7 +75,7 @@ class Adaptive(Method):
     def most_redundant(self, scores: Mapping[str, float]) -> set[str]:
         """The highest total score, in as many blocks as the fixed placement has, no two adjacent."""
         names = [name for stack in self._stacks for name in stack.blocks]
-        return best_apart(names, scores, len(self._fixed.targets))
+        return best_nonadjacent(names, scores, len(self._fixed.targets))
 
     def state(self) -> dict[str, Any]:
         return {"replaced": [] if self.plan is None else [target.name for target in self.plan.targets]}
@@ -84,7 +84,7 @@ class Adaptive(Method):
         self._choose(model, set(state["replaced"]), "as in the checkpoint")
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """Replace the last epoch's choice for good: an ordinary replaced model, ready for save and deploy."""
+        """Replace the blocks chosen last: the result is an ordinary replaced model, for save and deploy."""
         switches = list(patches(model, Switch))
         unpatch_(model, Switch)
         for switch in switches:
@@ -118,7 +118,7 @@ class Switch(Patch):
 
     def __init__(self, block: nn.Module, holder: nn.ModuleDict, key: str, target: Target) -> None:
         super().__init__(block)
-        # through the holder, which ends the chain block - operator - neighbour - its operator - ...
+        # not the operator itself: that would nest block, operator, neighbour, its operator and so on
         self._holder, self._key = holder, key
         self.target = target
         self.replaced = False
@@ -132,7 +132,7 @@ class Switch(Patch):
 
 
 def chosen_plan(model: nn.Module, fixed: Plan, targets: tuple[Target, ...], how: str) -> Plan:
-    """The plan of a replacement of these blocks for good, which is what `finish` does."""
+    """The plan that `finish` carries out for these targets."""
     holder = model.get_submodule(HOLDER)
     operators = trainable(holder.parameters())
     held = f"{fixed.parameters_before + operators:,} parameters"

@@ -1,4 +1,4 @@
-"""What a method is: a change to a model before training, and at most a change at each epoch."""
+"""Base class of methods: a change to a model before training, and optionally at each epoch and step."""
 
 import re
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from ..recipe import Variant
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method may know: its row, the run's seed and length, and how to fit a plan's operators."""
+    """What a method gets: its row, the run's seed and length, and a function that fits a plan's operators."""
 
     variant: Variant
     seed: int
@@ -28,13 +28,13 @@ class Setting:
 
 
 class Method(ABC):
-    """One way of training cheaper. The folder is the list: a new method is one new file."""
+    """A method of training. The folder is their list: a new method is one new file."""
 
     name: str
-    capturable: bool = True  # False if each step may take another path through the model
-    leaves_idle: bool = False  # True if a step may leave parameters without a gradient; DDP must look for them
+    capturable: bool = True  # False if steps take different paths through the model
+    leaves_idle: bool = False  # True if a step may leave parameters without a gradient, for DDP
     has_targets: bool = False  # True if blocks are replaced or removed
-    moves: bool = False  # True if `start_epoch` may change the model
+    changes_model: bool = False  # True if `start_epoch` may change the model
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -62,14 +62,14 @@ class Method(ABC):
         """Put `state` back before the model's weights are loaded."""
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """Take off what only training needed; the outputs in eval mode stay the same."""
+        """Remove what only training needs; the outputs in eval mode stay the same."""
         return model
 
 
 def carried_plan(model: nn.Module, variant: Variant) -> Plan | None:
-    """The plan that the model carries, if it is what the row asks for; None for a whole model.
+    """The plan attached to a pretrained model, or None for a whole model.
 
-    Raises ReplearnError where method, placement or operator differ.
+    Raises ReplearnError if its method, placement or operator is not that of the row.
     """
     found = attached_plan(model)
     if found is None:

@@ -1,7 +1,7 @@
 """Activation checkpointing (Chen et al. 2016), non-reentrant, around every block of every stack.
 
-A block keeps its input alone and is run again in the backward pass. The second run draws the same
-random numbers and leaves BatchNorm's running statistics alone, so that training is that of E2E.
+Of a block only the input is stored; it is run again in the backward pass. The second run draws the same random
+numbers and does not update BatchNorm's running statistics, so that training is that of E2E.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ class Checkpointing(Wrapper):
 
 
 class Recomputed(Patch):
-    """Keeps the block's inputs alone, and runs it again for the backward pass."""
+    """Stores only the block's inputs, and runs it again for the backward pass."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.module.training:

@@ -1,7 +1,7 @@
-"""Late replacement: whole for the first tenth of the epochs, then operators fitted to the blocks in their place.
+"""Late replacement: the whole model for the first tenth of the epochs, then operators fitted to its blocks.
 
-The operators are fitted in closed form on training samples, and training goes on as in Replacement Learning. With
-operators.Removal() the blocks are left out from then on, which is the control.
+The operators are fitted in closed form on training samples, and training continues as in Replacement Learning. The
+control is operators.Removal(), with which the blocks are removed at that point.
 """
 
 import math
@@ -20,7 +20,7 @@ from .base import Method
 class LateReplacement(Method):
     name = "late"
     has_targets = True
-    moves = True
+    changes_model = True
     replaced = False
 
     def prepare(self, model: nn.Module) -> nn.Module:

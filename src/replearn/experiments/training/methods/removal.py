@@ -1,4 +1,4 @@
-"""Removal: the same targets with nothing in their place. The floor; `Variant.operator` is not read."""
+"""Removal: the targets of RepL with nothing in their place. The baseline; `Variant.operator` is not read."""
 
 from ....operators._base.options import Options
 from ....operators.removal import Removal as Nothing

@@ -56,9 +56,9 @@ class CarryingBlocks(nn.Sequential):
 
 
 class CarryingBlock(nn.Module):
-    """A timm block that gives away its attention output; with `reuse` it makes it of the one before.
+    """A timm block that also returns its attention output; with `reuse` it is computed from the previous block's.
 
-    The parts that stay keep their names.
+    The parts of the block keep their names.
     """
 
     def __init__(self, block: nn.Module, reuse: nn.Module | None = None) -> None:
@@ -86,7 +86,7 @@ class CarryingBlock(nn.Module):
 
 
 class Reuse(nn.Module):
-    """f: one block's attention output, made from that of the block before; prefix tokens pass unchanged."""
+    """f: a block's attention output, computed from the previous block's; prefix tokens are unchanged."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Reuse(nn.Module):
 
 
 def check_model(model: Any) -> None:
-    """ReplearnError if it is no ViT that can skip attention."""
+    """Raise unless the model is a ViT that can skip attention."""
     name = type(model).__name__
     classes = {f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__}
     blocks = getattr(model, "blocks", None)

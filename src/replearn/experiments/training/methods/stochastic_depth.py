@@ -8,11 +8,11 @@ of a block that is kept is scaled up while training, so that evaluation needs no
 scale stands where the branch ends, before the addition; elsewhere the block's whole change of its input
 is the branch.
 
-Together with RepL an operator is a block like the one it stands for: it keeps the place's l, and is
-dropped with the same chance. Places where a block was removed count, and have nothing to drop.
+Together with RepL an operator has its block's l and is dropped with the same probability. Removed blocks
+count, and have nothing to drop.
 
-What is dropped follows from (seed, epoch, step) alone. A dropped block's parameters get no gradient in
-that step, and so neither weight decay nor momentum.
+The choice depends on (seed, epoch, step) alone. A dropped block's parameters get no gradient in that step, and so
+neither weight decay nor momentum.
 """
 
 from random import Random
@@ -48,7 +48,7 @@ class StochasticDepth(Wrapper):
         found = []
         for index, (stack, i) in enumerate(places):
             block = model.get_submodule(stack.blocks[i])
-            # blocks that change the shape stay; of blocks that nobody knows, the first may be such a one
+            # blocks that change the shape are never dropped; the first of a generic stack may be one
             may_drop = not stack.anatomies[i].transition and (i > 0 or stack.family != "generic")
             if may_drop and not is_removed(block):
                 check_block(model, block, stack, i)
@@ -79,14 +79,14 @@ def chances_of(total: int, rate: float) -> list[float]:
 
 
 def draw(seed: int, epoch: int, step: int, chances: dict[int, float]) -> dict[int, bool]:
-    """Which places are dropped in this step; every place has a number of its own, whatever the others are."""
+    """Which blocks are dropped in this step; the draw of one does not depend on which others there are."""
     numbers = Random(f"stochastic depth, seed {seed}, epoch {epoch}, step {step}")
     drawn = [numbers.random() for _ in range(max(chances, default=-1) + 1)]
     return {index: drawn[index] < chance for index, chance in chances.items()}
 
 
 class Dropped(Patch):
-    """Hands the input through where the block is dropped, else runs it."""
+    """Returns the input where the block is dropped, else runs it."""
 
     def __init__(self, block: nn.Module, anatomy: Anatomy, index: int, chance: float, scaled: bool) -> None:
         super().__init__(block)

@@ -1,4 +1,4 @@
-"""Run blocks differently without renaming anything: patches on a block's `forward`; several methods at once."""
+"""Methods that run blocks differently, by patches on `forward` that rename nothing; combinations of methods."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from .base import Method, Setting
 
 
 class Patch(ABC):
-    """Stands in the `forward` of one module, and may run what stood there before.
+    """Replaces the `forward` of one module, and may call the previous one.
 
-    The module is held in plain data and the patch in the module's own `__dict__`: no parameter
-    gets another name, and `deepcopy` and pickle give the copy a patch that runs the copy.
+    It is set in the module's `__dict__` and refers to the module without being a submodule: no parameter is
+    renamed, and after `deepcopy` and pickle the copy has a patch of the copy.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,14 +32,14 @@ class Patch(ABC):
         vars(module)["forward"] = self
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module would compute without this patch."""
+        """The module's forward without this patch."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes now."""
+        """The module's forward with this patch."""
 
 
 Kind = TypeVar("Kind", bound=Patch)
@@ -60,7 +60,7 @@ def patches_on(module: nn.Module) -> Iterator[Patch]:
 
 
 def unpatch_(model: nn.Module, *kinds: type[Patch]) -> None:
-    """Take every patch of these kinds off; what stood below it stays."""
+    """Remove every patch of these kinds; other patches on the same modules stay."""
     for module in model.modules():
         kept = [patch for patch in patches_on(module) if not isinstance(patch, kinds)]
         for patch, below in zip(kept, [*kept[1:], None], strict=False):
@@ -72,7 +72,7 @@ def unpatch_(model: nn.Module, *kinds: type[Patch]) -> None:
 
 
 class Wrapper(Method):
-    """A method that keeps the blocks and only runs them differently; it comes after one that replaces them."""
+    """A method that only runs blocks differently; it is applied after one that replaces blocks."""
 
     @abstractmethod
     def wrap(self, model: nn.Module, stacks: tuple[Stack, ...]) -> nn.Module:
@@ -83,7 +83,7 @@ class Wrapper(Method):
 
 
 def whole_stacks(model: nn.Module, name: str) -> tuple[Stack, ...]:
-    """The stacks of a model that nothing was done to yet."""
+    """The stacks of a model without replaced blocks."""
     if any(isinstance(module, Operator) for module in model.modules()):
         raise ReplearnError(
             f"{name}: this {type(model).__name__} has replaced blocks already. Start from a fresh model and "
@@ -99,12 +99,12 @@ def whole_stacks(model: nn.Module, name: str) -> tuple[Stack, ...]:
 
 
 def is_removed(block: nn.Module) -> bool:
-    """Does nothing stand in this place any more?"""
+    """True for a removed block."""
     return isinstance(block, Operator) and isinstance(block.target.operator, Removal)
 
 
 class Combined(Method):
-    """Several methods at once, the one that decides what the blocks are first: `repl+checkpointing`."""
+    """Several methods in one, as `repl+checkpointing`; the one that replaces blocks is applied first."""
 
     def __init__(self, setting: Setting, parts: list[Method]) -> None:
         super().__init__(setting)
@@ -118,7 +118,7 @@ class Combined(Method):
                 f"{self.name}: {deciding[0]} and {deciding[1]} both decide what the blocks are. Keep one; only "
                 "methods that run blocks differently can be added to it, as in 'repl+checkpointing'."
             )
-        if any(part.moves for part in parts):
+        if any(part.changes_model for part in parts):
             raise ReplearnError(
                 f"{self.name}: {deciding[0]} changes the blocks between epochs, so nothing can be added to it. "
                 f"Write '{deciding[0]}' alone."

@@ -1,4 +1,4 @@
-"""What a task is: what a batch holds, how the model is made, the loss, and what is measured."""
+"""Base class of tasks: data, model, loss and metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .. import data as data_room
+from .. import data as datasets
 from ..batches import Batches
 from ..metrics import Metric
 from ..picture_batches import PictureBatches, PictureStore
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Task(ABC):
-    """One run's task. The engine owns steps, seeds, checkpoints and files; all that differs between tasks is here.
+    """The task of one run: all that differs between tasks. `Run` has steps, seeds, checkpoints and files.
 
-    A step that is captured as a CUDA graph runs `batches.current()` and `loss`: fixed shapes, tensors on the
-    device, nothing that waits for it. Tasks whose batches change shape leave `batches.fixed` False.
+    A captured step runs `batches.current()` and `loss`, which then must have fixed shapes and tensors on the
+    device and must not synchronize. Tasks whose batches change shape leave `batches.fixed` False.
     """
 
     name: ClassVar[str]
@@ -46,12 +46,12 @@ class Task(ABC):
         self.take(shared[key])
 
     def reading(self) -> tuple[Any, ...]:
-        """The settings that decide what `read` gives."""
+        """The settings that the result of `read` depends on."""
         return ()
 
     @abstractmethod
     def read(self) -> Any:
-        """The data, on the device where it fits; several runs at once share it."""
+        """The data, on the device if it fits; runs at the same time share it."""
 
     @abstractmethod
     def take(self, data: Any) -> None:
@@ -69,7 +69,7 @@ class Task(ABC):
 
     @abstractmethod
     def start_(self, model: nn.Module, source: str) -> None:
-        """Fill the model from trained weights."""
+        """Load trained weights into the model."""
 
     def build(self) -> nn.Module:
         """The model, pretrained where the recipe says so."""
@@ -95,13 +95,13 @@ class Task(ABC):
         """`test_loss` and every metric on the test set; in every process, in eval mode, without gradients."""
 
     def train_measures(self, sums: Sequence[float]) -> dict[str, float]:
-        """What an epoch's sums come to, by the names of the result file; `train_loss` is one of them."""
+        """The measures of an epoch from its sums, by their names in the result file; `train_loss` is one."""
         loss, *counted, samples = sums
         shares = {name: 100 * value / samples for name, value in zip(self.counted, counted, strict=True)}
         return {"train_loss": loss / samples, **shares}
 
     def notes(self) -> list[str]:
-        """What a result file should say of how the model was started."""
+        """Notes for the result file on how the model was initialized."""
         return []
 
     @property
@@ -115,7 +115,7 @@ class Task(ABC):
 
 
 def sums_of(loss: Tensor, samples: int, *counted: Tensor) -> Tensor:
-    """What `Task.loss` adds up: a batch's loss, what is counted, the number of samples."""
+    """The sums that `Task.loss` returns: a batch's loss, what is counted, the number of samples."""
     mean = loss.detach().float()
     return torch.stack([mean * samples, *counted, torch.full_like(mean, samples)])
 
@@ -130,7 +130,7 @@ class PictureTask(Task):
     started: str = ""
 
     def read(self) -> Any:
-        data = data_room.expect(self.kind, data_room.load(self.spec.data, self.spec.data_root), self.name)
+        data = datasets.expect(self.kind, datasets.load(self.spec.data, self.spec.data_root), self.name)
         return data, [PictureStore(part, data.read, self.device) for part in (data.train, data.test)]
 
     def take(self, data: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from .. import data as data_room
+from .. import data as datasets
 from ..architectures import architecture
 from ..data import ImageSet, StreamedSet
 from ..image_batches import DeviceBatches, DeviceImages, ImageBatches, StreamBatches
@@ -33,12 +33,12 @@ class Classification(Task):
         return self.recipe.classes, self.augment
 
     def read(self) -> DeviceImages | StreamedSet:
-        loaded = data_room.load(self.spec.data, self.spec.data_root)
+        loaded = datasets.load(self.spec.data, self.spec.data_root)
         if self.recipe.classes:
-            loaded = data_room.expect(ImageSet, loaded, "a part of the classes").with_classes(self.recipe.classes)
+            loaded = datasets.expect(ImageSet, loaded, "a part of the classes").with_classes(self.recipe.classes)
         if isinstance(loaded, StreamedSet):
             return loaded
-        return DeviceImages(data_room.expect(ImageSet, loaded, self.name), self.augment, self.device)
+        return DeviceImages(datasets.expect(ImageSet, loaded, self.name), self.augment, self.device)
 
     def take(self, data: DeviceImages | StreamedSet) -> None:
         if isinstance(data, StreamedSet):

@@ -34,7 +34,7 @@ class Detection(PictureTask):
     batches: DetectionBatches
 
     def read(self) -> Any:
-        library("pycocotools", "scenes")  # told before an epoch is trained
+        library("pycocotools", "scenes")  # raises before an epoch is trained
         return super().read()
 
     @staticmethod
@@ -102,9 +102,9 @@ class Detection(PictureTask):
 
 
 def coco_metrics(truth: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """mAP, AP50 and AP75 in percent; 0 where nothing was found or there is nothing to find.
+    """mAP, AP50 and AP75 in percent; 0 without detections or without annotations.
 
-    `truth` is COCO's annotation data, `found` a list as a COCO results file holds it: image_id, category_id, bbox
+    `truth` is COCO's annotation data, `found` the list of a COCO results file: image_id, category_id, bbox
     (x, y, width, height), score.
     """
     from pycocotools.coco import COCO

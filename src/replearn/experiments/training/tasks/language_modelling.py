@@ -1,4 +1,4 @@
-"""Language modelling: say the next word; judged by perplexity, the exponential of the mean loss a word."""
+"""Language modelling: predict the next word; the metric is perplexity, the exponential of the mean loss a word."""
 
 import math
 from contextlib import AbstractContextManager
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ....errors import ReplearnError
-from .. import data as data_room
+from .. import data as datasets
 from ..architectures import language_model
 from ..data import TextSet
 from ..metrics import Metric
@@ -30,8 +30,8 @@ class LanguageModelling(Task):
         return (self.recipe.text.min_count,)
 
     def read(self) -> TextSet:
-        loaded = data_room.load(self.spec.data, self.spec.data_root, min_count=self.recipe.text.min_count)
-        found = data_room.expect(TextSet, loaded, self.name)
+        loaded = datasets.load(self.spec.data, self.spec.data_root, min_count=self.recipe.text.min_count)
+        found = datasets.expect(TextSet, loaded, self.name)
         return replace(found, train=found.train.to(self.device), test=found.test.to(self.device))
 
     def take(self, data: TextSet) -> None:
@@ -68,7 +68,7 @@ class LanguageModelling(Task):
         return {"test_loss": loss, "test_perplexity": math.exp(loss) if loss < 700 else math.inf}
 
     def check_vocabulary(self, model: nn.Module) -> None:
-        """Refuse a model of another text: its words have other numbers, which a GPU would not even tell."""
+        """Raise for a model with another vocabulary: on a GPU, wrong numbers of words raise no error."""
         words = getattr(model, "words", None)
         if isinstance(words, nn.Embedding) and words.num_embeddings != self.batches.num_words:
             raise ReplearnError(

@@ -1,4 +1,4 @@
-"""Semantic segmentation: a class for every pixel, judged by the mean IoU."""
+"""Semantic segmentation: a class for every pixel; the metric is the mean IoU."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -80,24 +80,24 @@ class SemanticSegmentation(PictureTask):
         return logits_of(model(self.formatted(images)))[0][..., :height, :width].float()
 
 
-def confusion(labels: Tensor, said: Tensor, num_classes: int) -> Tensor:
+def confusion(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
     """How often each class (row) was taken for each (column); labels below 0 don't count."""
     real = labels >= 0
-    places = labels[real] * num_classes + said[real]
+    places = labels[real] * num_classes + predicted[real]
     return torch.bincount(places, minlength=num_classes**2).view(num_classes, num_classes)
 
 
 def segmentation_metrics(matrix: Tensor) -> dict[str, float]:
-    """The paper's three numbers in percent; a class that neither is there nor was said is left out of the means.
+    """The paper's three numbers in percent; a class that without labels and predictions is left out.
 
     >>> segmentation_metrics(torch.tensor([[3, 1], [0, 0]]))
     {'iou': 37.5, 'overall': 75.0, 'mean': 75.0}
     """
     counts = matrix.double()
-    right, there, said = counts.diag(), counts.sum(1), counts.sum(0)
-    union = there + said - right
+    right, actual, predicted = counts.diag(), counts.sum(1), counts.sum(0)
+    union = actual + predicted - right
     iou = (right / union)[union > 0]
-    recall = (right / there)[there > 0]
+    recall = (right / actual)[actual > 0]
     overall = right.sum() / counts.sum()
     measures = {"iou": iou.mean(), "overall": overall, "mean": recall.mean()}
     return {name: 100 * float(value) if counts.sum() else 0.0 for name, value in measures.items()}

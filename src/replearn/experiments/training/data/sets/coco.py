@@ -127,7 +127,7 @@ def as_truth(entry: Mapping[str, Any]) -> dict[str, Any]:
 def load_parts(source: Source, root: Root = None) -> DetectionSet:
     """The data set; ReplearnError for a wrong box or a missing picture."""
     folder = locate(source, root)
-    files = [folder / sign for sign in source.signs]
+    files = [folder / pattern for pattern in source.patterns]
     (train, about), (test, truth) = (
         read_part(file, folder / file.stem.removeprefix("instances_")) for file in files
     )
@@ -151,7 +151,7 @@ COCO = Source(
     num_train=118_287,
     num_test=5_000,
     folders=("coco", "coco2017", "COCO"),
-    signs=("annotations/instances_train2017.json", "annotations/instances_val2017.json"),
+    patterns=("annotations/instances_train2017.json", "annotations/instances_val2017.json"),
     how=(
         "Get train2017.zip, val2017.zip and annotations_trainval2017.zip from cocodataset.org and unpack them "
         "into ROOT/coco."
@@ -166,7 +166,7 @@ BCCD = Source(  # blood cells under a microscope: red and white cells, platelets
     num_train=205,
     num_test=72,
     folders=("bccd",),
-    signs=("annotations/instances_train.json", "annotations/instances_test.json"),
+    patterns=("annotations/instances_train.json", "annotations/instances_test.json"),
     how=(
         "Put annotations/instances_{train,test}.json (COCO's format) and the pictures, in folders train and test, "
         "into ROOT/bccd."

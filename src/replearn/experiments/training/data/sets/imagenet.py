@@ -46,7 +46,7 @@ IMAGENET = Source(
     num_train=1_281_167,
     num_test=50_000,
     folders=("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ""),
-    signs=("train/*/",),
+    patterns=("train/*/",),
     how=(
         "It is given out by image-net.org after registration (ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar); "
         "unpack it as imagenet/train/CLASS/*.JPEG and imagenet/val/CLASS/*.JPEG below the root."

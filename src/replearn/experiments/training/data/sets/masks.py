@@ -79,7 +79,7 @@ CITYSCAPES = Source(
     num_train=2_975,
     num_test=500,
     folders=("cityscapes", "Cityscapes"),
-    signs=("leftImg8bit/train",),
+    patterns=("leftImg8bit/train",),
     how=(
         "It is given out by cityscapes-dataset.com after registration: unpack leftImg8bit_trainvaltest.zip and "
         "gtFine_trainvaltest.zip into ROOT/cityscapes."
@@ -94,6 +94,6 @@ CAMVID = Source(
     num_train=367,
     num_test=233,
     folders=("camvid", "CamVid"),
-    signs=("trainannot",),
+    patterns=("trainannot",),
     how="Put the pictures and masks of SegNet's split into ROOT/camvid: train, trainannot, test, testannot.",
 )

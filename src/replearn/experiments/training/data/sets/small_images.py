@@ -104,7 +104,7 @@ CIFAR10 = Source(
     num_train=50_000,
     num_test=10_000,
     folders=("cifar-10-batches-py",),
-    signs=("*_batch*",),
+    patterns=("*_batch*",),
     how="unpack https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz into the root.",
     torchvision="CIFAR10",
     splits=(True, False),
@@ -115,7 +115,7 @@ CIFAR100 = replace(
     title="CIFAR-100",
     num_classes=100,
     folders=("cifar-100-python",),
-    signs=("train", "test"),
+    patterns=("train", "test"),
     how="unpack https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz into the root.",
     torchvision="CIFAR100",
 )
@@ -126,7 +126,7 @@ SVHN = replace(  # the extra training images (extra_32x32.mat) are not used
     num_train=73_257,
     num_test=26_032,
     folders=("svhn", "SVHN", ""),
-    signs=("train_32x32.mat", "test_32x32.mat"),
+    patterns=("train_32x32.mat", "test_32x32.mat"),
     how=(
         "put http://ufldl.stanford.edu/housenumbers/train_32x32.mat and test_32x32.mat into the folder svhn below "
         "the root."
@@ -142,7 +142,7 @@ STL10 = replace(
     num_train=5_000,
     num_test=8_000,
     folders=("stl10_binary",),
-    signs=("train_X.bin", "test_X.bin"),
+    patterns=("train_X.bin", "test_X.bin"),
     how="unpack http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz into the root.",
     torchvision="STL10",
 )

@@ -29,6 +29,6 @@ WIKITEXT2 = Source(
     num_train=2_086_708,
     num_test=246_217,
     folders=("wikitext-2",),
-    signs=tuple(name.format("train") for name in NAMES),
+    patterns=tuple(name.format("train") for name in NAMES),
     how="Put train.txt and test.txt (or the release's wiki.*.tokens) into ROOT/wikitext-2.",
 )

@@ -1,4 +1,4 @@
-"""Keep a run on disk: its folder for itself, its state, its result, and the trained model."""
+"""The files of a run: the lock of its folder, its checkpoint, its result, and the trained model."""
 
 import copy
 import json
@@ -17,16 +17,16 @@ from ...errors import ReplearnError
 from ...planning.serialization import encode
 from ...surgery.checkpoint import save
 from ...surgery.replace import operators_of
-from .results import Result, epoch_from_dict, hardware_of, made_by, now, versions_of, write_atomically
+from .results import Result, epoch_from_dict, hardware_of, now, provenance, versions_of, write_atomically
 from .run import Run, RunSpec
 from .state import collect, read_state, restore, write_state
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run's folder until the end of the block; the system lets go of it when the process ends.
+    """Lock a run's folder until the end of the block, or until the process ends.
 
-    ReplearnError with the holder's process and host where another one holds it.
+    ReplearnError with process and host of the holder if it is locked.
     """
     with open(folder / "lock", "a+", encoding="utf-8") as file:
         if find_spec("fcntl"):  # not on Windows
@@ -63,11 +63,11 @@ def save_run(run: Run) -> None:
     tensors, held = collect(run.bare, run.optimizer)
     if run.processes.leads:
         write_state(run.checkpoint, tensors, {**about, "optimizer": held})
-    run.processes.agree(True, run.device)  # nobody goes on, or ends, before the file is there
+    run.processes.agree(True, run.device)  # no process continues before the file is there
 
 
 def resume_run(run: Run) -> bool:
-    """Go on from the state on disk, if there is one; it must be of this very run."""
+    """Continue from the checkpoint, if there is one; ReplearnError if it is of another run."""
     found = run.checkpoint
     if not found.exists():
         return False
@@ -91,19 +91,19 @@ def _restore(run: Run, found: Path) -> None:
             "or delete it to start anew."
         )
     run.method.load_state(run.bare, about["method"])
-    run.follow()
+    run.rebuild()
     restore(tensors, about["optimizer"], run.bare, run.optimizer)
     if run.scaler is not None:
         run.scaler.load_state_dict(about["scaler"])
     if run.processes.leads:  # the sums of all processes were saved as one
         run.sums.copy_(torch.tensor(about["sums"]))
     run.epoch, run.step_in_epoch = about["epoch"], about["step"]
-    run.seconds, run.said, run.started = about["seconds"], about["notes"], about["started"]
+    run.seconds, run.own_notes, run.started = about["seconds"], about["notes"], about["started"]
     run.epochs = [epoch_from_dict(entry) for entry in about["epochs"]]
 
 
 def identity(spec: RunSpec) -> dict[str, Any]:
-    """What must agree for a state to be this run's."""
+    """The settings that a checkpoint and its run must share."""
     recipe = encode(spec.recipe)
     for field in ("variants", "paper", "data"):
         recipe.pop(field)
@@ -141,8 +141,8 @@ def result_of(run: Run) -> Result:
         started=run.started,
         finished=run.finished,
         notes=tuple(run.notes),
-        command=made_by()[0],
-        commit=made_by()[1],
+        command=provenance()[0],
+        commit=provenance()[1],
     )
 
 

@@ -1,8 +1,8 @@
-"""Twins of a model's modules that record their calls and the tensors that their code reads.
+"""Copies of a model that record the calls of their modules and the tensors that their code reads.
 
-torch.fx's own Tracer patches `nn.Module.__call__` and `__getattr__` for the whole process, so that modules called
-by other threads fail, and two traces at once leave the patches behind. Only a
-shadow records, and what the traced code sets, it sets there.
+torch.fx's own Tracer patches `nn.Module.__call__` and `__getattr__` for the whole process: modules that other
+threads call fail, and two traces at once leave the patches behind. Here only the copy records, and what the traced
+code assigns stays on the copy.
 """
 
 from __future__ import annotations
@@ -21,33 +21,30 @@ import torch
 from torch import fx, nn
 from torch.fx import _symbolic_trace as torch_fx
 
-from .twins import twin_of
+from .shallow_copy import shallow_copy
 
 _wrapping = threading.RLock()
 
 
-class Reads(dict[str, Any]):
-    """A module's parameters or buffers; reading one by its name records it."""
+class RecordedDict(dict[str, Any]):
+    """A module's parameters, buffers or submodules; each lookup returns what `record` makes of the entry."""
 
-    def __init__(self, held: Any, record: Callable[[Any], Any]) -> None:
-        super().__init__(held)
+    def __init__(self, entries: Any, record: Callable[[Any], Any]) -> None:
+        super().__init__(entries)
         self._record = record
 
     def __getitem__(self, name: str) -> Any:
         return self._record(super().__getitem__(name))
 
 
-def shadow_of(root: nn.Module, read: Callable[[Any], Any], call: Callable[..., Any]) -> nn.Module:
-    """A shadow of the module and of all modules in it.
-
-    `read` is given every parameter and buffer that code asks for, `call` every called module and its arguments.
-    """
-    shadow = twin_of(root, own_containers=True)
-    for module in shadow.modules():
+def recording_copy(root: nn.Module, read: Callable[[Any], Any], call: Callable[..., Any]) -> nn.Module:
+    """A copy whose code gets `read(tensor)` for a parameter or buffer, and `call(module, ...)` for a call."""
+    copied = shallow_copy(root, copy_containers=True)
+    for module in copied.modules():
         state = vars(module)
-        state |= {name: Reads(state[name], read) for name in ("_parameters", "_buffers")}
+        state |= {name: RecordedDict(state[name], read) for name in ("_parameters", "_buffers")}
         state["_compiled_call_impl"] = functools.partial(call, module)  # what nn.Module.__call__ runs first
-    return shadow
+    return copied
 
 
 def forward_of(root: nn.Module) -> FunctionType:
@@ -59,7 +56,7 @@ def forward_of(root: nn.Module) -> FunctionType:
     return function
 
 
-# They take numbers and sizes, and would refuse a proxy of one
+# these take numbers and sizes, and raise for a proxy of one
 FACTORIES = tuple(
     getattr(torch, name)
     for name in (
@@ -71,9 +68,9 @@ FACTORIES = tuple(
 
 
 def functions_to_wrap(root: nn.Module, more: Collection[Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Each function that a trace records as one call, by the namespace and the name it is called by.
+    """Functions that a trace records as one call, each with a namespace and the name that it has there.
 
-    Those of `math`, torch's factories, those given to torch.fx.wrap, and `more`.
+    They are those of `math`, torch's factories, those given to torch.fx.wrap, and `more`.
     """
     wanted = {id(value) for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
     wanted |= {id(function) for function in (*FACTORIES, *more)}
@@ -92,9 +89,9 @@ def functions_to_wrap(root: nn.Module, more: Collection[Any]) -> Iterator[tuple[
 
 @contextmanager
 def wrapped_functions(root: nn.Module, more: Collection[Any] = ()) -> Iterator[None]:
-    """Record calls of such functions with proxies while this lasts; one thread at a time.
+    """Record this thread's calls of such functions with proxies; one thread at a time.
 
-    Other threads find a function in that place that does the same as before.
+    Other threads call the same wrappers, which only pass the call on.
     """
     thread = threading.get_ident()
     with _wrapping:
@@ -120,23 +117,23 @@ def _recording(function: Any, thread: int) -> Callable[..., Any]:
     return call
 
 
-def library_functions() -> tuple[Any, ...]:
-    """The functions that timm says must not be traced, where timm is in use."""
+def timm_functions() -> tuple[Any, ...]:
+    """The functions that timm registers as not traceable, if timm is imported."""
     library: Any = sys.modules.get("timm.layers")
     return tuple(filter(callable, library.get_notrace_functions())) if library else ()
 
 
-def library_modules() -> tuple[type, ...]:
-    """The classes that timm says must not be traced, where timm is in use."""
+def timm_modules() -> tuple[type, ...]:
+    """The classes that timm registers as not traceable, if timm is imported."""
     library: Any = sys.modules.get("timm.layers")
     return tuple(library.get_notrace_modules()) if library else ()
 
 
 class TensorProxy(fx.Proxy, torch.Tensor):  # type: ignore[misc]
-    """A proxy that is a tensor as well: for isinstance(x, Tensor), and for torch's C++ functions.
+    """A proxy that is a tensor subclass as well, so that `isinstance(x, Tensor)` is true.
 
-    Those would read memory that is not there of an object that only says so. They call `__torch_function__` of
-    a real one; as a tensor it has no memory, and it is no number.
+    torch's C++ functions call `__torch_function__` of a real subclass; an object that only claims to be a tensor
+    would crash them. The tensor itself is on the meta device.
     """
 
     _is_param = False  # what isinstance(x, Parameter) asks of a tensor
@@ -164,7 +161,7 @@ def _not_traced(name: str) -> Callable[..., Any]:
     def refuse(self: Any, *args: Any) -> Any:
         if name.startswith("__i") and name not in ("__int__", "__index__"):
             return NotImplemented  # x += y becomes x = x + y, as with any proxy
-        raise fx.proxy.TraceError(f"{name} of a traced tensor asks for its values")
+        raise fx.proxy.TraceError(f"{name} needs the values of a traced tensor")
 
     return refuse
 
