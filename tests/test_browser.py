@@ -161,6 +161,7 @@ def test_closed_sections_are_laid_out_when_opened_and_the_filter_hides_the_other
     assert page.locator("#summary article:visible").count() == page.locator(".comparison:visible").count() == 1
     page.fill("#filter", "set3 nowhere")
     assert page.locator("#nothing").inner_text() == "No match."
+    assert page.locator("section.card:visible").count() == 0
     page.fill("#filter", "")
     assert page.locator(".comparison:visible").count() == 7
     assert complaints == []
