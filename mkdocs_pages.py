@@ -95,7 +95,7 @@ def notebook_page(path: Path) -> str:
             else:
                 printed += "".join(output.get("text", data.get("text/plain", "")))
         if printed:
-            parts.append(f"```text\n{printed.rstrip()}\n```")
+            parts.append(f"```{{ .text .printed }}\n{printed.rstrip()}\n```")
     return "\n\n".join([*parts, ""])
 
 
@@ -129,8 +129,8 @@ def results_page(sections: list[Section]) -> str:
         full, row = section.row("e2e"), section.row("repl")
         if full is not None and row is not None:
             found = (row.against_e2e, row.against_removal)
-            against = [f"{each.verdict}, {signed(each.mean)}" if each else "" for each in found]
-            scores = [spread(each.score, each.std) for each in (full, row)]
+            against = [f"{each.verdict}<br>{signed(each.mean)}" if each else "" for each in found]
+            scores = [spread(each.score, each.std).replace(" ", "\u00a0") for each in (full, row)]
             deployed = section.deployed.get(row.label)
             shares = [ratio(value) for value in (row.time_ratio, row.memory_ratio, deployed)]
             name = f"[{section.title}](report.html#{section.key}), {section.metric.name}"
@@ -190,13 +190,26 @@ def api_page() -> str:
 
 
 def _signature(name: str, thing: Any) -> list[str]:
+    """The signature as it is written, a line a parameter, without the folders that types come from."""
     if not callable(thing) or (inspect.isclass(thing) and issubclass(thing, Exception)):
         return []
     try:
-        shown = str(inspect.signature(thing))
+        signature = inspect.signature(thing)
     except (TypeError, ValueError):
         return []
-    return ["```text", f"{name}{shown}", "```", ""]
+    lines: list[str] = []
+    for each in signature.parameters.values():
+        if each.kind is each.KEYWORD_ONLY and "    *," not in lines:
+            lines.append("    *,")
+        argument, _, default = str(each.replace(annotation=each.empty)).partition("=")
+        lines.append(f"    {argument}: {_type(each.annotation)}{default and f' = {default}'},")
+    back = "" if inspect.isclass(thing) else f" -> {_type(signature.return_annotation)}"
+    return ["```python", f"{name}(", *lines, f"){back}", "```", ""]
+
+
+def _type(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", text)
 
 
 def _doc(thing: Any) -> list[str]:

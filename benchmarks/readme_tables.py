@@ -318,22 +318,45 @@ def fused() -> str:
     return "\n".join(lines)
 
 
-def with_p(value: Difference | None) -> str:
-    """A difference with the p that decides its verdict."""
-    return difference(value) + ("" if value is None or value.corrected is None else f", p {value.corrected:.3f}")
+def verdict(value: Difference | None) -> str:
+    """The verdict above its difference and interval."""
+    if value is None:
+        return ""
+    word = value.verdict if value.verdict == "undecided" else f"**{value.verdict}**"
+    return f"{word}<br>{difference(value).removesuffix(f' {value.verdict}')}"
+
+
+def p_of(value: Difference | None) -> str:
+    return "" if value is None or value.corrected is None else f"{value.corrected:.3f}"
 
 
 def holds() -> str:
-    """The paper's claims beside ours, from every file of results."""
+    """The paper's claims beside ours, from every file of results: answers first, what they come from folded."""
     found, parts = collect(RESULTS), []
     for table in claims.tables(sections_of(found), measured_in(found.others)[0]):
-        cells = [tuple(cell if isinstance(cell, str) else with_p(cell) for cell in row) for row in table.rows]
-        rows = (table.heads, ("---",) * len(table.heads), *cells)
-        lines = ["| " + " | ".join(cells) + " |" for cells in rows]
-        commands = ["", "Trained by", "", *(f"- `{text}`" for text in table.commands)] if table.commands else []
-        about = textwrap.fill(table.about, 119)
-        parts.append("\n".join([f"## {table.title}", "", about, "", *lines, *commands]))
+        shown = [[verdict(cell) if not isinstance(cell, str) else cell for cell in row] for row in table.rows]
+        lines, more = markdown(table.heads, shown), []
+        if table.title == claims.PAPER:  # few columns; the others are folded
+            lines = markdown(table.heads[:5], [row[:5] for row in shown])
+            decided = [[p_of(cell) for cell in row[1:3] if not isinstance(cell, str)] for row in table.rows]
+            rest = [[row[0], *p, *row[5:]] for row, p in zip(shown, decided, strict=True)]
+            more = markdown(["row", "p, E2E", "p, removal", *table.heads[5:]], rest)
+        elif table.title != claims.SHORT:
+            lines, more = [], lines
+        if table.commands:
+            more += ["", "Trained by", "", *(f"- `{text}`" for text in table.commands)]
+        if more:
+            held = " and ".join(
+                ["Scores" if lines else f"All {len(shown)} rows", *["commands"] * bool(table.commands)]
+            )
+            more = ["", '<details markdown="1">', f"<summary>{held}</summary>", "", *more, "", "</details>"]
+        parts.append("\n".join([f"## {table.title}", "", textwrap.fill(table.about, 119), "", *lines, *more]))
     return "\n\n".join(parts)
+
+
+def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    heads = list(heads)
+    return ["| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows)]
 
 
 def expected(name: str) -> str:

@@ -23,7 +23,7 @@ from replearn.experiments import recipes
 from replearn.experiments.report.collecting import collect, read_folder
 from replearn.experiments.report.figures import MOST_POINTS, cost_figure, curves_figure, thinned
 from replearn.experiments.report.page import build_report, page
-from replearn.experiments.report.sections import plan_of, sections_of
+from replearn.experiments.report.sections import sections_of
 from replearn.experiments.report.svg import PALETTE, standalone_svg
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
@@ -189,7 +189,7 @@ def test_json_of_other_kinds_is_named_and_nothing_in_it_can_break_the_page(tmp_p
     odd = ([], 3, None, "text", {}, {"rows": []}, {"rows": rows}, [[1], 2])
     for number, data in enumerate(odd):
         (tmp_path / f"bench_{number}.json").write_text(json.dumps(data))
-    text = html(tmp_path)
+    text = html(tmp_path).replace("<wbr>", "")
     assert all(f"bench_{number}.json" in text for number in range(len(odd)))
 
 
@@ -306,11 +306,12 @@ def test_curves_have_a_band_over_the_seeds_and_at_most_so_many_points() -> None:
     assert thinned(list(range(1, 1001)))[-1] == 1000
 
 
-def test_the_plan_is_shown_as_it_prints_itself(runs: Path) -> None:
+def test_the_plan_is_shown_as_it_prints_itself(runs: Path, tmp_path: Path) -> None:
     (section,) = sections_of(collect(runs))
     assert escape(str(section.plans["RepL"])) in html(runs)
     assert "3 of 15 blocks replaced" in html(runs)
-    assert plan_of(run("RepL", 0, 91.0, plan={"targets": 3})) is None
+    put(tmp_path, run("RepL", 0, 91.0, plan={"targets": 3}))
+    assert sections_of(collect(tmp_path))[0].plans == {}
 
 
 def light(colour: str) -> float:
@@ -435,7 +436,7 @@ def test_a_field_of_a_wrong_type_never_ends_a_report_or_a_comparison(tmp_path: P
         holder[place[-1]] = wrong[number % 8]
         path.write_text(json.dumps(data))
         collection = collect(tmp_path)
-        shown = page(collection, sections_of(collection))
+        shown = page(collection, sections_of(collection)).replace("<wbr>", "")
         assert len(collection.runs) + len(collection.unread) + len(collection.others) == 2
         for entry in collection.unread:
             refused += 1

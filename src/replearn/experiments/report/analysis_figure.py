@@ -26,12 +26,11 @@ class Panel(NamedTuple):
 def write_analysis(analysis: Analysis, path: Path) -> Path:
     """Draw the picture, as SVG or as the file's name says."""
     panels = panels_of(analysis)
-    columns = 3 if len(panels) > 4 else 2
-    rows = -(-len(panels) // columns)
-    figure = new_figure(4.4 * columns, 3.6 * rows)
+    rows = -(-len(panels) // 2)
+    figure = new_figure(8.8, 3.6 * rows)
     figure.suptitle(f"{analysis.model}, {analysis.placement}: {analysis.num_samples} held-out samples")
     for number, panel in enumerate(panels, start=1):
-        draw_panel(figure.add_subplot(rows, columns, number), panel)
+        draw_panel(figure.add_subplot(rows, 2, number), panel)
     return save(figure, path)
 
 
@@ -47,13 +46,13 @@ def panels_of(analysis: Analysis) -> list[Panel]:
             "operator": ("repl", FULL, [[t.alone.epsilon] for t in targets]),
             "behind the ones before": ("ink", HOLLOW, [[t.together.epsilon] for t in targets]),
         }),
-        Panel("Output deviation |F_RepL(x) - F(x)|, and its bounds", [*names, "all"], {
+        Panel("Output deviation |F_RepL - F| and its bounds", [*names, "all"], {
             "bound as printed": ("muted", HOLLOW, [[d.printed] for d in made]),
             "bound": ("series0", HOLLOW, [[d.bound] for d in made]),
             "measured: largest": ("repl", FULL, [[d.measured] for d in made]),
             "mean": ("series5", FULL, [[d.mean] for d in made]),
         }, log=True),
-        Panel("Distance of removed weights to the neighbours' span", [f"{r} {s}" for r, s in spans], {
+        Panel("Removed weights' distance to neighbours' span", [f"{r} {s}" for r, s in spans], {
             "whole": ("series0", FULL, [[d.whole for d in group] for group in held]),
             "per row": ("repl", FULL, [[d.rows for d in group] for group in held]),
             "per head": ("series1", FULL, [[h for d in group for h in d.heads] for group in held]),
@@ -69,13 +68,13 @@ def panels_of(analysis: Analysis) -> list[Panel]:
     if found := analysis.convergence:
         steps = [str(point.step) for point in found.points]
         bounds = [found.bound(number) for number in range(len(steps))]
-        panels.append(Panel("Training by plain SGD: |grad J|^2 and its bound", steps, {
+        panels.append(Panel("Plain SGD: |grad J|^2 and its bound", steps, {
             "mean |grad J|^2": ("repl", LINE, [[mean] for mean, _, _ in bounds]),
             "start term": ("series0", LINE, [[start] for _, start, _ in bounds]),
             "noise term": ("series1", LINE, [[noise] for _, _, noise in bounds]),
             "J": ("muted", DASHES, [[point.loss] for point in found.points]),
         }, log=True))  # fmt: skip
-        panels.append(Panel("Training by plain SGD: the full network's gradient", steps, {
+        panels.append(Panel("Plain SGD: the full network's gradient", steps, {
             "|grad_s J|^2": ("repl", LINE, [[point.shared_squared] for point in found.points]),
             "|grad_s l|^2": ("series0", LINE, [[point.full_squared] for point in found.points]),
             "|bias|^2": ("series6", LINE, [[point.bias_squared] for point in found.points]),
@@ -96,8 +95,10 @@ def draw_panel(axes: Any, panel: Panel) -> None:
     shown = range(0, len(panel.places), 4 if many else 1)
     turned = sum(map(len, panel.places)) > 40 and not many
     look = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if turned else {}
-    axes.set_xticks(shown, [panel.places[place] for place in shown], fontsize=8, **look)
+    broken = [panel.places[place].replace(" + ", "\n+ ").replace(", ", ",\n") for place in shown]
+    axes.set_xticks(shown, broken, fontsize=9, **look)
     axes.set_yscale("log" if panel.log else "linear")
-    axes.set_title(panel.title, fontsize=9)
-    axes.legend(fontsize=7, frameon=False)
+    axes.set_title(panel.title, fontsize=10)
+    axes.tick_params(labelsize=9)
+    axes.legend(fontsize=9, frameon=False)
     axes.grid(axis="y", color=PALETTE["grid"][0])

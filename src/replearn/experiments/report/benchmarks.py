@@ -28,12 +28,12 @@ PARTS = {"training", "rows", "bare_removal"}  # a file of a known kind has one o
 Line = dict[str, str]  # of a table, by column
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
     title: str
     about: str  # how to read the table
     read: Callable[[Mapping[str, Any]], Iterator[Line]]
-    paper: str  # the column of the paper's number
+    paper: Mapping[str, tuple[str, str]]  # what the paper has numbers of: the columns of ours and of the paper's
 
 
 Measured = Mapping[Kind, Sequence[Line]]
@@ -147,19 +147,19 @@ KINDS = {
         title="Time and memory of a training step",
         about="Shares of E2E, taking turns in one process, with quartiles over rounds.",
         read=steps,
-        paper="paper: time",
+        paper={f"{each} of a training step": (each, f"paper: {each}") for each in ("time", "memory")},
     ),
     INFERENCE: Kind(
         title="Inference of the deployed model",
         about="How many times as fast as E2E, or as the model before deploying, with quartiles over rounds.",
         read=inference,
-        paper="paper",
+        paper={"speed of the deployed model": ("speedup", "paper")},
     ),
     COMPRESSED: Kind(
         title="Networks with blocks taken out",
         about="Without training; latency and parameters are shares of the trained network's.",
         read=compressed,
-        paper="",
+        paper={},
     ),
 }
 

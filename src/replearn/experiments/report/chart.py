@@ -89,7 +89,7 @@ def y_axis(frame: Frame, title: str) -> list[str]:
         marks.append(line([(frame.left, y), (frame.right, y)], "grid"))
         marks.append(text(frame.left - 6, y + 4, shown, "muted", "end"))
     middle = (frame.top + frame.bottom) / 2
-    return [*marks, text(12, middle, title, "muted", "middle", upright=True)]
+    return [*marks, text(12, middle, title, "muted", "middle", f'transform="rotate(-90 12 {middle:g})"')]
 
 
 def legend(entries: Sequence[Sign], left: float, top: float, right: float = WIDTH) -> tuple[list[str], float]:

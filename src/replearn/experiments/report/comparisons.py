@@ -33,8 +33,8 @@ MOST_RUNS = 60  # of one section, in its list of runs
 LEGEND = """\
 RepL is the recipe's first row of that method. Scores are those of the last epoch, mean ± standard deviation over
 seeds; differences are taken seed by seed, with the 95 % interval of their mean. Better and worse: p < 0.05 in a
-paired t-test, p corrected by Holm's method for all differences of the comparison. Deployed: parameters once
-operators are plain layers, over E2E's."""
+paired t-test, p corrected by Holm's method for all differences of the comparison; all else is undecided, which is
+not equal. Deployed: parameters once operators are plain layers, over E2E's."""
 COSTS = tag("p", "Time, memory and share (of the parameters, deployed too) are ratios to E2E.", class_="quiet")
 
 

@@ -42,7 +42,7 @@ def runs_figure(comparison: Comparison, name: str, *, wide: bool = False) -> Dra
         signs.append(("e2e", "E2E", "dash"))
     most = int(width / LETTER) - 1
     if wide:
-        marks.append(text(2, 22, shortened(heading(comparison), most), bold=True))
+        marks.append(text(2, 22, shortened(heading(comparison), most), more='font-weight="600"'))
     for number, (row, role) in enumerate(zip(rows, series_roles([row.method for row in rows]), strict=True)):
         y = top + number * height
         words = in_words(row) if wide else f"{row.label}: {spread(row.score, row.std)}"
@@ -193,10 +193,8 @@ def by_epoch(runs: Sequence[Result], metric: Metric) -> dict[int, list[float]]:
 
 def thinned(epochs: Sequence[int]) -> list[int]:
     """At most MOST_POINTS of them, evenly, the first and the last always."""
-    if len(epochs) <= MOST_POINTS:
-        return list(epochs)
     step = (len(epochs) - 1) / (MOST_POINTS - 1)
-    return [epochs[round(index * step)] for index in range(MOST_POINTS)]
+    return sorted({epochs[round(index * step)] for index in range(MOST_POINTS)})
 
 
 def _hints(frame: Frame, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> list[str]:

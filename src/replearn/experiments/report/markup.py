@@ -10,6 +10,7 @@ from html import escape
 from .svg import Drawing, inline_svg
 
 VERDICTS = ("better", "worse", "undecided")
+SENTENCE = 60  # letters that no narrow column takes
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ def join(*parts: Content) -> Raw:
 
 
 def breakable(name: str) -> Raw:
-    """A long name, which a narrow line breaks after its underscores."""
-    return Raw(escape(name).replace("_", "_<wbr>"))
+    """A long name, which a narrow line breaks after its underscores and slashes."""
+    return Raw(re.sub("[_/]", r"\g<0><wbr>", escape(name)))
 
 
 def columns(entries: Mapping[str, Sequence[Content]], label: str = "") -> Raw:
@@ -57,7 +58,7 @@ def columns(entries: Mapping[str, Sequence[Content]], label: str = "") -> Raw:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Content]], label: str = "") -> Raw:
     """A table that scrolls sideways on a phone, its first column in place; numbers are right-aligned."""
-    sides = ["r" if numeric(cells) else "l" for cells in zip(*rows, strict=True)] or ["l"] * len(heads)
+    sides = [_side(cells) for cells in zip(*rows, strict=True)] or ["l"] * len(heads)
 
     def cells(kind: str, row: Iterable[Content], **more: str) -> Raw:
         return join(*(tag(kind, cell, class_=side, **more) for cell, side in zip(row, sides, strict=True)))
@@ -67,10 +68,13 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Content]], label: str = 
     return tag("div", tag("table", head, body), class_="scroll", tabindex="0", role="region", aria_label=label)
 
 
-def numeric(cells: Sequence[Content]) -> bool:
+def _side(cells: Sequence[Content]) -> str:
+    """The class of a column: numbers to the right, and sentences in a wide one."""
     texts = [re.sub(r"<[^>]*>", "", text_of(cell)) for cell in cells]
     number = r"[-+]?(\d[\d.,]*|inf|nan)( ± \S+| of \d+)?( \[.*\])?"
-    return all(re.fullmatch(number, text) for text in texts if text)
+    if all(re.fullmatch(number, text) for text in texts if text):
+        return "r"
+    return "l long" if max(map(len, texts)) > SENTENCE else "l"
 
 
 def verdict(word: str) -> Raw:
@@ -78,14 +82,14 @@ def verdict(word: str) -> Raw:
 
 
 def _shown(row: Sequence[Content]) -> Iterator[Content]:
-    """A text in backticks is code, verdicts have their colour, and the first column is narrow on a phone."""
-    for place, cell in enumerate(row):
+    """A text in backticks is code, and verdicts have their colour."""
+    for cell in row:
         if not isinstance(cell, str):
             yield cell
         elif cell.startswith("`"):
             yield tag("code", cell.strip("`"))
         else:
-            yield verdict(cell) if cell in VERDICTS else cell if place else breakable(cell)
+            yield verdict(cell) if cell in VERDICTS else breakable(cell)
 
 
 def counted(count: int, thing: str) -> str:

@@ -138,7 +138,7 @@ def features_figure(found: Sequence[Features]) -> Any:
     shown = sorted({label for each in found for label in each.classes})
     colours = {label: f"C{number}" for number, label in enumerate(shown[:10])}
     for axes, each in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
-        axes.set_title(f"{each.label}, seed {each.seed}\nsilhouette {each.silhouette:.3f}", fontsize=9)
+        axes.set_title(f"{each.label}, seed {each.seed}\nsilhouette {each.silhouette:.3f}", fontsize=10)
         xs, ys = zip(*each.points, strict=True)
         axes.scatter(xs, ys, s=6, c=[colours.get(label, "lightgray") for label in each.classes], alpha=0.75)
         axes.set(xticks=[], yticks=[], aspect="equal")
@@ -146,7 +146,7 @@ def features_figure(found: Sequence[Features]) -> Any:
     entries = {f"class {label}": colour for label, colour in colours.items()} | others
     for label, colour in entries.items():
         axes.scatter([], [], s=20, c=colour, label=label)
-    figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=9, frameon=False)
     return figure
 
 
@@ -181,9 +181,10 @@ def feature_maps(runs: Sequence[Trained], path: Path, layers: Sequence[str] | No
         for run, found in zip(runs, outputs, strict=True):
             columns.append((f"{layer}\n{run.label}", maps_of(found[layer]), "viridis"))
     figure = new_figure(1.3 * len(columns), 1.3 * SHOWN + 0.5)
+    figure.patch.set_alpha(0)  # with grey titles, for light and dark pages
     cells = figure.subplots(SHOWN, len(columns), squeeze=False)
     for column, (title, maps, colours) in zip(cells.T, columns, strict=True):
-        column[0].set_title(title, fontsize=9)
+        column[0].set_title(title, fontsize=10, color="#767c84")
         for cell, shown in zip(column, maps.cpu().numpy(), strict=True):
             cell.imshow(shown, cmap=colours)
             cell.set(xticks=[], yticks=[])

@@ -19,7 +19,6 @@ from ..training.comparable import machine
 from ..training.compare import Comparison, Row, compare
 from ..training.metrics import Metric
 from ..training.recipe import slug
-from ..training.results import Result
 from .collecting import Collection, RunFile
 from .figures import cost_figure, curves_figure, runs_figure
 from .svg import Drawing
@@ -73,11 +72,12 @@ class Section:
 
     @cached_property
     def plans(self) -> Mapping[str, Plan]:
-        """By label the first plan that can be read."""
+        """By label the first plan that can be read; files may hold anything."""
         found: dict[str, Plan] = {}
         for run in self.runs:
-            if run.label not in found and (plan := plan_of(run.result)) is not None:
-                found[run.label] = plan
+            with suppress(ReplearnError):
+                if run.label not in found:
+                    found[run.label] = Plan.from_json(json.dumps(run.result.plan))
         return found
 
     @property
@@ -123,10 +123,3 @@ def _section(folder: Path, name: str, data: str, runs: Sequence[RunFile], keys: 
         comparison=comparison,
         problem=problem,
     )
-
-
-def plan_of(result: Result) -> Plan | None:
-    """None where a run has no plan, or one that can't be read: files may hold anything."""
-    with suppress(ReplearnError):
-        return Plan.from_json(json.dumps(result.plan))
-    return None

@@ -65,19 +65,9 @@ def area(points: Points, role: str) -> str:
     return f'<polygon class="f-{role}" opacity="0.16" points="{_places(points)}"/>'
 
 
-def text(
-    x: float,
-    y: float,
-    words: str,
-    role: str = "ink",
-    anchor: str = "start",
-    *,
-    bold: bool = False,
-    upright: bool = False,
-) -> str:
-    turn = f' transform="rotate(-90 {_n(x)} {_n(y)})"' if upright else ""
-    weight = ' font-weight="600"' if bold else ""
-    place = f'x="{_n(x)}" y="{_n(y)}" font-size="{TEXT}" text-anchor="{anchor}"{weight}{turn}'
+def text(x: float, y: float, words: str, role: str = "ink", anchor: str = "start", more: str = "") -> str:
+    """Words at a place, with more attributes."""
+    place = f'x="{_n(x)}" y="{_n(y)}" font-size="{TEXT}" text-anchor="{anchor}" {more}'
     return f'<text class="f-{role}" {place}>{escape(words)}</text>'
 
 

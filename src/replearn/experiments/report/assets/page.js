@@ -63,6 +63,8 @@
       part.hidden = !words.every((word) => part.dataset.words.includes(word));
     for (const row of document.querySelectorAll("section.card tbody tr"))
       row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+    for (const card of document.querySelectorAll("section.card"))
+      card.hidden = words.length > 0 && !card.querySelector("article:not([hidden]), tbody tr:not([hidden])");
     const found = document.querySelector(".comparison:not([hidden]), section.card tbody tr:not([hidden])");
     document.getElementById("nothing").hidden = !words.length || !!found;
   };
