@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -148,10 +149,10 @@ def test_steps_from_the_command_line(tmp_path: Path) -> None:
     assert kept["builds"] == 2
 
 
-def test_a_cpu_is_given_little_to_do_unless_more_is_asked_for(
+def test_a_cpu_is_given_little_to_do_with_large_images_unless_more_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replearn.experiments.bench.cases.SMALL_SUITE", (TINY,))
+    monkeypatch.setattr("replearn.experiments.bench.cases.SMALL_SUITE", (replace(TINY, size=72),))
     assert run("steps", "--device", "cpu", "--backend", "tf32", "-o", str(tmp_path / "b.json")).exit_code == 0
     kept = json.loads((tmp_path / "b.json").read_text())
     assert (kept["rounds"], kept["inner"]) == (5, 1)

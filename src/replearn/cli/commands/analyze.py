@@ -71,9 +71,8 @@ def analyze(
         torch.manual_seed(seed)
         whole = [batch for batch in batches if len(batch[0]) == batch_size]
         fresh = trained.task.build().to(batches[0][0].device)
-        points = min(20, convergence)
-        reached = converge(fresh, plan, whole, **how, lr=0.005, steps=convergence, points=points)
-        found = replace(found, convergence=reached)
+        how |= {"lr": 0.005, "steps": convergence, "points": min(20, convergence)}
+        found = replace(found, convergence=converge(fresh, plan, whole, **how))
     folder = out or (run if run.is_dir() else run.parent) / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "analysis.json", found.to_json())

@@ -48,9 +48,9 @@ def steps(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch; few on a CPU.")] = None,
     size: flags.Size = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; 10 if not given, 5 on a CPU.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; 10, on a CPU for large images 5.")] = None,
     inner: Annotated[
-        int | None, typer.Option(min=1, help="Steps of each candidate in a round; 3 if not given, 1 on a CPU.")
+        int | None, typer.Option(min=1, help="Steps of each candidate in a round; 3, on a CPU for large images 1.")
     ] = None,
     builds: Annotated[
         int, typer.Option(min=1, help="Build all candidates anew so often, and time the rounds of each build.")
@@ -73,6 +73,7 @@ def steps(
     from ...experiments.bench.record import LEGEND, new_record, record_json, training_table
     from ...experiments.bench.steps import compare_steps
     from ...experiments.training.fit import device_named
+    from ...experiments.training.results import command_line
     from ...operators._base.options import options_named
 
     where = device_named(device)
@@ -80,9 +81,10 @@ def steps(
     cases = cases or list(SUITE if where.type == "cuda" else SMALL_SUITE)
     backends = backend or ["tf32", "bf16", *(["captured"] if where.type == "cuda" else [])]
     extra = tuple(map(options_named, operator or []))
-    usual = (10, 3) if where.type == "cuda" else (5, 1)
+    slow = where.type != "cuda" and any(case.size > 64 for case in cases)
+    usual = (5, 1) if slow else (10, 3)
     often = {"rounds": rounds or usual[0], "inner": inner or usual[1], "builds": builds}
-    record = new_record(command(), where, **often, training=[])
+    record = new_record(command_line(sys.argv[1:]), where, **often, training=[])
     for case in cases:
         for name in backends:
             sides = candidates(case, extra=extra, methods=methods or ())
@@ -113,7 +115,7 @@ def inference(
     size: flags.Size = None,
     first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
     rounds: Annotated[
-        int | None, typer.Option(min=2, help="How often each side is timed; 20 if not given, 5 on a CPU.")
+        int | None, typer.Option(min=2, help="How often each side is timed; 20, on a CPU for large images 5.")
     ] = None,
     device: flags.Device = "auto",
     out: flags.Record = None,
@@ -135,6 +137,7 @@ def inference(
     from ...experiments.bench.inference_sides import DEFAULT
     from ...experiments.bench.record import record_json
     from ...experiments.training.fit import device_named
+    from ...experiments.training.results import command_line
     from ..subjects import is_small
 
     where = device_named(device)
@@ -147,12 +150,12 @@ def inference(
         if len(small) > 1:
             raise ReplearnError("Some of these models are for images of 32x32, some for larger ones: give --size.")
         size = 32 if True in small else 224
-    backends, rounds = tuple(backend or DEFAULT), rounds or (20 if on_gpu else 5)
+    backends, rounds = tuple(backend or DEFAULT), rounds or (20 if on_gpu or size <= 64 else 5)
     setting = Setting(models=names, batches=sizes, backends=backends, size=size, first=first, rounds=rounds)
     if on_gpu:
         torch.backends.cudnn.benchmark = True
     typer.echo(f"{HEADING}\n{header(names)}")
-    for found in measure(setting, where, command()):
+    for found in measure(setting, where, command_line(sys.argv[1:])):
         typer.echo(line_of(found["rows"][-1], names))
         record_json(found, out)
     if out is not None:
@@ -180,9 +183,3 @@ def case_of(
         first=first,
         optimizer=ADAMW if "vit" in name else SGD,
     )
-
-
-def command() -> str:
-    from ...experiments.training.results import command_line
-
-    return command_line(sys.argv[1:])

@@ -143,6 +143,5 @@ def line_of(row: dict[str, Any], names: Sequence[str]) -> str:
             theirs = row["paper"].get(table)
             printed = f" [paper {theirs['speedup']:.3f}]" if theirs else ""
             told.append(f"{label} {gain['median']:.3f}{printed}")
-    return (
-        f"{row['model']:{max(map(len, names))}} {row['batch']:5} {row['backend']:27} {shown}   {', '.join(told)}"
-    )
+    model = row["model"].ljust(max(map(len, names)))
+    return f"{model} {row['batch']:5} {row['backend']:27} {shown}   {', '.join(told)}"
