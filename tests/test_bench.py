@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from replearn import ReplearnError
 from replearn.cli.app import app
+from replearn.cli.commands.bench import case_of
 from replearn.experiments.bench import timing
 from replearn.experiments.bench.cases import (
     CASES,
@@ -89,10 +91,11 @@ def test_a_comparison_has_every_side_and_what_the_arithmetic_allows(comparison: 
 
 
 def test_builds_are_made_in_another_order_each_and_their_rounds_count_together() -> None:
-    sides, said = candidates(TINY)[:3], []
+    sides, said = candidates(TINY)[:3], list[str]()
     found = compare_steps(TINY, "tf32", CPU, sides=sides, rounds=2, inner=1, builds=2, say=said.append)
     built = [words.split("building ")[1] for words in said if "building " in words]
     assert built == [E2E, REMOVAL, REPL, REMOVAL, REPL, E2E]
+    assert sum("timing, about " in words for words in said) == 2
     assert [row.label for row in found.rows] == [E2E, REMOVAL, REPL]
     assert all(len(row.timing.milliseconds) == 4 for row in found.rows)
     with pytest.raises(ReplearnError, match="builds=0"):
@@ -146,6 +149,17 @@ def test_steps_from_the_command_line(tmp_path: Path) -> None:
     assert kept["builds"] == 2
 
 
+def test_a_cpu_is_given_little_to_do_with_large_images_unless_more_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replearn.experiments.bench.cases.SMALL_SUITE", (replace(TINY, size=72),))
+    assert run("steps", "--device", "cpu", "--backend", "tf32", "-o", str(tmp_path / "b.json")).exit_code == 0
+    kept = json.loads((tmp_path / "b.json").read_text())
+    assert (kept["rounds"], kept["inner"]) == (5, 1)
+    assert kept["training"][0]["notes"] == ["a CPU has no TF32: the step ran in float32"]
+    assert case_of("torchvision:efficientnet_b0", 4, None, None, None, CPU).batch_size == 4
+
+
 def test_epochs_are_timed_by_a_script(tmp_path: Path) -> None:
     script = Path(__file__).parent.parent / "benchmarks" / "epochs.py"
     words = "demo --methods e2e,repl --rounds 1 --together 2 --set model=cifar_resnet:20:4 --set batch_size=512"
@@ -164,7 +178,7 @@ def test_epochs_are_timed_by_a_script(tmp_path: Path) -> None:
             "steps resnet32 --backend fp8",
             "--backend fp8: There is no backend 'fp8'; there are tf32, bf16, captured, compiled",
         ),
-        ("steps resnet33", "There is no model 'resnet33'"),
+        ("steps demo", "MODEL demo is a recipe. Write its model, cifar_resnet:26:8."),
         ("steps cifar_resnet:20:4 --size 8 --first 4", "has no targets"),
         ("stepps resnet20", "Did you mean 'steps'?"),
     ],

@@ -19,6 +19,7 @@ from replearn.experiments.bench.inference import (
     PAPER_DYNAMIC,
     PAPER_E2E,
     Setting,
+    header,
     line_of,
     measure,
     printed,
@@ -129,8 +130,10 @@ def test_the_papers_rows_stand_beside_the_same_setting() -> None:
     times = {kind: {"median": 1.5, "low": 1.0, "high": 2.0} for kind in (E2E, DEPLOYED)}
     row = {"model": "resnet34", "batch": 64, "backend": "fp32", "milliseconds": times}
     row |= {"speedup": {f"{DEPLOYED} against {E2E}": {"median": 1.25}}, "paper": {PAPER_E2E: {"speedup": 1.264}}}
-    line = line_of(row)
-    assert line.startswith("resnet34              64 fp32")
+    line = line_of(row, ["resnet34"])
+    assert line.startswith("resnet34    64 fp32")
+    long = "torchvision:efficientnet_b0"
+    assert header([long, "resnet34"]).index("batch") == line_of({**row, "model": long}, [long]).index("64") - 3
     assert line.endswith("E2E 1.250 [paper 1.264]")
 
 

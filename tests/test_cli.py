@@ -205,7 +205,8 @@ def test_compare_from_a_folder_only_reads(here):
 @pytest.mark.parametrize(
     ("arguments", "cure"),
     [
-        ("plan resnet33", "There is no model 'resnet33'"),
+        ("plan resnet33", "There is no model 'resnet33'. Did you mean resnet"),
+        ("plan demo", "MODEL demo is a recipe. Write its model, cifar_resnet:26:8."),
         ("plan resnet32 --interval 1", "--interval 1: an interval is a whole number of at least 2"),
         ("plan resnet32 --gpu Z9", "--gpu Z9: There is no GPU 'Z9' in the table"),
         ("plan resnet32 --budget blocks=99", "blocks=99, and at most 6 of 15 can go"),

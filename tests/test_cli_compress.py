@@ -124,7 +124,7 @@ REFUSED = {
     "no function": ("mine.py:nett", "mine.py:batches", [], "MODEL .*mine.py:nett: there is no function 'nett'"),
     "no function for data": ("mine.py:net", "mine.py:b", [], "--data .*mine.py:b: there is no function 'b'"),
     "no --data": ("mine.py:net", None, [], "--data is missing"),
-    "wrong data": ("mine.py:net", "nowhere", [], "there is no such folder, file or data set"),
+    "wrong data": ("torchvision:resnet18", "nowhere", [], "there is no such folder, file or data set"),
     "no images": ("hf:vit", "vit", [], "there is no image in it"),
     "text without tokenizer": ("mine.py:net", "mine.py", [], "has no tokenizer"),
     "wrong budget": ("mine.py:net", "mine.py:batches", ["--budget", "speed"], "--budget speed can't be read"),

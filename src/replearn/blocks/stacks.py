@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from ..errors import ReplearnError
 from .anatomy import Anatomy
 from .dataflow import find_use
 from .families import describe
@@ -40,6 +41,8 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
     >>> [(stack.name, len(stack)) for stack in replearn.find_stacks(model)]
     [('layer1', 5), ('layer2', 5), ('layer3', 5)]
     """
+    if not isinstance(model, nn.Module):
+        raise ReplearnError(f"Expected a torch.nn.Module as the first argument, got {type(model).__name__}.")
     modules = list(model.named_modules())
     lists = [(name, module) for name, module in modules if isinstance(module, (nn.Sequential, nn.ModuleList))]
     known = [stack for container in lists for stack in _known_runs(*container) if len(stack) > 1]

@@ -37,15 +37,19 @@ def samples_of(
         return called("--data", text), None
     if text in data_room.available():
         return of_set(text, subject, count, batch_size, root)
-    path = Path(text)
-    if path.is_dir():
+    if (path := Path(text)).is_dir():
         return of_pictures(path, subject, count, batch_size), None
-    if path.is_file():
-        return of_text(path, subject, count, batch_size, length), None
-    raise ReplearnError(
-        f"--data {text}: there is no such folder, file or data set. Write a folder of images, a text file, "
-        f"FILE.py:FUNCTION, or one of {', '.join(data_room.available())}."
-    )
+    return of_text(path, subject, count, batch_size, length), None
+
+
+def check_place(text: str | None) -> None:
+    """ReplearnError if --data names nothing, before a model is fetched for it."""
+    known = data_room.available()
+    if text is not None and ".py:" not in text and text not in known and not Path(text).exists():
+        raise ReplearnError(
+            f"--data {text}: there is no such folder, file or data set. Write a folder of images, a text file, "
+            f"FILE.py:FUNCTION, or one of {', '.join(known)}."
+        )
 
 
 def of_set(name: str, subject: Subject, count: int, batch_size: int, root: Path | None) -> Samples:

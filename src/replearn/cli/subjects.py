@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import ReplearnError, first_line
+from ..experiments import recipes
 from ..experiments.training.architectures import architecture, is_language_model, language_model, library
 from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.scene_models import is_detector, is_segmenter, on_meta
@@ -45,18 +46,20 @@ def not_fetched(name: str, error: Exception) -> ReplearnError:
     )
 
 
-def refuse_places(name: str) -> None:
-    """An error for what is written like a place: models' names have no slash, and files need a function."""
+def refuse_others(name: str) -> None:
+    """An error for what is no model but a recipe or a place: names have no slash, and files need a function."""
     if name.endswith(".py"):
         raise ReplearnError(f"MODEL {name}: add the function that returns the model, as {name}:FUNCTION.")
     if "/" in name and ":" not in name:
         hub = f" A model of the Hugging Face hub is written hf:{name}." if is_hub_name(name) else ""
         raise ReplearnError(f"MODEL {name}: there is no run or model in such a folder.{hub}")
+    if ":" not in name and name in recipes.available():
+        raise ReplearnError(f"MODEL {name} is a recipe. Write its model, {recipes.recipe(name).model}.")
 
 
 def named_model(name: str, weights: str | Path | None, size: int | None) -> tuple[nn.Module, int]:
     """A fresh model of a name, with as many classes as the weights have, and the side of its images."""
-    refuse_places(name)
+    refuse_others(name)
     small = is_small(name)
     side = size or (32 if small else 224)
     classes = 10 if small else 1000
@@ -83,7 +86,7 @@ def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
         model, example = built_by("MODEL", name)
         shaped = isinstance(example, torch.Tensor)
         return model, example.new_empty((batch, *example.shape[1:]), device="meta") if shaped else example
-    refuse_places(name)
+    refuse_others(name)
     if is_segmenter(name):
         return on_meta(name), torch.empty(batch, 3, 224, 224, device="meta")
     if is_detector(name):

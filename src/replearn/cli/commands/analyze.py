@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,31 +65,14 @@ def analyze(
     plan = plan_model(trained.model, interval, first, targets=targets, operator=operator)
     torch.manual_seed(seed)
     batches = trained.train_batches(samples, batch_size, seed)
-    found = analyze_model(
-        trained.model,
-        plan,
-        batches,
-        forward=trained.forward,
-        loss=trained.loss,
-        gradients=gradients,
-        iterations=iterations,
-        seed=seed,
-    )
+    how: dict[str, Any] = {"forward": trained.forward, "loss": trained.loss, "seed": seed}
+    found = analyze_model(trained.model, plan, batches, **how, gradients=gradients, iterations=iterations)
     if convergence:
         torch.manual_seed(seed)
         whole = [batch for batch in batches if len(batch[0]) == batch_size]
-        reached = converge(
-            trained.task.build().to(batches[0][0].device),
-            plan,
-            whole,
-            loss=trained.loss,
-            forward=trained.forward,
-            lr=0.005,
-            steps=convergence,
-            points=min(20, convergence),
-            seed=seed,
-        )
-        found = replace(found, convergence=reached)
+        fresh = trained.task.build().to(batches[0][0].device)
+        how |= {"lr": 0.005, "steps": convergence, "points": min(20, convergence)}
+        found = replace(found, convergence=converge(fresh, plan, whole, **how))
     folder = out or (run if run.is_dir() else run.parent) / "analysis"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "analysis.json", found.to_json())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
     from ...experiments.bench.cases import Case
-    from ...experiments.bench.steps import Backend
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -46,10 +46,12 @@ def steps(
             "--methods", "--method", help="Methods beside them, as checkpointing,skip_attention,stochastic_depth."
         ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images in a batch; few on a CPU.")] = None,
     size: flags.Size = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; every candidate runs once in each.")] = 10,
-    inner: Annotated[int, typer.Option(min=1, help="Steps of each candidate in a round.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; 10, on a CPU for large images 5.")] = None,
+    inner: Annotated[
+        int | None, typer.Option(min=1, help="Steps of each candidate in a round; 3, on a CPU for large images 1.")
+    ] = None,
     builds: Annotated[
         int, typer.Option(min=1, help="Build all candidates anew so often, and time the rounds of each build.")
     ] = 1,
@@ -71,6 +73,7 @@ def steps(
     from ...experiments.bench.record import LEGEND, new_record, record_json, training_table
     from ...experiments.bench.steps import compare_steps
     from ...experiments.training.fit import device_named
+    from ...experiments.training.results import command_line
     from ...operators._base.options import options_named
 
     where = device_named(device)
@@ -78,13 +81,15 @@ def steps(
     cases = cases or list(SUITE if where.type == "cuda" else SMALL_SUITE)
     backends = backend or ["tf32", "bf16", *(["captured"] if where.type == "cuda" else [])]
     extra = tuple(map(options_named, operator or []))
-    often = {"rounds": rounds, "inner": inner, "builds": builds}
-    record = new_record(command(), where, **often, training=[])
+    slow = where.type != "cuda" and any(case.size > 64 for case in cases)
+    usual = (5, 1) if slow else (10, 3)
+    often = {"rounds": rounds or usual[0], "inner": inner or usual[1], "builds": builds}
+    record = new_record(command_line(sys.argv[1:]), where, **often, training=[])
     for case in cases:
         for name in backends:
             sides = candidates(case, extra=extra, methods=methods or ())
-            chosen: Backend = name  # type: ignore[assignment]
-            found = compare_steps(case, chosen, where, sides=sides, **often, say=say)
+            chosen: Any = name  # checked there
+            found = compare_steps(case, chosen, where, sides=sides, **often, say=partial(typer.echo, err=True))
             record["training"].append(found)
             record_json(record, out)  # after each: an hour's measurements are not lost with the last
             if not as_json:
@@ -95,7 +100,7 @@ def steps(
 @app.command()
 def inference(
     models: Annotated[
-        list[str] | None, typer.Argument(help="Models; resnet34, resnet101 and vit_small_16 if not given.")
+        list[str] | None, typer.Argument(help="Models; the paper's three if not given, two small ones on a CPU.")
     ] = None,
     batch_size: Annotated[
         list[str] | None, flags.several(help="Images in a batch; 1,32,64 if not given, 1,8 on a CPU.")
@@ -109,7 +114,9 @@ def inference(
     ] = None,
     size: flags.Size = None,
     first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
-    rounds: Annotated[int, typer.Option(min=2, help="How often each side is timed.")] = 20,
+    rounds: Annotated[
+        int | None, typer.Option(min=2, help="How often each side is timed; 20, on a CPU for large images 5.")
+    ] = None,
     device: flags.Device = "auto",
     out: flags.Record = None,
 ) -> None:
@@ -125,29 +132,31 @@ def inference(
     """
     import torch
 
-    from ...experiments.bench.inference import HEADER, HEADING, MODELS, Setting, line_of, measure
+    from ...experiments.bench.cases import SMALL_SUITE
+    from ...experiments.bench.inference import HEADING, MODELS, Setting, header, line_of, measure
     from ...experiments.bench.inference_sides import DEFAULT
     from ...experiments.bench.record import record_json
     from ...experiments.training.fit import device_named
+    from ...experiments.training.results import command_line
     from ..subjects import is_small
 
-    names = tuple(models or MODELS)
     where = device_named(device)
-    usual = ["1", "32", "64"] if where.type == "cuda" else ["1", "8"]
+    on_gpu = where.type == "cuda"
+    names = tuple(models or (MODELS if on_gpu else [case.model for case in SMALL_SUITE]))
+    usual = ["1", "32", "64"] if on_gpu else ["1", "8"]
     sizes = tuple(flags.whole_numbers("--batch-size", batch_size or usual, least=1))
     if size is None:
         small = {is_small(name) for name in names}
         if len(small) > 1:
             raise ReplearnError("Some of these models are for images of 32x32, some for larger ones: give --size.")
         size = 32 if True in small else 224
-    setting = Setting(
-        models=names, batches=sizes, backends=tuple(backend or DEFAULT), size=size, first=first, rounds=rounds
-    )
-    if where.type == "cuda":
+    backends, rounds = tuple(backend or DEFAULT), rounds or (20 if on_gpu or size <= 64 else 5)
+    setting = Setting(models=names, batches=sizes, backends=backends, size=size, first=first, rounds=rounds)
+    if on_gpu:
         torch.backends.cudnn.benchmark = True
-    typer.echo(f"{HEADING}\n{HEADER}")
-    for found in measure(setting, where, command()):
-        typer.echo(line_of(found["rows"][-1]))
+    typer.echo(f"{HEADING}\n{header(names)}")
+    for found in measure(setting, where, command_line(sys.argv[1:])):
+        typer.echo(line_of(found["rows"][-1], names))
         record_json(found, out)
     if out is not None:
         typer.echo(out)
@@ -157,8 +166,9 @@ def case_of(
     name: str, interval: int, first: int | None, batch_size: int | None, size: int | None, where: torch.device
 ) -> Case:
     from ...experiments.bench.cases import ADAMW, CASES, SGD, Case
-    from ..subjects import is_small
+    from ..subjects import is_small, refuse_others
 
+    refuse_others(name)
     known = next((case for case in CASES if case.model == name), None)
     if known and where.type == "cuda" and (interval, first, batch_size, size) == (4, None, None, None):
         return known  # as the suite has it, with its placement
@@ -166,20 +176,10 @@ def case_of(
     usual = known.batch_size if known else (128 if small else 64)
     return Case(
         model=name,
-        batch_size=batch_size or (usual if where.type == "cuda" else 8),
+        batch_size=batch_size or (usual if where.type == "cuda" else 8 if small else 4),
         size=size or (32 if small else 224),
         num_classes=10 if small else 1000,
         interval=interval,
         first=first,
         optimizer=ADAMW if "vit" in name else SGD,
     )
-
-
-def say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def command() -> str:
-    from ...experiments.training.results import command_line
-
-    return command_line(sys.argv[1:])

@@ -71,7 +71,7 @@ def compress(
     from ...compression.corrections import FORMS
     from ...compression.heal import read_heal
     from ...experiments.training.fit import device_named
-    from ..compress_data import samples_of
+    from ..compress_data import check_place, samples_of
     from ..compress_model import subject_of
     from ..compress_output import FILES, written
 
@@ -84,6 +84,7 @@ def compress(
         raise ReplearnError(f"--format {unknown[0]}: write some of standard, {', '.join(FILES)}.")
     if out.exists() and not out.is_dir():
         raise ReplearnError(f"--out {out} is a file: name a folder.")
+    check_place(data)
     subject = subject_of(model, pretrained, size, device_named(device), data_root)
     given, accuracy = samples_of(data, subject, samples, batch_size, length, data_root)
     batches = list(given)

@@ -37,9 +37,8 @@ def evaluate(
 
     from ...experiments.training.trained import read_trained
 
-    found = measures_of(
-        read_trained(run, torch.device("cpu"), data_root), int8=int8, images=samples, compile=compile
-    )
+    trained = read_trained(run, torch.device("cpu"), data_root)
+    found = measures_of(trained, int8=int8, images=samples, compile=compile)
     if as_json:
         typer.echo(json.dumps(found))
         return

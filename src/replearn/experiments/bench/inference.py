@@ -1,7 +1,7 @@
 """Inference latency as in the paper's tables: every side on one backend, in turns, beside its values."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -34,10 +34,6 @@ HEADING = (
     "operators' sums merged into weights. dynamic: as trained. "
     "graph: replayed as a CUDA graph, all sides, with the copies of inputs and outputs. fuse: convolutions fused "
     "with sums and ReLUs by cuDNN. Times are medians in milliseconds a batch."
-)
-HEADER = (
-    f"{'model':18} {'batch':>5} {'backend':27} {'E2E':>8}  {'dynamic':>8}  {'deployed':>8}   "
-    "deployed is faster than ... by"
 )
 
 
@@ -131,7 +127,13 @@ def printed(model: str, batch: int, backend: str) -> dict[str, dict[str, float]]
     return found
 
 
-def line_of(row: dict[str, Any]) -> str:
+def header(names: Sequence[str]) -> str:
+    """The names of the columns, the first wide enough for all models."""
+    columns = f"{'batch':>5} {'backend':27} {'E2E':>8}  {'dynamic':>8}  {'deployed':>8}"
+    return f"{'model':{max(map(len, names))}} {columns}   deployed is faster than ... by"
+
+
+def line_of(row: dict[str, Any], names: Sequence[str]) -> str:
     """One cell in a line: milliseconds, and the ratios with the paper's in brackets."""
     times, told = row["milliseconds"], []
     kinds = (E2E, DYNAMIC, DEPLOYED)
@@ -141,4 +143,5 @@ def line_of(row: dict[str, Any]) -> str:
             theirs = row["paper"].get(table)
             printed = f" [paper {theirs['speedup']:.3f}]" if theirs else ""
             told.append(f"{label} {gain['median']:.3f}{printed}")
-    return f"{row['model']:18} {row['batch']:5} {row['backend']:27} {shown}   {', '.join(told)}"
+    model = row["model"].ljust(max(map(len, names)))
+    return f"{model} {row['batch']:5} {row['backend']:27} {shown}   {', '.join(told)}"

@@ -22,7 +22,7 @@ from ..training.run import count_flops, to_channels_last_
 from ..training.step import CapturedStep, autocast_for, many_graphs, step_body
 from .cases import E2E, REMOVAL, REPL, Candidate, Case, candidates
 from .record import Comparison, Row
-from .timing import Timing, interleave, ratio
+from .timing import Timing, elapsed, interleave, ratio
 
 # all but tf32 in bfloat16 autocast and channels_last; captured and compiled steps are replayed as a CUDA graph
 Backend = Literal["tf32", "bf16", "captured", "compiled"]
@@ -120,6 +120,8 @@ def compare_steps(
             notes.append(str(error))
         if not side.capturable and backend in ("captured", "compiled"):
             notes.append(f"{side.label} takes another path each step, so it ran as it is written")
+    if backend == "tf32" and device.type != "cuda":
+        notes.append("a CPU has no TF32: the step ran in float32")
     if backend == "captured" and device.type != "cuda":
         notes.append("there is nothing to capture on a CPU: the step ran as it is written")
     times: dict[str, list[float]] = {side.label: [] for side in chosen}
@@ -134,7 +136,8 @@ def compare_steps(
             for side in chosen[start:] + chosen[:start]:
                 say(f"{case.title}, {backend}: building {side.label}")
                 steps[side.label] = TrainingStep(case, side, backend, device)
-            say(f"{case.title}, {backend}: timing")
+            each = sum(elapsed(step, device, 1) for step in steps.values()) / 1000
+            say(f"{case.title}, {backend}: timing, about {each * (WARM_UP + rounds * inner):.0f} s")
             for label, timing in interleave(steps, device, rounds=rounds, inner=inner).items():
                 times[label] += timing.milliseconds
                 parameters[label] = steps[label].parameters

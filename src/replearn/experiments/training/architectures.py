@@ -1,5 +1,6 @@
 """Models by name, for recipes and the command line."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -59,9 +60,11 @@ def architecture(name: str, *, num_classes: int = 10, channels: int = 3, size: i
         raise
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise ReplearnError(f"The model {name!r} can't be built for {size}x{size} images: {error}.") from error
+    near = get_close_matches(name, _NAMES)
+    hint = f" Did you mean {', '.join(near)}?" if near else ""
     raise ReplearnError(
-        f"There is no model {name!r}. There are {', '.join(_NAMES)}; or write cifar_resnet:DEPTH:WIDTH, "
-        "vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME."
+        f"There is no model {name!r}.{hint} There are {', '.join(_NAMES)}; or write cifar_resnet:DEPTH:WIDTH, "
+        "vit:DIM:DEPTH:HEADS:PATCH, timm:NAME, torchvision:NAME; plan and compress take hf:NAME, too."
     )
 
 
