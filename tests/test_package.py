@@ -94,7 +94,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
     given = trained()
     replearn.save(given, folder / "given.safetensors")
     command = [sys.executable, "-W", "ignore", "-c", USE_IT.format(absent=[*optional_imports(), "triton"])]
-    environment = {"PATH": "", "PYTHONPATH": str(ROOT / "src"), "HOME": str(folder)}
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT / "src"), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return Bare(*json.loads(done.stdout), given, folder)
