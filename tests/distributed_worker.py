@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 import tempfile
 import time
@@ -39,6 +40,7 @@ from replearn.experiments.training.methods.adaptive import agreed
 from replearn.operators._base.operator import Operator
 
 STEPS = 2
+FITS = Path(os.environ.get("FITS", "fits"))  # where the trainer's runs go, and where data/ is that they read
 Result = dict[str, Any]
 
 # Widths are odd where they can be: on two processes every shard is then uneven, and a single coefficient
@@ -363,6 +365,31 @@ def same_steps() -> dict[str, Callable[[], Result]]:
     return found
 
 
+def fit_and_stop() -> Result:
+    """The trainer, and one run that stops in its second epoch because one process alone is told to."""
+    import pytest
+    import test_engine as engine
+
+    settings: Any = {"model": "vit:16:4:2:4", "batch_size": 100}
+    engine.fit([engine.spec(FITS / "two", **settings)], device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            engine.interrupt_at_step(patch, 18)
+        with pytest.raises(engine.Interrupted):
+            engine.fit([engine.spec(FITS / "stopped", **settings)], device="cpu")
+    return {}
+
+
+def fit_scenes() -> Result:
+    import test_detection as detection
+    import test_segmentation as segmentation
+
+    with detection.any_count():
+        for task, name in ((detection, "boxes"), (segmentation, "masks")):
+            task.fit([task.spec(FITS / name, FITS / "data", epochs=1)], device="cpu")
+    return {}
+
+
 def shared_scores() -> Result:
     """Each process has scores of its own batch; they go on with the mean."""
     rank = dist.get_rank()
@@ -371,6 +398,7 @@ def shared_scores() -> Result:
 
 def cases() -> dict[str, Callable[[], Result]]:
     rest: dict[str, Callable[[], Result]] = {"saving": saving, "shared scores": shared_scores}
+    rest |= {"fit and stop": fit_and_stop, "fit scenes": fit_scenes}
     rest |= {f"refused: {name}": partial(refusals, wrap) for name, wrap in REFUSED.items()}
     # none with BatchNorm: its statistics stay in float32, which does not fit the rest on a CPU
     lower = ("reduced bottleneck", "attention + MLP low-rank", "whole block")

@@ -21,6 +21,7 @@ import replearn
 from replearn import ReplearnError
 from replearn.experiments.training.fit import fit
 from replearn.experiments.training.pretrained import load_pretrained_, start_backbone_
+from replearn.experiments.training.recipe import Detection
 from replearn.experiments.training.scene_models import detector, segmenter
 from replearn.surgery.weights import load_backbone_
 
@@ -72,12 +73,13 @@ def test_a_replaced_classifier_becomes_a_detector_s_backbone(tmp_path: Path, ope
     assert "4 blocks replaced as its plan says: backbone.body.layer1.1" in text
     assert "not used, since the backbone has none: fc.bias, fc.weight" in text
     replearn.save(model, tmp_path / "detector.safetensors")  # the plan is the detector's own now
-    again = detector("retinanet_resnet_narrow_bottleneck", num_classes=3)
+    small = Detection(min_size=64, max_size=64)
+    again = detector("retinanet_resnet_narrow_bottleneck", num_classes=3, settings=small)
     replearn.load(again, tmp_path / "detector.safetensors")
     target = {"boxes": torch.tensor([[4.0, 4, 30, 30]]), "labels": torch.tensor([1])}
-    losses = model.train()([torch.rand(3, 64, 64)], [target])
+    losses = again.train()([torch.rand(3, 64, 64)], [target])
     sum(losses.values()).backward()
-    assert model.get_submodule("backbone.body.layer1.1").norm.weight.grad is not None  # type: ignore[union-attr]
+    assert again.get_submodule("backbone.body.layer1.1").norm.weight.grad is not None  # type: ignore[union-attr]
 
 
 def test_a_dilated_segmenter_takes_the_plan_of_a_strided_classifier(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from replearn.experiments.bench.steps import TrainingStep, compare_steps, precis
 from replearn.experiments.bench.timing import Timing, interleave, ratio
 from replearn.operators import NoWeights
 
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 CPU = torch.device("cpu")
 TINY = Case(model="cifar_resnet:20:4", batch_size=2, size=8, interval=2)
 
@@ -103,7 +103,7 @@ def test_builds_are_made_in_another_order_each_and_their_rounds_count_together()
 
 
 def test_weights_given_learn_as_synthesized_ones_and_frozen_ones_do_not() -> None:
-    found = run_path(str(Path(__file__).parent.parent / "benchmarks" / "synthesis.py"))
+    found = run_path(str(BENCHMARKS / "synthesis.py"))
     sides = {side.label: side for side in found["sides_of"](TINY)}
     with precision_of("tf32"):
         steps = {label: TrainingStep(TINY, side, "tf32", CPU) for label, side in sides.items()}
@@ -160,12 +160,15 @@ def test_a_cpu_is_given_little_to_do_with_large_images_unless_more_is_asked_for(
     assert case_of("torchvision:efficientnet_b0", 4, None, None, None, CPU).batch_size == 4
 
 
-def test_epochs_are_timed_by_a_script(tmp_path: Path) -> None:
-    script = Path(__file__).parent.parent / "benchmarks" / "epochs.py"
+def script(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> None:
+    """Run a script of benchmarks/ in this process."""
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    run_path(str(BENCHMARKS / name), run_name="__main__")
+
+
+def test_epochs_are_timed_by_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "demo --methods e2e,repl --rounds 1 --together 2 --set model=cifar_resnet:20:4 --set batch_size=512"
-    command = [sys.executable, str(script), *words.split(), "--out", str(tmp_path / "e.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    script(monkeypatch, "epochs.py", *words.split(), "--out", str(tmp_path / "e.json"))
     rows = json.loads((tmp_path / "e.json").read_text())["epochs"][0]["rows"]
     assert [row["label"] for row in rows] == ["E2E", "RepL", "E2E, 2 seeds together"]
     assert rows[2]["images_per_second_in_all"] == pytest.approx(2 * rows[2]["images_per_second"])
@@ -189,11 +192,9 @@ def test_bad_input_is_told_in_one_line(words: str, says: str) -> None:
     assert says in done.output
 
 
-def test_the_readmes_tables_are_the_files() -> None:
+def test_the_readmes_tables_are_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python benchmarks/readme_tables.py` writes them."""
-    script = Path(__file__).parent.parent / "benchmarks" / "readme_tables.py"
-    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    script(monkeypatch, "readme_tables.py", "--check")
 
 
 def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import resource
@@ -387,42 +386,7 @@ def copying(model: Any) -> nn.Module:
     return model
 
 
-# ---- with torch and safetensors alone, and in little memory -------------------------------------
-
-ALONE = """
-import sys
-for name in ("numpy", "torchvision", "timm", "transformers"):
-    sys.modules[name] = None  # as if it were not installed
-import torch, replearn
-
-images = torch.ones(2, 3, 8, 8)
-loaded = replearn.load(replearn.models.CifarResNet(20, width=4), "given.safetensors")  # the first thing it does
-model = replearn.models.CifarResNet(20, width=4)
-replearn.replace_(model, replearn.plan(model, interval=2, first=2))
-model.load_state_dict(loaded.state_dict())
-replearn.save(model, "run.safetensors")
-again = replearn.load(replearn.models.CifarResNet(20, width=4), "run.safetensors").eval()
-plain = replearn.deploy(again, example=images)
-assert torch.equal(again.eval()(images), loaded.eval()(images))
-print([float(value) for value in plain(images).flatten()])
-"""
-
-
-def run_alone(program: str, folder: Path) -> str:
-    """What a process of its own prints."""
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert made.returncode == 0, made.stderr
-    return made.stdout
-
-
-def test_torch_and_safetensors_alone_are_enough(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "given.safetensors").write_bytes(saved.read_bytes())
-    printed = run_alone(ALONE, tmp_path)
-    expected = trained()(torch.ones(2, 3, 8, 8)).flatten()
-    assert torch.allclose(torch.tensor(json.loads(printed)), expected, rtol=1e-4)
-    assert (tmp_path / "run.safetensors").read_bytes() == saved.read_bytes()
-
+# ---- in little memory ---------------------------------------------------------------------------
 
 FRUGAL = """
 import sys
@@ -453,7 +417,10 @@ print(size, saving, peak() - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory from /proc")
 def test_saving_holds_one_tensor_and_loading_holds_the_file_once(tmp_path: Path) -> None:
-    size, saving, loading = map(int, run_alone(FRUGAL, tmp_path).split())
+    command = [sys.executable, "-W", "ignore", "-c", FRUGAL]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert made.returncode == 0, made.stderr
+    size, saving, loading = map(int, made.stdout.split())
     assert size > 80
     assert saving < size / 4, (size, saving)
     assert loading < size * 1.25, (size, loading)  # the mapped file itself, and little else

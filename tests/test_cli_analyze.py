@@ -35,7 +35,7 @@ RECIPE = Recipe(
     optimizer=Optimizer(lr=0.05),
 )
 """
-QUICK = ["--first", "2", "--samples", "60", "--batch-size", "20", "--iterations", "5"]
+QUICK = ["--first", "2", "--samples", "40", "--batch-size", "20", "--iterations", "5"]
 
 
 def call(*arguments: str, code: int = 0) -> str:
@@ -56,11 +56,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_analysed_into_tables_json_and_a_picture(runs: Path) -> None:
     run = runs / "e2e" / "seed-0"
-    more = ["--operator", "basic:correction=full", "--convergence", "4"]
+    more = ["--operator", "basic:correction=full", "--convergence", "2"]
     shown = call("analyze", str(run), *QUICK, *more)
     assert "tiny, digits, seed 0, epoch 1" in shown
     assert "Local errors and output deviation" in shown
-    assert "Convergence of plain SGD from the start (eta 0.005, 4 steps)" in shown
+    assert "Convergence of plain SGD from the start (eta 0.005, 2 steps)" in shown
     found = json.loads((run / "analysis" / "analysis.json").read_text())
     assert [target["name"] for target in found["targets"]] == ["layer1.1", "layer2.1", "layer3.1"]
     assert found["num_samples"] == 20

@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,18 @@ pytest.importorskip("timm")
 pytest.importorskip("torchvision")
 
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 5, "num_attention_heads": 2}
-BARE = "import os, sys; sys.modules['replearn'] = None; import torch\n"  # an import of replearn fails
+BARE = """
+import os, sys, torch
+sys.modules["replearn"] = None  # an import of replearn fails
+for folder in map(str.rstrip, sys.stdin):
+    os.chdir(folder)
+    names = {"torch": torch}
+    exec(open("bare.py").read(), names)
+    made = names["model"](torch.load("x.pt"))
+    torch.save(getattr(made, "logits", made).detach(), "y.pt")
+    sys.modules.pop("load", None)
+    print("ready", folder, flush=True)
+"""
 
 
 def hugging_face(name: str, **settings: Any) -> nn.Module:
@@ -104,18 +116,23 @@ def logits(made: Any) -> Tensor:
     return made if isinstance(made, Tensor) else made.logits
 
 
-def load_bare(scripts: dict[Path, str]) -> None:
-    """Run scripts that make a model, each with its folder's x.pt, where replearn can't be imported; write y.pt."""
-    parts = [BARE]
-    for folder, script in scripts.items():
-        parts.append(f"""
-os.chdir({str(folder)!r})
-{script}
-made = model(torch.load("x.pt"))
-torch.save(getattr(made, "logits", made).detach(), "y.pt")
-sys.modules.pop("load", None)
-""")
-    subprocess.run([sys.executable, "-c", "".join(parts)], check=True, capture_output=True)
+@pytest.fixture(scope="module")
+def load_bare() -> Iterator[Callable[[dict[Path, str]], None]]:
+    """Run scripts that make a model, each with its folder's x.pt, where replearn can't be imported; write y.pt.
+
+    One process for all, since the libraries take longer to import than the models to run.
+    """
+
+    def load(scripts: dict[Path, str]) -> None:
+        for folder, script in scripts.items():
+            (folder / "bare.py").write_text(script)
+            print(folder, file=bare.stdin, flush=True)
+            assert f"ready {folder}\n" in iter(bare.stdout.readline, ""), f"{script}\nfailed: see stderr"
+
+    with subprocess.Popen([sys.executable, "-c", BARE], stdin=-1, stdout=-1, text=True) as bare:
+        assert bare.stdin
+        assert bare.stdout
+        yield load
 
 
 @torch.no_grad()
@@ -146,7 +163,9 @@ def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_pa
         assert torch.equal(again.generate(x, use_cache=False, **told), expected)
 
 
-def test_every_form_is_of_ordinary_modules_and_pickled_without_this_package(tmp_path: Path) -> None:
+def test_every_form_is_of_ordinary_modules_and_pickled_without_this_package(
+    load_bare: Any, tmp_path: Path
+) -> None:
     scripts: dict[Path, str] = {}
     for name, form in (("bert", "mlp"), ("llama", "attention"), ("gpt2", "low-rank"), ("vit", "channels")):
         small = without(hugging_face(name), form)
@@ -166,7 +185,7 @@ def test_every_form_is_of_ordinary_modules_and_pickled_without_this_package(tmp_
             assert torch.equal(torch.load(folder / "y.pt"), logits(model(torch.load(folder / "x.pt"))))
 
 
-def test_auto_classes_and_snippets_load_it_without_this_package(tmp_path: Path) -> None:
+def test_auto_classes_and_snippets_load_it_without_this_package(load_bare: Any, tmp_path: Path) -> None:
     auto = {"llama": "CausalLM", "bert": "MaskedLM", "vit": "ImageClassification"}
     scripts: dict[Path, str] = {}
     expected: dict[Path, Tensor] = {}
@@ -197,7 +216,7 @@ BUILT: dict[str, tuple[str, Any]] = {
 }
 
 
-def test_timm_and_torchvision_build_it_by_constructor_arguments(tmp_path: Path) -> None:
+def test_timm_and_torchvision_build_it_by_constructor_arguments(load_bare: Any, tmp_path: Path) -> None:
     scripts: dict[Path, str] = {}
     expected: dict[Path, Tensor] = {}
     for name, (key, value) in BUILT.items():

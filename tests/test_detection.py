@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -246,38 +244,3 @@ def test_cudnn_tries_its_algorithms_where_all_pictures_are_of_one_size(root: Pat
     write_coco(tmp_path / "bccd", {"train": 1, "test": 1})
     one = DetectionTask(spec(tmp_path, tmp_path, batch_size=1), torch.device("cpu"), Processes(), {})
     assert one.batches.one_shape
-
-
-WORKER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-import test_detection as d
-import test_segmentation as s
-from replearn.experiments.training.fit import fit
-out = Path(sys.argv[1])
-with d.any_count():
-    fit([d.spec(out / "boxes", Path(sys.argv[2]), epochs=1)], device="cpu")
-    fit([s.spec(out / "masks", Path(sys.argv[3]), epochs=1)], device="cpu")
-"""
-
-
-@pytest.mark.distributed
-def test_two_processes_train_both_tasks_and_look_at_every_test_picture(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from scenes import write_camvid
-
-    write_camvid(tmp_path / "data" / "camvid", train=4, test=3)
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    arguments = [str(script), str(tmp_path), str(root), str(tmp_path / "data")]
-    done = subprocess.run([*torchrun, *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name in ("boxes", "masks"):
-        result = read_result(tmp_path / name / "result.json")
-        assert result.finished
-        assert result.hardware["processes"] == 2
-    assert read_result(tmp_path / "masks" / "result.json").last.measures["test_overall"] > 0

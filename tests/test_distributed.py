@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 from distributed_worker import OPERATORS, REFUSED, cases, same_steps
+from scenes import write_camvid, write_coco
+from test_engine import fit, measured, spec
+
+from replearn.experiments.training.results import read_result
 
 pytestmark = pytest.mark.distributed
 
@@ -23,22 +27,30 @@ TIMEOUT = 400  # a hang would be a deadlock; on two free cores the run takes 45 
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What every case gave. Of several pytest workers the first runs them, and the others read on."""
+def fits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the trainer's runs, shared by all pytest workers."""
     folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "fits"
+
+
+@pytest.fixture(scope="module")
+def results(fits: Path) -> dict[str, dict[str, Any]]:
+    """What every case gave. Of several pytest workers the first runs them, and the others read on."""
+    folder = fits.parent
     done = folder / "distributed.jsonl"
     with (folder / "distributed.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            done.write_text(launch())
+            write_coco(fits / "data" / "bccd", {"train": 5, "test": 3})
+            write_camvid(fits / "data" / "camvid", train=4, test=3)
+            done.write_text(launch(fits))
     lines = [line for line in done.read_text().splitlines() if line.startswith("{")]
     return {result["case"]: result for result in map(json.loads, lines)}
 
 
-def launch() -> str:
+def launch(fits: Path) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(WORKER)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FITS": str(fits)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         output, errors = process.communicate(timeout=TIMEOUT)
@@ -105,6 +117,32 @@ def test_a_model_that_is_spread_already_is_refused_with_the_cure(
     for door in ("plan", "replace_"):
         assert reason in result[door]
         assert cure in result[door]
+
+
+def test_two_processes_give_the_curve_of_one_and_what_they_saved_resumes_in_one(
+    results: dict[str, dict[str, Any]], fits: Path, tmp_path: Path
+) -> None:
+    result_of(results, "fit and stop")
+    settings: Any = {"model": "vit:16:4:2:4", "batch_size": 100}
+    one = fit([spec(tmp_path, **settings)], device="cpu")[0]
+    two = read_result(fits / "two" / "result.json")
+    assert two.hardware["processes"] == 2
+    resumed = fit([spec(fits / "stopped", **settings)], device="cpu", resume=True)[0]
+    for other in (two, resumed):
+        assert other.finished
+        for a, b in zip(measured(one), measured(other), strict=True):
+            assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_two_processes_train_both_tasks_and_look_at_every_test_picture(
+    results: dict[str, dict[str, Any]], fits: Path
+) -> None:
+    result_of(results, "fit scenes")
+    for name in ("boxes", "masks"):
+        result = read_result(fits / name / "result.json")
+        assert result.finished
+        assert result.hardware["processes"] == 2
+    assert read_result(fits / "masks" / "result.json").last.measures["test_overall"] > 0
 
 
 def test_every_operator_that_reads_neighbours_is_among_the_cases() -> None:

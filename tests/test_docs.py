@@ -8,9 +8,9 @@ import importlib
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from interpreting import HERE, runs_kernels
 
 import replearn
+from replearn.experiments import recipes
 from replearn.operators import functional
 from replearn.operators._base import options
 
@@ -206,20 +207,14 @@ def test_the_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_every_example_runs(tmp_path: Path) -> None:
-    """One process for all, since what they import takes longer than they do."""
-    examples = sorted((ROOT / "examples").glob("*.py"))
-    assert ROOT / "examples" / "demo.py" in examples
-    code = (
-        "import runpy, sys\n"
-        "examples = sys.argv[1:]\n"
-        "for example in examples:\n"
-        "    sys.argv[1:] = ['--epochs', '1', '--seeds', '1'] if example.endswith('demo.py') else []\n"
-        "    runpy.run_path(example, run_name='__main__')"
-    )
-    words = [sys.executable, "-c", code, *examples]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name_of)
+def test_every_example_runs(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--epochs", "1", "--seeds", "1"] if example.stem == "demo" else []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(example), *words])
+    narrow = replace(recipes.recipe("demo"), model="cifar_resnet:26:4")
+    monkeypatch.setattr(recipes, "recipe", lambda name: narrow)
+    runpy.run_path(str(example), run_name="__main__")
 
 
 def test_the_readme_has_runnable_code() -> None:

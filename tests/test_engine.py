@@ -326,55 +326,6 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
         subprocess.run(["umount", small], check=True)
 
 
-WORKER = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-import test_engine as t
-from replearn.experiments.training.fit import Interrupted, fit
-from replearn.experiments.training.run import Run
-
-plain, taken = Run.step, []
-told = None
-
-def step(self):
-    taken.append(1)
-    if len(taken) == told and os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGINT)  # one process alone is told to stop, in the second epoch
-    plain(self)
-
-Run.step = step
-for told in (None, 18):
-    taken.clear()
-    out = Path(sys.argv[1]) / ("two" if told is None else "stopped")
-    try:
-        fit([t.spec(out, model="vit:16:4:2:4", batch_size=100)], device="cpu")
-        assert told is None, "the run was to be interrupted"
-    except Interrupted:
-        assert told is not None
-"""
-
-
-@pytest.mark.distributed
-def test_two_processes_give_the_curve_of_one_and_what_they_saved_resumes_in_one(tmp_path: Path) -> None:
-    one = fit([spec(tmp_path / "one", model="vit:16:4:2:4", batch_size=100)], device="cpu")[0]
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER.format(tests=str(Path(__file__).parent)))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*torchrun, script, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    two = read_result(tmp_path / "two" / "result.json")
-    assert two.hardware["processes"] == 2
-    rest = spec(tmp_path / "stopped", model="vit:16:4:2:4", batch_size=100)
-    resumed = fit([rest], device="cpu", resume=True)[0]
-    for other in (two, resumed):
-        assert other.finished
-        for a, b in zip(measured(one), measured(other), strict=True):
-            assert a == pytest.approx(b, rel=1e-4)
-
-
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -13,11 +13,15 @@ import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from test_checkpoint import trained
+from torch import nn
 
 import replearn
 
@@ -29,25 +33,49 @@ PACKAGE = ROOT / "src" / "replearn"
 USE_IT = """
 import json, sys
 
-for optional in {optional}:
-    sys.modules[optional] = None  # as if it were not installed
+sockets = []
+sys.addaudithook(lambda event, args: sockets.append(event) if event.startswith("socket.") else None)
+for absent in {absent}:
+    sys.modules[absent] = None  # as if it were not installed
 import torch, safetensors
 before = set(sys.modules)
 import replearn
 imported = sorted(set(sys.modules) - before)
 
-model = replearn.models.CifarResNet(20, width=4)
-replearn.replace_(model, replearn.plan(model, interval=2, first=2))
+def resnet():
+    return replearn.models.CifarResNet(20, width=4)
+
+given = replearn.load(resnet(), "given.safetensors")  # the first thing it does
+plan = replearn.plan(resnet(), interval=2, first=2)
+model = replearn.replace_(resnet(), plan)
+replearn.param_groups(model, weight_decay=1e-4)
 planned = sorted(set(sys.modules) - before)
+model.load_state_dict(given.state_dict())
 replearn.save(model, "run.safetensors")
-again = replearn.load(replearn.models.CifarResNet(20, width=4).eval(), "run.safetensors")
-images = torch.randn(2, 3, 8, 8)
+images = torch.ones(2, 3, 8, 8)
+again = replearn.load(resnet().eval(), "run.safetensors").eval()
 plain = replearn.deploy(again, example=images)
-equal = torch.allclose(plain(images), model.eval()(images), rtol=1e-4, atol=1e-4)
-small = replearn.compress(replearn.models.CifarResNet(20, width=4).eval(), [images, images], budget="blocks=1")
+equal = torch.equal(again(images), given.eval()(images))
+small = replearn.compress(resnet().eval(), [images, images], budget="blocks=1")
 equal = equal and small.model(images).shape == (2, 10)
-print(json.dumps({{"imported": imported, "planned": planned, "equal": equal}}))
+model.train()(images).sum().backward()
+replearn.costs.predict(resnet(), images, machine=replearn.costs.named_machine("H100"))
+outputs = plain(images).flatten().tolist()
+print(json.dumps([sorted({{*sockets}} - {{"socket.gethostname"}}), imported, planned, equal, outputs]))
 """
+
+
+@dataclass
+class Bare:
+    """What a fresh interpreter did without optional libraries."""
+
+    sockets: list[str]
+    imported: list[str]
+    planned: list[str]
+    equal: bool
+    outputs: list[float]
+    given: nn.Module
+    folder: Path
 
 
 def optional_imports() -> list[str]:
@@ -60,14 +88,16 @@ def optional_imports() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def bare_use(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What happened in a fresh interpreter in which no optional library can be imported."""
-    command = [sys.executable, "-c", USE_IT.format(optional=optional_imports())]
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
+    """A process in which neither an optional library nor Triton can be imported."""
     folder = tmp_path_factory.mktemp("bare")
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    given = trained()
+    replearn.save(given, folder / "given.safetensors")
+    command = [sys.executable, "-W", "ignore", "-c", USE_IT.format(absent=[*optional_imports(), "triton"])]
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT / "src"), "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return Bare(*json.loads(done.stdout), given, folder)
 
 
 def outsiders(modules: list[str]) -> set[str]:
@@ -76,12 +106,26 @@ def outsiders(modules: list[str]) -> set[str]:
     return top - set(sys.stdlib_module_names) - {"replearn", "torch", "safetensors"}
 
 
-def test_torch_and_safetensors_are_enough_and_the_rest_is_not_loaded(bare_use: dict[str, Any]) -> None:
-    assert "replearn" in bare_use["imported"]
-    assert outsiders(bare_use["imported"]) == set()
-    assert bare_use["equal"] is True  # it works without any extra
+def test_torch_and_safetensors_are_enough(bare: Bare) -> None:
+    assert outsiders(bare.imported) == set()
+    assert bare.equal is True
+    torch.testing.assert_close(torch.tensor(bare.outputs), bare.given(torch.ones(2, 3, 8, 8)).flatten())
+    assert (bare.folder / "run.safetensors").read_bytes() == (bare.folder / "given.safetensors").read_bytes()
+
+
+def test_importing_the_package_loads_no_part_of_it_but_its_error(bare: Bare) -> None:
+    assert [name for name in bare.imported if name.startswith("replearn")] == ["replearn", "replearn.errors"]
+
+
+def test_loading_planning_and_replacing_load_no_later_layer_and_nothing_slow(bare: Bare) -> None:
+    unwanted = ("replearn.experiments", "replearn.cli", "replearn.fast", "replearn.analysis")
+    assert not [name for name in bare.planned if name.startswith(unwanted)]
     slow = {"torch._dynamo", "torch._inductor", "torch.distributed.fsdp"}  # seconds each; a plan needs none
-    assert slow & set(bare_use["planned"]) == set()
+    assert slow & set(bare.planned) == set()
+
+
+def test_the_core_opens_no_socket(bare: Bare) -> None:
+    assert bare.sockets == []
 
 
 # ---- the public names ---------------------------------------------------------------------------
@@ -146,15 +190,6 @@ def resolved(name: str, node: ast.ImportFrom) -> set[str]:
         parts = package.split(".")
         base = ".".join([*parts[: len(parts) - node.level + 1], *([base] if base else [])])
     return {f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base for alias in node.names}
-
-
-def test_a_machine_without_triton_never_misses_it() -> None:
-    code = (
-        "import sys; sys.modules['triton'] = None; import replearn, torch\n"
-        "model = replearn.models.resnet32(); replearn.replace_(model, replearn.plan(model, 4))\n"
-        "replearn.operators.available(); model(torch.zeros(2, 3, 32, 32)).sum().backward()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_imports_point_one_way() -> None:

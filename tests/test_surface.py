@@ -39,22 +39,6 @@ def test_the_root_folder_has_one_entry_for_each_layer() -> None:
     assert len(entries) <= 17
 
 
-def test_importing_the_package_loads_no_part_of_it_but_its_error() -> None:
-    own = {name for name in loaded_after("import replearn") if name.startswith("replearn.")}
-    assert own == {"replearn.errors"}
-
-
-def test_planning_and_replacing_load_neither_triton_code_nor_training_nor_reports() -> None:
-    loaded = loaded_after(
-        "import replearn\n"
-        "model = replearn.models.resnet32()\n"
-        "replearn.replace_(model, replearn.plan(model))\n"
-        "replearn.param_groups(model, weight_decay=1e-4)"
-    )
-    unwanted = ("replearn.experiments", "replearn.cli", "replearn.fast", "replearn.analysis", "triton")
-    assert not [name for name in loaded if name.startswith(unwanted)]
-
-
 @pytest.mark.parametrize("line", ["--version", "--help", "plan --help", "bench steps --help"])
 def test_help_and_version_load_no_torch(line: str) -> None:
     code = (
