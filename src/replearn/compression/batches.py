@@ -187,14 +187,14 @@ def copy_into(inputs: Any, buffers: Any) -> bool:
     return True
 
 
-def subset(data: Data, most: int) -> Data:
-    """So many samples for fitting and as many held-out ones."""
+def subset(data: Data, most: int, most_held: int | None = None) -> Data:
+    """So many samples for fitting, and as many held-out ones or another number of them."""
     kept: list[Batch] = []
-    for held_out in (False, True):
+    for held_out, limit in ((False, most), (True, most_held or most)):
         count = 0
         for batch in data.batches:
-            if batch.held_out == held_out and count < most and not batch.copied:
-                size = min(batch.size, most - count)
+            if batch.held_out == held_out and count < limit and not batch.copied:
+                size = min(batch.size, limit - count)
                 kept.append(Batch(cut(batch.inputs, batch.size, 0, size), held_out, size))
                 count += size
     return Data(tuple(kept), data.forward, sum(batch.size for batch in kept), stream=data.stream)

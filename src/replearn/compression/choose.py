@@ -20,7 +20,7 @@ from ..surgery.replace import set_submodule
 from .batches import Data, device_of, subset
 from .corrections import Form, put_
 from .fit import place_of
-from .measure import Metric, Price, agreement, answers, outputs
+from .measure import Metric, Price, agreement, answers, class_dim, outputs
 from .prices import Prices
 from .recognise import Recognition
 from .stand_ins import fit_block, map_inputs
@@ -60,6 +60,8 @@ def read_budget(given: Any) -> Goal:
 
 
 SAMPLES = 48  # for fitting while choosing, and as many for scoring
+FEW = 1000  # decisions on so many samples, by fewer of which divergences rank blocks by chance
+JUDGED = 128  # samples for scoring where decisions are few
 WIDEST = 1536  # inputs of a full map that is still fitted while choosing
 
 
@@ -91,9 +93,10 @@ class Choice:
 class Chooser:
     """Takes blocks out of a copy of the model one by one: always the one with the least damage for what it saves.
 
-    While choosing, a map fitted to a few samples stands for a block. Damage is the divergence from the untouched
-    model on held-out samples, or what the metric loses. Scores are renewed only where they could matter: a block
-    is taken when its fresh score is still the least.
+    While choosing, a map fitted to a few samples stands for a block. Damage is measured on held-out samples: what
+    the metric loses, the divergence from the untouched model, or with few decisions the squared error of the
+    logits, which a few samples tell better. Scores are renewed only where they could matter: a block is taken when
+    its fresh score is still the least.
     """
 
     @torch.no_grad()
@@ -111,6 +114,10 @@ class Chooser:
         self.metric, self.progress = metric, progress
         self.few = subset(data, SAMPLES)
         self.taught = outputs(model, self.few, self.few.held())
+        self.few_decisions = sum(made.numel() // made.shape[class_dim(made)] for made in self.taught) < FEW
+        if self.few_decisions:
+            self.few = subset(data, SAMPLES, JUDGED)
+            self.taught = outputs(model, self.few, self.few.held())
         self.working = own_copy(model, share=True)
         self.aims = all_visits(model, found, self.few)
         self.form = trial_form(model, found, self.aims)
@@ -168,7 +175,8 @@ class Chooser:
             set_submodule(self.working, name, place.block)
 
     def _damage(self) -> float:
-        gap = agreement(self.taught, answers(self.working, self.few, self.few.held())).divergence
+        found = agreement(self.taught, answers(self.working, self.few, self.few.held()))
+        gap = found.error if self.few_decisions else found.divergence
         return gap if self.metric is None else (self.top - self.metric(self.working)) + 1e-3 * gap
 
 

@@ -222,4 +222,4 @@ def bare_removal(
     try:
         return agreement(taught, answers(bare, data, data.held()))
     except ReplearnError:  # blown up
-        return Agreement(float("inf"), 0.0)
+        return Agreement(float("inf"), 0.0, float("inf"))

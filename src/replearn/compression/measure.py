@@ -48,12 +48,13 @@ class Price:
 class Agreement:
     """How a model's outputs on held-out batches compare to the untouched model's.
 
-    `divergence` is Kullback and Leibler's for outputs that are logits, else the relative squared error; `same` is
-    the share of equal decisions, NaN where there are none to take.
+    `error` is the relative squared error, of logits about their mean; `divergence` is Kullback and Leibler's for
+    logits, else the error; `same` is the share of equal decisions, NaN where there are none to take.
     """
 
     divergence: float
     same: float
+    error: float
 
 
 def read_metric(metric: Callable[[nn.Module], Any], model: nn.Module) -> Metric:
@@ -210,23 +211,29 @@ def _first(made: Any) -> Tensor | None:
 PIECE = 1 << 24  # numbers that are compared at a time
 
 
+def class_dim(outputs: Tensor) -> int:
+    """Where the classes are: behind the samples for images of them, else last."""
+    return 1 if outputs.dim() == 4 else -1
+
+
 def agreement(taught: Iterable[Tensor], made: Iterable[Tensor]) -> Agreement:
-    total = same = rows = 0.0
+    total = same = gaps = powers = 0.0
+    rows, size = 0, 1
     for teacher, student in zip(taught, made, strict=True):
-        dim = 1 if teacher.dim() == 4 else -1
-        if teacher.shape[dim] > 1:
-            size = teacher.shape[dim]
-            sides = (
-                side.movedim(dim, -1).reshape(-1, size).split(max(1, PIECE // size)) for side in (student, teacher)
-            )
-            for one, two in zip(*sides, strict=True):
-                one, two = one.float(), two.to(one.device).float()
+        dim = class_dim(teacher)
+        size = teacher.shape[dim]
+        sides = (
+            side.movedim(dim, -1).reshape(-1, size).split(max(1, PIECE // size)) for side in (student, teacher)
+        )
+        for one, two in zip(*sides, strict=True):
+            one, two = one.float(), two.to(one.device).float()
+            if size > 1:
                 gap = F.kl_div(one.log_softmax(-1), two.log_softmax(-1), log_target=True, reduction="sum")
                 total += float(gap)
                 same += float((one.argmax(-1) == two.argmax(-1)).sum())
-                rows += len(one)
-        else:
-            teacher, student = teacher.to(student.device).float(), student.float()
-            gap = (teacher - student).square().sum() / teacher.square().sum().clamp_min(1e-30)
-            total, same, rows = total + float(gap) * len(teacher), math.nan, rows + len(teacher)
-    return Agreement(total / max(rows, 1), same / max(rows, 1))
+                one, two = (side - side.mean(-1, keepdim=True) for side in (one, two))
+            gaps += float((one - two).square().sum())
+            powers += float(two.square().sum())
+            rows += len(one)
+    error = gaps / max(powers, 1e-30)
+    return Agreement(total / rows, same / rows, error) if size > 1 else Agreement(error, math.nan, error)
