@@ -101,33 +101,49 @@ def captured() -> str:
     return "\n".join(lines)
 
 
-COMPRESSED = "compress_published_resnet56_cpu.jsonl"
+PUBLISHED = "compress_published_resnet56_healed_cpu.jsonl"
+OWN = ", own choice"
+Draws = dict[int, Any]  # lines by the seed of the draw
+
+
+def published_lines(kind: str) -> list[Any]:
+    found = map(json.loads, (RESULTS / PUBLISHED).read_text(encoding="utf-8").splitlines())
+    return [line for line in found if line["kind"] == kind]
+
+
+def published() -> list[tuple[str, Draws]]:
+    """What is measured on the published ResNet-56, with its draws, from the worst to the best."""
+    found: dict[tuple[str, str], Draws] = {}
+    for line in published_lines("method"):
+        found.setdefault((line["method"], line["budget"]), {})[line["seed"]] = line
+    return sorted(((name, draws) for (name, _), draws in found.items()), key=lambda item: mean_of(item[1]))
+
+
+def mean_of(draws: Draws) -> float:
+    return mean_score(list(draws.values()))
+
+
+def cells_of(name: str, draws: Draws) -> tuple[list[str], str]:
+    """Method, blocks, training and accuracy; and the share of latency."""
+    one, name = next(iter(draws.values())), name.removesuffix(", healed")
+    chosen = "its own" if name.endswith(OWN) else "every second" if one["blocks_out"] == 12 else "every fourth"
+    label = ("replearn: " if one["ours"] else "") + name.removesuffix(OWN).removesuffix(", fewer out")
+    latency = statistics.mean(draw["latency_ms"] / draw["latency_before_ms"] for draw in draws.values())
+    score = spread(mean_of(draws), std_of([draw["score"] for draw in draws.values()]))
+    return [label, f"{one['blocks_out']}, {chosen}", one["budget"].replace("none", "no"), score], f"{latency:.2f}"
 
 
 def compressed() -> str:
-    """What a published ResNet-56 keeps without a training step, by method, over draws of the images."""
-    found = [json.loads(line) for line in (RESULTS / COMPRESSED).read_text(encoding="utf-8").splitlines()]
-    trained = next(line["score"] for line in found if line["kind"] == "trained")
+    """What the published ResNet-56 keeps without 12 blocks."""
+    (trained,) = published_lines("trained")
     lines = [
-        f"| published ResNet-56 (trained: {trained:.2f}) | blocks out | accuracy | latency | parameters |",
+        f"| published ResNet-56 (trained: {trained['score']:.2f}) | blocks out | training | accuracy | latency |",
         "|---|---|---|---|---|",
     ]
-    methods: dict[str, list[Any]] = {}
-    for line in found:
-        if line["kind"] == "method":
-            methods.setdefault(line["method"], []).append(line)
-    order = sorted(methods.items(), key=lambda item: (item[1][0]["blocks_out"], mean_score(item[1])))
-    for name, draws in order:
-        scores = [draw["score"] for draw in draws]
-        latency = statistics.mean(draw["latency_ms"] / draw["latency_before_ms"] for draw in draws)
-        parameters = draws[0]["parameters"] / draws[0]["parameters_before"]
-        label = ("replearn: " if draws[0]["ours"] else "") + name.removesuffix(", fewer out")
-        cells = [
-            label,
-            str(draws[0]["blocks_out"]),
-            f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}",
-        ]
-        lines.append("| " + " | ".join([*cells, f"{latency:.2f}", f"{parameters:.2f}"]) + " |")
+    for name, draws in published():
+        if next(iter(draws.values()))["blocks_out"] == 12:
+            cells, latency = cells_of(name, draws)
+            lines.append("| " + " | ".join([*cells, latency]) + " |")
     return "\n".join(lines)
 
 
@@ -156,30 +172,20 @@ def by_images() -> str:
 
 
 def healed() -> str:
-    """A published ResNet-56 without 12 blocks after equal seconds of training on few images, beside PRACTISE."""
-    file = RESULTS / "compress_published_resnet56_healed_cpu.jsonl"
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    found: dict[tuple[str, str], dict[int, Any]] = {}
-    for line in lines:
-        if line["kind"] == "method":
-            found.setdefault((line["method"], line["budget"]), {})[line["seed"]] = line
-    peers = {
-        next(iter(draws.values()))["blocks_out"]: draws for (name, _), draws in found.items() if "PRACTISE" in name
-    }
+    """The published ResNet-56 after equal seconds of training on few images, beside PRACTISE."""
+    rows = [(name, draws, next(iter(draws.values()))) for name, draws in published()]
+    rows = [row for row in rows if row[2]["ours"] or row[2]["trains"]]
+    peers = {(one["blocks_out"], OWN in name): draws for name, draws, one in rows if not one["ours"]}
     shown = [
         "| | blocks out | training | accuracy | against PRACTISE, 95 % interval | latency | draws |",
         "|---|---|---|---|---|---|---|",
     ]
-    for (method, budget), draws in sorted(found.items(), key=lambda item: mean_score(list(item[1].values()))):
-        one = next(iter(draws.values()))
-        peer = peers[one["blocks_out"]]
+    for name, draws, one in rows:
+        peer = peers[one["blocks_out"], OWN in name]
         scores, theirs = ({seed: draw["score"] for seed, draw in some.items()} for some in (draws, peer))
         compared = "" if draws is peer else difference(paired_difference(scores, theirs))
-        latency = statistics.mean(draw["latency_ms"] / draw["latency_before_ms"] for draw in draws.values())
-        label = ("replearn: " if one["ours"] else "") + method.removesuffix(", healed").removesuffix(", fewer out")
-        cells = [label, str(one["blocks_out"]), budget.replace("none", "no")]
-        cells += [spread(mean_score(list(draws.values())), std_of(list(scores.values()))), compared]
-        shown.append("| " + " | ".join([*cells, f"{latency:.2f}", str(len(draws))]) + " |")
+        cells, latency = cells_of(name, draws)
+        shown.append("| " + " | ".join([*cells, compared, latency, str(len(draws))]) + " |")
     return "\n".join(shown)
 
 
