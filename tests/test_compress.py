@@ -16,8 +16,13 @@ from torch.nn import functional as F
 
 import replearn
 from replearn.compression import compress, recognise
+from replearn.compression.batches import read
+from replearn.compression.choose import JUDGED, Chooser
 from replearn.compression.corrections import correction, image_map, plain_, token_map
 from replearn.compression.heal import before_realignment, best_rate
+from replearn.compression.measure import agreement
+from replearn.compression.prices import Prices
+from replearn.models import TransformerLM
 
 
 class Residual(nn.Module):
@@ -161,6 +166,24 @@ def test_a_number_of_blocks_is_chosen_by_the_least_damage() -> None:
     worst = compress(trained(), loader(), budget=EVERY_SECOND, form="removal")
     assert len(small.removed) == 2
     assert small.agreement.divergence <= worst.agreement.divergence * 1.5
+
+
+def test_few_decisions_are_judged_by_the_error_of_their_logits() -> None:
+    aim = torch.tensor([[2.0, 0.0, 1.0]])
+    assert agreement([aim], [aim + 5]).error == pytest.approx(0, abs=1e-10)  # the same decision, as surely
+    assert agreement([aim], [torch.tensor([[2.0, 0.0, 4.0]])]).error == pytest.approx(3.0)
+    few = chooser_of(trained(), [x for x, _ in loader(700, 100)])
+    assert few.few_decisions
+    assert sum(batch.size for batch in few.few.held()) == JUDGED
+    torch.manual_seed(0)
+    tokens = TransformerLM(11, dim=8, depth=3, num_heads=2, hidden=8, max_length=32).eval()
+    many = chooser_of(tokens, [torch.randint(11, (24, 32)) for _ in range(10)])
+    assert not many.few_decisions
+
+
+def chooser_of(model: nn.Module, batches: list[Tensor]) -> Chooser:
+    found, data = recognise(model, batches), read(batches)
+    return Chooser(model, found, data, Prices(model, found, data, 8), "blocks")
 
 
 def test_the_users_metric_decides() -> None:
