@@ -203,8 +203,8 @@ def test_healing_brings_the_model_closer_and_never_away(augment: Any) -> None:
     small = compress(trained(), loader(), budget=["body.0", "body.1", "body.3"], form="removal", realign=False,
                      heal=40, augment=augment)  # fmt: skip
     assert small.healing is not None
-    assert small.healing.after == pytest.approx(small.agreement.divergence, abs=1e-3)
     assert small.healing.after < (0.3 if augment is None else 0.7) * small.healing.before
+    assert small.agreement.divergence < small.removal.divergence
     assert small.agreement.same >= small.removal.same
     assert not small.model.training
     assert "healed for" in str(small)

@@ -31,7 +31,7 @@ from ..fitting.observe import first, unpadded
 from ..operators._base.layers import foldable
 from .batches import Augment, Batch, Data, augmented, copy_into, device_of, moved, subset
 from .fit import head_of
-from .measure import agreement, answer
+from .measure import answer
 from .pool import Pool
 from .walking import Way
 
@@ -52,7 +52,7 @@ Seen = tuple[Sequence[Tensor], Tensor]  # features of blocks, and logits
 
 @dataclass(frozen=True, slots=True)
 class Healing:
-    """What training brought: divergence from the untouched model on held-out batches, before and after."""
+    """What training brought: its loss on held-out batches, before and after."""
 
     before: float
     after: float
@@ -67,7 +67,7 @@ class Healing:
         how += [f"BatchNorm {self.batchnorm}"] if self.batchnorm else []
         how += ["images mixed"] if self.mixed else []
         return (
-            f"healed for {self.steps} steps in {self.seconds:.1f} s ({', '.join(how)}): divergence "
+            f"healed for {self.steps} steps in {self.seconds:.1f} s ({', '.join(how)}): held-out loss "
             f"{self.before:.4f} -> {self.after:.4f}"
         )
 
@@ -111,8 +111,7 @@ def heal_(
     logits = 0.0 if frozen else 1.0
     judge = Judge(student, teacher, data, way.blocks, logits)
     with torch.no_grad():
-        judge.judged()
-    before = judge.divergence
+        before = judge.judged()
     images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(pool.draw().inputs))
     live = bool(judge.norms) and pool.least >= SMALL
     start = before_realignment(student, teacher, judge.gone) if live else state(student)
@@ -168,7 +167,7 @@ def heal_(
     student.zero_grad(set_to_none=True)
     norms = ("trained" if live else "frozen") if judge.norms else ""
     spent = time.perf_counter() - begin
-    return Healing(before, judge.divergence, rate, used, spent, norms, images)
+    return Healing(before, judge.least, rate, used, spent, norms, images)
 
 
 def best_rate(trial: Callable[[float], float], rate: float, loss: float) -> float:
@@ -204,7 +203,7 @@ class Judge:
         with torch.no_grad():
             self.taught = [self.see(teacher, batch, self.last) for batch in self.held]
         self.norms = [module for module in student.modules() if foldable(module)]
-        self.least, self.best, self.divergence = math.inf, state(student), math.inf
+        self.least, self.best = math.inf, state(student)
 
     @torch.no_grad()
     def look(self) -> float:
@@ -226,9 +225,6 @@ class Judge:
         now = now / sum(batch.size for batch in self.held) if math.isfinite(now) else math.inf
         if now < self.least:
             self.least, self.best = now, state(self.student)
-            self.divergence = agreement(
-                *([logits.float() for _, logits in side] for side in (self.taught, seen))
-            ).divergence
         return now
 
     def see(self, model: nn.Module, batch: Batch, blocks: Sequence[str]) -> Seen:
