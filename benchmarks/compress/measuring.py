@@ -9,7 +9,7 @@ import torch
 from latency import interleaved
 from methods import Budget, Method, fewer_out
 from practise import best_rate
-from practise_choice import chosen
+from practise_choice import scores_of
 from results import Line, Results
 from subjects import Subject
 from torch import nn
@@ -68,16 +68,16 @@ class Measuring:
 
     def choice(self, images: int) -> tuple[str, ...]:
         """The blocks that PRACTISE takes out with so many images, from the first draw."""
-        key = {"kind": "chosen", "images": images, "budget": f"{self.choice_steps} steps"}
+        key = {"kind": "scores", "images": images, "budget": f"{self.choice_steps} steps"}
         known = self.line(**key)
         if known is None:
             torch.manual_seed(0)
             begin = time.perf_counter()
-            draw, number = self.subject.draw(images, 0), len(self.subject.out)
-            out, scores = chosen(self.subject, draw, number, self.choice_steps)
-            spent = time.perf_counter() - begin
-            known = self.keep({**key, "out": out, "scores": scores, "seconds": spent})
-        return tuple(known["out"])
+            scores = scores_of(self.subject, self.subject.draw(images, 0), self.choice_steps)
+            known = self.keep({**key, "scores": scores, "seconds": time.perf_counter() - begin})
+        found = known["scores"]
+        best = sorted(found, key=found.__getitem__)[: len(self.subject.out)]
+        return tuple(name for name in found if name in best)
 
     def out(self, method: Method, images: int) -> tuple[str, ...]:
         if method.chooses and not method.ours:

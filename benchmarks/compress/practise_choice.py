@@ -24,8 +24,8 @@ import replearn
 RATE = 0.02
 
 
-def chosen(subject: Subject, samples: Tensor, number: int, steps: int) -> tuple[tuple[str, ...], dict[str, float]]:
-    """So many blocks in the order of the network, and the scores of all that could go."""
+def scores_of(subject: Subject, samples: Tensor, steps: int) -> dict[str, float]:
+    """The score of every block that could go, in the order of the network."""
     stages = [list(stack.blocks) for stack in replearn.find_stacks(subject.model)]
     able = [name for stage in stages for name in stage[1:]]
     parts = [subject.taking_out([name]) for name in able]
@@ -35,8 +35,7 @@ def chosen(subject: Subject, samples: Tensor, number: int, steps: int) -> tuple[
         saved = max((whole - now) / whole, 1e-6)
         scores[name] = error_after_recovery(part, stages, samples, steps) / saved
         print(f"PRACTISE scored {name}: {scores[name]:.4g}", flush=True)
-    best = sorted(able, key=scores.__getitem__)[:number]
-    return tuple(name for name in able if name in best), scores
+    return scores
 
 
 def error_after_recovery(subject: Subject, stages: list[list[str]], samples: Tensor, steps: int) -> float:

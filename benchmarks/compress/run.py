@@ -33,7 +33,7 @@ from methods import Budget, Method, all_methods
 from networks import TRAINED, train_missing, trained
 from practise import STEPS
 from results import Results, command, commit
-from subjects import PUBLISHED, Subject, published
+from subjects import PUBLISHED, Subject, evenly, every_second, published
 
 from replearn.experiments.training.fit import device_named
 
@@ -100,6 +100,7 @@ def main(words: list[str] | None = None) -> None:
         "--part", type=part, default=(0, 1), help="as 0/4: a fourth of the draws, for one of four workers"
     )
     parser.add_argument("--net-epochs", type=int, help="of training a network, instead of the usual number")
+    parser.add_argument("--blocks-out", type=int, help="so many, spread evenly; their results need their own file")
     parser.add_argument("--test-images", type=int, help="the first of the test set; all by default")
     parser.add_argument("--train-only", action="store_true", help="fill the cache, and measure nothing")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing is begun")
@@ -122,6 +123,8 @@ def main(words: list[str] | None = None) -> None:
     for subject in subjects(options, device):
         if options.train_only:
             continue
+        if options.blocks_out:
+            subject = subject.taking_out(evenly(every_second(subject.model, 1), options.blocks_out))
         results, steps = Results(options.out), options.choice_steps or options.steps
         measuring = Measuring(subject, results, about, options.steps, steps, options.rate)
         print(f"{subject.name}, seed {subject.net_seed}: {measuring.trained():.2f}", flush=True)

@@ -49,6 +49,11 @@ def every_second(model: nn.Module, interval: int = 2) -> tuple[str, ...]:
     return tuple(name for stack in replearn.find_stacks(model) for name in stack.blocks[1:-1:interval])
 
 
+def evenly(blocks: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """So many of the blocks, equally far apart."""
+    return tuple(blocks[(2 * i + 1) * len(blocks) // (2 * count)] for i in range(count))
+
+
 def published(name: str, folder: Path, root: Path | None, device: torch.device, test: int | None) -> Subject:
     """CIFAR-10 weights from a folder with resnet.py and resnetNN-*.th files, as their author publishes them."""
     depth = PUBLISHED[name]

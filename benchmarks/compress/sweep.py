@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from results import Results, command, commit, read
-from subjects import Subject, every_second, published
+from subjects import Subject, evenly, every_second, published
 from torch import Tensor, nn
 from training_free import reestimate_, removal, replace_me
 
@@ -32,11 +32,6 @@ LABELS = {
     "ReplaceMe": ("#bf8700", "^"),
     "removal": ("#cf222e", "x"),
 }
-
-
-def evenly(blocks: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """So many of the blocks, equally far apart."""
-    return tuple(blocks[(2 * i + 1) * len(blocks) // (2 * count)] for i in range(count))
 
 
 def made(method: str, subject: Subject, samples: Tensor) -> nn.Module:
