@@ -383,8 +383,9 @@ def fit_and_stop() -> Result:
 def fit_scenes() -> Result:
     import test_detection as detection
     import test_segmentation as segmentation
+    from scenes import any_count
 
-    with detection.any_count():
+    with any_count():
         for task, name in ((detection, "boxes"), (segmentation, "masks")):
             task.fit([task.spec(FITS / name, FITS / "data", epochs=1)], device="cpu")
     return {}

@@ -14,6 +14,7 @@ from PIL import Image
 
 from replearn.experiments.training import data
 
+IDS = (1, 7, 90)  # of COCO's classes
 COLOURS = ((220, 40, 40), (40, 60, 220), (40, 200, 60))
 
 
@@ -27,15 +28,18 @@ def square(generator: torch.Generator, height: int, width: int) -> tuple[int, in
     return whole(0, 3), whole(0, width - side), whole(0, height - side), side, side
 
 
-def write_picture(path: Path, height: int, width: int, squares: list[tuple[int, int, int, int, int]]) -> None:
+def write_picture(
+    path: Path, height: int, width: int, squares: Any, values: Any = COLOURS, ground: Any = (120, 120, 120)
+) -> None:
+    """A colour picture; a mask, where the values are numbers."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = Image.new("RGB", (width, height), (120, 120, 120))
+    picture = Image.new("L" if isinstance(ground, int) else "RGB", (width, height), ground)
     for label, x, y, w, h in squares:
-        picture.paste(COLOURS[label], (x, y, x + w, y + h))
+        picture.paste(values[label], (x, y, x + w, y + h))
     picture.save(path)
 
 
-def write_coco(folder: Path, parts: dict[str, int], ids: tuple[int, int, int] = (1, 7, 90)) -> Path:
+def write_coco(folder: Path, parts: dict[str, int]) -> Path:
     """Pictures of mixed sizes with one or two squares; the first is empty, and in the second lies a crowd."""
     for seed, (part, count) in enumerate(parts.items()):
         generator = torch.Generator().manual_seed(seed)
@@ -52,14 +56,14 @@ def write_coco(folder: Path, parts: dict[str, int], ids: tuple[int, int, int] = 
                     {
                         "id": len(annotations) + 1,
                         "image_id": 100 + number,
-                        "category_id": ids[label],
+                        "category_id": IDS[label],
                         "bbox": [x, y, w, h],
                         "area": w * h,
                         "iscrowd": int(number == 1 and (label, x, y, w, h) == squares[0]),
                     }
                 )
         categories = [
-            {"id": number, "name": name} for number, name in zip(ids, ("red", "blue", "green"), strict=True)
+            {"id": number, "name": name} for number, name in zip(IDS, ("red", "blue", "green"), strict=True)
         ]
         data = {"images": images, "annotations": annotations, "categories": categories}
         file = folder / "annotations" / f"instances_{part}.json"
@@ -76,19 +80,17 @@ def any_count() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_pictures() -> Iterator[None]:
+    with any_count():
+        yield
+
+
 def edit(file: Path, change: Any) -> None:
     """Read an annotation file, change it, and write it back."""
     found = json.loads(file.read_text())
     change(found)
     file.write_text(json.dumps(found))
-
-
-def write_mask(path: Path, height: int, width: int, squares: Any, values: tuple[int, ...], ground: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mask = Image.new("L", (width, height), ground)
-    for label, x, y, w, h in squares:
-        mask.paste(values[label], (x, y, x + w, y + h))
-    mask.save(path)
 
 
 def write_camvid(folder: Path, train: int = 8, test: int = 3, mixed: bool = False) -> Path:
@@ -100,15 +102,14 @@ def write_camvid(folder: Path, train: int = 8, test: int = 3, mixed: bool = Fals
             squares = [square(generator, height, width) for _ in range(2)]
             write_picture(folder / part / f"{number:03}.png", height, width, squares)
             strip = (3, 0, height - 4, width, 4)  # painted last, with the value of void
-            write_mask(
-                folder / f"{part}annot" / f"{number:03}.png", height, width, [*squares, strip], (1, 2, 3, 11), 0
-            )
+            mask = folder / f"{part}annot" / f"{number:03}.png"
+            write_picture(mask, height, width, [*squares, strip], (1, 2, 3, 11), 0)
     return folder
 
 
-def write_cityscapes(folder: Path, train: int = 4, val: int = 2) -> Path:
+def write_cityscapes(folder: Path) -> Path:
     """Squares of person, car and sky (24, 26, 23) on road (7), with a strip that is not trained (1)."""
-    for seed, (part, count) in enumerate((("train", train), ("val", val))):
+    for seed, (part, count) in enumerate((("train", 4), ("val", 2))):
         generator = torch.Generator().manual_seed(seed)
         for number in range(count):
             city = ("aachen", "ulm")[number % 2]
@@ -116,5 +117,5 @@ def write_cityscapes(folder: Path, train: int = 4, val: int = 2) -> Path:
             squares = [square(generator, 64, 128) for _ in range(2)]
             write_picture(folder / "leftImg8bit" / part / city / f"{name}_leftImg8bit.png", 64, 128, squares)
             mask = folder / "gtFine" / part / city / f"{name}_gtFine_labelIds.png"
-            write_mask(mask, 64, 128, [*squares, (3, 0, 60, 128, 4)], (24, 26, 23, 1), 7)
+            write_picture(mask, 64, 128, [*squares, (3, 0, 60, 128, 4)], (24, 26, 23, 1), 7)
     return folder

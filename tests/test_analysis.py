@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from tiny import settled_resnet
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -15,14 +16,6 @@ from replearn import ReplearnError, operators
 from replearn.analysis import Analysis, analyze, converge
 from replearn.analysis.recoverability import distances
 from replearn.analysis.suffix import largest_singular
-
-
-def resnet() -> nn.Module:
-    torch.manual_seed(0)
-    model = replearn.models.CifarResNet(20, width=4)
-    for _ in range(3):  # running statistics away from their start
-        model(torch.randn(16, 3, 8, 8))
-    return model.eval()
 
 
 def batches(count: int = 6, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -42,7 +35,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    return resnet()
+    return settled_resnet(8)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +158,7 @@ def test_it_is_written_as_json_prints_and_leaves_the_model_alone(found: Analysis
     assert read["targets"][0]["alone"]["epsilon"] == found.targets[0].alone.epsilon
     words = ("layer2.1", "epsilon", "all together", "Recoverability", "Gradient bias", "not guarantees")
     assert all(word in str(found) for word in words)
-    fresh = resnet()
+    fresh = settled_resnet(8)
     assert all(
         torch.equal(a, b) for a, b in zip(model.state_dict().values(), fresh.state_dict().values(), strict=True)
     )

@@ -98,11 +98,7 @@ def test_coefficients_are_least_squares_of_their_directions() -> None:
 
 
 def resnet() -> nn.Module:
-    torch.manual_seed(0)
-    model = replearn.models.CifarResNet(20, width=4)
-    for _ in range(3):  # running statistics away from their start
-        model(torch.randn(16, 3, 12, 12))
-    return model.eval()
+    return tiny.settled_resnet(12)
 
 
 def bottlenecks() -> nn.Module:

@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from tiny import Bottleneck, Own
+from stacks import OPEN, every_operator, stack
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from zoo import ZOO
 
-import replearn
 from replearn import operators
 from replearn.blocks.running import call
-from replearn.models.cifar_resnet import BasicBlock
-from replearn.operators._base.options import Options, ReadingOptions
-
-KINDS = {
-    "basic": (lambda: BasicBlock(4, 4, 1), (2, 4, 6, 6)),
-    "bottleneck": (lambda: Bottleneck(8), (2, 8, 6, 6)),
-    # with dropout: the second run must draw what the first drew
-    "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 12, dropout=0.2, batch_first=True), (2, 5, 8)),
-    "any": (lambda: Own(8), (2, 8)),
-}
+from replearn.operators._base.options import Options
 
 
-def subject(kind: str, options: Options) -> tuple[nn.Sequential, Tensor]:
-    torch.manual_seed(0)
-    block, shape = KINDS[kind]
-    model = nn.Sequential(*(block() for _ in range(5)))
-    replearn.replace_(model, replearn.plan(model, interval=2, operator=options))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model, torch.randn(shape, requires_grad=True)
-
-
-def every_operator() -> Iterator[Any]:
-    for name, options in operators.available().items():
-        for kind in options.kinds:
-            yield pytest.param(kind, options(), id=f"{name}-{kind}")
-            if issubclass(options, ReadingOptions):
-                rest: Any = {"stop_gradient": False, "correction": "low-rank", "rank": 1}
-                yield pytest.param(kind, options(**rest), id=f"{name}-{kind}-all_options")
+def layer_with_dropout() -> nn.Module:
+    """Its second run must draw what the first drew."""
+    return nn.TransformerEncoderLayer(8, 2, 12, dropout=0.2, batch_first=True)
 
 
 def gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
@@ -54,9 +27,10 @@ def gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("around", ["every block", "operators", "segments"])
-@pytest.mark.parametrize(("kind", "options"), list(every_operator()))
+@pytest.mark.parametrize(("kind", "options"), list(every_operator(all_options=OPEN)))
 def test_checkpointed_gradients_are_the_plain_ones(kind: str, options: Options, around: str) -> None:
-    model, x = subject(kind, options)
+    model, x = stack(kind, options, 5, transformer=layer_with_dropout)
+    x.requires_grad_()
     twin = copy.deepcopy(model)
     torch.manual_seed(1)
     expected = gradients(model, model(x))

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 
+from command_line import call
 from rich.console import Console
 from runs_made_up import run
-from typer.testing import CliRunner
 
 from replearn import Plan, __version__
-from replearn.cli.app import app
 from replearn.cli.progress import Watcher
 from replearn.experiments.training.results import Epoch, read_result
 
@@ -52,12 +50,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.delenv("REPLEARN_DATA", raising=False)
     Path("tiny.py").write_text(TINY)
     return tmp_path
-
-
-def call(*arguments, code=0):
-    result = CliRunner().invoke(app, list(arguments), prog_name="replearn")
-    assert result.exit_code == code, result.output + result.stderr
-    return result
 
 
 def told(*arguments, code=2):

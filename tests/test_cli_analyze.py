@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+from command_line import shown as call
 from official_layouts import write_imagenet
 from texts import text_root  # noqa: F401
-from typer.testing import CliRunner
 
-from replearn.cli.app import app
 from replearn.experiments.training import data
 from replearn.experiments.training.trained import read_full_model, read_trained
 
@@ -36,12 +34,6 @@ RECIPE = Recipe(
 )
 """
 QUICK = ["--first", "2", "--samples", "40", "--batch-size", "20", "--iterations", "5"]
-
-
-def call(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(arguments), prog_name="replearn")
-    assert result.exit_code == code, result.output + result.stderr
-    return result.output if code == 0 else result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 
-from typer.testing import CliRunner
-
-from replearn.cli.app import app
+from command_line import shown
 
 MINE = """
 import torch
@@ -55,9 +52,7 @@ def nothing():
 
 
 def call(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["compress", *arguments, "--device", "cpu"], prog_name="replearn")
-    assert result.exit_code == code, result.output + result.stderr
-    return result.output if code == 0 else result.stderr
+    return shown("compress", *arguments, "--device", "cpu", code=code)
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +80,13 @@ def test_a_hugging_face_folder_becomes_one_with_fewer_layers(place: Path) -> Non
     import transformers
 
     out = place / "out"
-    shown = call(
+    told = call(
         f"hf:{place / 'vit'}", "--data", str(place / "images"), "--budget", "blocks=2", "--form", "removal",
         "--heal", "1", "-o", str(out),
     )  # fmt: skip
-    assert "ViTForImageClassification: 2 of 5 blocks out (blocks=2), 12 samples" in shown
-    assert "healed for" in shown
-    assert "ViTForImageClassification.from_pretrained(" in shown
+    assert "ViTForImageClassification: 2 of 5 blocks out (blocks=2), 12 samples" in told
+    assert "healed for" in told
+    assert "ViTForImageClassification.from_pretrained(" in told
     assert transformers.AutoModelForImageClassification.from_pretrained(out).config.num_hidden_layers == 3
     found = json.loads((out / "compress.json").read_text())
     assert found["standard"]
@@ -104,11 +99,11 @@ def test_a_hugging_face_folder_becomes_one_with_fewer_layers(place: Path) -> Non
 
 def test_an_own_model_is_exported_and_json_is_printed(place: Path) -> None:
     out = place / "own"
-    shown = call(
+    told = call(
         f"{place / 'mine.py'}:net", "--data", f"{place / 'mine.py'}:batches", "--budget", "parameters<=80%",
         "--picture", "none", "--json", "-o", str(out),
     )  # fmt: skip
-    found = json.loads(shown)
+    found = json.loads(told)
     assert found["after"]["parameters"] <= 0.8 * found["before"]["parameters"]
     assert not found["standard"]
     assert found["files"] == [str(out / "model.pt2")]

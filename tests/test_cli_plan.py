@@ -1,24 +1,18 @@
 """`replearn plan` with predicted costs and budgets."""
 
+import command_line
 import pytest
 import torch
 
-pytest.importorskip("typer")
-
-from typer.testing import CliRunner
-
 import replearn
 from replearn import Plan
-from replearn.cli.app import app
 from replearn.cli.subjects import subject_named
 from replearn.experiments.training.trained import read_full_model
 
 
 def call(*arguments, code=0, model="cifar_resnet:20:4"):
     named = [] if model is None else [model]
-    result = CliRunner().invoke(app, ["plan", *named, *arguments], prog_name="replearn")
-    assert result.exit_code == code, result.output + result.stderr
-    return result
+    return command_line.call("plan", *named, *arguments, code=code)
 
 
 def test_a_plan_shows_what_it_is_predicted_to_save():
@@ -137,9 +131,8 @@ def test_a_budget_of_time_names_the_flags_that_tell_the_machine():
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.py").write_text(RECIPE)
-    words = ["train", str(folder / "tiny.py"), "--method", "e2e", "--device", "cpu", "--out", str(folder)]
-    result = CliRunner().invoke(app, words, prog_name="replearn")
-    assert result.exit_code == 0, result.output
+    words = ("train", str(folder / "tiny.py"), "--method", "e2e", "--device", "cpu", "--out", str(folder))
+    command_line.call(*words)
     return folder / "digits" / "e2e" / "seed-0"
 
 

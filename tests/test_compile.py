@@ -6,13 +6,13 @@ import copy
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+from stacks import OPEN, stack
 from tiny import Own
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -24,26 +24,12 @@ import replearn
 from replearn import operators
 from replearn.blocks.running import call
 from replearn.models.cifar_resnet import BasicBlock
-from replearn.operators._base.options import Options, ReadingOptions
+from replearn.operators._base.options import MixingOptions, Options, ReadingOptions
 
-# one stack of three blocks each: a target and its two sources
-KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "basic": (lambda: BasicBlock(4, 4, 1), (2, 4, 6, 6)),
-    "bottleneck": (lambda: Bottleneck(8, 2), (2, 8, 6, 6)),
-    "transformer": (lambda: EncoderBlock(2, 8, 12, 0.0, 0.0, partial(nn.LayerNorm, eps=1e-6)), (2, 5, 8)),
-    "any": (lambda: Own(8), (2, 8)),
+VISION: dict[str, Any] = {
+    "bottleneck": lambda: Bottleneck(8, 2),
+    "transformer": lambda: EncoderBlock(2, 8, 12, 0.0, 0.0, partial(nn.LayerNorm, eps=1e-6)),
 }
-
-
-def subject(kind: str, options: Options) -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
-    block, shape = KINDS[kind]
-    model = nn.Sequential(*(block() for _ in range(3)))
-    replearn.replace_(model, replearn.plan(model, first=2, operator=options))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model, torch.randn(shape)
 
 
 def every_operator() -> Iterator[Any]:
@@ -52,10 +38,8 @@ def every_operator() -> Iterator[Any]:
         kind = options.kinds[-1]
         yield pytest.param(kind, options(), id=f"{name}-{kind}")
         if issubclass(options, ReadingOptions):
-            rest: dict[str, Any] = {"stop_gradient": False, "correction": "low-rank", "rank": 1}
-            if "coefficients" in {field.name for field in fields(options)}:
-                rest["coefficients"] = "shared"
-            yield pytest.param(kind, options(**rest), id=f"{name}-{kind}-all_options")
+            shared = {"coefficients": "shared"} if issubclass(options, MixingOptions) else {}
+            yield pytest.param(kind, options(**OPEN, **shared), id=f"{name}-{kind}-all_options")
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +70,7 @@ def same(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
 
 @pytest.mark.parametrize(("kind", "options"), list(every_operator()))
 def test_one_graph_per_mode_with_the_results_of_eager(kind: str, options: Options) -> None:
-    model, x = subject(kind, options)
+    model, x = stack(kind, options, **VISION)
     eager = copy.deepcopy(model)
     # aot_eager traces the backward pass too, and takes twice as long: attention_mlp stands for its parts
     thorough = options == type(options)() and options.name not in ("no_weights", "projection", "mlp")
@@ -121,7 +105,7 @@ def test_one_graph_per_mode_with_the_results_of_eager(kind: str, options: Option
 
 @pytest.mark.parametrize("kind", ["basic", "transformer"])
 def test_batches_of_any_size_share_a_dynamic_graph(kind: str) -> None:
-    model, x = subject(kind, operators.WholeBlock())
+    model, x = stack(kind, operators.WholeBlock(), **VISION)
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(model.eval(), backend=counter, fullgraph=True, dynamic=True)
     same(compiled(x), model(x))
@@ -145,7 +129,7 @@ def test_hugging_face_models_compile_to_one_graph(name: str, options: Options) -
 
 
 def test_a_whole_training_step_compiles_once_and_trains_as_eager_does() -> None:
-    model, x = subject("transformer", operators.HeadWise(stop_gradient=False))
+    model, x = stack("transformer", operators.HeadWise(stop_gradient=False), **VISION)
     eager = copy.deepcopy(model)
     counter = CompileCounterWithBackend("aot_eager")
     run = torch.compile(train_step, backend=counter)  # in pieces: torch breaks the graph at the optimizer
@@ -178,7 +162,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) ->
     ],
 )
 def test_inductor_computes_what_eager_computes(kind: str, options: Options) -> None:
-    model, x = subject(kind, options)
+    model, x = stack(kind, options, **VISION)
     eager = copy.deepcopy(model)
     compiled = torch.compile(model[1], fullgraph=True)  # the operator alone: the blocks would take a minute
     same(gradients(model, x, compiled), gradients(eager, x, eager[1]), 1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,32 +10,25 @@ from typing import Any
 import narrow
 import pytest
 import torch
-from scenes import any_count, write_coco
-from test_engine import interrupt_at_step
+from scenes import few_pictures, write_coco  # noqa: F401
+from test_engine import measured, same_checkpoints, stopped_and_resumed
 
 from replearn import ReplearnError, deploy
 from replearn.deployment.exporting import export
 from replearn.experiments import recipes
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
-from replearn.experiments.training.fit import Interrupted, fit
+from replearn.experiments.training.fit import fit
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Detection, Recipe
 from replearn.experiments.training.results import read_result
 from replearn.experiments.training.run import RunSpec
 from replearn.experiments.training.scene_models import detector
-from replearn.experiments.training.state import read_state
 from replearn.experiments.training.tasks.detection import Detection as DetectionTask
 from replearn.experiments.training.tasks.detection import coco_metrics
 from replearn.experiments.training.trained import read_trained
 
 narrow.register()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_pictures() -> Iterator[None]:
-    with any_count():
-        yield
 
 
 SMALL = Detection(min_size=64, max_size=96)
@@ -201,21 +193,11 @@ def test_both_rows_train_and_measure_and_write_what_was_found(runs: Path) -> Non
     assert {entry["image_id"] for entry in found} <= {100, 101, 102}
 
 
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
-    runs: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped = spec(tmp_path, root)
-    interrupt_at_step(monkeypatch, 3)
-    with pytest.raises(Interrupted):
-        fit([stopped], device="cpu")
-    monkeypatch.undo()
-    resumed = fit([stopped], device="cpu", resume=True)[0]
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(runs: Path, root: Path, tmp_path: Path) -> None:
+    resumed = stopped_and_resumed(spec(tmp_path, root), 3)
     whole = runs / "bccd" / "repl-first-2" / "seed-0"
-    assert [epoch.measures for epoch in resumed.epochs] == [
-        epoch.measures for epoch in read_result(whole / "result.json").epochs
-    ]
-    one, other = (read_state(folder / "checkpoint.safetensors")[0] for folder in (whole, tmp_path))
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert measured(resumed) == measured(read_result(whole / "result.json"))
+    same_checkpoints(whole, tmp_path)
 
 
 def test_accumulated_parts_train_too(root: Path, tmp_path: Path) -> None:

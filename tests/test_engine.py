@@ -21,7 +21,7 @@ from replearn import ReplearnError, load, models, plan
 from replearn.experiments.training.fit import Interrupted, fit
 from replearn.experiments.training.optimizers import make_optimizer, rate_at, set_rate
 from replearn.experiments.training.recipe import Augment, Optimizer, Recipe, Schedule, Variant, recipe_from_dict
-from replearn.experiments.training.results import read_result
+from replearn.experiments.training.results import Result, read_result
 from replearn.experiments.training.run import Run, RunSpec
 from replearn.experiments.training.state import read_state
 from replearn.experiments.training.step import autocast_for, step_body
@@ -62,18 +62,21 @@ def spec(out: Path, variant: str = "repl", seed: int = 0, **changes: object) -> 
     return RunSpec(recipe=recipe(**changes), variant=VARIANTS[variant], data="digits", seed=seed, out=out)
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    return read_state(out / "checkpoint.safetensors")[0]
+def same_checkpoints(*folders: Path) -> None:
+    one, other = (read_state(folder / "checkpoint.safetensors")[0] for folder in folders)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
 
 
-def measured(result: object) -> list[tuple[float, ...]]:
-    return [tuple(epoch.measures.values()) for epoch in result.epochs]  # type: ignore[attr-defined]
+def measured(result: Result) -> list[tuple[float, ...]]:
+    return [tuple(epoch.measures.values()) for epoch in result.epochs]
 
 
 class StopAt:
     """A progress that interrupts training before an epoch's step, as Ctrl-C would."""
 
-    def __init__(self, run: object, epoch: int) -> None:
+    def __init__(self, epoch: int) -> None:
         self.at = epoch
 
     def begin(self, runs: object) -> None: ...
@@ -112,25 +115,12 @@ def test_every_method_trains_digits_and_leaves_its_files(variant: str, tmp_path:
         ("repl+stochastic_depth", "inside an epoch"),
     ],
 )
-def test_a_resumed_run_is_bit_equal_to_one_never_stopped(
-    variant: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_is_bit_equal_to_one_never_stopped(variant: str, where: str, tmp_path: Path) -> None:
     whole = fit([spec(tmp_path / "whole", variant)], device="cpu")[0]
-    stopped = spec(tmp_path / "stopped", variant)
-    if where == "between epochs":
-        with pytest.raises(Interrupted, match=r"checkpoint\.safetensors"):
-            fit([stopped], device="cpu", progress=StopAt(None, 1))
-    else:
-        interrupt_at_step(monkeypatch, 4)  # 3 steps an epoch: after the fourth, in the second epoch
-        with pytest.raises(Interrupted, match=r"checkpoint\.safetensors"):
-            fit([stopped], device="cpu")
-        monkeypatch.undo()
-    resumed = fit([stopped], device="cpu", resume=True)[0]
+    step = None if where == "between epochs" else 4  # 3 steps an epoch: after the fourth, in the second epoch
+    resumed = stopped_and_resumed(spec(tmp_path / "stopped", variant), step)
     assert measured(resumed) == measured(whole)
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+    same_checkpoints(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_late_replacement_trains_whole_first_and_goes_on_with_operators_fitted_to_its_blocks(
@@ -158,7 +148,6 @@ def test_late_replacement_trains_whole_first_and_goes_on_with_operators_fitted_t
 
 
 def interrupt_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-
     plain, taken = Run.step, [0]
 
     def step(self: Run) -> None:
@@ -168,6 +157,16 @@ def interrupt_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         plain(self)
 
     monkeypatch.setattr(Run, "step", step)
+
+
+def stopped_and_resumed(made: RunSpec, step: int | None = None, device: str = "cpu", **settings: bool) -> Result:
+    """The result of a run that is interrupted in a step, or after its first epoch, and then goes on."""
+    with pytest.MonkeyPatch.context() as stopping:
+        if step is not None:
+            interrupt_at_step(stopping, step)
+        with pytest.raises(Interrupted, match=r"checkpoint\.safetensors"):
+            fit([made], device=device, progress=StopAt(1) if step is None else None, **settings)
+    return fit([made], device=device, resume=True, **settings)[0]
 
 
 def test_runs_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
@@ -232,9 +231,7 @@ def test_accumulation_clipping_and_label_smoothing_train(tmp_path: Path) -> None
 def test_float16_scales_the_loss_and_resumes_bit_equal(tmp_path: Path) -> None:
     changes: dict[str, object] = {"precision": "float16", "clip_norm": 1.0}
     whole = fit([spec(tmp_path / "whole", **changes)], device="cpu")[0]
-    with pytest.raises(Interrupted):
-        fit([spec(tmp_path / "stopped", **changes)], device="cpu", progress=StopAt(0, 1))
-    resumed = fit([spec(tmp_path / "stopped", **changes)], device="cpu", resume=True)[0]
+    resumed = stopped_and_resumed(spec(tmp_path / "stopped", **changes))
     assert measured(whole) == measured(resumed)
     assert read_state(tmp_path / "whole" / "checkpoint.safetensors")[1]["scaler"]["scale"] == 2.0**16
 
@@ -254,7 +251,7 @@ def test_a_float16_step_that_overflows_is_left_out() -> None:
 def test_nan_stops_the_run_and_names_the_last_good_state(tmp_path: Path) -> None:
     first = dataclasses.replace(spec(tmp_path), recipe=recipe(epochs=3))
     with pytest.raises(Interrupted):
-        fit([first], device="cpu", progress=StopAt(None, 1))
+        fit([first], device="cpu", progress=StopAt(1))
     tensors, about = read_state(tmp_path / "checkpoint.safetensors")
     from replearn.experiments.training.state import write_state
 
@@ -350,20 +347,11 @@ def test_a_captured_step_trains_as_the_plain_one(
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_resumed_run_is_bit_equal_on_a_gpu_in_deterministic_mode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_is_bit_equal_on_a_gpu_in_deterministic_mode(tmp_path: Path) -> None:
     whole = fit([spec(tmp_path / "whole")], device="cuda", deterministic=True)[0]
-    stopped = spec(tmp_path / "stopped")
-    interrupt_at_step(monkeypatch, 4)
-    with pytest.raises(Interrupted):
-        fit([stopped], device="cuda", deterministic=True)
-    monkeypatch.undo()
-    resumed = fit([stopped], device="cuda", deterministic=True, resume=True)[0]
+    resumed = stopped_and_resumed(spec(tmp_path / "stopped"), 4, device="cuda", deterministic=True)
     assert measured(resumed) == measured(whole)
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
+    same_checkpoints(tmp_path / "whole", tmp_path / "stopped")
 
 
 @pytest.mark.cuda
@@ -407,11 +395,7 @@ def test_a_streamed_set_trains_and_resumes_bit_equal(tmp_path: Path, monkeypatch
     whole = fit([streamed("whole")], device="cpu")[0]
     assert whole.finished
     assert whole.epochs[0].images_per_second > 0
-    with monkeypatch.context() as stopping:
-        interrupt_at_step(stopping, 6)  # 4 steps an epoch: in the second one
-        with pytest.raises(Interrupted):
-            fit([streamed("stopped")], device="cpu")
-    resumed = fit([streamed("stopped")], device="cpu", resume=True)[0]
+    resumed = stopped_and_resumed(streamed("stopped"), 6)  # 4 steps an epoch: in the second one
     assert measured(resumed) == measured(whole)
     run = Trained(whole, streamed("x").recipe, torch.nn.Identity(), torch.zeros(1), tmp_path / "data")
     images, labels = run.test(4)

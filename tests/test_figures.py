@@ -175,15 +175,10 @@ def test_an_unfinished_or_damaged_run_is_told(resnets: dict[str, Path], tmp_path
 
 
 def test_the_command_draws_them(resnets: dict[str, Path], tmp_path: Path) -> None:
-    pytest.importorskip("typer")
-    from typer.testing import CliRunner
+    from command_line import shown
 
-    from replearn.cli.app import app
-
-    arguments = ["figures", str(resnets["E2E"]), "-o", str(tmp_path), "--samples", "30", "--layers", "layer1.0"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert "silhouette" in done.output
+    words = ("figures", str(resnets["E2E"]), "-o", str(tmp_path), "--samples", "30", "--layers", "layer1.0")
+    assert "silhouette" in shown(*words)
     assert (tmp_path / "feature_maps.png").exists()
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-pytest.importorskip("typer")
 pytest.importorskip("httpx2")  # what huggingface_hub asks with
 pytest.importorskip("timm")
 pytest.importorskip("transformers")
@@ -19,11 +18,10 @@ import httpx2
 import huggingface_hub
 import timm
 import transformers
+from command_line import shown
 from huggingface_hub.utils._http import default_client_factory
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
-from replearn.cli.app import app
 from replearn.cli.compress_model import subject_of
 
 
@@ -65,8 +63,7 @@ def test_a_name_of_transformers_is_planned_and_fetched_with_its_weights(hub: Pat
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 5, "num_attention_heads": 2}
     model = transformers.ViTForImageClassification(transformers.ViTConfig(**shape, image_size=32, patch_size=16))
     model.save_pretrained(hub / "some" / "vit")
-    shown = CliRunner().invoke(app, ["plan", "hf:some/vit"], prog_name="replearn")
-    assert "ViTForImageClassification: 1 of 5 blocks replaced" in shown.output, shown.stderr
+    assert "ViTForImageClassification: 1 of 5 blocks replaced" in shown("plan", "hf:some/vit")
     assert_equal(fetched("hf:some/vit").state_dict(), model.state_dict())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_engine import StopAt, interrupt_at_step
+from test_engine import measured, same_checkpoints, stopped_and_resumed
 from texts import text_root  # noqa: F401
 from torch.nn.functional import cross_entropy
 
@@ -18,12 +18,11 @@ from replearn import ReplearnError, operators
 from replearn.experiments import recipes
 from replearn.experiments.training.compare import compare
 from replearn.experiments.training.comparison_table import comparison_table
-from replearn.experiments.training.fit import Interrupted, fit
+from replearn.experiments.training.fit import fit
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Recipe, Text, Variant
 from replearn.experiments.training.results import read_result
 from replearn.experiments.training.run import RunSpec
-from replearn.experiments.training.state import read_state
 from replearn.experiments.training.tasks import task_named
 from replearn.experiments.training.trained import read_trained
 from replearn.models import TransformerLM
@@ -222,20 +221,11 @@ def test_a_resumed_run_is_bit_equal_dropout_included(
     where: str,
     text_root: Path,  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = fit([spec(text_root, tmp_path / "whole")], device="cpu")[0]
-    stopped = spec(text_root, tmp_path / "stopped")
-    watcher = StopAt(None, 1) if where == "between epochs" else None
-    with monkeypatch.context() as stopping:
-        if watcher is None:
-            interrupt_at_step(stopping, 25)
-        with pytest.raises(Interrupted):
-            fit([stopped], device="cpu", progress=watcher)
-    resumed = fit([stopped], device="cpu", resume=True)[0]
-    assert [epoch.measures for epoch in resumed.epochs] == [epoch.measures for epoch in whole.epochs]
-    one, other = (read_state(tmp_path / name / "checkpoint.safetensors")[0] for name in ("whole", "stopped"))
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    resumed = stopped_and_resumed(spec(text_root, tmp_path / "stopped"), None if where == "between epochs" else 25)
+    assert measured(resumed) == measured(whole)
+    same_checkpoints(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_weights_of_another_vocabulary_or_length_are_refused(text_root: Path, tmp_path: Path) -> None:  # noqa: F811

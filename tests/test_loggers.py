@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 
-from typer.testing import CliRunner
-
-from replearn.cli.app import app
+from command_line import call
 
 QUICK = ["demo", "--epochs", "2", "--set", "model=cifar_resnet:20:2", "--set", "batch_size=479", "--device", "cpu"]
 
@@ -20,8 +17,7 @@ def test_a_run_is_written_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    done = CliRunner().invoke(app, ["train", *QUICK, "--logger", "wandb", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    call("train", *QUICK, "--logger", "wandb", "--out", str(tmp_path))
     wandb.teardown()
     (written,) = tmp_path.rglob("*.wandb")
     text = written.read_bytes()
@@ -34,8 +30,7 @@ def test_every_run_of_a_comparison_is_written_to_mlflow(tmp_path: Path, monkeypa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     words = ["compare", *QUICK, "--methods", "e2e,removal", "--seeds", "0", "--picture", "none"]
-    done = CliRunner().invoke(app, [*words, "--logger", "mlflow", "--out", str(tmp_path / "runs")])
-    assert done.exit_code == 0, done.output
+    call(*words, "--logger", "mlflow", "--out", str(tmp_path / "runs"))
     client = mlflow.MlflowClient((tmp_path / "store").as_uri())
     runs = client.search_runs([client.get_experiment_by_name("replearn").experiment_id])
     assert sorted(run.data.params["method"] for run in runs) == ["E2E", "removal"]
@@ -48,8 +43,7 @@ def test_a_run_is_written_to_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    done = CliRunner().invoke(app, ["train", *QUICK, "--logger", "tensorboard", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    call("train", *QUICK, "--logger", "tensorboard", "--out", str(tmp_path))
     (written,) = tmp_path.rglob("events.out.tfevents.*")
     assert (written.parent / "result.json").exists()
     shown = EventAccumulator(str(written)).Reload()
@@ -65,6 +59,4 @@ def test_a_logger_that_is_not_there_is_told(
     name: str, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    done = CliRunner().invoke(app, ["train", *QUICK, "--logger", name, "--out", str(tmp_path)])
-    assert done.exit_code == 2
-    assert cure in done.stderr
+    assert cure in call("train", *QUICK, "--logger", name, "--out", str(tmp_path), code=2).stderr

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import tiny
 import torch
+from stacks import stack
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import replearn
 from replearn import ReplearnError, operators
-from replearn.models.cifar_resnet import BasicBlock
 from replearn.operators._base.mixture import Mixture
 from replearn.operators._base.options import Options, ReadingOptions
-
-BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "basic": (lambda: BasicBlock(2, 2, 1), (2, 2, 4, 4)),
-    "bottleneck": (lambda: tiny.Bottleneck(4), (2, 4, 4, 4)),
-    "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True), (2, 3, 4)),
-    "any": (lambda: tiny.Own(3), (2, 3)),
-}
 
 
 def suited() -> list[tuple[str, type[Options]]]:
@@ -30,18 +21,8 @@ def suited() -> list[tuple[str, type[Options]]]:
     return [(kind, options) for options in kinds for kind in options.kinds]
 
 
-def three(
-    kind: str, options: Options, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> tuple[nn.Module, Tensor]:
-    """Three blocks, the middle one replaced."""
-    torch.manual_seed(seed)
-    build, size = BLOCKS[kind]
-    model = nn.Sequential(*(build() for _ in range(3))).to(dtype)
-    replearn.replace_(model, replearn.plan(model, targets=["1"], operator=options))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.05)
-    return model, torch.randn(size, dtype=dtype)
+def layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
 
 
 def all_open(options: type[Options]) -> Options:
@@ -51,7 +32,7 @@ def all_open(options: type[Options]) -> Options:
 
 @pytest.mark.parametrize(("kind", "options"), suited(), ids=lambda value: getattr(value, "name", value))
 def test_gradients_of_every_operator_are_those_of_its_formula(kind: str, options: type[Options]) -> None:
-    model, x = three(kind, all_open(options))
+    model, x = stack(kind, all_open(options), noise=0.05, dtype=torch.float64, transformer=layer)
     model.eval()
     names = [name for name, p in model.named_parameters() if p.requires_grad]
 
@@ -66,7 +47,7 @@ def test_gradients_of_every_operator_are_those_of_its_formula(kind: str, options
 
 @pytest.mark.parametrize(("kind", "options"), suited(), ids=lambda value: getattr(value, "name", value))
 def test_zero_sources_and_zero_coefficients_stay_finite_both_ways(kind: str, options: type[Options]) -> None:
-    model, x = three(kind, all_open(options), dtype=torch.float32)
+    model, x = stack(kind, all_open(options), noise=0.05, transformer=layer)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and not name.startswith("1."):

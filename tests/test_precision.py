@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from tiny import Bottleneck, Own
+from stacks import OPEN, every_operator, stack
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import ZOO
@@ -17,67 +16,19 @@ from zoo import ZOO
 import replearn
 from replearn import operators
 from replearn.blocks.running import call
-from replearn.models.cifar_resnet import BasicBlock
 from replearn.operators._base.operator import Operator
-from replearn.operators._base.options import MixingOptions, Options, ReadingOptions
+from replearn.operators._base.options import MixingOptions, Options
 
 LOW = (torch.bfloat16, torch.float16)
 
 
-class Encoder(nn.Module):
-    """A pre-norm transformer block that keeps to its input's dtype, as those of ViTs do."""
-
-    replearn_anatomy = replearn.anatomy(
-        *("mine", "transformer"), num_heads=2, proj="attention.out_proj",
-        norm1="norm1", norm2="norm2", up="up", activation="act", down="down",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.up, self.act, self.down = nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
-        return x + self.down(self.act(self.up(self.norm2(x))))
-
-
-KINDS = {
-    "basic": (lambda: BasicBlock(4, 4, 1), (2, 4, 6, 6)),
-    "bottleneck": (lambda: Bottleneck(8), (2, 8, 6, 6)),
-    "transformer": (Encoder, (2, 5, 8)),
-    "any": (lambda: Own(8), (2, 8)),
-}
-
-
-def subject(kind: str, options: Options) -> tuple[nn.Module, nn.Module, Tensor]:
-    """A replaced stack of three blocks, the block that was removed from it, and a batch."""
-    torch.manual_seed(0)
-    block, shape = KINDS[kind]
-    model = nn.Sequential(*(block() for _ in range(3)))
-    removed = copy.deepcopy(model[1])
-    replearn.replace_(model, replearn.plan(model, first=2, operator=options))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval(), removed.eval(), torch.randn(shape)
-
-
-def every_operator() -> Iterator[Any]:
-    """Each operator on each kind of block it suits, plain and with both corrections."""
-    for name, options in operators.available().items():
-        for kind in options.kinds:
-            yield pytest.param(kind, options(), id=f"{name}-{kind}")
-            if issubclass(options, ReadingOptions):
-                yield pytest.param(kind, options(correction="full"), id=f"{name}-{kind}-full")
-                low_rank: Any = {"correction": "low-rank", "rank": 1, "stop_gradient": False}
-                yield pytest.param(kind, options(**low_rank), id=f"{name}-{kind}-low_rank")
-
-
-EVERY = list(every_operator())
+EVERY = list(every_operator(full={"correction": "full"}, low_rank=OPEN))
 CONVOLUTIONS = [param for param in EVERY if param.values[0] in ("basic", "bottleneck")]
+
+
+def subject(kind: str, options: Options) -> tuple[nn.Sequential, Tensor]:
+    model, x = stack(kind, options, noise=0.3)
+    return model.eval(), x
 
 
 def coefficients(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -124,9 +75,9 @@ def synthesized(operator: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", [*LOW, torch.float64], ids=str)
 @pytest.mark.parametrize(("kind", "options"), EVERY)
 def test_a_cast_model_runs_in_its_dtype_and_deploys_in_it(kind: str, options: Options, dtype: torch.dtype) -> None:
-    model, removed, x = subject(kind, options)
-    model, removed, x = model.to(dtype), removed.to(dtype), x.to(dtype)
-    assert model[1](x).dtype is removed(x).dtype is dtype
+    model, x = subject(kind, options)
+    model, x = model.to(dtype), x.to(dtype)
+    assert model[1](x).dtype is model[0](x).dtype is dtype
     plain = replearn.deploy(model, example=x)  # compares the two
     assert {p.dtype for p in plain.parameters()} == {dtype}
     expected = torch.float64 if dtype is torch.float64 else torch.float32
@@ -136,7 +87,7 @@ def test_a_cast_model_runs_in_its_dtype_and_deploys_in_it(kind: str, options: Op
 @pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to("cpu", torch.bfloat16)])
 @pytest.mark.parametrize("options", [operators.Basic(), operators.NoWeights()], ids=lambda options: options.name)
 def test_coefficients_and_gradients_survive_a_detour_through_low_precision(options: Options, cast: Any) -> None:
-    model, _, x = subject("basic", options)
+    model, x = subject("basic", options)
     model(x).sum().backward()
     before = {name: (p.detach().clone(), p.grad.clone()) for name, p in coefficients(model).items()}
     assert len(before) == 2
@@ -152,17 +103,17 @@ def test_coefficients_and_gradients_survive_a_detour_through_low_precision(optio
 
 @pytest.mark.parametrize(("kind", "options"), EVERY)
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
-def test_autocast_gives_the_dtype_of_the_removed_block(kind: str, options: Options, given: torch.dtype) -> None:
-    model, removed, x = subject(kind, options)
+def test_autocast_gives_the_dtype_of_a_block(kind: str, options: Options, given: torch.dtype) -> None:
+    model, x = subject(kind, options)
     with autocast():
         x = model[0](x.to(given))  # what a block gets is what the one before it gave
-        assert model[1](x).dtype is removed(x).dtype
+        assert model[1](x).dtype is model[2](x).dtype
 
 
 @pytest.mark.parametrize(("kind", "options"), EVERY)
 @pytest.mark.parametrize("way", ["autocast", "cast model"])
 def test_synthesis_is_in_float32_and_cast_after(kind: str, options: Options, way: str) -> None:
-    model, _, x = subject(kind, options)
+    model, x = subject(kind, options)
     if way == "cast model":
         model, x = model.bfloat16(), x.bfloat16()
         wide = copy.deepcopy(model).float()  # the same values, and float32 from here on
@@ -178,7 +129,7 @@ def test_synthesis_is_in_float32_and_cast_after(kind: str, options: Options, way
 
 @pytest.mark.parametrize(("kind", "options"), EVERY)
 def test_a_float64_model_is_synthesized_in_float64(kind: str, options: Options) -> None:
-    model, _, x = subject(kind, options)
+    model, x = subject(kind, options)
     model = model.double()
     with torch.no_grad():
         for parameter in model.parameters():  # to values that float32 does not have
@@ -194,7 +145,7 @@ def test_a_float64_model_is_synthesized_in_float64(kind: str, options: Options) 
 
 
 def test_training_under_autocast_reaches_a_b_and_through_the_sources() -> None:
-    model, _, x = subject("basic", operators.Basic(stop_gradient=False))
+    model, x = subject("basic", operators.Basic(stop_gradient=False))
     with autocast():
         y = model[1](x)
     y.float().square().mean().backward()
@@ -229,7 +180,7 @@ def tensor_of(output: Any) -> Tensor:
 
 @pytest.mark.parametrize(("kind", "options"), CONVOLUTIONS)
 def test_channels_last_stays_channels_last_and_equal(kind: str, options: Options) -> None:
-    model, _, x = subject(kind, options)
+    model, x = subject(kind, options)
     expected = model(x)
     model = model.to(memory_format=torch.channels_last)
     found = model(x.contiguous(memory_format=torch.channels_last))
@@ -243,5 +194,5 @@ def test_channels_last_stays_channels_last_and_equal(kind: str, options: Options
 def test_shared_coefficients_are_kept_too() -> None:
     options = [o for o in operators.available().values() if issubclass(o, MixingOptions)]
     for option in options:
-        model, _, _ = subject(option.kinds[-1], option(coefficients="shared"))
+        model, _ = subject(option.kinds[-1], option(coefficients="shared"))
         assert {p.dtype for p in coefficients(model.half()).values()} == {torch.float32}, option.name

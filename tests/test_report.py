@@ -136,18 +136,14 @@ def test_what_files_say_is_escaped(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_text_is_shown_by_its_bytes(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from replearn.cli.app import app
+    from command_line import shown
 
     good = put(tmp_path / "runs", run("E2E", 0, 90.0))
     for name, text in ((b"half-\xff", good.read_text()), (b"cut-\xfe", "{")):
         folder = Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/" + name))
         folder.mkdir()
         (folder / "result.json").write_text(text)
-    done = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")])
-    assert done.exit_code == 0, done.output
-    assert "cut-\\udcfe" in done.output
+    assert "cut-\\udcfe" in shown("report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"))
     assert "cut-\\udcfe" in (tmp_path / "page.html").read_text()
 
 
@@ -224,22 +220,15 @@ def test_many_runs_make_a_page_that_stays_small(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_the_page_and_names_what_it_could_not_read(runs: Path, tmp_path: Path) -> None:
-    pytest.importorskip("typer")
-    from typer.testing import CliRunner
-
-    from replearn.cli.app import app
+    from command_line import shown
 
     (runs / "half.json").write_text('{"format": "replearn')
     out = tmp_path / "page.html"
-    words = ["report", str(runs), "-o", str(out), "--title", "Mine & yours"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert "9 runs in 1 comparison." in done.output
-    assert "not read: half.json" in done.output
+    told = shown("report", str(runs), "-o", str(out), "--title", "Mine & yours")
+    assert "9 runs in 1 comparison." in told
+    assert "not read: half.json" in told
     assert "<h1>Mine &amp; yours</h1>" in out.read_text(encoding="utf-8")
-    failed = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")], prog_name="replearn")
-    assert failed.exit_code == 2
-    assert "There is no folder" in failed.output
+    assert "There is no folder" in shown("report", str(tmp_path / "nowhere"), code=2)
 
 
 # ---- the figures --------------------------------------------------------------------------------

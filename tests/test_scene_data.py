@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from scenes import edit, write_camvid, write_cityscapes, write_coco, write_mask, write_picture
+from scenes import edit, write_camvid, write_cityscapes, write_coco, write_picture
 
 from replearn import ReplearnError
 from replearn.experiments import recipes
@@ -216,11 +216,11 @@ def test_cityscapes_is_read_with_the_official_numbers(tmp_path: Path) -> None:
     ("spoil", "told"),
     [
         (
-            lambda path: write_mask(path, 60, 80, [], (), 0),
+            lambda path: write_picture(path, 60, 80, [], (), 0),
             r"The mask .*002\.png is 80x60 pixels, and its picture .*002\.png is 80x64",
         ),
         (
-            lambda path: write_mask(path, 64, 80, [], (), 17),
+            lambda path: write_picture(path, 64, 80, [], (), 17),
             r"The mask .*002\.png holds the class id 17, which camvid has not: it has 11 classes",
         ),
         (

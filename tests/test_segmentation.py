@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,29 +9,22 @@ from typing import Any
 import narrow
 import pytest
 import torch
-from scenes import any_count, write_camvid, write_cityscapes
-from test_engine import interrupt_at_step
+from scenes import few_pictures, write_camvid, write_cityscapes  # noqa: F401
+from test_engine import measured, same_checkpoints, stopped_and_resumed
 from torchvision.models.segmentation import deeplabv3_resnet50
 
 from replearn import ReplearnError
 from replearn.experiments import recipes
 from replearn.experiments.training.data import IGNORED
-from replearn.experiments.training.fit import Interrupted, fit
+from replearn.experiments.training.fit import fit
 from replearn.experiments.training.processes import Processes
 from replearn.experiments.training.recipe import Recipe, Segmentation
 from replearn.experiments.training.run import RunSpec
 from replearn.experiments.training.scene_models import segmenter
-from replearn.experiments.training.state import read_state
 from replearn.experiments.training.tasks.segmentation import SemanticSegmentation, confusion, segmentation_metrics
 
 narrow.register()
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_pictures() -> Iterator[None]:
-    with any_count():
-        yield
 
 
 def tiny(**changes: Any) -> Recipe:
@@ -174,24 +166,16 @@ def test_a_picture_is_filled_up_to_what_the_model_takes(root: Path) -> None:
 # ---- training -----------------------------------------------------------------------------------
 
 
-def test_it_learns_and_a_stopped_run_goes_on_as_if_nothing_had_happened(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_learns_and_a_stopped_run_goes_on_as_if_nothing_had_happened(root: Path, tmp_path: Path) -> None:
     whole = fit([spec(tmp_path / "whole", root, epochs=4)], device="cpu")[0]
     assert whole.last.measures["train_loss"] < whole.epochs[0].measures["train_loss"]
     names = {"train_loss", "train_overall", "test_loss", "test_iou", "test_overall", "test_mean"}
     assert set(whole.last.measures) == names
     assert whole.plan is not None
     assert all(t["name"].startswith("backbone.layer") for t in whole.plan["targets"])
-    stopped = spec(tmp_path / "stopped", root, epochs=4)
-    interrupt_at_step(monkeypatch, 5)
-    with pytest.raises(Interrupted):
-        fit([stopped], device="cpu")
-    monkeypatch.undo()
-    resumed = fit([stopped], device="cpu", resume=True)[0]
-    assert [epoch.measures for epoch in resumed.epochs] == [epoch.measures for epoch in whole.epochs]
-    one, other = (read_state(tmp_path / n / "checkpoint.safetensors")[0] for n in ("whole", "stopped"))
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    resumed = stopped_and_resumed(spec(tmp_path / "stopped", root, epochs=4), 5)
+    assert measured(resumed) == measured(whole)
+    same_checkpoints(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_mixed_sizes_train_and_a_broken_picture_is_named(tmp_path: Path) -> None:

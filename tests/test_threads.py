@@ -209,51 +209,53 @@ class Draws(nn.Module):
         return made
 
 
+def drawn_during(work: Callable[[], None]) -> int:
+    """How often another thread drew meanwhile; no number came twice."""
+    drawn, done = list[Tensor](), [False]
+
+    def draw() -> None:
+        while not done[0]:
+            drawn.append(torch.rand(4))
+
+    def until_done() -> None:
+        try:
+            work()
+        finally:
+            done[0] = True
+
+    assert errors_of(draw, until_done) == []
+    assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+    return len(drawn)
+
+
 def test_another_thread_draws_the_same_numbers_while_one_deploys() -> None:
     """Neither tracing nor comparing sets the process's random numbers back, so none is drawn twice."""
     model = nn.Sequential(*(Draws() for _ in range(5)))
     replearn.replace_(model, replearn.plan(model)).eval()
-    x, drawn, done = torch.randn(3, 8), list[Tensor](), [False]
-
-    def draw() -> None:
-        while not done[0]:
-            drawn.append(torch.rand(4))
+    x = torch.randn(3, 8)
 
     def deploy() -> None:
-        try:
-            for _ in range(4):
-                replearn.deploy(model, x, flatten=True)
-        finally:
-            done[0] = True
+        for _ in range(4):
+            replearn.deploy(model, x, flatten=True)
 
-    assert errors_of(draw, deploy) == []
-    assert len(drawn) > 100
-    assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+    assert drawn_during(deploy) > 100
 
 
 @pytest.mark.parametrize("work", ["calibrate_", "compress", "analyze"])
 def test_another_thread_draws_no_number_twice_while_one_fits(work: str) -> None:
-    batches, done, drawn = [torch.randn(4, 8) for _ in range(3)], [False], list[Tensor]()
-
-    def draw() -> None:
-        while not done[0]:
-            drawn.append(torch.rand(4))
+    batches = [torch.randn(4, 8) for _ in range(3)]
 
     def fit() -> None:
-        try:
-            for _ in range(3):
-                model = nn.Sequential(*(Block() for _ in range(6))).eval()
-                if work == "compress":
-                    replearn.compress(model, batches, budget="blocks=5")
-                elif work == "calibrate_":
-                    replearn.calibrate_(model, replearn.plan(model), batches)
-                else:
-                    replearn.analysis.analyze(model, replearn.plan(model), batches, gradients=False)
-        finally:
-            done[0] = True
+        for _ in range(3):
+            model = nn.Sequential(*(Block() for _ in range(6))).eval()
+            if work == "compress":
+                replearn.compress(model, batches, budget="blocks=5")
+            elif work == "calibrate_":
+                replearn.calibrate_(model, replearn.plan(model), batches)
+            else:
+                replearn.analysis.analyze(model, replearn.plan(model), batches, gradients=False)
 
-    assert errors_of(draw, fit) == []
-    assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+    drawn_during(fit)
 
 
 @pytest.mark.parametrize(

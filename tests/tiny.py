@@ -82,6 +82,15 @@ def resnet(depth: int = 20, width: int = 4) -> replearn.models.CifarResNet:
     return replearn.models.CifarResNet(depth, width=width)
 
 
+def settled_resnet(side: int) -> replearn.models.CifarResNet:
+    """In eval mode, its running statistics away from their start."""
+    torch.manual_seed(0)
+    model = resnet()
+    for _ in range(3):
+        model(torch.randn(16, 3, side, side))
+    return model.eval()
+
+
 def replaced(model: nn.Module, **placement: object) -> nn.Module:
     """The model with a plan carried out on it: the densest, unless told otherwise."""
     chosen = placement or {"interval": 2, "first": 2}

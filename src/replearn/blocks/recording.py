@@ -117,16 +117,12 @@ def _recording(function: Any, thread: int) -> Callable[..., Any]:
     return call
 
 
-def timm_functions() -> tuple[Any, ...]:
-    """The functions that timm registers as not traceable, if timm is imported."""
+def not_traceable_in_timm() -> tuple[tuple[type, ...], tuple[Any, ...]]:
+    """The classes and the functions that timm registers as not traceable, if timm is imported."""
     library: Any = sys.modules.get("timm.layers")
-    return tuple(filter(callable, library.get_notrace_functions())) if library else ()
-
-
-def timm_modules() -> tuple[type, ...]:
-    """The classes that timm registers as not traceable, if timm is imported."""
-    library: Any = sys.modules.get("timm.layers")
-    return tuple(library.get_notrace_modules()) if library else ()
+    if library is None:
+        return (), ()
+    return tuple(library.get_notrace_modules()), tuple(filter(callable, library.get_notrace_functions()))
 
 
 class TensorProxy(fx.Proxy, torch.Tensor):  # type: ignore[misc]

@@ -56,7 +56,9 @@ def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
         found = list(_outermost(declared or runs))
         pieces |= {stack: list(_split_parallel(model, stack)) for stack in found if stack not in pieces}
         if all(pieces[stack] == [stack] for stack in found):
-            larger = [stack for stack in found if not _is_layer(model.get_submodule(stack.blocks[0]))]
+            # a single layer has at most one matrix or kernel, as a linear layer and its norm
+            blocks = {stack: model.get_submodule(stack.blocks[0]) for stack in found}
+            larger = [stack for stack in found if sum(p.dim() > 1 for p in blocks[stack].parameters()) > 1]
             return tuple(larger or found)
         # there may be stacks inside of siblings that run in parallel
         runs = [piece for stack in runs for piece in pieces.get(stack, [stack])]
@@ -133,11 +135,6 @@ def _split_parallel(model: nn.Module, stack: Stack) -> Iterator[Stack]:
 
 def _signature(block: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
-
-
-def _is_layer(block: nn.Module) -> bool:
-    """True for a block with at most one matrix or kernel, as a linear layer and its norm."""
-    return sum(parameter.dim() > 1 for parameter in block.parameters()) < 2
 
 
 def _stack(container: str, run: list[tuple[str, nn.Module, Anatomy]], *, whole: bool) -> Stack:

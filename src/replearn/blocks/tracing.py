@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from ..errors import class_and_line
-from .recording import TensorProxy, forward_of, recording_copy, timm_functions, timm_modules, wrapped_functions
+from .recording import TensorProxy, forward_of, not_traceable_in_timm, recording_copy, wrapped_functions
 from .running import PrivateRandom
 
 # layers that are one function call or none: calling them as modules more than doubles the time
@@ -112,7 +112,8 @@ class ModelTracer(ModuleTracer):
 
     def __init__(self, given: Collection[str]) -> None:
         super().__init__(lambda default: default)
-        self._given, self._leaf_types, self.functions = given, timm_modules(), timm_functions()
+        self._given = given
+        self._leaf_types, self.functions = not_traceable_in_timm()
 
     def is_optional(self, arg: Any) -> bool:
         return super().is_optional(arg) and arg.node.target not in self._given

@@ -88,14 +88,6 @@ def replaced_copy(model: nn.Module, plan: Plan) -> nn.Module:
     return copied
 
 
-def deployed_copy(model: nn.Module) -> nn.Module:
-    """A copy of the model on the meta device, with its operators as plain modules."""
-    copied = converted_copy(model, on_meta)
-    for name, operator in list(operators_of(copied)):
-        set_submodule(copied, name, operator.fuse())
-    return copied
-
-
 def shapes_of(example: Any) -> str:
     """The shapes and dtypes of a batch, as `64x3x224x224 float32`."""
     found = []
@@ -109,7 +101,9 @@ def shapes_of(example: Any) -> str:
 
 def cost_of(model: nn.Module, example: Any, terms: Terms) -> ModelCost:
     """The cost of a model; without an example, of its weights alone."""
-    deployed, machine = deployed_copy(model), terms.machine
+    deployed, machine = converted_copy(model, on_meta), terms.machine
+    for name, operator in list(operators_of(deployed)):
+        set_submodule(deployed, name, operator.fuse())
     training: list[Operation] = []
     inference: list[Operation] = []
     saved = peak = 0

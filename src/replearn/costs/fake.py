@@ -36,7 +36,10 @@ def converted_copy(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.
     memo: dict[int, Any] = {}
     for module in model.modules():
         for tensor in _tensors_of(module):
-            memo.setdefault(id(tensor), _as_kind(tensor, convert(tensor)))
+            made = convert(tensor).detach()
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+            memo.setdefault(id(tensor), made)
     try:
         return without_hooks(copy.deepcopy(model, memo))
     except Exception as error:
@@ -53,14 +56,6 @@ def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
         for item in found if isinstance(found, (list, tuple)) or isinstance(value, Mapping) else (value,):
             if isinstance(item, Tensor):
                 yield item
-
-
-def _as_kind(original: Tensor, converted: Tensor) -> Tensor:
-    """The converted tensor; a parameter, trainable or frozen, if the original is one."""
-    converted = converted.detach()
-    if isinstance(original, nn.Parameter):
-        return nn.Parameter(converted, requires_grad=original.requires_grad)
-    return converted
 
 
 def on_meta(tensor: Tensor) -> Tensor:

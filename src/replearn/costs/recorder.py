@@ -56,13 +56,14 @@ class Recorder(TorchDispatchMode):
             self._allocate(tensor)
         if runs_no_kernel(func) or not results:
             return output
+        floating = (tensor.dtype for tensor in (*given, *results) if tensor.dtype.is_floating_point)
         self.operations.append(
             Operation(
                 name=func._overloadpacket.__name__,
                 phase=self.phase,
                 flops=flops_of(func, args, kwargs, output),
                 bytes_moved=bytes_of(given) + bytes_of(results),
-                dtype=compute_dtype_of((*given, *results)),
+                dtype=next(floating, torch.float32),
             )
         )
         return output
@@ -162,8 +163,3 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Bytes that these tensors read or write; for an expanded tensor those of its storage."""
     return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
-
-
-def compute_dtype_of(tensors: Iterable[Tensor]) -> torch.dtype:
-    floating = (tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point)
-    return next(floating, torch.float32)

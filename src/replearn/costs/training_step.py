@@ -118,7 +118,9 @@ def run_backward(loss: Tensor, recorder: Recorder) -> dict[Any, Any]:
     for node in sorted(_nodes(loss.grad_fn), key=lambda node: -node._sequence_nr()):
         if node in inputs and type(node).__name__ != "AccumulateGrad":
             gradients = _call(node, inputs.pop(node), recorder)
-            for (following, slot), gradient in zip(_edges(node), gradients, strict=True):
+            # a Python function has no edges for arguments other than tensors
+            edges = [edge for edge in node.next_functions if edge[0] is not None or not _is_python(node)]
+            for (following, slot), gradient in zip(edges, gradients, strict=True):
                 if following is not None and gradient is not None:
                     _accumulate(inputs, following, slot, gradient)
             del gradients
@@ -145,12 +147,6 @@ def _call(node: Any, given: list[Tensor | None], recorder: Recorder) -> tuple[Te
     if _is_python(node):
         return tuple(each for each, needed in zip(gradients, node.needs_input_grad, strict=True) if needed)
     return gradients
-
-
-def _edges(node: Any) -> list[tuple[Any, int]]:
-    """Where a node's gradients go; a Python function has no edges for arguments other than tensors."""
-    edges = list(node.next_functions)
-    return [edge for edge in edges if edge[0] is not None] if _is_python(node) else edges
 
 
 def _is_python(node: Any) -> bool:

@@ -72,7 +72,10 @@ class Imitation:
         operator.reset_parameters()
         error, removal = self.errors()
         start = {name: tensor.clone() for name, tensor in operator.state_dict().items()}
-        ridge = self.fit_stages()
+        ridge = None
+        for index, stage in enumerate(stages := operator.stages()):  # each on the output of those before
+            if (moments := self.moments(stage, stages[:index])) is not None:
+                ridge = stage.fit(*moments)
         if ridge is None:
             note = "nothing of it can be fitted in closed form; it keeps its start"
         elif (fitted := self.errors()[0]) < error:  # on held-out data
@@ -84,14 +87,6 @@ class Imitation:
             note = "; ".join(filter(None, (note, self.fall_back())))
             error = self.errors()[0]
         return Fit(self.target.name, min(error, removal), removal, ridge or 0.0, note)
-
-    def fit_stages(self) -> float | None:
-        """Fit one stage after another; the last ridge, or None where nothing can be fitted."""
-        ridge = None
-        for index, stage in enumerate(stages := self.operator.stages()):
-            if (moments := self.moments(stage, stages[:index])) is not None:
-                ridge = stage.fit(*moments)
-        return ridge
 
     def fall_back(self) -> str:
         if not self.operator.zero_branch():

@@ -67,17 +67,18 @@ def plan_of_targets(
     skipped: Sequence[Skipped] = (),
     notes: Sequence[str] = (),
 ) -> Plan:
-    """The plan with these targets, and the parameters that the model has before and after."""
-    trained, deployed = count_parameters(model, targets), count_deployed(model, targets)
+    """The plan with these targets, and the parameters that the model has before and after, deployed too."""
+    deployed = sum(p.numel() for p in _kept(model, targets)) + sum(t.parameters_deployed or 0 for t in targets)
     return Plan(
         type(model).__name__,
         placement,
         num_blocks,
         tuple(targets),
         tuple(skipped),
-        *trained,
+        *count_parameters(model, targets),
         tuple(notes),
-        *deployed,
+        sum(parameter.numel() for parameter in model.parameters()),
+        deployed,
     )
 
 
@@ -139,12 +140,6 @@ def count_parameters(model: nn.Module, targets: Sequence[Target]) -> tuple[int, 
     """Trainable parameters before and after, each shared tensor counted once."""
     after = trainable(_kept(model, targets)) + sum(target.parameters_after for target in targets)
     return trainable(model.parameters()), after
-
-
-def count_deployed(model: nn.Module, targets: Sequence[Target]) -> tuple[int, int]:
-    """All parameters of the model before, and of the deployed one."""
-    after = sum(p.numel() for p in _kept(model, targets)) + sum(t.parameters_deployed or 0 for t in targets)
-    return sum(parameter.numel() for parameter in model.parameters()), after
 
 
 def _kept(model: nn.Module, targets: Sequence[Target]) -> list[nn.Parameter]:

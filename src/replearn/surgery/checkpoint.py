@@ -68,7 +68,9 @@ def load(model: nn.Module, path: PathLike) -> nn.Module:
     """
     refuse_wrapped(model)
     try:
-        plan, tensors = read(path, largest=max_bytes(model))
+        elements = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+        # at most 8 bytes an element, twice for corrections
+        plan, tensors = read(path, largest=2 * 8 * elements + LARGEST_HEADER)
         check_fit(model, plan)
         with restored_on_error(model, plan):
             exchange_(model, plan, start=False)
@@ -89,12 +91,6 @@ def read(path: PathLike, largest: int | None = None) -> tuple[Plan, dict[str, Te
     about, tensors = read_file(file, FORMAT, largest)
     plan = Plan.from_json(about.get("plan", ""))
     return plan, {**tensors, **{name: tensors[kept] for name, kept in _aliases(about, tensors).items()}}
-
-
-def max_bytes(model: nn.Module) -> int:
-    """An upper bound on the size of this model's checkpoints: 8 bytes an element, twice for corrections."""
-    elements = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    return 2 * 8 * elements + LARGEST_HEADER
 
 
 def _aliases(about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, str]:

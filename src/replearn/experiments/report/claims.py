@@ -181,10 +181,5 @@ def _unjudged(done: set[tuple[str, str]]) -> Iterator[Cells]:
             if len(rows) > 1 and (recipe.name, data) not in done:
                 why = "no data here" if data in NOT_HERE else "not trained yet"
                 words = f"`replearn compare {recipe.name} --data {data} --seeds 0-4{more}`"
-                yield f"{recipe.model}, {data}", _printed(rows), words, why, recipe.table
-
-
-def _printed(rows: Sequence[PaperRow]) -> str:
-    return ", ".join(
-        dict.fromkeys(f"{row.label.removesuffix(' first=2')} {spread(row.score, row.std)}" for row in rows)
-    )
+                scores = [f"{row.label.removesuffix(' first=2')} {spread(row.score, row.std)}" for row in rows]
+                yield f"{recipe.model}, {data}", ", ".join(dict.fromkeys(scores)), words, why, recipe.table

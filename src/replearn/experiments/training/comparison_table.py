@@ -16,22 +16,18 @@ time, memory and share (of the parameters) are ratios to E2E"""
 
 def comparison_table(comparison: Comparison) -> str:
     """A comparison as text: accuracies with differences and verdicts, then costs, then notes."""
-    rows = comparison.rows
+    rows, metric = comparison.rows, comparison.metric
     lines = [
         heading(comparison),
         "",
-        *shown(score_columns(rows, comparison.metric), left=("method", "against E2E", "against removal")),
+        *shown(score_columns(rows, metric), left=("method", "against E2E", "against removal")),
         "",
         *shown(cost_columns(rows), left=("method",)),
         "",
     ]
     lines += [f"note: {note}" for note in comparison.notes]
-    return "\n".join([*lines, legend(comparison.metric)])
-
-
-def legend(metric: Metric) -> str:
     unit = " in percent" if metric.unit == "%" else "" if metric.higher_is_better else " (lower is better)"
-    return LEGEND.format(metric=metric.name, unit=unit)
+    return "\n".join([*lines, LEGEND.format(metric=metric.name, unit=unit)])
 
 
 def heading(comparison: Comparison) -> str:

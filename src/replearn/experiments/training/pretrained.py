@@ -39,7 +39,13 @@ def load_pretrained_(
             if key not in head and found[key].shape != tensor.shape:
                 message = shape_message(key, found[key], tensor, words)
                 raise ReplearnError(f"{source} is of another configuration: {message}")
-        check_heads(source, about.get("model"), name)
+        there = about.get("model")  # no shape shows the number of heads
+        before, now = (num_heads(each) if isinstance(each, str) else None for each in (there, name))
+        if None not in (before, now) and before != now:
+            raise ReplearnError(
+                f"{source} is of another configuration: it was trained as {there}, with {before} heads, and "
+                f"{name} has {now}. Write the model that it is of."
+            )
         other = outputs is not None and about.get("outputs", outputs) != outputs
         fits = all(key in found and key in own and found[key].shape == own[key].shape for key in head)
         return {key: found[key] for key in own.keys() - (head if other or not fits else set())}
@@ -66,9 +72,16 @@ def check_names(model: nn.Module, there: set[str], here: set[str], source: str) 
 
 def weights_of(source: str) -> tuple[Plan | None, dict[str, Tensor]]:
     """The weights, and the plan of a file of ours whose blocks are replaced."""
-    if source.startswith("timm:"):
-        return None, timm_weights(source.removeprefix("timm:"))
-    return read_weights(source)
+    if not source.startswith("timm:"):
+        return read_weights(source)
+    timm = library("timm", "vision")
+    try:
+        return None, dict(timm.create_model(source.removeprefix("timm:"), pretrained=True).state_dict())
+    except Exception as error:  # the hub's libraries raise errors of many kinds
+        raise ReplearnError(
+            f"{source} could not be had from the hub: {first_line(error)} Get its file by hand and write "
+            "pretrained=FILE."
+        ) from error
 
 
 def shape_message(name: str, found: Tensor, own: Tensor, words: int | None) -> str:
@@ -87,16 +100,6 @@ def shape_message(name: str, found: Tensor, own: Tensor, words: int | None) -> s
     return f"{shapes} Write the model that it is of."
 
 
-def check_heads(source: str, there: Any, here: str | None) -> None:
-    """Raise for weights that were trained with another number of heads, which no shape shows."""
-    before, now = (num_heads(name) if isinstance(name, str) else None for name in (there, here))
-    if None not in (before, now) and before != now:
-        raise ReplearnError(
-            f"{source} is of another configuration: it was trained as {there}, with {before} heads, and {here} "
-            f"has {now}. Write the model that it is of."
-        )
-
-
 def recorded_settings(path: Path) -> dict[str, Any]:
     """The model's name, data set and classes in a file of ours or in the result beside it; empty for others."""
     try:
@@ -113,18 +116,6 @@ def head_names(model: nn.Module) -> set[str]:
     """The tensors of the output layer, which is the last linear one."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return {f"{linear[-1]}.weight", f"{linear[-1]}.bias"} if linear else set()
-
-
-def timm_weights(name: str) -> dict[str, Tensor]:
-    """The weights that timm's hub holds under this name."""
-    timm = library("timm", "vision")
-    try:
-        return dict(timm.create_model(name, pretrained=True).state_dict())
-    except Exception as error:  # the hub's libraries raise errors of many kinds
-        raise ReplearnError(
-            f"timm:{name} could not be had from the hub: {first_line(error)} Get its file by hand and write "
-            "pretrained=FILE."
-        ) from error
 
 
 def start_backbone_(model: nn.Module, source: str) -> str:

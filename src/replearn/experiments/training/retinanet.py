@@ -20,10 +20,16 @@ class Detector(RetinaNet):  # type: ignore[misc]
     integers above 256. For one tensor of pictures it returns the outputs of its head, which can be exported.
     """
 
+    channels_last = False
+
     def forward(self, images: list[Tensor] | Tensor, targets: list[dict[str, Tensor]] | None = None) -> Any:
-        """In train mode the losses; in eval mode the detections, or losses and detections if there are targets."""
+        """In train mode the losses; in eval mode the detections, or losses and detections if there are targets.
+
+        For one tensor of pictures (n, 3, height, width) from 0 to 1, the logits and box offsets of every anchor:
+        nothing is resized, so sides are multiples of 32, and boxes are not decoded.
+        """
         if isinstance(images, Tensor):
-            return self.head_outputs(images)
+            return self.head(list(self.backbone(self.transform.normalize(images)).values()))
         sizes = [(int(image.shape[-2]), int(image.shape[-1])) for image in images]
         batch, targets = self.transform(images, targets)
         tensors = batch.tensors
@@ -47,16 +53,6 @@ class Detector(RetinaNet):  # type: ignore[misc]
             )
             found = self.transform.postprocess(found, batch.image_sizes, sizes)
         return (losses, found) if targets is not None else found
-
-    def head_outputs(self, images: Tensor) -> dict[str, Tensor]:
-        """The logits and box offsets of every anchor, for pictures (n, 3, height, width) from 0 to 1.
-
-        Nothing is resized: sides are multiples of 32. Boxes are not decoded, and none are left out.
-        """
-        features = self.backbone(self.transform.normalize(images))
-        return self.head(list(features.values()))
-
-    channels_last = False
 
 
 def retinanet(backbone: str, num_classes: int, settings: Detection) -> Detector:

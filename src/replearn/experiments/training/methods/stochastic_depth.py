@@ -51,7 +51,12 @@ class StochasticDepth(Wrapper):
             # blocks that change the shape are never dropped; the first of a generic stack may be one
             may_drop = not stack.anatomies[i].transition and (i > 0 or stack.family != "generic")
             if may_drop and not is_removed(block):
-                check_block(model, block, stack, i)
+                if not isinstance(block, Operator) and class_path(block) != stack.block_type:
+                    raise ReplearnError(
+                        f"stochastic_depth: {stack.blocks[i]} of this {type(model).__name__} is a "
+                        f"{type(block).__name__} now, which hands more than its output to the next block and "
+                        "can't be dropped. Write 'stochastic_depth' alone, or combine it with 'repl' or 'removal'."
+                    )
                 found.append((index, block, stack.anatomies[i]))
         if not found:
             raise ReplearnError(
@@ -128,16 +133,6 @@ def stretched(x: Tensor, y: Tensor, scale: float) -> Tensor:
             "dropped. Tell it by the `transition` of its class's replearn_anatomy."
         )
     return x + scale * (y - x)
-
-
-def check_block(model: nn.Module, block: nn.Module, stack: Stack, i: int) -> None:
-    if isinstance(block, Operator) or class_path(block) == stack.block_type:
-        return
-    raise ReplearnError(
-        f"stochastic_depth: {stack.blocks[i]} of this {type(model).__name__} is a {type(block).__name__} now, "
-        "which hands more than its output to the next block and can't be dropped. Write 'stochastic_depth' alone, "
-        "or combine it with 'repl' or 'removal'."
-    )
 
 
 def scale_end(block: nn.Module, anatomy: Anatomy, chance: float) -> bool:

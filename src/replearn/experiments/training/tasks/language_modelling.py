@@ -56,7 +56,12 @@ class LanguageModelling(Task):
         return loss, sums_of(loss, targets.numel())  # every window of training is full
 
     def evaluate(self, model: nn.Module, precision: AbstractContextManager[Any]) -> dict[str, float]:
-        self.check_vocabulary(model)
+        held = getattr(model, "words", None)  # on a GPU, wrong numbers of words raise no error
+        if isinstance(held, nn.Embedding) and held.num_embeddings != self.batches.num_words:
+            raise ReplearnError(
+                f"The model's vocabulary has {held.num_embeddings:,} words, and this text gives "
+                f"{self.batches.num_words:,}: use the text and the text.min_count that it was trained with."
+            )
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for words, targets in self.batches.test():
             count = (targets >= 0).sum()
@@ -66,15 +71,6 @@ class LanguageModelling(Task):
         loss_sum, count_sum = self.processes.total(sums).tolist()
         loss = loss_sum / count_sum
         return {"test_loss": loss, "test_perplexity": math.exp(loss) if loss < 700 else math.inf}
-
-    def check_vocabulary(self, model: nn.Module) -> None:
-        """Raise for a model with another vocabulary: on a GPU, wrong numbers of words raise no error."""
-        words = getattr(model, "words", None)
-        if isinstance(words, nn.Embedding) and words.num_embeddings != self.batches.num_words:
-            raise ReplearnError(
-                f"The model's vocabulary has {words.num_embeddings:,} words, and this text gives "
-                f"{self.batches.num_words:,}: use the text and the text.min_count that it was trained with."
-            )
 
     @property
     def step_samples(self) -> int:
