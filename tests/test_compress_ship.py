@@ -117,22 +117,25 @@ def logits(made: Any) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def load_bare() -> Iterator[Callable[[dict[Path, str]], None]]:
-    """Run scripts that make a model, each with its folder's x.pt, where replearn can't be imported; write y.pt.
+def run_bare() -> Iterator[Callable[[Path, str, Tensor], Tensor]]:
+    """Run a script that makes a model where replearn can't be imported; gives the model's output for x.
 
     One process for all, since the libraries take longer to import than the models to run.
     """
 
-    def load(scripts: dict[Path, str]) -> None:
-        for folder, script in scripts.items():
-            (folder / "bare.py").write_text(script)
-            print(folder, file=bare.stdin, flush=True)
-            assert f"ready {folder}\n" in iter(bare.stdout.readline, ""), f"{script}\nfailed: see stderr"
+    def run(folder: Path, script: str, x: Tensor) -> Tensor:
+        folder.mkdir(exist_ok=True)
+        torch.save(x, folder / "x.pt")
+        (folder / "bare.py").write_text(script)
+        print(folder, file=bare.stdin, flush=True)
+        assert f"ready {folder}\n" in iter(bare.stdout.readline, ""), f"{script}\nfailed: see stderr"
+        made: Tensor = torch.load(folder / "y.pt")
+        return made
 
     with subprocess.Popen([sys.executable, "-c", BARE], stdin=-1, stdout=-1, text=True) as bare:
         assert bare.stdin
         assert bare.stdout
-        yield load
+        yield run
 
 
 @torch.no_grad()
@@ -163,32 +166,24 @@ def test_hugging_face_models_are_their_class_with_fewer_layers(name: str, tmp_pa
         assert torch.equal(again.generate(x, use_cache=False, **told), expected)
 
 
-def test_every_form_is_of_ordinary_modules_and_pickled_without_this_package(
-    load_bare: Any, tmp_path: Path
-) -> None:
-    scripts: dict[Path, str] = {}
+@torch.no_grad()
+def test_every_form_is_of_ordinary_modules_and_pickled_without_this_package(run_bare: Any, tmp_path: Path) -> None:
     for name, form in (("bert", "mlp"), ("llama", "attention"), ("gpt2", "low-rank"), ("vit", "channels")):
         small = without(hugging_face(name), form)
         model: Any = copy.deepcopy(small.model)
         assert not [m for m in model.modules() if type(m).__module__.startswith("replearn")]
-        folder, x = tmp_path / name, batches(model)[0]
-        folder.mkdir()
-        torch.save(small.model, folder / "m.pt")
-        torch.save(x, folder / "x.pt")
-        scripts[folder] = "model = torch.load('m.pt', weights_only=False)"
+        path, x = tmp_path / f"{name}.pt", batches(model)[0]
+        torch.save(small.model, path)
+        load = f"model = torch.load({str(path)!r}, weights_only=False)"
+        expected = logits(torch.load(path, weights_only=False)(x))
+        assert torch.equal(run_bare(tmp_path / name, load, x), expected)
         for again in (model, copy.deepcopy(model)):  # the second is a copy of one that records
             assert len(again(x, output_hidden_states=True).hidden_states) == 6
-    load_bare(scripts)
-    for folder in scripts:
-        model = torch.load(folder / "m.pt", weights_only=False)
-        with torch.no_grad():
-            assert torch.equal(torch.load(folder / "y.pt"), logits(model(torch.load(folder / "x.pt"))))
 
 
-def test_auto_classes_and_snippets_load_it_without_this_package(load_bare: Any, tmp_path: Path) -> None:
+@torch.no_grad()
+def test_auto_classes_and_snippets_load_it_without_this_package(run_bare: Any, tmp_path: Path) -> None:
     auto = {"llama": "CausalLM", "bert": "MaskedLM", "vit": "ImageClassification"}
-    scripts: dict[Path, str] = {}
-    expected: dict[Path, Tensor] = {}
     for name, kind in auto.items():
         small = without(hugging_face(name))
         shipped = ship(small, tmp_path / name / "out")
@@ -196,14 +191,7 @@ def test_auto_classes_and_snippets_load_it_without_this_package(load_bare: Any, 
         folder = str(tmp_path / name / "out")
         load = f"from transformers import AutoModelFor{kind} as A\nmodel = A.from_pretrained({folder!r}).eval()"
         for place, script in {tmp_path / name: load, tmp_path / name / "snippet": shipped.snippet}.items():
-            place.mkdir(exist_ok=True)
-            torch.save(x, place / "x.pt")
-            scripts[place] = script
-            with torch.no_grad():
-                expected[place] = logits(small.model(x))
-    load_bare(scripts)
-    for folder, y in expected.items():
-        assert torch.equal(torch.load(folder / "y.pt"), y), folder
+            assert torch.equal(run_bare(place, script, x), logits(small.model(x))), script
 
 
 BUILT: dict[str, tuple[str, Any]] = {
@@ -216,25 +204,19 @@ BUILT: dict[str, tuple[str, Any]] = {
 }
 
 
-def test_timm_and_torchvision_build_it_by_constructor_arguments(load_bare: Any, tmp_path: Path) -> None:
-    scripts: dict[Path, str] = {}
-    expected: dict[Path, Tensor] = {}
+@torch.no_grad()
+def test_timm_and_torchvision_build_it_by_constructor_arguments(run_bare: Any, tmp_path: Path) -> None:
     for name, (key, value) in BUILT.items():
         model = other(name)
         small = without(model)
         folder = tmp_path / name
-        shipped = ship(small, folder / "out", batches(model)[0])
+        x = batches(model)[0]
+        shipped = ship(small, folder / "out", x)
         assert shipped.files == ("load.py", "model.json", "model.safetensors")
         assert json.loads((folder / "out" / "model.json").read_text())["arguments"][key] == value
         assert str(shipped).endswith(shipped.snippet)
-        x = batches(model)[0]
-        torch.save(x, folder / "x.pt")
-        scripts[folder] = shipped.snippet
-        with torch.no_grad():
-            expected[folder] = logits(small.model(x))
-    load_bare(scripts)
-    for folder, y in expected.items():
-        torch.testing.assert_close(torch.load(folder / "y.pt"), y, rtol=1e-5, atol=1e-5)
+        y = run_bare(folder, shipped.snippet, x)
+        torch.testing.assert_close(y, logits(small.model(x)), rtol=1e-5, atol=1e-5)
 
 
 def test_batches_that_only_forward_knows_are_compared_as_the_model_takes_them() -> None:
