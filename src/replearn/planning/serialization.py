@@ -70,7 +70,9 @@ def decode(kind: Any, data: Any, where: str) -> Any:
         _expect(isinstance(data, dict), data, where, "an object")
         return {decode(str, key, where): decode(inner[1], item, f"{where}.{key}") for key, item in data.items()}
     if kind is str:
-        return _expect(isinstance(data, str) and _is_unicode(data), data, where, "a text")
+        # JSON can hold unpaired surrogates, and UTF-8 can't
+        right = isinstance(data, str) and not any("\ud800" <= character <= "\udfff" for character in data)
+        return _expect(right, data, where, "a text")
     if kind is bool:
         return _expect(isinstance(data, bool), data, where, "true or false")
     if kind is int:
@@ -117,8 +119,3 @@ def _expect(holds: bool, data: Any, where: str, what: str) -> Any:
         return data
     shown = "a list" if isinstance(data, list) else "an object" if isinstance(data, dict) else ascii(data)
     raise ReplearnError(f"{where} is {what}, not {shown if len(shown) < 60 else shown[:60] + '...'}")
-
-
-def _is_unicode(text: str) -> bool:
-    """False for text with unpaired surrogates, which JSON can hold and UTF-8 can't."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
