@@ -181,7 +181,10 @@ def test_epochs_are_timed_by_a_script(tmp_path: Path, monkeypatch: pytest.Monkey
             "steps resnet32 --backend fp8",
             "--backend fp8: There is no backend 'fp8'; there are tf32, bf16, captured, compiled",
         ),
-        ("steps demo", "MODEL demo is a recipe. Write its model, cifar_resnet:26:8."),
+        (
+            "steps demo",
+            "demo is a recipe. Write its model, cifar_resnet:26:8 (for 3 channels; digits has 1).",
+        ),
         ("steps cifar_resnet:20:4 --size 8 --first 4", "has no targets"),
         ("stepps resnet20", "Did you mean 'steps'?"),
     ],

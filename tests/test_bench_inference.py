@@ -178,6 +178,16 @@ def test_inference_from_the_command_line(tmp_path: Path) -> None:
     assert data["rows"][0]["flat"]
 
 
+def test_inference_takes_the_flags_of_the_other_commands() -> None:
+    words = "--device cpu cifar_resnet:32:4 --size 8 --batch-size 1 --backend fp32 --rounds 2 --interval 2"
+    done = call(*words.split(), "--operator", "no_weights", "--json")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    assert data["setting"]["operator"] == "no_weights"
+    assert data["rows"][0]["targets"] == "6 of 15"
+    assert "cifar_resnet:32:4" in done.stderr
+
+
 def test_both_sides_are_flat_or_neither(sides: Sides) -> None:
     images = torch.randn(2, 3, 8, 8)
     built = sides.built("fp32", (E2E, DEPLOYED), images)

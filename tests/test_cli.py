@@ -96,7 +96,7 @@ def test_recipes_are_listed_with_their_claims_and_shown_whole():
 
 def test_data_says_what_is_there_and_where_it_looked(here):
     listing = call("data").stdout
-    assert re.search(r"digits +ok +1,437 +360", listing)
+    assert re.search(r"digits +ok +1,437 +360 +in an installed package", listing)
     assert f"looked in {here / 'data' / 'cifar-10-batches-py'}" in listing
     assert "1,437 training and 360 test images, 10 classes" in call("data", "check", "digits").stdout
     missing = call("data", "check", "svhn", "--data-root", "nowhere", code=1).stdout
@@ -198,7 +198,10 @@ def test_compare_from_a_folder_only_reads(here):
     ("arguments", "cure"),
     [
         ("plan resnet33", "There is no model 'resnet33'. Did you mean resnet"),
-        ("plan demo", "MODEL demo is a recipe. Write its model, cifar_resnet:26:8."),
+        (
+            "plan demo",
+            "demo is a recipe. Write its model, cifar_resnet:26:8 (for 3 channels; digits has 1).",
+        ),
         ("plan resnet32 --interval 1", "--interval 1: an interval is a whole number of at least 2"),
         ("plan resnet32 --gpu Z9", "--gpu Z9: There is no GPU 'Z9' in the table"),
         ("plan resnet32 --budget blocks=99", "blocks=99, and at most 6 of 15 can go"),
@@ -260,6 +263,7 @@ def test_compare_from_a_folder_only_reads(here):
         ("recipes show demon", "Did you mean demo"),
         ("export nowhere -o x.foo", "or write --format pt2"),
         ("recipes demo", "No such command 'demo'. See `replearn recipes --help`."),
+        ("deploy", "No such command 'deploy'. There is `replearn export`: Deploy a trained model"),
         ("fly", "No such command 'fly'. See `replearn --help`."),
         ("pln resnet20", "No such command 'pln'. Did you mean 'plan'? See `replearn --help`."),
     ],

@@ -94,7 +94,26 @@ def test_a_hugging_face_folder_becomes_one_with_fewer_layers(place: Path) -> Non
     assert found["curve"]["kept"] == "agreement"
     assert found["curve"]["points"][0]["kept"] == 100
     assert (out / "compress.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (out / "compress.svg").read_text()
+    assert "@media (prefers-color-scheme: dark)" in (out / "compress.svg").read_text()
+
+
+def test_images_in_a_folder_for_each_class_give_an_accuracy_on_those_not_fitted(place: Path) -> None:
+    given = (
+        f"hf:{place / 'vit'}",
+        "--data",
+        str(place / "images"),
+        "--budget",
+        "blocks=1",
+        "-o",
+        str(place / "told"),
+    )
+    for samples, picture in ((8, "none"), (8, str(place / "p.svg")), (12, "none")):
+        shown = call(*given, "--samples", str(samples), "--picture", picture)
+        accuracy = json.loads((place / "told/compress.json").read_text()).get("accuracy")
+        assert (accuracy is None) == (samples == 12)  # of 12 images none is left
+        if accuracy is not None:
+            assert "accuracy {:.2f} -> {:.2f} %".format(*accuracy) in shown
+            assert accuracy[0] in (0, 25, 50, 75, 100)
 
 
 def test_an_own_model_is_exported_and_json_is_printed(place: Path) -> None:

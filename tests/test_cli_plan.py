@@ -46,6 +46,9 @@ def test_a_budget_chooses_and_explains():
         (("--first", "2", "--precision", "half"), "--precision half"),
         (("--first", "9"), "(--interval 4, --first 9)"),
         (("--first", "9"), "Try --first 2, a smaller interval"),
+        (("--operator", "bottleneck"), "Try --operator basic."),
+        (("--operator", "bottleneck", "--fraction", "0.2"), "more. Try --operator basic."),
+        (("--operator", "bottleneck", "--targets", "layer1.1"), "Try --operator basic."),
         (("--budget", "latency<75"), "--budget latency<75"),
         (("--budget", "parameters<=90%,latency<=75%"), "give --gpu H100"),
         (

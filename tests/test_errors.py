@@ -28,6 +28,7 @@ from torch.nn.utils import prune
 import replearn
 from replearn import Plan, ReplearnError, operators
 from replearn.deployment.saving import RefusedSaving
+from replearn.errors import library
 from replearn.fast.kernels.attention_short import attention_short
 from replearn.fast.verify import verify
 from replearn.operators._base.layers import BorrowedNorm
@@ -289,6 +290,7 @@ CASES: list[tuple[Provoke, str]] = [
     (lambda f: plan(nn.Sequential(nn.LazyLinear(4))), "its submodule 0 is lazy ... then plan"),
     (lambda f: plan("resnet32"), "torch.nn.Module as the first argument, got str"),
     (lambda f: replearn.find_stacks("resnet32"), "torch.nn.Module as the first argument, got str"),
+    (lambda f: library("absent.part", "vision"), "This needs absent: pip install 'replearn[vision]'"),
     (lambda f: plan(nn.DataParallel(net())), "it is wrapped in DataParallel ... first, then wrap"),
     (plan_distributed, "it is wrapped in DistributedDataParallel ... first, then wrap the result"),
     (lambda f: sharded(f, net(), lambda m: plan(nn.Sequential(m))), "its submodule 0 is ... then fully_shard"),

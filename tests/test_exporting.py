@@ -20,7 +20,7 @@ from replearn.deployment.exporting import export
 from replearn.deployment.exporting.export import FORMATS
 from replearn.surgery.tensor_file import write_file
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 
@@ -64,6 +64,8 @@ def test_the_files_of_a_resnet_run_where_replearn_is_not_installed(tmp_path: Pat
         assert made.batch_sizes == (1, 3)
         assert made.difference < 1e-5
         assert suffix in str(made)
+        told = str(made).partition("\nload it without replearn: ")[2]
+        assert eval(told, {"torch": torch, "onnxruntime": onnxruntime}) if told else suffix == "safetensors"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.pt2", "model.safetensors"]
     other = torch.randn(5, 3, 8, 8)  # a batch size that nothing was traced with
     torch.save((other, plain(other).detach()), tmp_path / "pair.pt")

@@ -99,12 +99,9 @@ def test_fraction_spreads_over_all_stacks_and_inside_each() -> None:
     assert [t.position for t in replearn.plan(staged(12), fraction=0.25).targets] == [3, 6, 9]
 
 
-def apart(positions: Sequence[int]) -> bool:
-    return all(b - a > 1 for a, b in itertools.pairwise(positions))
-
-
 def choices(positions: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    return [chosen for chosen in itertools.combinations(sorted(positions), count) if apart(chosen)]
+    some = itertools.combinations(sorted(positions), count)
+    return [chosen for chosen in some if all(b - a > 1 for a, b in itertools.pairwise(chosen))]
 
 
 subsets = st.sets(st.integers(2, 12), max_size=9).map(sorted)

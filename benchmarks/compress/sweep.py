@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from training_free import reestimate_, removal, replace_me
 
 from replearn.compression import compress
-from replearn.experiments.report.matplotlib_figure import new_figure, save
+from replearn.compression.matplotlib_figure import new_figure, save
 
 COUNTS = (3, 6, 9, 12)
 IMAGES = 500

@@ -41,6 +41,10 @@ class Commands(TyperGroup):
         return TyperCommand(cmd_name, help=summary_of(cmd_name)) if cmd_name in self.commands else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:  # as deploy, which export does
+            told = [(each, summary_of(each)) for each in self.commands]
+            if doing := [f"`replearn {each}`: {line}" for each, line in told if args[0] in line.lower().split()]:
+                fail(f"No such command '{args[0]}'. There is {' '.join(doing)}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, loaded(str(name)), rest
 

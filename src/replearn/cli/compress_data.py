@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from ..compression.batches import device_of
+from ..compression.measure import answer
 from ..errors import ReplearnError, first_line
 from ..experiments.training import data as data_room
 from ..experiments.training.data.scenes import open_picture
@@ -38,7 +40,7 @@ def samples_of(
     if text in data_room.available():
         return of_set(text, subject, count, batch_size, root)
     if (path := Path(text)).is_dir():
-        return of_pictures(path, subject, count, batch_size), None
+        return of_pictures(path, subject, count, batch_size)
     return of_text(path, subject, count, batch_size, length), None
 
 
@@ -58,29 +60,36 @@ def of_set(name: str, subject: Subject, count: int, batch_size: int, root: Path 
     if not isinstance(loaded, data_room.ImageSet):
         raise ReplearnError(f"--data {name} is no set of images that fits in memory; give a folder of images.")
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (loaded.mean, loaded.std))
-    device = next(subject.model.parameters()).device
     side = subject.size or loaded.size
 
     def ready(images: Tensor) -> Tensor:
         made = images.float().div(255).sub(mean).div(std)
         return made if side == loaded.size else interpolate(made, size=(side, side), mode="bilinear")
 
-    @torch.no_grad()
-    def accuracy(model: nn.Module) -> float:
-        hits, labels = 0, loaded.test_labels[:TESTED]
-        pairs = zip(loaded.test_images[:TESTED].split(batch_size), labels.split(batch_size), strict=True)
-        for images, expected in pairs:
-            made = model(ready(images).to(device))
-            logits = made if isinstance(made, Tensor) else made.logits
-            hits += int((logits.argmax(-1).cpu() == expected).sum())
-        return 100 * hits / len(labels)
-
+    images, labels = (part[:TESTED].split(batch_size) for part in (loaded.test_images, loaded.test_labels))
+    accuracy = accuracy_on(lambda: zip(map(ready, images), labels, strict=True))
     order = torch.randperm(loaded.num_train, generator=torch.Generator().manual_seed(0))[:count]
     return [ready(loaded.train_images[part]) for part in order.split(batch_size)], accuracy
 
 
-def of_pictures(folder: Path, subject: Subject, count: int, batch_size: int) -> list[Tensor]:
-    """Pictures of a folder and of those inside it, evenly over them all, cut out of the middle."""
+def accuracy_on(batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]) -> Callable[[nn.Module], float]:
+    """The accuracy of a model in percent, on labelled images."""
+
+    @torch.no_grad()
+    def accuracy(model: nn.Module) -> float:
+        device = device_of(model)
+        hits = [answer(model(images.to(device))).argmax(-1).cpu() == labels for images, labels in batches()]
+        return 100 * float(torch.cat(hits).double().mean())
+
+    return accuracy
+
+
+def of_pictures(folder: Path, subject: Subject, count: int, batch_size: int) -> Samples:
+    """Pictures of a folder and of those inside it, evenly over them all, cut out of the middle.
+
+    Where there is a folder for each class of the model, in alphabetical order, its accuracy is taken on as many
+    other pictures.
+    """
     from torchvision.datasets.folder import IMG_EXTENSIONS
     from torchvision.transforms import v2
 
@@ -98,8 +107,21 @@ def of_pictures(folder: Path, subject: Subject, count: int, batch_size: int) -> 
         v2.Normalize(subject.mean[:channels], subject.std[:channels]),
     ])  # fmt: skip
     colours = "L" if channels == 1 else "RGB"
-    made = [ready(open_picture(files[place]).convert(colours)) for place in order[:count]]
-    return list(torch.stack(made).split(batch_size))
+
+    def opened(places: list[int]) -> tuple[Tensor, ...]:
+        made = [ready(open_picture(files[place]).convert(colours)) for place in places]
+        return torch.stack(made).split(batch_size)
+
+    given, others = opened(order[:count]), order[count : 2 * count]
+    names = [file.relative_to(folder).parts[0] for file in files]
+    classes = sorted(set(names))
+    with torch.no_grad():
+        shape = answer(subject.model(given[0][:1].to(device_of(subject.model)))).shape
+    if not others or shape != (1, len(classes)):
+        return given, None
+    labels = torch.tensor([classes.index(names[place]) for place in others]).split(batch_size)
+    pairs = list(zip(opened(others), labels, strict=True))
+    return given, accuracy_on(lambda: pairs)
 
 
 def of_text(file: Path, subject: Subject, count: int, batch_size: int, length: int) -> list[dict[str, Tensor]]:

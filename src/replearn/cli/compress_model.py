@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ReplearnError, first_line
-from ..experiments.training.architectures import library
+from ..errors import ReplearnError, first_line, library
 from ..experiments.training.pretrained import weights_of
 from ..experiments.training.trained import Trained, read_full_model
 from .subjects import built_by, is_hub_name, named_model, not_fetched

@@ -46,8 +46,12 @@ def written(
         files = [picture] if picture else [out / "compress.png", out / "compress.svg"]
         draw(found, *files)
         lines += map(str, files)
-        if accuracy is not None:
-            lines.insert(0, f"accuracy {found.points[0].kept:.2f} -> {found.chosen.kept:.2f} %\n")
+        reached = [found.points[0].kept, found.chosen.kept]
+    elif accuracy is not None:
+        reached = [accuracy(subject.model), accuracy(small.model)]
+    if accuracy is not None:
+        about["accuracy"] = reached
+        lines.insert(0, "accuracy {:.2f} -> {:.2f} %\n".format(*reached))
     file = out / "compress.json"
     file.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")  # so that a refused format loses nothing
     lines.append(str(file))

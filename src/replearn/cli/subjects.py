@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from runpy import run_path
@@ -13,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ReplearnError, first_line
+from ..costs.fake import without_weights
+from ..errors import ReplearnError, first_line, library
 from ..experiments import recipes
-from ..experiments.training.architectures import architecture, is_language_model, language_model, library
+from ..experiments.training.architectures import architecture, is_language_model, language_model
+from ..experiments.training.data import shape_of
 from ..experiments.training.pretrained import head_names, weights_of
 from ..experiments.training.scene_models import is_detector, is_segmenter, on_meta
 
@@ -54,7 +55,9 @@ def refuse_others(name: str) -> None:
         hub = f" A model of the Hugging Face hub is written hf:{name}." if is_hub_name(name) else ""
         raise ReplearnError(f"MODEL {name}: there is no run or model in such a folder.{hub}")
     if ":" not in name and name in recipes.available():
-        raise ReplearnError(f"MODEL {name} is a recipe. Write its model, {recipes.recipe(name).model}.")
+        recipe = recipes.recipe(name)
+        grey = f" (for 3 channels; {recipe.data[0]} has 1)" if shape_of(recipe.data[0])[1] == 1 else ""
+        raise ReplearnError(f"MODEL {name} is a recipe. Write its model, {recipe.model}{grey}.")
 
 
 def named_model(name: str, weights: str | Path | None, size: int | None) -> tuple[nn.Module, int]:
@@ -100,15 +103,6 @@ def subject_named(name: str, batch: int, length: int) -> tuple[nn.Module, Any]:
     if name.startswith("timm:"):
         shape = getattr(model, "default_cfg", {}).get("input_size", shape)
     return model, torch.empty(batch, *shape, device="meta")
-
-
-def without_weights(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model on the meta device; on the CPU where its constructor computes with real numbers."""
-    try:
-        with torch.device("meta"):
-            return build()
-    except (ReplearnError, NotImplementedError, RuntimeError):
-        return build()
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:

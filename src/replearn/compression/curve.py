@@ -16,6 +16,7 @@ from .batches import Forward, read, subset
 from .compress import Compressed
 from .corrections import Form
 from .fit import fit_
+from .matplotlib_figure import new_figure, save
 from .measure import Metric, agreement, answers, costs, outputs
 from .prices import eval_copy
 from .recognise import recognise
@@ -103,11 +104,7 @@ def even(length: int, most: int) -> list[int]:
 
 def draw(found: Curve, *paths: str | Path) -> None:
     """Draw the curve with the chosen point marked, once for every file; ReplearnError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ReplearnError("A picture needs matplotlib: pip install 'replearn[report]'.") from error
-    figure = Figure(figsize=(5.6, 3.8), dpi=150, layout="constrained")
+    figure = new_figure(5.6, 3.8)
     axes: Any = figure.subplots()
     first, *rest = found.points
     axes.plot(
@@ -125,7 +122,4 @@ def draw(found: Curve, *paths: str | Path) -> None:
     axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     for path in paths:
-        try:
-            figure.savefig(path)
-        except (OSError, ValueError) as error:
-            raise ReplearnError(f"Can't write the picture {path}: {error}.") from error
+        save(figure, Path(path))

@@ -320,13 +320,10 @@ class Steps:
 
 
 def loss_of(mine: Seen, aim: Seen, logits: float) -> Tensor:
-    *between, last = (relative_error(a.float(), b.float()) for a, b in zip(mine[0], aim[0], strict=True))
+    pairs = ((a.float(), b.float()) for a, b in zip(mine[0], aim[0], strict=True))
+    *between, last = (F.mse_loss(a, b) / b.var().clamp_min(1e-12) for a, b in pairs)
     loss = last + BETWEEN * sum(between)
     return loss + logits * kd(mine[1], aim[1]) if logits else loss
-
-
-def relative_error(made: Tensor, aim: Tensor) -> Tensor:
-    return F.mse_loss(made, aim) / aim.var().clamp_min(1e-12)
 
 
 @contextmanager

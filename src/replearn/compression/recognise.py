@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..blocks.running import unchanged
-from ..errors import ReplearnError
+from ..errors import ReplearnError, first_line
 from ..planning.planner import stacks_of
 from ..planning.table import shown, text_table
 from ..planning.targets import has_hooks
@@ -123,10 +123,9 @@ def _block(model: nn.Module, name: str, arguments: Arguments, stream: Stream) ->
         with stream.weights(module):
             structure = understand(module, arguments.moved(stream.load))
     except RuntimeError as error:  # for example what autocast in a forward= would have cast
-        told = str(error).splitlines()[0]
         raise ReplearnError(
-            f"{name} can't be run by itself on what the model gave it ({told}). Give batches and a model of one "
-            "dtype, and no autocast."
+            f"{name} can't be run by itself on what the model gave it ({first_line(error)}). Give batches and a "
+            "model of one dtype, and no autocast."
         ) from error
     kept = ""
     if not structure.keeps_shape:

@@ -31,6 +31,15 @@ def check_precision(precision: str) -> None:
         )
 
 
+def without_weights(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model on the meta device; on the CPU where its constructor computes with real numbers."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except (ReplearnError, NotImplementedError, RuntimeError):
+        return build()
+
+
 def converted_copy(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
     """A copy of a model with every tensor converted, without hooks; no weight is copied."""
     memo: dict[int, Any] = {}

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from ..blocks.global_settings import plain_encoder_layers
 from ..blocks.running import call
-from ..errors import ReplearnError
+from ..errors import ReplearnError, class_and_line
 from .fake import converted_copy, example_on_fake_gpu, fake_gpu, on_fake_gpu
 from .recorder import Operation, Recorder, tensors_in
 
@@ -90,10 +90,9 @@ def _cannot_run(model: nn.Module, recorder: Recorder, error: Exception) -> str:
     path = recorder.path[-1] if recorder.path else ""
     inside = type(model.get_submodule(path)).__name__
     place = f"{path} ({inside})" if path else inside
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
     return (
-        f"{type(model).__name__} can't be run without values: {place} failed with {type(error).__name__}: "
-        f"{reason}. Either the example does not fit (give it as the model takes it: a tensor, a tuple of "
+        f"{type(model).__name__} can't be run without values: {place} failed with {class_and_line(error)}. "
+        "Either the example does not fit (give it as the model takes it: a tensor, a tuple of "
         "arguments or a dict of keywords), or the module asks for the value of a tensor (.item(), an if), which "
         "shapes alone can't answer."
     )

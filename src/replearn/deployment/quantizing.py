@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ReplearnError, first_line
+from ..errors import ReplearnError, first_line, library
 from .saving import check_plain
 
 
@@ -79,12 +79,9 @@ def check_quantizable(model: nn.Module) -> None:
         raise ReplearnError(
             f"{type(model).__name__} is on {devices.pop()}, and INT8 here is for a CPU. Move it: model.cpu()."
         )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import torchao  # noqa: F401
-    except ImportError as error:
-        raise ReplearnError("INT8 needs torchao: pip install 'replearn[quant]'.") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library("torchao", "quant")
 
 
 @torch.no_grad()

@@ -108,12 +108,19 @@ class Survey:
         total, most = len(self.places), self.most()
         count = max(1, round(fraction * total))
         if count > most:
-            cure = f"Ask for fraction={most / total:.6g} or less. " if most else ""
+            cure = f"Ask for fraction={most / total:.6g} or less." if most else self.cure(self.places)
             raise ReplearnError(
                 f"fraction={fraction} is {count} of {total} blocks, and at most {most} can go, because a target's "
-                f"neighbours must stay. {cure}Blocks that can't go: {self._reasons()}."
+                f"neighbours must stay. Blocks that can't go: {self._reasons()}. {cure}".rstrip()
             )
         return self.spread(count)
+
+    def cure(self, names: Iterable[str]) -> str:
+        """The operators that fit those of these blocks that only the one asked for does not, as a sentence."""
+        usual = Survey(self.model, self.stacks, None)
+        found = [usual.target(*self.places[name]) for name in names]
+        fitting = dict.fromkeys(repr(each.operator.name) for each in found if isinstance(each, Target))
+        return f"Try operator={' or '.join(fitting)}." if fitting else ""
 
     def most(self) -> int:
         """The largest number of targets."""
@@ -174,7 +181,8 @@ class Survey:
             found = self.target(stack, position)
             if isinstance(found, str):
                 raise ReplearnError(
-                    f"{name} (position {position} of {len(stack)}) can't be replaced: {found}. Leave it out."
+                    f"{name} (position {position} of {len(stack)}) can't be replaced: {found}. "
+                    f"{self.cure([name]) or 'Leave it out.'}"
                 )
             if found.previous in chosen:
                 raise ReplearnError(

@@ -42,7 +42,7 @@ def plan(
         placement = f"interval={interval}, first={' or '.join(map(str, sorted(set(begins.values()))))}"
     if not chosen:
         skipped = skipped or survey.by_interval(2, survey.first_positions(2, 2))[1]  # for the error message
-        raise ReplearnError(_no_targets(model, stacks, placement, skipped))
+        raise ReplearnError(_no_targets(survey, placement, skipped))
     return plan_of_targets(model, chosen, placement, len(survey.places), skipped, survey.notes(chosen))
 
 
@@ -82,20 +82,21 @@ def plan_of_targets(
     )
 
 
-def _no_targets(model: nn.Module, stacks: Sequence[Stack], placement: str, skipped: Sequence[Skipped]) -> str:
+def _no_targets(survey: Survey, placement: str, skipped: Sequence[Skipped]) -> str:
     """Why a placement has no targets, and which one would have some."""
-    text = f"This plan for {type(model).__name__} has no targets ({placement}): "
+    text = f"This plan for {type(survey.model).__name__} has no targets ({placement}): "
     kept: dict[str, list[str]] = {}
     for entry in skipped:
         kept.setdefault(entry.reason, []).append(entry.name)
     if kept:
         text += "; ".join(f"{few(names)} can't go ({reason})" for reason, names in kept.items()) + ". "
     else:
-        lengths = ", ".join(str(len(stack)) for stack in stacks)
+        lengths = ", ".join(str(len(stack)) for stack in survey.stacks)
         text += f"its stacks have {lengths} blocks, and a target needs a block on each side. "
-    if max(len(stack) for stack in stacks) < 3:
+    if max(map(len, survey.stacks)) < 3:
         return text + "No block of it can be replaced: take a deeper model."
-    return text + "Try first=2, a smaller interval or another operator."
+    cure = survey.cure(entry.name for entry in skipped)
+    return text + (cure or "Try first=2, a smaller interval or another operator.")
 
 
 def _check_arguments(

@@ -113,12 +113,15 @@ def inference(
         ),
     ] = None,
     size: flags.Size = None,
-    first: Annotated[int, typer.Option(min=2, help="Position of the first target.")] = 2,
+    interval: flags.Interval = 4,
+    first: flags.First = 2,
+    operator: flags.Operator = None,
     rounds: Annotated[
         int | None, typer.Option(min=2, help="How often each side is timed; 20, on a CPU for large images 5.")
     ] = None,
     device: flags.Device = "auto",
     out: flags.Record = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Time E2E, dynamic RepL and deployed RepL, each backend for all of them, beside the paper's values.
 
@@ -151,15 +154,17 @@ def inference(
             raise ReplearnError("Some of these models are for images of 32x32, some for larger ones: give --size.")
         size = 32 if True in small else 224
     backends, rounds = tuple(backend or DEFAULT), rounds or (20 if on_gpu or size <= 64 else 5)
-    setting = Setting(models=names, batches=sizes, backends=backends, size=size, first=first, rounds=rounds)
+    places: dict[str, Any] = {"interval": interval, "first": first, "operator": operator}
+    setting = Setting(models=names, batches=sizes, backends=backends, size=size, rounds=rounds, **places)
     if on_gpu:
         torch.backends.cudnn.benchmark = True
-    typer.echo(f"{HEADING}\n{header(names)}")
+    say, text = partial(typer.echo, err=as_json), ""
+    say(f"{HEADING}\n{header(names)}")
     for found in measure(setting, where, command_line(sys.argv[1:])):
-        typer.echo(line_of(found["rows"][-1], names))
-        record_json(found, out)
-    if out is not None:
-        typer.echo(out)
+        say(line_of(found["rows"][-1], names))
+        text = record_json(found, out)
+    if as_json or out is not None:
+        typer.echo(text if as_json else out)
 
 
 def case_of(

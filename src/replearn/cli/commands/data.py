@@ -71,4 +71,5 @@ def state(found: DataStatus) -> str:
 def place(found: DataStatus) -> str:
     if found.found:
         return str(found.found)
-    return "looked in " + ", ".join(map(str, found.looked)) if found.looked else found.source.how
+    inside = found.source.how if found.problem else "in an installed package"
+    return "looked in " + ", ".join(map(str, found.looked)) if found.looked else inside

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...blocks.stacks import class_path
-from ...errors import ReplearnError
+from ...costs.fake import without_weights
+from ...errors import ReplearnError, class_and_line
 from .lists import Shortened, named
 
 # what differs by a block's place alone, and what acts in training alone
@@ -47,10 +48,9 @@ def first_fit(short: Shortened, builds: Iterable[Build]) -> tuple[nn.Module, Bui
     reasons: list[tuple[int, str]] = []
     for build in builds:
         try:
-            made = without_values(build.make)
+            made = without_weights(build.make)
         except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError) as error:
-            told = (str(error).splitlines() or [""])[0]
-            reasons.append((10**9, f"{build.call} could not build it ({type(error).__name__}: {told})"))
+            reasons.append((10**9, f"{build.call} could not build it ({class_and_line(error)})"))
             continue
         found = differences(short, made)
         if not found:
@@ -63,15 +63,6 @@ def first_fit(short: Shortened, builds: Iterable[Build]) -> tuple[nn.Module, Bui
         f"The compressed model is no standard {type(short.model).__name__}: {min(reasons)[1]}. Give what it was "
         "built with as arguments={...}, or export it as pt2 or ONNX."
     )
-
-
-def without_values(make: Callable[[], nn.Module]) -> nn.Module:
-    """The model on the meta device; on the CPU where its constructor computes with values."""
-    try:
-        with torch.device("meta"):
-            return make()
-    except (NotImplementedError, RuntimeError):
-        return make()
 
 
 def differences(short: Shortened, made: nn.Module) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...blocks.running import call, unchanged
-from ...errors import ReplearnError
+from ...errors import ReplearnError, class_and_line
 from ...fast.verify import compare, exact, run_on_example, tensors_in
 from ..batches import device_of, moved
 from ..compress import Compressed
@@ -70,9 +70,8 @@ def ship(
         try:
             snippet, again = write(model, build, Path(part), folder)
         except (ValueError, TypeError, RuntimeError, KeyError) as error:
-            told = (str(error).splitlines() or [""])[0]
             raise ReplearnError(
-                f"{named(model)} could not be written and read back ({type(error).__name__}: {told}). "
+                f"{named(model)} could not be written and read back ({class_and_line(error)}). "
                 "Nothing is written; export small.model as pt2 or ONNX."
             ) from error
         compare_on(model, again, given, "the model that was read back")

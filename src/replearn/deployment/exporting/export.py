@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ReplearnError, first_line
+from ...errors import ReplearnError, first_line, library
 from ...fast.graph_module import FlatGraph
 from ...fast.verify import compare, tensors_in
 from ...planning.validate import own_copy, unwrapped
@@ -36,6 +36,7 @@ class Format:
     tolerance: float | None
     write: Callable[[Job, Path], None]
     read: Callable[[Job, Path], Runner]
+    load: str = ""  # how it is read without this package, where the file alone is enough
 
 
 def write_safetensors(job: Job, path: Path) -> None:
@@ -119,13 +120,8 @@ def read_onnx(job: Job, path: Path) -> Runner:
 
 
 def onnx_libraries() -> tuple[Any, Any]:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401 - what torch.onnx.export builds the file with
-    except ImportError as error:
-        raise ReplearnError(f"An ONNX export needs {error.name}: pip install 'replearn[export]'.") from error
-    return onnx, onnxruntime
+    library("onnxscript", "export")  # what torch.onnx.export builds the file with
+    return library("onnx", "export"), library("onnxruntime", "export")
 
 
 @contextlib.contextmanager
@@ -143,8 +139,9 @@ def quiet() -> Iterator[None]:
 
 
 FORMATS = {
-    "onnx": Format(".onnx", 1e-4, write_onnx, read_onnx),  # another library's kernels, which sum in another order
-    "pt2": Format(".pt2", None, write_pt2, read_pt2),
+    # another library's kernels, which sum in another order
+    "onnx": Format(".onnx", 1e-4, write_onnx, read_onnx, "onnxruntime.InferenceSession({!r})"),
+    "pt2": Format(".pt2", None, write_pt2, read_pt2, "torch.export.load({!r}).module()"),
     "safetensors": Format(".safetensors", 0.0, write_safetensors, read_safetensors),
 }
 
@@ -162,11 +159,12 @@ class Exported:
 
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.batch_sizes))
+        load = FORMATS[self.format].load.format(str(self.path))
         allowed = "rounding" if self.tolerance is None else f"{self.tolerance:.0e}"
         return (
             f"{self.path}: {self.format}, {self.bytes / 1e6:.1f} MB; read back and compared with the model on "
             f"random input, batch {sizes}: largest difference {self.difference:.1e} (allowed: {allowed})"
-        )
+        ) + (load and f"\nload it without replearn: {load}")
 
 
 def export(

@@ -45,7 +45,9 @@ class Setting:
     batches: tuple[int, ...] = (1, 32, 64)
     backends: tuple[str, ...] = DEFAULT
     size: int = 224
-    first: int = 2
+    interval: int = 4
+    first: int | None = 2
+    operator: str | None = None  # the paper's for the kind of block, if not given
     rounds: int = 20
 
 
@@ -74,7 +76,8 @@ def measure(setting: Setting, device: torch.device, command: str = "") -> Iterat
     cells = len(setting.models) * len(backends) * len(setting.batches)
     begin = time.perf_counter()
     for model in setting.models:
-        sides = make_sides(model, setting.size, device, setting.first)
+        more = {"interval": setting.interval, "operator": setting.operator}
+        sides = make_sides(model, setting.size, device, setting.first, **more)
         for backend, batch in product(backends, setting.batches):
             with many_graphs() if has(backend, "compile") else nullcontext():
                 found["rows"].append(row_of(sides, model, batch, backend, setting, device))

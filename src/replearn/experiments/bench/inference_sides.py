@@ -80,11 +80,11 @@ def has(backend: str, part: str) -> bool:
     return part in backend.split("+")
 
 
-def make_sides(name: str, size: int, device: torch.device, first: int) -> Sides:
-    """The model with random weights: speed does not depend on them."""
+def make_sides(name: str, size: int, device: torch.device, first: int | None, **more: Any) -> Sides:
+    """The model with random weights, since speed does not depend on them; `more` is what `plan` takes."""
     torch.manual_seed(0)
     base = architecture(name, num_classes=10 if size < 64 else 1000, size=size)
-    chosen = plan(base, first=first)
+    chosen = plan(base, first=first, **more)
     other = replace_(copy.deepcopy(base), chosen)
     images = torch.randn(4, 3, size, size)
     for model in (base, other):

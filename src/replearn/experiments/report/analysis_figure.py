@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...analysis import Analysis
-from .matplotlib_figure import new_figure, save
+from ...compression.matplotlib_figure import new_figure, save
 from .svg import PALETTE
 
 Drawn = tuple[str, bool]  # the line between the dots, and whether these are hollow

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ...blocks.stacks import find_stacks
-from ...errors import ReplearnError
-from ..training.architectures import library
+from ...compression.matplotlib_figure import new_figure, save
+from ...errors import ReplearnError, library
 from ..training.results import write_atomically
 from ..training.trained import Trained, fresh_model, read_trained
-from .matplotlib_figure import new_figure, save
 
 MOST_LAYERS = 6
 SHOWN = 4  # images whose maps are drawn

@@ -1,13 +1,12 @@
 """Models by name, for recipes and the command line."""
 
 from difflib import get_close_matches
-from importlib import import_module
 from inspect import signature
 from typing import Any
 
 from torch import nn
 
-from ...errors import ReplearnError
+from ...errors import ReplearnError, library
 from ...models import CifarResNet, TransformerLM
 
 _NAMES = {
@@ -99,14 +98,6 @@ def num_heads(name: str) -> int | None:
     base = name.removesuffix(":untied")
     kind, *numbers = (_NAMES | _LANGUAGE).get(base, base).split(":")
     return int(numbers[2]) if kind in ("lm", "vit") and len(numbers) == 4 else None
-
-
-def library(name: str, extra: str) -> Any:
-    """An optional library; ReplearnError that names the extra to install."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ReplearnError(f"This needs {name.partition('.')[0]}: pip install 'replearn[{extra}]'.") from error
 
 
 def _timm(name: str, **settings: Any) -> nn.Module:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ReplearnError
+from ...errors import ReplearnError, library
 from ...planning.serialization import encode
-from .architectures import library
 from .results import write_atomically
 from .run import Run
 

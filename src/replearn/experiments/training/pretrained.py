@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...errors import ReplearnError, first_line
+from ...errors import ReplearnError, first_line, library
 from ...planning.data import Plan
 from ...planning.serialization import parse, read_text
 from ...surgery.weights import fill_, load_backbone_, metadata_of, plan_below, read_weights, shape_of
-from .architectures import library, num_heads
+from .architectures import num_heads
 
 
 def load_pretrained_(

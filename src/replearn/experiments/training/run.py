@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ReplearnError
+from ...errors import ReplearnError, first_line
 from ...fitting.calibrate import calibrate_
 from ...planning.data import Plan
 from .methods import method_for
@@ -182,8 +182,7 @@ class Run:
         except (RuntimeError, ValueError) as error:
             torch.cuda.synchronize()
             self.optimizer.zero_grad(set_to_none=True)
-            why = (str(error).splitlines() or ["no message"])[0]
-            self.note(f"step not captured, running it eagerly: {why}")
+            self.note(f"step not captured, running it eagerly: {first_line(error)}")
 
     def note(self, text: str) -> None:
         if text not in self.own_notes:

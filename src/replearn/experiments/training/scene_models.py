@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...errors import ReplearnError
-from .architectures import library
+from ...errors import ReplearnError, library
 from .recipe import Detection
 
 DETECTORS = ("retinanet",)

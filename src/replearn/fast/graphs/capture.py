@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import ReplearnError
+from ...errors import ReplearnError, class_and_line
 from ..verify import tensors_in
 
 aten = torch.ops.aten
@@ -50,8 +50,7 @@ def capture(name: str, body: Callable[[], Any], device: torch.device, pool: Any)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            why = (str(error).strip() or "no message").splitlines()[0]
-            raise uncapturable(name, f"{type(error).__name__}: {why}") from error
+            raise uncapturable(name, class_and_line(error)) from error
 
 
 class Turns:

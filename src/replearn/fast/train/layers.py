@@ -31,11 +31,8 @@ class SmallConv2d(OverlappedConv2d):
 
 def small_convolutions(model: nn.Module) -> AbstractContextManager[None]:
     """Inside, 3x3 convolutions with 16 or 32 channels on each side run on Triton kernels in half precision."""
-    return patched_class(find_small(model), nn.Conv2d, SmallConv2d)
-
-
-def find_small(model: nn.Module) -> list[nn.Conv2d]:
-    return [conv for conv in model.modules() if type(conv) is nn.Conv2d and is_small(conv)]
+    small = [conv for conv in model.modules() if type(conv) is nn.Conv2d and is_small(conv)]
+    return patched_class(small, nn.Conv2d, SmallConv2d)
 
 
 def is_small(conv: nn.Conv2d) -> bool:
@@ -117,15 +114,11 @@ def fused_blocks(model: nn.Module) -> Iterator[tuple[list[nn.Module], type[nn.Mo
         found.setdefault(type(module), []).append(module)
     for original, modules in found.items():
         if original is nn.Sequential:
-            modules = [module for module in modules if has_pair(module)]
+            pair = nn.BatchNorm2d, nn.ReLU
+            modules = [each for each in modules if pair in pairwise(map(type, each._modules.values()))]
             yield modules, original, fused_class(original, "forward", fused_sequential)
         elif (method := fused_method_of(original)) is not None:
             yield [module for module in modules if is_plain(module)], original, fused_class(original, *method)
-
-
-def has_pair(module: nn.Module) -> bool:
-    """True if a ReLU follows a BatchNorm in a sequence."""
-    return (nn.BatchNorm2d, nn.ReLU) in pairwise(type(child) for child in module._modules.values())
 
 
 @cache

@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ....errors import ReplearnError
-from ..architectures import library
+from ....errors import ReplearnError, library
 from .source import Counted
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

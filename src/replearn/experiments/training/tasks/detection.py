@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..architectures import library
+from ....errors import library
 from ..data import DetectionSet
 from ..data.scenes import Scene
 from ..metrics import Metric

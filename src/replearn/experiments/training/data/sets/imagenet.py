@@ -4,8 +4,7 @@ Class folders: train/n01440764/*.JPEG and val/n01440764/*.JPEG; classes are numb
 their names.
 """
 
-from .....errors import ReplearnError
-from ...architectures import library
+from .....errors import ReplearnError, library
 from ..folders import StreamedSet
 from ..scenes import IMAGENET_MEAN, IMAGENET_STD
 from ..source import Root, Source, locate

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...errors import ReplearnError
-from ..training.architectures import library
+from ..errors import ReplearnError, library
 
 DARK = "@media (prefers-color-scheme: dark) { svg { filter: invert(.88) hue-rotate(180deg) } }"
 
