@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.running import differentiable_attention
-from ..compression.walking import first_calls
+from ..compression.blockwise import first_calls
 from ..errors import ReplearnError
 from ..fitting.observe import first, observe, run_to
 from ..planning.data import Target
@@ -64,7 +64,7 @@ def products_after(subject: Subject, names: list[str], *, iterations: int, seed:
 
     def own_factor(name: str) -> float:
         block, call = subject.full.get_submodule(name), calls[name]
-        return largest(lambda x: first(call.given(x).run(block)), call.x)
+        return largest(lambda x: first(call.with_input(x).run(block)), call.x)
 
     with torch.no_grad():
         end = first(calls[last].run(subject.full.get_submodule(last)))

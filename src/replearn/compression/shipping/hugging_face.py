@@ -24,15 +24,15 @@ COUNTS = (
     "num_decoder_layers",
 )
 STAGES = ("depths", "layers")  # a number for every stage
-Edit = tuple[str, str, Any]  # which config inside the model's, as "text_config"; its attribute; the new value
+Edit = tuple[str, str, Any]  # the name of an inner config, as "text_config", or ""; its attribute; the new value
 
 
-def knows(model: nn.Module) -> bool:
+def supports(model: nn.Module) -> bool:
     return hasattr(model, "save_pretrained") and hasattr(getattr(model, "config", None), "to_json_string")
 
 
 def builds(short: Shortened, arguments: dict[str, Any]) -> Iterator[Build]:
-    """Every config that says the new lengths by some attribute which said the old ones."""
+    """Every config in which attributes that held the old lengths hold the new ones."""
     model: Any = short.model
     choices = []
     seen: set[str] = set()
@@ -61,7 +61,7 @@ def built(model: Any, config: Any) -> nn.Module:
 
 
 def parts(config: Any) -> Iterator[tuple[str, Any]]:
-    """The config, and those inside it, as text_config and vision_config."""
+    """The config and its inner configs, as text_config and vision_config."""
     yield "", config
     for name, value in vars(config).items():
         if hasattr(value, "to_json_string"):
@@ -69,7 +69,7 @@ def parts(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def of_count(config: Any, found: BlockList) -> Iterator[list[Edit]]:
-    """A number of layers that is the list's length, with all that has an entry for every layer."""
+    """Edits of a number of layers that equals the list's length, and of lists with an entry for every layer."""
     for part, owner in parts(config):
         for name in COUNTS:
             if getattr(owner, name, None) == found.length:
@@ -80,7 +80,7 @@ def per_layer(part: str, owner: Any, found: BlockList) -> Iterator[Edit]:
     """Lists such as layer_types, cut to the layers that are kept."""
     for name, value in vars(owner).items():
         if "layer" in name and isinstance(value, (list, tuple)) and len(value) == found.length:
-            yield part, name, type(value)(value[place] for place in found.kept)
+            yield part, name, type(value)(value[index] for index in found.kept)
     stages = list(getattr(owner, "stage_names", None) or ())
     last = len(found.kept)
     if len(stages) == found.length + 1 and list(owner.out_features or ()) == stages[-1:]:  # those of a backbone
@@ -90,7 +90,7 @@ def per_layer(part: str, owner: Any, found: BlockList) -> Iterator[Edit]:
 
 
 def of_stages(config: Any, lists: tuple[BlockList, ...]) -> Iterator[list[Edit]]:
-    """A list of the stages' lengths."""
+    """Edits of a list of the stages' lengths."""
     for part, owner in parts(config):
         for name in STAGES:
             if list(getattr(owner, name, None) or ()) == [found.length for found in lists]:
