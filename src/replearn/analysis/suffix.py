@@ -32,7 +32,7 @@ def suffix_factor(subject: Subject, target: Target, *, iterations: int, product:
         return run_from(subject, target.name, h)
 
     with torch.no_grad():
-        made = seen.through(subject.replaced.get_submodule(target.name))
+        made = seen.run(subject.replaced.get_submodule(target.name))
         moved = lengths(run(made) - run(seen.y))
     found = [
         largest_singular(run, torch.lerp(seen.y, made, place), iterations=iterations, seed=seed)
