@@ -224,7 +224,7 @@ def test_fewer_rows_than_columns_are_solved_from_rows_alike(rank: int | None, sh
         for part in (slice(0, 10), slice(10, 20)):
             fitted.add(x[:, part], y[:, part])
         held.add(x[:, 20:], y[:, 20:])
-        assert (fitted.layer_rows is not None) == (narrow == 8)
+        assert (fitted.rows is not None) == (narrow == 8)
         found.append((solve(fitted, held, base, shifted=shifted, rank=rank, ridges=(1e-2,)), fitted))
     (one, sums), (two, kept) = found
     torch.testing.assert_close(one.weight, two.weight, rtol=1e-3, atol=1e-4)

@@ -123,9 +123,9 @@ def _recognise_block(model: nn.Module, name: str, arguments: Arguments, offloade
         with offloader.loaded(module):
             structure = read_structure(module, arguments.apply(offloader.load))
     except RuntimeError as error:  # dtypes that autocast in a forward= would have cast, for example
-        told = str(error).splitlines()[0]
+        line = str(error).splitlines()[0]
         raise ReplearnError(
-            f"{name} can't be run by itself on what the model gave it ({told}). Give batches and a model of one "
+            f"{name} can't be run by itself on what the model gave it ({line}). Give batches and a model of one "
             "dtype, and no autocast."
         ) from error
     kept = ""

@@ -128,16 +128,16 @@ def unfitted_correction(replaced: ReplacedBlock, form: Form, x: Tensor, rank: in
     low = effective_rank(form, width, rank)
     with PrivateRandom():  # layers are initialised at random
         if form == "channels":
-            made: nn.Module = channel_affine(width, channel, x.dim())
+            linear_map: nn.Module = channel_affine(width, channel, x.dim())
         elif replaced.structure.image:
-            made = image_map(width, kernel_of(replaced.block, width), low)
+            linear_map = image_map(width, kernel_of(replaced.block, width), low)
         else:
-            made = token_map(width, low)
-            made = made if channel == x.dim() - 1 else on_last_dim(made, channel)
+            linear_map = token_map(width, low)
+            linear_map = linear_map if channel == x.dim() - 1 else on_last_dim(linear_map, channel)
     dtype = next(
         (p.dtype for p in replaced.block.parameters() if p.is_floating_point()), x.dtype
     )  # not x's, under autocast
-    return correction(made.to(x.device, dtype), layers_after(replaced.block, replaced.structure)).eval()
+    return correction(linear_map.to(x.device, dtype), layers_after(replaced.block, replaced.structure)).eval()
 
 
 @torch.no_grad()

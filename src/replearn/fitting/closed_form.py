@@ -14,7 +14,7 @@ from ..operators._base.operator import Operator
 from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
-from .observe import Forward, Observation, observe, unpadded
+from .observe import Forward, observe, unpadded
 
 
 @torch.no_grad()
@@ -103,9 +103,9 @@ class Imitation:
 
     def moments(self, stage: Operator, before: tuple[Operator, ...]) -> tuple[Moments, Moments] | None:
         """Moments for fitting and held-out ones; None if there is nothing to fit."""
-        fitted, held = (Moments(narrow=math.inf) for _ in range(2))
+        fitting, held_out = (Moments(narrow=math.inf) for _ in range(2))
         self.samples = 0
-        for call in self.observe():
+        for call in observe(self.model, self.target, self.data, self.forward):
             self.samples += len(call.x)
             x = call.x
             for earlier in before:
@@ -116,22 +116,19 @@ class Imitation:
                 if (rows := stage.regressors(chunk)) is None:
                     return None
                 pair = (unpadded(v, tokens).double()[None] for v in (rows, branch_rows(target, self.target)))
-                (held if call.held_out else fitted).add(*pair)
-        return fitted, held
+                (held_out if call.held_out else fitting).add(*pair)
+        return fitting, held_out
 
     def errors(self) -> tuple[float, float]:
         """Held-out errors of the operator and of removal, relative to the branch's power."""
         error = removal = power = 0.0
-        for call in self.observe(held_out=True):
+        for call in observe(self.model, self.target, self.data, self.forward, held_out=True):
             branch = (call.y if call.preactivation is None else call.preactivation) - call.x
             residuals = branch, call.run(self.operator) - call.y, call.x - call.y
             sums = [float(unpadded(residual, call.tokens).double().square().sum()) for residual in residuals]
             power, error, removal = power + sums[0], error + sums[1], removal + sums[2]
         power = power or 1.0
         return error / power if error == error else math.inf, removal / power
-
-    def observe(self, held_out: bool | None = None) -> Iterator[Observation]:
-        return observe(self.model, self.target, self.data, self.forward, held_out=held_out)
 
 
 def branch_rows(branch: Tensor, target: Target) -> Tensor:

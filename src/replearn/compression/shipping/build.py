@@ -14,24 +14,20 @@ from ...blocks.stacks import class_path
 from ...errors import ReplearnError
 from .lists import Shortened, full_name
 
-# attributes that depend on a block's index alone, or act in training alone
+INDICES = {"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx"}
 IGNORED = {
-    "layer_idx",
-    "layer_id",
-    "layer_index",
-    "layer_number",
-    "block_idx",
+    *INDICES,
     "drop_prob",
     "drop_path",
     "p",
     "training",
-}
+}  # attributes that may differ; these act in training
 IDENTITIES = ("Identity", "Dropout", "DropPath", "StochasticDepth")  # identities in eval mode
 
 
 @dataclass(frozen=True, eq=False)
 class Build:
-    """One way to build a standard model: a call that its library documents."""
+    """A documented call of a library that builds a standard model."""
 
     library: str
     make: Callable[[], nn.Module]
@@ -47,15 +43,15 @@ def first_match(short: Shortened, builds: Iterable[Build]) -> tuple[nn.Module, B
     reasons: list[tuple[int, str]] = []
     for build in builds:
         try:
-            made = on_meta(build.make)
+            built = on_meta(build.make)
         except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, KeyError) as error:
             message = (str(error).splitlines() or [""])[0]
             reasons.append((10**9, f"{build.call} could not build it ({type(error).__name__}: {message})"))
             continue
-        found = differences(short, made)
+        found = differences(short, built)
         if not found:
-            copy_weights_(made, short)
-            return made.eval(), build
+            copy_weights_(built, short)
+            return built.eval(), build
         reasons.append((len(found), found[0]))
     if not reasons:
         raise ReplearnError(
@@ -76,18 +72,18 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def differences(short: Shortened, made: nn.Module) -> list[str]:
+def differences(short: Shortened, built: nn.Module) -> list[str]:
     """Differences of a built model: names and shapes of tensors, classes and settings of modules."""
     old = short.model
     found = []
     wanted = {new: tuple(t.shape) for name, t in old.state_dict().items() if (new := short.new_name(name))}
-    given = {name: tuple(t.shape) for name, t in made.state_dict().items()}
+    given = {name: tuple(t.shape) for name, t in built.state_dict().items()}
     for name in [*wanted, *(name for name in given if name not in wanted)]:
         if wanted.get(name) != given.get(name):
             found.append(f"{name} is {wanted.get(name, 'not there')}, and {given.get(name, 'not there')} in that")
     if found:
         return found
-    modules = dict(made.named_modules())
+    modules = dict(built.named_modules())
     counts: set[Any] = {(one.length, len(one.kept)) for one in short.changed}
     for name, module in old.named_modules():
         new = short.new_name(name) if name else ""
@@ -115,7 +111,7 @@ def simple(value: Any) -> bool:
 
 
 @torch.no_grad()
-def copy_weights_(made: nn.Module, short: Shortened) -> None:
+def copy_weights_(built: nn.Module, short: Shortened) -> None:
     """Copy the weights to a built model; tied ones stay tied, and non-persistent buffers are copied too."""
     old = short.model
     tensors: dict[str, Tensor] = {
@@ -125,12 +121,10 @@ def copy_weights_(made: nn.Module, short: Shortened) -> None:
     own: dict[str, Tensor] = copy.deepcopy(
         {new: tensor for name, tensor in tensors.items() if (new := short.new_name(name))}
     )
-    for name in made.state_dict():
-        set_tensor(made, name, own[name])
-    for name, _ in list(made.named_buffers(remove_duplicate=False)):
-        set_tensor(made, name, own[name])
+    for name in {**built.state_dict(), **dict(built.named_buffers(remove_duplicate=False))}:
+        set_tensor(built, name, own[name])
     modules = {short.new_name(name) if name else "": module for name, module in old.named_modules()}
-    for name, module in made.named_modules():  # tensors that are plain attributes
+    for name, module in built.named_modules():  # tensors that are plain attributes
         for key, value in vars(module).items():
             if isinstance(value, Tensor) and name in modules:
                 vars(module)[key] = copy.deepcopy(vars(modules[name])[key])

@@ -13,16 +13,8 @@ from torch import nn
 from .build import Build
 from .lists import BlockList, Shortened
 
-COUNTS = (
-    "num_hidden_layers",  # for GPT-2 and others another name of n_layer
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "num_encoder_layers",
-    "num_decoder_layers",
-)
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # the first is n_layer too in GPT-2 and others
+SIDE_COUNTS = ("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers")
 STAGES = ("depths", "layers")  # a number for every stage
 Edit = tuple[str, str, Any]  # the name of an inner config, as "text_config", or ""; its attribute; the new value
 
@@ -48,16 +40,16 @@ def builds(short: Shortened, arguments: dict[str, Any]) -> Iterator[Build]:
             setattr(getattr(config, part) if part else config, name, value)
         for name, value in arguments.items():
             setattr(config, name, value)
-        yield Build("transformers", partial(built, model, config), type(model).__name__, {})
+        yield Build("transformers", partial(with_config, model, config), type(model).__name__, {})
 
 
-def built(model: Any, config: Any) -> nn.Module:
+def with_config(model: Any, config: Any) -> nn.Module:
     """A model of the same class with another config, and with the old one's generation settings."""
-    made: Any = type(model)(config)
+    built: Any = type(model)(config)
     settings = getattr(model, "generation_config", None)
     if settings is not None:
-        made.generation_config = copy.deepcopy(settings)
-    return cast(nn.Module, made)
+        built.generation_config = copy.deepcopy(settings)
+    return cast(nn.Module, built)
 
 
 def parts(config: Any) -> Iterator[tuple[str, Any]]:
@@ -71,7 +63,7 @@ def parts(config: Any) -> Iterator[tuple[str, Any]]:
 def of_count(config: Any, found: BlockList) -> Iterator[list[Edit]]:
     """Edits of a number of layers that equals the list's length, and of lists with an entry for every layer."""
     for part, owner in parts(config):
-        for name in COUNTS:
+        for name in (*COUNTS, *SIDE_COUNTS):
             if getattr(owner, name, None) == found.length:
                 yield [(part, name, len(found.kept)), *per_layer(part, owner, found)]
 
