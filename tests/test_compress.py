@@ -17,11 +17,11 @@ from torch.nn import functional as F
 import replearn
 from replearn.compression import compress, recognise
 from replearn.compression.batches import read
-from replearn.compression.choose import JUDGED, Chooser
-from replearn.compression.corrections import correction, image_map, plain_, token_map
+from replearn.compression.block_costs import BlockCosts
+from replearn.compression.choose import SCORING_SAMPLES, Chooser
+from replearn.compression.forms import correction, image_map, merge_corrections_, token_map
 from replearn.compression.heal import before_realignment, best_rate
 from replearn.compression.measure import agreement
-from replearn.compression.prices import Prices
 from replearn.models import TransformerLM
 
 
@@ -123,7 +123,7 @@ def test_a_correction_and_its_standard_layers_compute_the_same(branch: nn.Module
     model = nn.Sequential(correction(branch, nn.ReLU())).eval()
     x = torch.randn(shape)
     expected = model(x)
-    torch.testing.assert_close(plain_(model)(x), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(merge_corrections_(model)(x), expected, rtol=1e-4, atol=1e-4)
     assert not any(isinstance(module, torch.fx.GraphModule) for module in model.modules())
 
 
@@ -174,7 +174,7 @@ def test_few_decisions_are_judged_by_the_error_of_their_logits() -> None:
     assert agreement([aim], [torch.tensor([[2.0, 0.0, 4.0]])]).error == pytest.approx(3.0)
     few = chooser_of(trained(), [x for x, _ in loader(700, 100)])
     assert few.few_decisions
-    assert sum(batch.size for batch in few.few.held()) == JUDGED
+    assert sum(batch.size for batch in few.data.held_out()) == SCORING_SAMPLES
     torch.manual_seed(0)
     tokens = TransformerLM(11, dim=8, depth=3, num_heads=2, hidden=8, max_length=32).eval()
     many = chooser_of(tokens, [torch.randint(11, (24, 32)) for _ in range(10)])
@@ -183,7 +183,7 @@ def test_few_decisions_are_judged_by_the_error_of_their_logits() -> None:
 
 def chooser_of(model: nn.Module, batches: list[Tensor]) -> Chooser:
     found, data = recognise(model, batches), read(batches)
-    return Chooser(model, found, data, Prices(model, found, data, 8), "blocks")
+    return Chooser(model, found, data, BlockCosts(model, found, data, 8), "blocks")
 
 
 def test_the_users_metric_decides() -> None:

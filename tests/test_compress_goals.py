@@ -18,17 +18,17 @@ from tests.test_compress import Residual, digits, loader, trained
 from tests.test_compress_ship import other
 
 
-def clock(block: float, stand_in: float, promised: float) -> Any:
+def clock(block: float, replacement: float, promised: float) -> Any:
     """A stand-in for timing: a model takes 1 and so much for each block and stand-in; a block alone `promised`."""
 
-    def timed(calls: Sequence[Any], model: nn.Module, repeats: int, stream: Any = None) -> list[float]:
+    def timed(calls: Sequence[Any], model: nn.Module, repeats: int, offloader: Any = None) -> list[float]:
         def seconds(call: Any) -> float:
             if not isinstance(call, partial):
                 return promised
             body = call.args[0].body
             kept = sum(isinstance(module, Residual) for module in body)
             out = sum(not isinstance(module, (Residual, nn.Identity)) for module in body)
-            return 1 + block * kept + stand_in * out
+            return 1 + block * kept + replacement * out
 
         return [seconds(call) for call in calls]
 
@@ -36,7 +36,7 @@ def clock(block: float, stand_in: float, promised: float) -> Any:
 
 
 def test_latency_is_met_by_measurement_where_the_promise_is_too_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "timed", clock(block=0.05, stand_in=0.0, promised=0.2))
+    monkeypatch.setattr(measure, "timed", clock(block=0.05, replacement=0.0, promised=0.2))
     small = compress(trained(), loader(), budget="latency<=90%", form="removal")
     assert len(small.removed) == 3  # 1.15 of 1.30; the promise would have been content with one
     assert small.after.latency <= 0.9 * small.before.latency
@@ -46,13 +46,13 @@ def test_latency_is_met_by_measurement_where_the_promise_is_too_good(monkeypatch
 
 
 def test_no_more_blocks_go_than_the_measurement_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "timed", clock(block=0.2, stand_in=0.0, promised=0.05))
+    monkeypatch.setattr(measure, "timed", clock(block=0.2, replacement=0.0, promised=0.05))
     small = compress(trained(), loader(), budget="latency<=80%", form="removal")
     assert len(small.removed) == 3  # 1.6 of 2.2
 
 
 def test_auto_takes_fewer_blocks_without_stand_ins_where_they_keep_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "timed", clock(block=0.1, stand_in=0.3, promised=0.1))
+    monkeypatch.setattr(measure, "timed", clock(block=0.1, replacement=0.3, promised=0.1))
     auto = compress(trained(), loader(), budget="latency<=95%")
     full = compress(trained(), loader(), budget="latency<=95%", form="full")
     assert {fit.form for fit in auto.fitted.blocks} == {"removal"}
@@ -74,7 +74,7 @@ def test_packed_attention_is_read_alike_in_batches_of_one_and_of_more() -> None:
     small = compress(model, data, budget="blocks=2", form="removal")
     assert len(small.removed) == 2
     found = recognise(model, data)
-    same = fit_(other("torchvision_vit"), model, {}, replearn.compression.batches.read(data), found.way.blocks)
+    same = fit_(other("torchvision_vit"), model, {}, replearn.compression.batches.read(data), found.order.blocks)
     assert {layer.name.rpartition(".")[2] for layer in same.layers} >= {"out_proj"}
     assert all(layer.before < 1e-6 for layer in same.layers)  # an untouched model gives what is aimed at
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from replearn.compression import compress, recognise
-from replearn.compression.rows import matrix, rows
+from replearn.compression.regression_rows import layer_rows, weight_matrix
 from replearn.models.transformer_lm import TransformerLM
 from replearn.operators._base.ridge import Moments, solve
 from tests.zoo import ZOO
@@ -176,8 +176,8 @@ def test_rows_times_matrix_is_the_layer(layer: nn.Module) -> None:
     x = torch.randn(shape)
     y = layer(x).detach()
     bias = layer.get_parameter("bias").detach()
-    for patches, wanted in rows(layer, x, y):
-        made = patches.double() @ matrix(layer).mT + bias.view(patches.shape[0], 1, -1)
+    for patches, wanted in layer_rows(layer, x, y):
+        made = patches.double() @ weight_matrix(layer).mT + bias.view(patches.shape[0], 1, -1)
         torch.testing.assert_close(made.float(), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -237,7 +237,7 @@ def test_fewer_rows_than_columns_are_solved_from_rows_alike(rank: int | None, sh
 
 def test_wide_layers_are_realigned_on_a_part_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compress(trained(), batches(), budget=["blocks.2"], form="removal")
-    monkeypatch.setattr("replearn.compression.rows.WORK", 2e5)
+    monkeypatch.setattr("replearn.compression.regression_rows.WORK", 2e5)
     part = compress(trained(), batches(), budget=["blocks.2"], form="removal")
     assert not whole.notes
     assert "wide layers were realigned on a part of every sample's positions" in part.notes[0]

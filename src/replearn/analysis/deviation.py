@@ -19,7 +19,7 @@ def local_error(subject: Subject, target: Target, *, together: bool) -> LocalErr
     rows: list[Tensor] = []
     with exchanged(model, target.name, subject.full.get_submodule(target.name)):
         for seen in observe(model, target, subject.held, subject.forward, split=False):
-            parts = seen.through(operator) - seen.y, seen.x - seen.y, seen.x
+            parts = seen.run(operator) - seen.y, seen.x - seen.y, seen.x
             rows.append(torch.stack([lengths(part) for part in parts]))
     wrong, removed, height = torch.cat(rows, dim=1)
     ratios, branch = wrong / height.clamp_min(1), float(removed.square().sum())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..compression.measure import answer
+from ..compression.measure import main_output
 from ..errors import ReplearnError
 from ..fitting.observe import Forward, run_to
 from ..planning.data import Plan
@@ -69,7 +69,7 @@ def finite_output(model: nn.Module, batch: Any, forward: Forward, number: int) -
 
 def output_of(made: Any) -> Tensor:
     """The tensor in what a model returned, with a row for each sample."""
-    found = answer(made)
+    found = main_output(made)
     if found.dim() < 2:
         raise ReplearnError(
             f"The model returns a tensor of shape {tuple(found.shape)}, and an analysis compares outputs with a "

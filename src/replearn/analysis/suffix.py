@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.running import differentiable_attention
-from ..compression.walking import first_calls
+from ..compression.blockwise import first_calls
 from ..errors import ReplearnError
 from ..fitting.observe import first, observe, run_to
 from ..planning.data import Target
@@ -32,7 +32,7 @@ def suffix_factor(subject: Subject, target: Target, *, iterations: int, product:
         return run_from(subject, target.name, h)
 
     with torch.no_grad():
-        made = seen.through(subject.replaced.get_submodule(target.name))
+        made = seen.run(subject.replaced.get_submodule(target.name))
         moved = lengths(run(made) - run(seen.y))
     found = [
         largest_singular(run, torch.lerp(seen.y, made, place), iterations=iterations, seed=seed)
@@ -64,7 +64,7 @@ def products_after(subject: Subject, names: list[str], *, iterations: int, seed:
 
     def own_factor(name: str) -> float:
         block, call = subject.full.get_submodule(name), calls[name]
-        return largest(lambda x: first(call.given(x).run(block)), call.x)
+        return largest(lambda x: first(call.with_input(x).run(block)), call.x)
 
     with torch.no_grad():
         end = first(calls[last].run(subject.full.get_submodule(last)))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from ..compression.batches import device_of
-from ..compression.measure import answer
+from ..compression.measure import main_output
 from ..errors import ReplearnError, first_line
 from ..experiments.training import data as data_room
 from ..experiments.training.data.scenes import open_picture
@@ -78,7 +78,7 @@ def accuracy_on(batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]) -> Calla
     @torch.no_grad()
     def accuracy(model: nn.Module) -> float:
         device = device_of(model)
-        hits = [answer(model(images.to(device))).argmax(-1).cpu() == labels for images, labels in batches()]
+        hits = [main_output(model(images.to(device))).argmax(-1).cpu() == labels for images, labels in batches()]
         return 100 * float(torch.cat(hits).double().mean())
 
     return accuracy
@@ -116,7 +116,7 @@ def of_pictures(folder: Path, subject: Subject, count: int, batch_size: int) -> 
     names = [file.relative_to(folder).parts[0] for file in files]
     classes = sorted(set(names))
     with torch.no_grad():
-        shape = answer(subject.model(given[0][:1].to(device_of(subject.model)))).shape
+        shape = main_output(subject.model(given[0][:1].to(device_of(subject.model)))).shape
     if not others or shape != (1, len(classes)):
         return given, None
     labels = torch.tensor([classes.index(names[place]) for place in others]).split(batch_size)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compression import Agreement, Compressed
-from ..compression.batches import plain
+from ..compression.batches import model_inputs
 from ..compression.curve import curve, draw
 from ..compression.shipping import ship
 from ..deployment.exporting import export
@@ -55,7 +55,7 @@ def written(
     file = out / "compress.json"
     file.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")  # so that a refused format loses nothing
     lines.append(str(file))
-    wanted, example = list(formats), plain(batches[0], None)
+    wanted, example = list(formats), model_inputs(batches[0], None)
     if not wanted or "standard" in wanted:
         try:
             lines.append(str(ship(small, out, example)))

@@ -1,4 +1,4 @@
-"""The door `choose`: what is asked for, and which blocks go, each by the least damage for what it saves."""
+"""Read the budget, and choose the blocks to remove by the least damage per saving."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..planning.table import shown, text_table
 from ..planning.validate import own_copy
 from ..surgery.replace import set_submodule
 from .batches import Data, device_of, subset
-from .corrections import Form, put_
-from .fit import place_of
-from .measure import Metric, Price, agreement, answers, class_dim, outputs
-from .prices import Prices
+from .block_costs import BlockCosts
+from .blockwise import BlockwiseRun, Calls, record_calls
+from .fit import describe_block
+from .forms import Form, replace_block_
+from .measure import Metric, Price, agreement, class_dim, iter_outputs, stored_outputs
 from .recognise import Recognition
-from .stand_ins import fit_block, map_inputs
-from .walking import Visit, Walk, visits
+from .replacement_fit import fit_block, num_map_inputs
 
 Quantity = Literal["latency", "parameters", "flops", "blocks"]
 EXAMPLES = "'latency<=75%', 'parameters<=60%', 'flops<=70%', 'blocks=12', names of blocks or a Plan"
@@ -32,23 +32,23 @@ EXAMPLES = "'latency<=75%', 'parameters<=60%', 'flops<=70%', 'blocks=12', names 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """At most this share of a quantity, or so many blocks out; or the blocks themselves."""
+    """What to reach: at most a share of a quantity, a number of removed blocks, or the names of blocks."""
 
     quantity: str = "blocks"
     at_most: float = 0.0  # the share, or the number of blocks
     names: tuple[str, ...] = ()
-    removal: frozenset[str] = frozenset()  # of the names: those that a plan wants nothing for
+    removal: frozenset[str] = frozenset()  # names for which a plan has the operator Removal
 
 
 def read_budget(given: Any) -> Goal:
-    """A budget from what the user wrote; ReplearnError says how to write one."""
+    """The goal of a user's budget; ReplearnError says how to write one."""
     if isinstance(given, Plan):
         bare = frozenset(target.name for target in given.targets if target.operator.name == "removal")
         return Goal(names=tuple(target.name for target in given.targets), removal=bare)
     if isinstance(given, str) and re.fullmatch(r"[\w, ]+\.[\w., ]+", given):  # names have dots
         given = [name.strip() for name in given.split(",")]
     if isinstance(given, str):
-        with suppress(ReplearnError):  # which speaks of budgets that are none here
+        with suppress(ReplearnError):  # its message lists budgets that are not allowed here
             first, *more = as_budgets(given)
             if not more and (first.quantity == "blocks" or (first.share and first.quantity in get_args(Quantity))):
                 return Goal(first.quantity, first.at_most)
@@ -60,14 +60,14 @@ def read_budget(given: Any) -> Goal:
 
 
 SAMPLES = 48  # for fitting while choosing, and as many for scoring
-FEW = 1000  # decisions on so many samples, by fewer of which divergences rank blocks by chance
-JUDGED = 128  # samples for scoring where decisions are few
-WIDEST = 1536  # inputs of a full map that is still fitted while choosing
+MIN_DECISIONS = 1000  # with fewer, divergences rank blocks by chance
+SCORING_SAMPLES = 128  # with few decisions
+MAX_MAP_INPUTS = 1536  # of a full map that is fitted while choosing
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One block that goes: the damage after it on held-out samples, and what the blocks so far save by removal."""
+    """One removed block: the held-out damage after it, and what removal of the blocks so far saves."""
 
     name: str
     damage: float
@@ -76,7 +76,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The blocks in the order in which they go; `print` shows a table."""
+    """The blocks in the order of their removal; `print` shows a table."""
 
     steps: tuple[Step, ...]
     quantity: str
@@ -91,12 +91,11 @@ class Choice:
 
 
 class Chooser:
-    """Takes blocks out of a copy of the model one by one: always the one with the least damage for what it saves.
+    """Removes blocks from a copy of the model one by one, greedily by the least damage per saving.
 
-    While choosing, a map fitted to a few samples stands for a block. Damage is measured on held-out samples: what
-    the metric loses, the divergence from the untouched model, or with few decisions the squared error of the
-    logits, which a few samples tell better. Scores are renewed only where they could matter: a block is taken when
-    its fresh score is still the least.
+    While choosing, a map fitted to a few samples replaces a block. Damage is measured on held-out samples: what
+    the metric loses, the divergence from the model, or with few decisions the squared error of the logits, which
+    has less noise on few samples. Scores are updated lazily: a block is removed when its fresh score is the least.
     """
 
     @torch.no_grad()
@@ -105,25 +104,26 @@ class Chooser:
         model: nn.Module,
         found: Recognition,
         data: Data,
-        prices: Prices,
+        block_costs: BlockCosts,
         quantity: str,
         metric: Metric | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.model, self.found, self.quantity = model, found, quantity
         self.metric, self.progress = metric, progress
-        self.few = subset(data, SAMPLES)
-        self.taught = outputs(model, self.few, self.few.held())
-        self.few_decisions = sum(made.numel() // made.shape[class_dim(made)] for made in self.taught) < FEW
+        self.data = subset(data, SAMPLES)
+        self.teacher_outputs = stored_outputs(model, self.data, self.data.held_out())
+        num_decisions = sum(logits.numel() // logits.shape[class_dim(logits)] for logits in self.teacher_outputs)
+        self.few_decisions = num_decisions < MIN_DECISIONS
         if self.few_decisions:
-            self.few = subset(data, SAMPLES, JUDGED)
-            self.taught = outputs(model, self.few, self.few.held())
-        self.working = own_copy(model, share=True)
-        self.aims = all_visits(model, found, self.few)
-        self.form = trial_form(model, found, self.aims)
-        self.saves = {name: prices.block(name) for name in found.candidates}
-        self.top = metric(model) if metric is not None else 0.0
-        self.left = list(found.candidates)
+            self.data = subset(data, SAMPLES, SCORING_SAMPLES)
+            self.teacher_outputs = stored_outputs(model, self.data, self.data.held_out())
+        self.student = own_copy(model, share=True)
+        self.teacher_calls = teacher_calls_of(model, found, self.data)
+        self.form = choosing_form(model, found, self.teacher_calls)
+        self.savings = {name: block_costs.cost(name) for name in found.candidates}
+        self.initial_metric = metric(model) if metric is not None else 0.0
+        self.remaining = list(found.candidates)
         self.steps: list[Step] = []
         self._scores: dict[str, tuple[float, float, nn.Module]] = {}
 
@@ -132,59 +132,60 @@ class Chooser:
         return Choice(tuple(self.steps), self.quantity)
 
     def names(self, number: int) -> list[str]:
-        """The first so many blocks that go, or all that can."""
-        while len(self.steps) < number and self.further():
+        """The first blocks to remove, at most so many."""
+        while len(self.steps) < number and self.remove_next():
             pass
         return [step.name for step in self.steps[:number]]
 
     @torch.no_grad()
-    def further(self) -> bool:
-        """Take one more block out; False where none is left."""
-        if not self.left:
+    def remove_next(self) -> bool:
+        """Remove one more block; False if none can be removed."""
+        if not self.remaining:
             return False
         before = self.steps[-1] if self.steps else Step("", 0.0, Price(0, 0, 0))
         fresh: set[str] = set()
         while True:
-            unscored = [name for name in self.left if name not in self._scores]
-            name = unscored[0] if unscored else min(self.left, key=lambda item: self._scores[item][0])
+            unscored = [name for name in self.remaining if name not in self._scores]
+            name = unscored[0] if unscored else min(self.remaining, key=lambda item: self._scores[item][0])
             if name in fresh:
                 break
-            after, made = self._tried(name)
-            gain = 1.0 if self.quantity == "blocks" else max(self.saves[name].of(self.quantity), 1e-30)
-            self._scores[name] = (max(after - before.damage, 0.0) / gain, after, made)
+            damage_after, replacement = self._score_without(name)
+            saving = 1.0 if self.quantity == "blocks" else max(self.savings[name].of(self.quantity), 1e-30)
+            self._scores[name] = (max(damage_after - before.damage, 0.0) / saving, damage_after, replacement)
             fresh.add(name)
             if self.progress is not None:
                 self.progress(f"scored {name}")
-        _, damage, made = self._scores.pop(name)
-        set_submodule(self.working, name, made)
-        self.left.remove(name)
-        self.steps.append(Step(name, damage, before.saved + self.saves[name]))
+        _, damage, replacement = self._scores.pop(name)
+        set_submodule(self.student, name, replacement)
+        self.remaining.remove(name)
+        self.steps.append(Step(name, damage, before.saved + self.savings[name]))
         return True
 
-    def _tried(self, name: str) -> tuple[float, nn.Module]:
-        now: list[Visit] = visits(self.working, name, self.few)
-        teacher = self.model.get_submodule(name)
-        with self.few.stream.weights(self.working.get_submodule(name)), self.few.stream.weights(teacher):
-            place = place_of(self.working, name, now)
-            made, _, _ = fit_block(place, self.form, teacher, self.aims[name], now, 8)
-        made.to(device_of(self.model))
-        put_(self.working, name, made)
+    def _score_without(self, name: str) -> tuple[float, nn.Module]:
+        calls: Calls = record_calls(self.student, name, self.data)
+        block = self.model.get_submodule(name)
+        loaded = self.data.offloader.loaded
+        with loaded(self.student.get_submodule(name)), loaded(block):
+            replaced = describe_block(self.student, name, calls)
+            replacement, _, _ = fit_block(replaced, self.form, block, self.teacher_calls[name], calls, 8)
+        replacement.to(device_of(self.model))
+        replace_block_(self.student, name, replacement)
         try:
-            return self._damage(), made
+            return self._damage(), replacement
         finally:
-            set_submodule(self.working, name, place.block)
+            set_submodule(self.student, name, replaced.block)
 
     def _damage(self) -> float:
-        found = agreement(self.taught, answers(self.working, self.few, self.few.held()))
-        gap = found.error if self.few_decisions else found.divergence
-        return gap if self.metric is None else (self.top - self.metric(self.working)) + 1e-3 * gap
+        now = agreement(self.teacher_outputs, iter_outputs(self.student, self.data, self.data.held_out()))
+        damage = now.error if self.few_decisions else now.divergence
+        return damage if self.metric is None else (self.initial_metric - self.metric(self.student)) + 1e-3 * damage
 
 
-def trial_form(model: nn.Module, found: Recognition, aims: Mapping[str, list[Visit]]) -> Form:
-    """What stands for blocks while choosing: a full map, or scales and shifts where a full one is too large."""
-    sizes = [map_inputs(model.get_submodule(b.name), b.structure, aims[b.name][0].arguments.x)
+def choosing_form(model: nn.Module, found: Recognition, teacher_calls: Mapping[str, Calls]) -> Form:
+    """The form that replaces blocks while choosing: a full map, or 'channels' if that is too large."""
+    sizes = [num_map_inputs(model.get_submodule(b.name), b.structure, teacher_calls[b.name][0].arguments.x)
              for b in found.blocks if not b.kept]  # fmt: skip
-    return "full" if max(sizes, default=0) <= WIDEST else "channels"
+    return "full" if max(sizes, default=0) <= MAX_MAP_INPUTS else "channels"
 
 
 def choose(
@@ -197,23 +198,23 @@ def choose(
     metric: Metric | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Choice:
-    """The blocks that go first, so many or all that can, each by the least damage for what it saves."""
-    chooser = Chooser(model, found, data, Prices(model, found, data, 8), quantity, metric, progress)
+    """Choose at most `number` blocks to remove, each by the least damage per saving."""
+    chooser = Chooser(model, found, data, BlockCosts(model, found, data, 8), quantity, metric, progress)
     chooser.names(number)
     return chooser.choice
 
 
-def all_visits(model: nn.Module, found: Recognition, data: Data) -> dict[str, list[Visit]]:
-    """The calls of every candidate in the untouched model."""
-    walk = Walk(model, model, found.way, data)
-    calls = {walk.name: walk.teacher}
-    while walk.advance():
-        calls[walk.name] = walk.teacher
+def teacher_calls_of(model: nn.Module, found: Recognition, data: Data) -> dict[str, Calls]:
+    """The calls of every candidate in the model."""
+    run = BlockwiseRun(model, model, found.order, data)
+    calls = {run.name: run.teacher_calls}
+    while run.advance():
+        calls[run.name] = run.teacher_calls
     return {name: calls[name] for name in found.candidates}
 
 
 def check_names(names: Sequence[str], found: Recognition) -> None:
-    """Refuse names that are no blocks, and blocks that can't go."""
+    """Refuse names that are not blocks, and blocks that can't be removed."""
     known = {block.name: block for block in found.blocks}
     for name in names:
         if name not in known:

@@ -1,4 +1,4 @@
-"""The one call: take blocks out of a trained model, with as little harm as a few unlabelled samples allow."""
+"""`replearn.compress`: remove blocks from a trained model, with repairs fitted to a few unlabelled samples."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..errors import ReplearnError
 from ..planning.data import Plan
 from ..planning.table import shown, text_table
 from ..planning.validate import ordinary_tensors, refuse_wrapped
-from .batches import Augment, Data, Forward, device_of, read, read_augment
+from .batches import Augment, Data, Forward, as_augment, device_of, read
+from .block_costs import BlockCosts, eval_copy
+from .blockwise import first_calls
 from .choose import Choice, read_budget
-from .corrections import FORMS, Form, pass_through, plain_, put_
 from .fit import Fitted, Progress
+from .forms import FORMS, Form, identity_for, merge_corrections_, replace_block_
 from .heal import Healing, heal_, read_heal
-from .measure import Agreement, Metric, Price, agreement, answers, example_of, outputs, read_metric
-from .prices import Prices, eval_copy
+from .measure import Agreement, Metric, Price, agreement, example_of, iter_outputs, read_metric, stored_outputs
+from .offload import Offloader, read_offloading
 from .recognise import Recognition, recognise
-from .streaming import Stream, stream_to
-from .trials import Search
-from .walking import first_calls
+from .search import Search
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """A compressed model: `model` is an ordinary module; `print` shows what went, what it costs and keeps."""
+    """A compressed model: `model` is an ordinary module; `print` shows removed blocks, costs and agreement."""
 
     model: nn.Module = field(repr=False)
     removed: tuple[str, ...]
@@ -52,7 +52,7 @@ class Compressed:
     choice: Choice | None = None
     healing: Healing | None = None
     notes: tuple[str, ...] = ()
-    resident: int = 0  # bytes of weights on `device=`, the most at a time
+    resident: int = 0  # bytes of weights on `device=`, at the peak
 
     def __str__(self) -> str:
         return compressed_text(self)
@@ -71,18 +71,18 @@ def compressed_text(small: Compressed) -> str:
         f"({shown(small.budget)}), {small.num_samples} samples, {small.seconds:.1f} s"
     )
     rows = []
-    for name, quantity, unit, spelled in COLUMNS:
+    for name, quantity, unit, format_ in COLUMNS:
         costs = [cost.of(quantity) / unit for cost in (small.before, small.promised, small.after)]
         ratio = f"{costs[2] / costs[0]:.3f}" if costs[0] else ""
-        rows.append((name, *(format(cost, spelled) for cost in costs), ratio))
+        rows.append((name, *(format(cost, format_) for cost in costs), ratio))
     lines = [title, "", *text_table(("", "before", "promised", "measured", "ratio"), rows, right=(1, 2, 3, 4)), ""]
     blocks = [
         (shown(b.name), b.form, f"{b.error:.3f}", f"{b.ridge:.0e}" if b.ridge else "") for b in small.fitted.blocks
     ]
     lines += [*text_table(("gone", "in its place", "left unexplained", "ridge"), blocks, right=(2, 3)), ""]
-    touched = sum(layer.touched for layer in small.fitted.layers)
+    num_changed = sum(layer.touched for layer in small.fitted.layers)
     if small.fitted.layers:
-        lines.append(f"realigned {touched} of {len(small.fitted.layers)} layers of kept blocks")
+        lines.append(f"realigned {num_changed} of {len(small.fitted.layers)} layers of kept blocks")
     if small.healing is not None:
         lines.append(str(small.healing))
     now, bare = small.agreement, small.removal
@@ -113,26 +113,26 @@ def compress(
     offload: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Compressed:
-    """Take blocks out of a trained model and repair what is left, in closed form; the model is not touched.
+    """Remove blocks from a trained model and fit the rest to it in closed form; the model is not changed.
 
     - `loader`: batches of tensors, pairs (x, y), dicts or Hugging Face batches; labels are not used. At most
       `samples` are read. `forward(model, batch)` for batches of another kind.
     - `budget`: 'latency<=75%', 'parameters<=60%', 'flops<=70%', 'blocks=12', a Plan, or a list of block names.
-    - `form`: what stands in a block's place: 'removal', 'channels', 'low-rank', 'full', or for transformers 'mlp'
-      and 'attention' (the half that is kept). 'auto' takes the form that keeps most, and under a budget of a
-      quantity the better one of that and removal.
-    - `metric(model)`: a number that is higher for better models; it then decides which blocks go.
+    - `form`: what replaces a block: 'removal', 'channels', 'low-rank', 'full', or for transformers 'mlp' and
+      'attention' (the half that is kept). 'auto' takes the most accurate form, and under a budget of a quantity
+      the better one of that and removal.
+    - `metric(model)`: a number that is higher for better models; it then decides which blocks are removed.
     - `augment(x)`: random copies of images to fit on and to heal with; 'images' for random crops and flips.
-    - `heal`: epochs, or seconds as '30s', of training towards the untouched model; both are on the device then.
-    - `device`: where the work is done, if that is not where the model is: weights come there block by block,
-      samples and activations batch by batch, and wait on the CPU. `offload`: a folder in which they wait instead.
+    - `heal`: epochs, or seconds as '30s', of training towards the given model; both are on the device then.
+    - `device`: where to compute, if not on the model's device: weights are copied there block by block, samples
+      and activations batch by batch; they are stored on the CPU, or with `offload` in that folder.
 
     The result is in eval mode. Raises ReplearnError for a model without blocks, for no data, a single sample, NaN,
     and for a budget that can't be met, saying what can.
     """
     begin = time.perf_counter()
     refuse_wrapped(model)
-    wanted = read_budget(budget)
+    goal = read_budget(budget)
     if form != "auto" and form not in FORMS:
         raise ReplearnError(f"form={form!r}: write 'auto' or one of {', '.join(map(repr, FORMS))}.")
     for name, number, least in (("samples", samples, 2), ("rank", rank, 1)):
@@ -140,68 +140,61 @@ def compress(
             raise ReplearnError(f"{name}={number!r}: write a whole number of at least {least}.")
     if heal is not None:
         read_heal(heal)
-    change = read_augment(augment)
-    stream = stream_to(device, offload, device_of(model))
+    augment = as_augment(augment)
+    offloader = read_offloading(device, offload, device_of(model))
     notes = ["the model was in train mode; it was read in eval mode"] if model.training else []
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ReplearnError(f"{type(model).__name__} is on the meta device, without values: load its weights.")
     with unchanged(model), torch.autocast(device_of(model).type, enabled=False):
-        data = read(
-            loader, forward=forward, augment=change, samples=samples, heal=bool(heal), stream=stream, model=model
-        )
+        data = read(loader, forward=forward, augment=augment, samples=samples, heal=bool(heal),
+                    offloader=offloader, model=model)  # fmt: skip
         if metric is not None:
             metric = read_metric(metric, model)
         found = recognise(model, data)
-        data = data.through(found.way.blocks)
-        taught = outputs(model, data, data.held())
-        prices = Prices(model, found, data, rank)
-        search = Search(wanted, model, found, data, taught, prices, realign, rank, metric, progress)
-        choice, trial = search.best(None if form == "auto" else form)
+        data = data.offload_blocks(found.order.blocks)
+        teacher_outputs = stored_outputs(model, data, data.held_out())
+        block_costs = BlockCosts(model, found, data, rank)
+        search = Search(goal, model, found, data, teacher_outputs, block_costs, realign, rank, metric, progress)
+        choice, trial = search.search(None if form == "auto" else form)
         student, forms, fitted = trial.student, trial.forms, trial.fitted
-        notes += notes_on(fitted)
+        if thinned := [layer.name for layer in fitted.layers if layer.thinned]:
+            part = "a part of every sample's positions"
+            notes.append(f"{len(thinned)} wide layers were realigned on {part}, as {thinned[0]}")
         healing = None
         if heal is not None:
-            whole = replace(data, stream=Stream())
-            with stream.weights(model), stream.weights(student, changed=True):
-                healing = heal_(student, model, whole, found.way, heal=heal, augment=change, progress=progress)
-        plain_(student)
+            local = replace(data, offloader=Offloader())
+            with offloader.loaded(model), offloader.loaded(student, write_back=True):
+                healing = heal_(student, model, local, found.order, heal=heal, augment=augment, progress=progress)
+        merge_corrections_(student)
         student.eval()
         refuse_saving_(
             student, "replearn.compression.ship(small, folder) writes the standard architecture where that is one."
         )
         return Compressed(
             model=student,
-            removed=tuple(name for name in found.way.blocks if name in forms),
+            removed=tuple(name for name in found.order.blocks if name in forms),
             num_blocks=len(found.blocks),
             fitted=fitted,
             before=trial.before,
-            promised=prices.after(forms),
+            promised=block_costs.predict(forms),
             after=trial.after,
-            agreement=agreement(taught, answers(student, data, data.held())),
-            removal=bare_removal(model, found, forms, data, taught),
-            budget=budget if isinstance(budget, str) else f"{len(wanted.names)} named blocks",
+            agreement=agreement(teacher_outputs, iter_outputs(student, data, data.held_out())),
+            removal=bare_removal(model, found, forms, data, teacher_outputs),
+            budget=budget if isinstance(budget, str) else f"{len(goal.names)} named blocks",
             num_samples=data.num_samples,
             seconds=time.perf_counter() - begin,
-            example=given_to(model, data),
+            example=saved_example(model, data),
             metric=None if metric is None else (metric(model), metric(student)),
             choice=choice,
             healing=healing,
             notes=tuple(notes),
-            resident=stream.moved.most,
+            resident=offloader.transfers.peak,
         )
 
 
-def notes_on(fitted: Fitted) -> list[str]:
-    """What the user should know about the fits."""
-    thinned = [layer.name for layer in fitted.layers if layer.thinned]
-    if not thinned:
-        return []
-    return [f"{len(thinned)} wide layers were realigned on a part of every sample's positions, as {thinned[0]}"]
-
-
 @torch.no_grad()
-def given_to(model: nn.Module, data: Data) -> Any:
-    """Some samples as the model takes them, which of a batch only `forward` knows."""
+def saved_example(model: nn.Module, data: Data) -> Any:
+    """Some samples as the model takes them; with a `forward`, the arguments that it passes."""
     example = example_of(data)
     if data.forward is None:
         return example.inputs
@@ -212,14 +205,14 @@ def given_to(model: nn.Module, data: Data) -> Any:
 
 @torch.no_grad()
 def bare_removal(
-    model: nn.Module, found: Recognition, forms: Mapping[str, Form], data: Data, taught: Sequence[torch.Tensor]
+    model: nn.Module, found: Recognition, forms: Mapping[str, Form], data: Data, expected: Sequence[torch.Tensor]
 ) -> Agreement:
-    """How the model agrees with itself without these blocks, and nothing repaired."""
+    """The agreement of the model without these blocks, with nothing fitted."""
     bare = eval_copy(model, share=True)
     for block in found.blocks:
         if block.name in forms:
-            put_(bare, block.name, pass_through(block.structure))
+            replace_block_(bare, block.name, identity_for(block.structure))
     try:
-        return agreement(taught, answers(bare, data, data.held()))
-    except ReplearnError:  # blown up
+        return agreement(expected, iter_outputs(bare, data, data.held_out()))
+    except ReplearnError:  # NaN or infinity
         return Agreement(float("inf"), 0.0, float("inf"))

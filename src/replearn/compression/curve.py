@@ -1,4 +1,4 @@
-"""What a model keeps as its blocks go one after another, against what it then costs; and the picture of it."""
+"""Quality against latency as blocks are removed one after another, as data and as a plot."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import nn
 
 from ..errors import ReplearnError
 from .batches import Forward, read, subset
+from .block_costs import eval_copy
 from .compress import Compressed
-from .corrections import Form
 from .fit import fit_
+from .forms import Form
 from .matplotlib_figure import new_figure, save
-from .measure import Metric, agreement, answers, costs, outputs
-from .prices import eval_copy
+from .measure import Metric, agreement, costs, iter_outputs, stored_outputs
 from .recognise import recognise
 
-FITTED = 128  # samples that every point is fitted on
+NUM_SAMPLES = 128  # to fit every point on
 GREY, BLUE, ORANGE = "#6b7280", "#1f5fa8", "#c2570c"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A model with so many blocks out: milliseconds for the example batch, and what it keeps, in percent."""
+    """A model with so many blocks removed: milliseconds on the example batch, and quality in percent."""
 
     num_out: int
     latency: float
@@ -36,9 +36,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points in the order in which blocks go, the untouched model first; and the compressed model's own."""
+    """The original model and models with ever more blocks removed; and the compressed model's point."""
 
-    kept: str  # what the percentages are: accuracy, or agreement with the untouched model
+    kept: str  # what the percentages are: accuracy, or agreement with the original model
     points: tuple[Point, ...]
     chosen: Point
     budget: str
@@ -55,50 +55,50 @@ def curve(
     most: int = 8,
     progress: Callable[[str], None] | None = None,
 ) -> Curve:
-    """Fit and time the model with ever more blocks out, at most `most` times, in the order that compress chose.
+    """Fit and time the model with ever more blocks removed, at most `most` times, in the order of compress.
 
-    Every point is fitted on a few samples and not realigned or healed; the chosen one is the model itself.
-    `accuracy(model)` is in percent; without it the share of equal decisions on held-out samples is taken.
+    Points are fitted on a few samples, without realigning or healing; the chosen point is the compressed model.
+    `accuracy(model)` is in percent; without it quality is the share of equal decisions on held-out samples.
     """
     data = read(loader, forward=forward, samples=samples, model=model)
-    few, held = subset(data, FITTED), data.held()
-    taught = outputs(model, data, held)
+    few, held_out = subset(data, NUM_SAMPLES), data.held_out()
+    teacher_outputs = stored_outputs(model, data, held_out)
 
-    def kept(found: nn.Module) -> float:
+    def quality(found: nn.Module) -> float:
         if accuracy is not None:
             return accuracy(found)
-        alike = agreement(taught, answers(found, data, held))
-        return 100 * (max(0.0, 1 - alike.divergence) if math.isnan(alike.same) else alike.same)
+        now = agreement(teacher_outputs, iter_outputs(found, data, held_out))
+        return 100 * (max(0.0, 1 - now.divergence) if math.isnan(now.same) else now.same)
 
-    points = [Point(0, small.before.latency * 1e3, kept(model))]
+    points = [Point(0, small.before.latency * 1e3, quality(model))]
     names = [step.name for step in small.choice.steps] if small.choice is not None else []
     if names:
-        blocks = recognise(model, few).way.blocks
-        form = usual_form(small)
-        for number in even(len(names), most):
+        blocks = recognise(model, few).order.blocks
+        form = most_common_form(small)
+        for number in evenly_spaced(len(names), most):
             student = eval_copy(model)
             forms: dict[str, Form] = dict.fromkeys(names[:number], form)
             fit_(student, model, forms, few, blocks, realign=False)
             try:
-                reached = kept(student)
+                reached = quality(student)
             except ReplearnError:  # NaN
                 reached = 0.0
-            before, after = costs([model, student], data)  # in turns, since the machine may be busier than it was
+            before, after = costs([model, student], data)  # in turns, against noise of the machine
             points.append(Point(number, small.before.latency * after.latency / before.latency * 1e3, reached))
             if progress is not None:
                 progress(f"drawing: {number} of {len(names)} blocks out")
-    chosen = Point(len(small.removed), small.after.latency * 1e3, kept(small.model))
+    chosen = Point(len(small.removed), small.after.latency * 1e3, quality(small.model))
     return Curve("accuracy" if accuracy else "agreement", tuple(points), chosen, small.budget)
 
 
-def usual_form(small: Compressed) -> Form:
-    """The form that most of the removed blocks have; removal inside a span stands for the span's map."""
+def most_common_form(small: Compressed) -> Form:
+    """The most common form of the replacements; removal counts only if there are no others."""
     forms = Counter(fit.form for fit in small.fitted.blocks if fit.form != "removal")
     return forms.most_common(1)[0][0] if forms else "removal"
 
 
-def even(length: int, most: int) -> list[int]:
-    """At most so many numbers from 1 to the length, evenly spread, with the last."""
+def evenly_spaced(length: int, most: int) -> list[int]:
+    """At most so many evenly spaced numbers from 1 to the length, with the last."""
     return sorted({round(length * (number + 1) / min(most, length)) for number in range(min(most, length))})
 
 

@@ -1,4 +1,4 @@
-"""The door `fit`: put something in the place of every block that goes, and realign what stays, in one walk."""
+"""Fit replacements for removed blocks and realign the kept ones, in one pass over the blocks."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 
 from ..errors import ReplearnError
 from ..operators._base.ridge import Moments
+from .activations import Arguments, ValueKey
 from .batches import Data, device_of
-from .calls import Arguments, Tap
-from .corrections import Form, put_
-from .layers import LayerFit, aims_of, realign_block_, solve_layer_, teacher_values
-from .measure import holders
-from .rows import rows
-from .stand_ins import BlockFit, Place, fit_block
-from .structure import Layer, understand
-from .walking import Visit, Walk, Way, find_way, passed_on, run_noting, visits
+from .blockwise import BlockOrder, BlockwiseRun, Calls, find_order, next_calls, record_calls, run_with_hooks
+from .forms import Form, replace_block_
+from .measure import parameter_uses
+from .realign import LayerFit, realign_block_, solve_layer_, target_keys, teacher_values
+from .regression_rows import layer_rows
+from .replacement_fit import BlockFit, ReplacedBlock, fit_block
+from .structure import Layer, read_structure
 
 Progress = Callable[[str], None]
-OUTPUTS = 4096  # of a classifier that are solved at a time
+MAX_OUTPUTS = 4096  # of a classifier, solved at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What stands where, and which layers of kept blocks were solved again."""
+    """The fits of replacements, and of the layers of kept blocks."""
 
     blocks: tuple[BlockFit, ...]
     layers: tuple[LayerFit, ...]
@@ -45,157 +45,159 @@ def fit_(
     rank: int = 8,
     progress: Progress | None = None,
 ) -> Fitted:
-    """Fit the student, a copy of the teacher, in place: blocks in `forms` go, later ones are realigned.
+    """Fit the student, a copy of the teacher, in place: replace the blocks in `forms`, realign later ones.
 
-    Every fit aims at what the teacher has at that place, on the student's own input, so later ones repair what
-    earlier ones broke. Of adjacent blocks that go, the last one's place stands for all. With no `forms`, a student
-    that blocks were taken out of already is realigned.
+    Each fit maps the student's activations to the teacher's at that place, so that later fits correct errors of
+    earlier ones. The replacement of the last of adjacent blocks replaces all of them. With no `forms`, the student
+    has blocks removed already and is realigned.
     """
-    way = find_way(teacher, blocks, data)
-    start = min((way.blocks.index(name) for name in forms), default=0)
-    if realign and start and gap_behind(way, start - 1, forms):
+    order = find_order(teacher, blocks, data)
+    start = min((order.blocks.index(name) for name in forms), default=0)
+    if realign and start and gap_after(order, start - 1, forms):
         start -= 1
-    walk = Walk(teacher, student, way, data, start)
+    run = BlockwiseRun(teacher, student, order, data, start)
     if not forms:
-        walk.changed, walk.student = True, visits(student, walk.name, data)
-    stand_for = way.one_for_a_span(forms)
-    found: list[BlockFit] = []
-    layers: list[LayerFit] = []
-    home, more = device_of(student), True
-    while more:
-        name = walk.name
+        run.changed, run.student_calls = True, record_calls(student, run.name, data)
+    collapsed = order.collapse_spans(forms)
+    block_fits: list[BlockFit] = []
+    layer_fits: list[LayerFit] = []
+    device, running = device_of(student), True
+    while running:
+        name = run.name
         block, own = teacher.get_submodule(name), student.get_submodule(name)
         outputs: list[Tensor] | None = None
-        with data.stream.weights(block), data.stream.weights(own, changed=True):
+        with data.offloader.loaded(block), data.offloader.loaded(own, write_back=True):
             if name in forms:
-                place = place_of(student, name, walk.student)
-                made, result, outputs = fit_block(place, stand_for[name], block, walk.teacher, walk.student, rank)
-                put_(student, name, made)
-                found.append(result)
-                walk.changed = True
-            elif realign and type(block).__name__ == type(own).__name__:  # a graph is of a class of its own
-                gap = gap_behind(way, walk.at, forms)
-                outputs, fits = _realign(own, block, walk, teacher, gap)
-                walk.changed = walk.changed or bool(fits)
-                layers += fits
+                replaced = describe_block(student, name, run.student_calls)
+                calls = run.teacher_calls, run.student_calls
+                replacement, fit, outputs = fit_block(replaced, collapsed[name], block, *calls, rank)
+                replace_block_(student, name, replacement)
+                block_fits.append(fit)
+                run.changed = True
+            elif realign and type(block).__name__ == type(own).__name__:  # not replaced yet
+                gap = gap_after(order, run.index, forms)
+                outputs, fits = _realign_block_(own, block, run, teacher, gap)
+                run.changed = run.changed or bool(fits)
+                layer_fits += fits
             if progress is not None:
                 progress(name)
-            more = walk.advance(outputs)
-        student.get_submodule(name).to(home)
+            running = run.advance(outputs)
+        student.get_submodule(name).to(device)
     if realign:
-        layers += realign_head_(student, teacher, way, data)
-    return Fitted(tuple(found), tuple(layers))
+        layer_fits += realign_classifier_(student, teacher, order, data)
+    return Fitted(tuple(block_fits), tuple(layer_fits))
 
 
-def place_of(student: nn.Module, name: str, visits: list[Visit]) -> Place:
-    """What is known of a block before it goes."""
+def describe_block(student: nn.Module, name: str, calls: Calls) -> ReplacedBlock:
+    """A block of the student with its structure; ReplearnError if it changes the shape."""
     block = student.get_submodule(name)
-    arguments = fewest(visits)
-    structure = understand(block, arguments)
+    arguments = smallest_call(calls)
+    structure = read_structure(block, arguments)
     if not structure.keeps_shape:
         raise ReplearnError(
             f"{name} turns {tuple(arguments.x.shape)} into {structure.trace.shape}; only blocks that keep the "
             "shape can go. Leave it out."
         )
-    return Place(name, block, structure)
+    return ReplacedBlock(name, block, structure)
 
 
-def fewest(visits: list[Visit]) -> Arguments:
-    """The call on the smallest batch, for tracing a block; of one sample only where there are no others."""
-    return min(visits, key=lambda visit: (len(visit.kept.x) == 1, visit.kept.x.numel())).arguments
+def smallest_call(calls: Calls) -> Arguments:
+    """The arguments on the smallest batch, for tracing; on a single sample only if there is no larger batch."""
+    return min(calls, key=lambda call: (len(call.saved.x) == 1, call.saved.x.numel())).arguments
 
 
-def _realign(
-    block: nn.Module, untouched: nn.Module, walk: Walk, teacher: nn.Module, gap: Sequence[str]
+def _realign_block_(
+    block: nn.Module, teacher_block: nn.Module, run: BlockwiseRun, teacher: nn.Module, gap: Sequence[str]
 ) -> tuple[list[Tensor] | None, list[LayerFit]]:
-    """Solve a kept block's layers again; in a transformer the last one stands in for a gap behind it.
+    """Realign a kept block; in a transformer the last layer also compensates for a gap of removed blocks after it.
 
-    Queries and keys are not solved again, so the blocks behind a gap need the input that they know. Convolutional
-    blocks do not: all their layers are solved, and they repair a gap better by themselves.
+    Queries and keys are not fitted, so the blocks after a gap need inputs close to the teacher's. Convolutional
+    blocks do not: all their layers are fitted, and they compensate better themselves.
     """
-    if not walk.changed and not gap:
+    if not run.changed and not gap:
         return None, []
-    structure, held = understand(block, fewest(walk.student)), holders(walk.models[1])
-    alone = {path for path, layer in block.named_modules() if held[id(getattr(layer, "weight", None))] == 1}
-    aims = {path: tap for path, tap in aims_of(structure).items() if path in alone}
+    structure, num_uses = read_structure(block, smallest_call(run.student_calls)), parameter_uses(run.student)
+    untied = {path for path, layer in block.named_modules() if num_uses[id(getattr(layer, "weight", None))] == 1}
+    targets = {path: key for path, key in target_keys(structure).items() if path in untied}
     end = structure.sums[-1].key if structure.kind == "transformer" else None
-    last = [layer.path for layer in structure.layers if layer.path in aims and layer.sum == end is not None]
-    if not walk.changed:
-        aims = {path: aims[path] for path in last}
-    if not aims:
+    last = [layer.path for layer in structure.layers if layer.path in targets and layer.sum == end is not None]
+    if not run.changed:
+        targets = {path: targets[path] for path in last}
+    if not targets:
         return None, []
-    outputs, values = teacher_values(untouched, walk.teacher, list(aims.values()))
+    outputs, values = teacher_values(teacher_block, run.teacher_calls, list(targets.values()))
     if gap and last:
-        far = beyond(teacher, gap, passed_on(untouched, walk.teacher, outputs), structure.after)
-        if far is None and not walk.changed:
+        calls = next_calls(teacher_block, run.teacher_calls, outputs)
+        after_gap = values_after_gap(teacher, gap, calls, structure.after)
+        if after_gap is None and not run.changed:
             return outputs, []
-        for found, value in zip(values, far or (), strict=bool(far)):
-            found[aims[last[0]]] = value
-    return outputs, realign_block_(block, structure, walk.student, aims, values, walk.name)
+        for found, value in zip(values, after_gap or (), strict=bool(after_gap)):
+            found[targets[last[0]]] = value
+    return outputs, realign_block_(block, structure, run.student_calls, targets, values, run.name)
 
 
-def gap_behind(way: Way, at: int, forms: Mapping[str, Form]) -> list[str]:
-    """The blocks right behind one that go and leave nothing; of adjacent ones the last one's form counts."""
-    behind = takewhile(lambda name: name in forms and name in way.follows, way.blocks[at + 1 :])
-    gap = [] if way.blocks[at] in forms else list(behind)
+def gap_after(order: BlockOrder, at: int, forms: Mapping[str, Form]) -> list[str]:
+    """The removed blocks right after one, if nothing replaces them; the form of the last one counts."""
+    removed = takewhile(lambda name: name in forms and name in order.follows, order.blocks[at + 1 :])
+    gap = [] if order.blocks[at] in forms else list(removed)
     return gap if gap and forms[gap[-1]] == "removal" else []
 
 
-def beyond(
-    teacher: nn.Module, gap: Sequence[str], calls: list[Visit], after: tuple[str, ...] | None
+def values_after_gap(
+    teacher: nn.Module, gap: Sequence[str], calls: Calls, after: tuple[str, ...] | None
 ) -> list[Tensor] | None:
-    """What the untouched network has at the last sum of a gap; None where something else follows that sum."""
+    """The teacher's values at the last sum of a gap; None if what follows that sum is not `after`."""
     for name in gap[:-1]:
         block = teacher.get_submodule(name)
-        with calls[0].stream.weights(block):
-            calls = passed_on(block, calls)
+        with calls[0].offloader.loaded(block):
+            calls = next_calls(block, calls)
     block = teacher.get_submodule(gap[-1])
-    with calls[0].stream.weights(block):
-        structure = understand(block, fewest(calls))
+    with calls[0].offloader.loaded(block):
+        structure = read_structure(block, smallest_call(calls))
         if not structure.sums or after is None or structure.after != after:
             return None
-        behind = [block.get_submodule(step) for step in after if not step.startswith("=")]
-        if any(True for module in behind for _ in module.parameters()):
+        modules = [block.get_submodule(step) for step in after if not step.startswith("=")]
+        if any(True for module in modules for _ in module.parameters()):
             return None
-        end = Tap(structure.sums[-1].key)
-        return [found[end] for found in teacher_values(block, calls, [end])[1]]
+        last_sum = ValueKey(structure.sums[-1].key)
+        return [values[last_sum] for values in teacher_values(block, calls, [last_sum])[1]]
 
 
-def realign_head_(student: nn.Module, teacher: nn.Module, way: Way, data: Data) -> list[LayerFit]:
-    """Solve the last linear layer behind the blocks again, towards the teacher's outputs of it."""
-    name = head_of(teacher, way, data)
+def realign_classifier_(student: nn.Module, teacher: nn.Module, order: BlockOrder, data: Data) -> list[LayerFit]:
+    """Fit the last linear layer after the blocks to the teacher's outputs of it."""
+    name = find_classifier(teacher, order, data)
     if not name:
         return []
-    layer, untouched = student.get_submodule(name), teacher.get_submodule(name)
-    given = [visits(model, name, data) for model in (teacher, student)]
-    site, fits = Layer("0", ("linear", 0), 0), []
-    with data.stream.weights(layer, changed=True), data.stream.weights(untouched):
-        for own, aim in zip(parts(layer), parts(untouched), strict=True):
-            fitted, held = Moments(), Moments()
-            for seen, now in zip(*given, strict=True):
-                for a, b in rows(own, now.arguments.x, aim(seen.arguments.x), tokens=now.tokens):
-                    (held if now.held_out else fitted).add(a, b)
-            fits.append(solve_layer_(nn.Sequential(own), site, fitted, held, name))
+    layer, teacher_layer = student.get_submodule(name), teacher.get_submodule(name)
+    calls = [record_calls(model, name, data) for model in (teacher, student)]
+    spec, fits = Layer("0", ("linear", 0), 0), []
+    with data.offloader.loaded(layer, write_back=True), data.offloader.loaded(teacher_layer):
+        for part, teacher_part in zip(split_outputs(layer), split_outputs(teacher_layer), strict=True):
+            fitting, held_out = Moments(), Moments()
+            for theirs, own in zip(*calls, strict=True):
+                for a, b in layer_rows(part, own.arguments.x, teacher_part(theirs.arguments.x), tokens=own.tokens):
+                    (held_out if own.held_out else fitting).add(a, b)
+            fits.append(solve_layer_(nn.Sequential(part), spec, fitting, held_out, name))
     return fits
 
 
-def parts(layer: nn.Module) -> list[nn.Linear]:
-    """A layer of many outputs as several of fewer, with the same weights."""
-    weights, found = dict(layer.named_parameters()), []
-    for at in range(0, len(weights["weight"]), OUTPUTS):
+def split_outputs(layer: nn.Module) -> list[nn.Linear]:
+    """A linear layer as several with at most MAX_OUTPUTS outputs, which share its weights."""
+    weights, parts = dict(layer.named_parameters()), []
+    for at in range(0, len(weights["weight"]), MAX_OUTPUTS):
         part = nn.Linear(1, 1, bias="bias" in weights, device="meta")
         for name, value in weights.items():
-            setattr(part, name, nn.Parameter(value[at : at + OUTPUTS], requires_grad=False))
-        found.append(part)
-    return found
+            setattr(part, name, nn.Parameter(value[at : at + MAX_OUTPUTS], requires_grad=False))
+        parts.append(part)
+    return parts
 
 
-def head_of(model: nn.Module, way: Way, data: Data) -> str:
-    """The last linear layer that runs once behind the blocks, with a weight of its own; '' where there is none."""
-    last, ran = way.blocks[-1], []
+def find_classifier(model: nn.Module, order: BlockOrder, data: Data) -> str:
+    """The last linear layer that runs once after the blocks and has an untied weight; '' if there is none."""
+    last, called = order.blocks[-1], []
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or name == last]
-    run_noting(model, names, data, lambda name, *_: ran.append(name))
-    behind = ran[ran.index(last) + 1 :]
-    if not behind or behind.count(behind[-1]) > 1:
+    run_with_hooks(model, names, data, lambda name, *_: called.append(name))
+    later = called[called.index(last) + 1 :]
+    if not later or later.count(later[-1]) > 1:
         return ""
-    return behind[-1] if holders(model)[id(model.get_submodule(behind[-1]).weight)] == 1 else ""
+    return later[-1] if parameter_uses(model)[id(model.get_submodule(later[-1]).weight)] == 1 else ""

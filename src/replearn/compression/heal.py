@@ -1,11 +1,11 @@
-"""The door `heal`: train the small model for a while to give what the untouched one gives, without labels.
+"""Heal: train the compressed model for a while towards the teacher's outputs, without labels.
 
-The loss is the squared error of the last block's features, before a classifier that stays: KD of the logits on top
-overfits few samples. Where no classifier has a weight of its own, as with tied embeddings, KD is added. The rate
-warms up and falls in a cosine over the time that is given; its peak is found in short annealed runs by the loss on
-held-out samples. Half of the images are mixed in pairs. BatchNorm is trained with batches of at least 16 samples,
-and then the features of all blocks count; with smaller ones it is frozen. SGD trains networks that are left with
-blocks of layers and BatchNorm alone, AdamW all others.
+The loss is the squared error of the last block's features, before a classifier that is frozen: KD of the logits on
+top overfits few samples. If the classifier has no weight of its own, as with tied embeddings, KD is added. The
+learning rate warms up and decays in a cosine over the given time; short annealed trials choose its peak by the
+loss on held-out samples. Half of the images are mixed in pairs. BatchNorm is trained with batches of at least 16
+samples, and then the features of all blocks are in the loss; with smaller batches it is frozen. SGD trains
+networks with BatchNorm in which nothing replaces the removed blocks, AdamW all others.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from ..fast.graphs.capture import capture
 from ..fitting.closed_form import estimate_statistics_
 from ..fitting.observe import first, unpadded
 from ..operators._base.layers import foldable
-from .batches import Augment, Batch, Data, augmented, copy_into, device_of, moved, subset
-from .fit import head_of
-from .measure import answer
-from .pool import Pool
-from .walking import Way
+from .batches import Augment, Batch, Data, augment_batch, copy_into, device_of, subset, to_device
+from .blockwise import BlockOrder
+from .fit import find_classifier
+from .measure import main_output
+from .random_batches import RandomBatches
 
-RATES = {"SGD": 0.3, "AdamW": 1e-3}  # where BatchNorm is trained
+RATES = {"SGD": 0.3, "AdamW": 1e-3}  # initial peaks where BatchNorm is trained
 RATE = 3e-4  # elsewhere
-BETWEEN = 0.2  # the weight of a block's features beside those of the last one
-TRIAL = 100  # steps of a trial, at most
-TELLING = 20  # steps from which on a trial tells rates apart
-PART = 1 / 30  # of the time, or of the steps, for a trial
-LOOKS = 4  # at held-out samples during a run
-PATIENCE = 0.6  # of a run without a gain end it
+FEATURE_WEIGHT = 0.2  # of other blocks' features in the loss; the last block's have 1
+MAX_TRIAL_STEPS = 100
+MIN_TRIAL_STEPS = 20  # shorter trials can't rank learning rates
+TRIAL_SHARE = 1 / 30  # of the time, or of the steps, for a trial
+EVALUATIONS = 4  # on held-out samples during a run
+PATIENCE = 0.6  # the share of a run without a gain after which it ends
 WARM_UP = 0.05
-SMALL = 16  # samples of a batch, by fewer of which BatchNorm does not normalise
-JUDGED = 512  # held-out samples, and as many for BatchNorm statistics
+MIN_NORM_BATCH = 16  # smaller batches have no useful BatchNorm statistics
+NUM_SAMPLES = 512  # held-out samples for the loss, and as many for BatchNorm statistics
 
-Seen = tuple[Sequence[Tensor], Tensor]  # features of blocks, and logits
+Outputs = tuple[Sequence[Tensor], Tensor]  # features of blocks, and logits
 
 
 @dataclass(frozen=True, slots=True)
 class Healing:
-    """What training brought: its loss on held-out batches, before and after."""
+    """The result of training: the loss on held-out batches before and after."""
 
     before: float
     after: float
     rate: float
     steps: int
     seconds: float
-    batchnorm: str = ""  # 'trained', 'frozen', or '' without any
-    mixed: bool = False  # half of the images were mixed in pairs
+    batchnorm: str = ""  # 'trained', 'frozen', or '' without BatchNorm
+    mixed: bool = False  # mixup on half of the images
 
     def __str__(self) -> str:
         how = [f"rate {self.rate:g}"]
@@ -73,7 +73,7 @@ class Healing:
 
 
 def read_heal(given: Any) -> tuple[float, float]:
-    """Seconds and epochs: a number is epochs, '30s' seconds."""
+    """The limits (seconds, epochs) of `heal`, one of them infinite: a number is epochs, '30s' seconds."""
     text = str(given).strip().lower()
     try:
         if text.endswith("s") and not text.endswith("epochs"):
@@ -92,165 +92,170 @@ def heal_(
     student: nn.Module,
     teacher: nn.Module,
     data: Data,
-    way: Way,
+    order: BlockOrder,
     *,
     heal: Any,
     augment: Augment | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Healing:
-    """Train the student in place, for epochs or seconds; trials of rates take up to a tenth of that.
+    """Train the student in place, for epochs or seconds; trials of learning rates take up to a tenth of that.
 
-    The state with the least loss on held-out samples is kept: never one that is worse than the start. A run
-    ends early where it has brought nothing for a while. The order of samples follows torch's seed.
+    The state with the least held-out loss is kept, which may be the initial one. A run ends early after a while
+    without a gain. The order of samples follows torch's seed.
     """
     limit, epochs = read_heal(heal)
-    begin = time.perf_counter()
-    pool = Pool([*(b for b in data.batches if not b.held_out and not b.copied), *data.more], device_of(student))
-    total = math.inf if math.isinf(epochs) else max(1, math.ceil(epochs * len(pool)))
-    frozen = head_of(teacher, way, data)
-    logits = 0.0 if frozen else 1.0
-    judge = Judge(student, teacher, data, way.blocks, logits)
+    start = time.perf_counter()
+    fitting = (batch for batch in data.batches if not batch.held_out and not batch.copied)
+    batches = RandomBatches([*fitting, *data.extra], device_of(student))
+    total = math.inf if math.isinf(epochs) else max(1, math.ceil(epochs * len(batches)))
+    classifier = find_classifier(teacher, order, data)
+    logits = 0.0 if classifier else 1.0
+    evaluator = Evaluator(student, teacher, data, order.blocks, logits)
     with torch.no_grad():
-        before = judge.judged()
-    images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(pool.draw().inputs))
-    live = bool(judge.norms) and pool.least >= SMALL
-    start = before_realignment(student, teacher, judge.gone) if live else state(student)
-    used = 0
+        before = evaluator.loss()
+    images = any(isinstance(leaf, Tensor) and leaf.dim() == 4 for leaf in tree_leaves(batches.draw().inputs))
+    train_norms = bool(evaluator.norms) and batches.smallest >= MIN_NORM_BATCH
+    initial = before_realignment(student, teacher, evaluator.replaced) if train_norms else state(student)
+    num_steps = 0
 
-    def run(peak: float, most: float, seconds: float, looks: int) -> float:
-        """One annealed run from where the student is; its loss on held-out samples."""
-        nonlocal used
-        opened, done = time.perf_counter(), 0
-        steps.restart()
-        own, last, now = math.inf, 0.0, math.inf
+    def run(peak: float, most: float, seconds: float, evaluations: int) -> float:
+        """One annealed run from the student's present state; returns its loss on held-out samples."""
+        nonlocal num_steps
+        began, done = time.perf_counter(), 0
+        trainer.restart()
+        best, best_at, loss = math.inf, 0.0, math.inf
 
-        def passed() -> float:
-            return max(done / most, (time.perf_counter() - opened) / seconds)
+        def elapsed() -> float:
+            return max(done / most, (time.perf_counter() - began) / seconds)
 
-        for look in range(1, looks + 1):
-            while (at := passed()) < look / looks:
-                batch = pool.draw()
-                batch = batch if augment is None else augmented(batch, augment)
-                batch = augmented(batch, mixed) if images else batch
-                steps.step(batch, peak * min(1.0, (at + 1 / most) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * at)))
+        for number in range(1, evaluations + 1):
+            while (t := elapsed()) < number / evaluations:
+                batch = batches.draw()
+                batch = batch if augment is None else augment_batch(batch, augment)
+                batch = augment_batch(batch, mixed) if images else batch
+                trainer.step(batch, peak * min(1.0, (t + 1 / most) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * t)))
                 done += 1
                 if not math.isinf(seconds) and done % 8 == 0:
-                    steps.wait()
-            now = judge.look()
-            own, last = (now, passed()) if now < own else (own, last)
-            if progress is not None and looks > 1:
-                progress(f"healing: {done} steps, held-out loss {now:.4f}")
-            if passed() - last > PATIENCE or passed() >= 1:
+                    trainer.wait()
+            loss = evaluator.best_loss()
+            best, best_at = (loss, elapsed()) if loss < best else (best, best_at)
+            if progress is not None and evaluations > 1:
+                progress(f"healing: {done} steps, held-out loss {loss:.4f}")
+            if elapsed() - best_at > PATIENCE or elapsed() >= 1:
                 break
-        used += done
-        return now
+        num_steps += done
+        return loss
 
     with eval_and_grad(student):
-        steps = Steps(judge, teacher, frozen, live, live and not judge.added)
-        steps.capture(pool.draw())
-        most = TRIAL if math.isinf(total) else max(1, min(TRIAL, math.ceil(total * PART)))
+        trainer = Trainer(evaluator, teacher, classifier, train_norms, train_norms and not evaluator.has_maps)
+        trainer.capture(batches.draw())
+        most = math.ceil(min(MAX_TRIAL_STEPS, total * TRIAL_SHARE))
         ends: dict[float, dict[str, Any]] = {}
 
         def trial(peak: float) -> float:
-            student.load_state_dict(start)
-            loss = run(peak, most, limit * PART, 1)
+            student.load_state_dict(initial)
+            loss = run(peak, most, limit * TRIAL_SHARE, 1)
             ends[peak] = state(student)
             return loss
 
-        rate = RATES[steps.name] if live else RATE
+        rate = RATES[trainer.name] if train_norms else RATE
         loss = trial(rate)
-        if used >= TELLING:
+        if num_steps >= MIN_TRIAL_STEPS:
             rate = best_rate(trial, rate, loss)
         student.load_state_dict(ends[rate])
-        run(rate, total, max(limit - (time.perf_counter() - begin), 1e-3), LOOKS)
-    student.load_state_dict(judge.best)
+        run(rate, total, max(limit - (time.perf_counter() - start), 1e-3), EVALUATIONS)
+    student.load_state_dict(evaluator.best_state)
     student.zero_grad(set_to_none=True)
-    norms = ("trained" if live else "frozen") if judge.norms else ""
-    spent = time.perf_counter() - begin
-    return Healing(before, judge.least, rate, used, spent, norms, images)
+    norms = ("trained" if train_norms else "frozen") if evaluator.norms else ""
+    seconds = time.perf_counter() - start
+    return Healing(before, evaluator.least, rate, num_steps, seconds, norms, images)
 
 
 def best_rate(trial: Callable[[float], float], rate: float, loss: float) -> float:
-    """The rate of the least loss: this one, a third of it, and one more on the better one's side."""
-    found = {rate: loss, rate / 3: trial(rate / 3)}
-    beside = rate / 10 if found[rate / 3] < loss else 3 * rate
-    found[beside] = trial(beside)
-    return min(found, key=found.__getitem__)
+    """The rate with the least loss among this one, a third of it, and one more on the better side."""
+    losses = {rate: loss, rate / 3: trial(rate / 3)}
+    other = rate / 10 if losses[rate / 3] < loss else 3 * rate
+    losses[other] = trial(other)
+    return min(losses, key=losses.__getitem__)
 
 
-def before_realignment(student: nn.Module, teacher: nn.Module, gone: Sequence[str]) -> dict[str, Any]:
-    """The student's state with the teacher's weights in all that stayed."""
-    untouched, places = teacher.state_dict(), tuple(f"{name}." for name in gone)
-    return {k: value if k.startswith(places) else untouched[k].clone() for k, value in state(student).items()}
+def before_realignment(student: nn.Module, teacher: nn.Module, replaced: Sequence[str]) -> dict[str, Any]:
+    """The student's state, with the teacher's weights outside of replaced blocks."""
+    original, prefixes = teacher.state_dict(), tuple(f"{name}." for name in replaced)
+    return {k: value if k.startswith(prefixes) else original[k].clone() for k, value in state(student).items()}
 
 
-class Judge:
-    """Looks at the student on held-out samples, and keeps the state with the least loss there."""
+class Evaluator:
+    """Measures the student's loss on held-out samples, and keeps the state with the least."""
 
     def __init__(
         self, student: nn.Module, teacher: nn.Module, data: Data, blocks: Sequence[str], logits: float
     ) -> None:
-        few = subset(data, JUDGED)
+        few = subset(data, NUM_SAMPLES)
         self.student, self.data, self.logits = student, data, logits
-        places = {name: (student.get_submodule(name), teacher.get_submodule(name)) for name in blocks}
-        gone = {name: own for name, (own, block) in places.items() if type(own).__name__ != type(block).__name__}
-        passing = {name for name, own in gone.items() if not any(True for _ in own.parameters())}
-        self.gone, self.added = tuple(gone), len(gone) > len(passing)
+        pairs = {name: (student.get_submodule(name), teacher.get_submodule(name)) for name in blocks}
+        replaced = {
+            name: own for name, (own, block) in pairs.items() if type(own).__name__ != type(block).__name__
+        }
+        identities = {name for name, own in replaced.items() if not any(True for _ in own.parameters())}
+        self.replaced, self.has_maps = tuple(replaced), len(replaced) > len(identities)
         self.last = blocks[-1:]
-        self.blocks = (*(name for name in blocks[:-1] if name not in passing), *self.last)
-        self.held = few.held()
-        self.clean = [batch for batch in few.batches if not batch.held_out and batch.size > 1]
+        self.blocks = (*(name for name in blocks[:-1] if name not in identities), *self.last)
+        self.held_out = few.held_out()
+        self.fitting = [batch for batch in few.batches if not batch.held_out and batch.size > 1]
         with torch.no_grad():
-            self.taught = [self.see(teacher, batch, self.last) for batch in self.held]
+            self.teacher_outputs = [self.outputs(teacher, batch, self.last) for batch in self.held_out]
         self.norms = [module for module in student.modules() if foldable(module)]
-        self.least, self.best = math.inf, state(student)
+        self.least, self.best_state = math.inf, state(student)
 
     @torch.no_grad()
-    def look(self) -> float:
-        """The loss now or with BatchNorm statistics measured anew, whichever is less."""
-        now = self.judged()
-        if self.norms and self.clean:
-            kept = [copy.deepcopy(norm.state_dict()) for norm in self.norms]
-            calls = [partial(self.data.run, batch=batch) for batch in self.clean]
+    def best_loss(self) -> float:
+        """The lower loss of the student as it is and with BatchNorm statistics estimated anew."""
+        loss = self.loss()
+        if self.norms and self.fitting:
+            states = [copy.deepcopy(norm.state_dict()) for norm in self.norms]
+            calls = [partial(self.data.run, batch=batch) for batch in self.fitting]
             estimate_statistics_(self.student, calls)
-            now = min(now, self.judged())
-            for norm, values in zip(self.norms, kept, strict=True):
+            loss = min(loss, self.loss())
+            for norm, values in zip(self.norms, states, strict=True):
                 norm.load_state_dict(values)
-        return now
+        return loss
 
-    def judged(self) -> float:
-        seen = [self.see(self.student, batch, self.last) for batch in self.held]
-        pairs = list(zip(seen, self.taught, self.held, strict=True))
-        now = sum(float(loss_of(mine, aim, self.logits)) * batch.size for mine, aim, batch in pairs)
-        now = now / sum(batch.size for batch in self.held) if math.isfinite(now) else math.inf
-        if now < self.least:
-            self.least, self.best = now, state(self.student)
-        return now
+    def loss(self) -> float:
+        outputs = [self.outputs(self.student, batch, self.last) for batch in self.held_out]
+        triples = list(zip(outputs, self.teacher_outputs, self.held_out, strict=True))
+        loss = sum(float(loss_of(own, target, self.logits)) * batch.size for own, target, batch in triples)
+        loss = loss / sum(batch.size for batch in self.held_out) if math.isfinite(loss) else math.inf
+        if loss < self.least:
+            self.least, self.best_state = loss, state(self.student)
+        return loss
 
-    def see(self, model: nn.Module, batch: Batch, blocks: Sequence[str]) -> Seen:
-        """The features that these blocks make, and the logits; without padding."""
-        seen: list[Tensor] = []
+    def outputs(self, model: nn.Module, batch: Batch, blocks: Sequence[str]) -> Outputs:
+        """The outputs of these blocks, and the logits; without padding."""
+        features: list[Tensor] = []
 
-        def note(module: nn.Module, args: Any, made: Any) -> None:
-            seen.append(unpadded(first(made), batch.tokens))
+        def record(module: nn.Module, args: Any, output: Any) -> None:
+            features.append(unpadded(first(output), batch.tokens))
 
         with ExitStack() as hooks:
             for name in blocks:
-                hooks.enter_context(model.get_submodule(name).register_forward_hook(note))
-            made = answer(self.data.run(model, batch))
-        return seen, unpadded(made, batch.tokens)
+                hooks.enter_context(model.get_submodule(name).register_forward_hook(record))
+            logits = main_output(self.data.run(model, batch))
+        return features, unpadded(logits, batch.tokens)
 
 
-class Steps:
-    """Training steps of one kind; on a GPU they are replayed as a CUDA graph where they can be."""
+class Trainer:
+    """Runs training steps; on a GPU they are replayed from a CUDA graph if they can be captured."""
 
-    def __init__(self, judge: Judge, teacher: nn.Module, frozen: str, live: bool, sgd: bool) -> None:
-        self.judge, self.teacher = judge, teacher
-        self.norms = judge.norms if live else []
-        self.blocks = judge.blocks if live else judge.last
-        student = judge.student
-        still = {id(p) for p in student.get_submodule(frozen).parameters()} if frozen else set()
-        self.parameters = [p for p in student.parameters() if id(p) not in still and p.is_floating_point()]
+    def __init__(
+        self, evaluator: Evaluator, teacher: nn.Module, classifier: str, train_norms: bool, sgd: bool
+    ) -> None:
+        self.evaluator, self.teacher = evaluator, teacher
+        self.norms = evaluator.norms if train_norms else []
+        self.blocks = evaluator.blocks if train_norms else evaluator.last
+        student = evaluator.student
+        frozen = {id(p) for p in student.get_submodule(classifier).parameters()} if classifier else set()
+        self.parameters = [p for p in student.parameters() if id(p) not in frozen and p.is_floating_point()]
         self.device = device_of(student)
         self.cuda = self.device.type == "cuda"
         rate: Any = torch.zeros((), device=self.device) if self.cuda else 0.0
@@ -262,55 +267,56 @@ class Steps:
         else:
             self.optimizer = torch.optim.AdamW(self.parameters, rate, weight_decay=0.0, capturable=self.cuda)
         self.name = type(self.optimizer).__name__
-        self.buffers: Batch | None = None  # what the captured step reads
+        self.buffers: Batch | None = None  # the inputs that the captured step reads
         self.launch: Callable[[], None] | None = None
 
     def restart(self) -> None:
-        """Forget what the optimizer has seen."""
-        for known in self.optimizer.state.values():
-            for value in known.values():
+        """Reset the optimizer's state."""
+        for tensors in self.optimizer.state.values():
+            for value in tensors.values():
                 value.zero_()
 
     def capture(self, batch: Batch) -> None:
-        """Capture a step on a GPU, for batches without padding; the steps that this takes have a rate of 0."""
+        """Capture a step on a GPU, for batches without padding; its warm-up steps have a learning rate of 0."""
         if not self.cuda:
             return
-        inputs = tree_map_only(Tensor, Tensor.clone, moved(batch.inputs, self.device))
+        inputs = tree_map_only(Tensor, Tensor.clone, to_device(batch.inputs, self.device))
         self.buffers = Batch(inputs, False, batch.size)
-        if self.buffers.tokens is not None:  # kept from here on: a capture can't look
+        if self.buffers.tokens is not None:  # cached here, since a capture can't compute it
             return
-        self._set(0.0)
+        self._set_rate(0.0)
         try:
-            pool, body = torch.cuda.graph_pool_handle(), partial(self._body, self.buffers)
-            self.launch, _ = capture(type(self.judge.student).__name__, body, self.device, pool)
+            pool, body = torch.cuda.graph_pool_handle(), partial(self._run, self.buffers)
+            self.launch, _ = capture(type(self.evaluator.student).__name__, body, self.device, pool)
         except ReplearnError:
-            self.launch = None  # its code can't be captured
+            self.launch = None  # not every model can be captured
 
     def step(self, batch: Batch, rate: float) -> None:
-        self._set(rate)
+        self._set_rate(rate)
         fits = self.buffers is not None and batch.tokens is None and copy_into(batch.inputs, self.buffers.inputs)
         if self.launch is not None and fits:
             self.launch()
         else:
-            self._body(batch)
+            self._run(batch)
 
     def wait(self) -> None:
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
-    def _set(self, rate: float) -> None:
+    def _set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             if self.cuda:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
-    def _body(self, batch: Batch) -> None:
+    def _run(self, batch: Batch) -> None:
         for norm in self.norms:
             norm.training = True
         with torch.no_grad():
-            aim = self.judge.see(self.teacher, batch, self.blocks)
-        loss = loss_of(self.judge.see(self.judge.student, batch, self.blocks), aim, self.judge.logits)
+            target = self.evaluator.outputs(self.teacher, batch, self.blocks)
+        own = self.evaluator.outputs(self.evaluator.student, batch, self.blocks)
+        loss = loss_of(own, target, self.evaluator.logits)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -319,25 +325,28 @@ class Steps:
             norm.training = False
 
 
-def loss_of(mine: Seen, aim: Seen, logits: float) -> Tensor:
-    pairs = ((a.float(), b.float()) for a, b in zip(mine[0], aim[0], strict=True))
-    *between, last = (F.mse_loss(a, b) / b.var().clamp_min(1e-12) for a, b in pairs)
-    loss = last + BETWEEN * sum(between)
-    return loss + logits * kd(mine[1], aim[1]) if logits else loss
+def loss_of(own: Outputs, target: Outputs, logits: float) -> Tensor:
+    *others, last = (relative_error(a.float(), b.float()) for a, b in zip(own[0], target[0], strict=True))
+    loss = last + FEATURE_WEIGHT * sum(others)
+    return loss + logits * kd(own[1], target[1]) if logits else loss
+
+
+def relative_error(output: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(output, target) / target.var().clamp_min(1e-12)
 
 
 @contextmanager
 def eval_and_grad(student: nn.Module) -> Iterator[None]:
-    """No dropout, as in the teacher, and gradients for all parameters, which is put back."""
+    """Inside, the student is in eval mode, as the teacher is, and all parameters require gradients."""
     student.eval()
-    wanted = {p: p.requires_grad for p in student.parameters() if p.is_floating_point()}
+    flags = {p: p.requires_grad for p in student.parameters() if p.is_floating_point()}
     try:
-        for parameter in wanted:
+        for parameter in flags:
             parameter.requires_grad_(True)
         yield
     finally:
-        for parameter, want in wanted.items():
-            parameter.requires_grad_(want)
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
 
 
 def state(model: nn.Module) -> dict[str, Any]:
@@ -345,17 +354,17 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 
 def mixed(x: Tensor) -> Tensor:
-    """Half of the images mixed with others of the batch: inputs for which the teacher has an answer too."""
+    """Mixup of half of the batch's images; the teacher gives the targets."""
     share = torch.rand(len(x), *[1] * (x.dim() - 1), device=x.device, dtype=x.dtype)
     share[: len(x) // 2] = 1
     return x * share + x.flip(0) * (1 - share)
 
 
-def kd(made: Tensor, taught: Tensor, temperature: float = 2.0) -> Tensor:
-    """Kullback-Leibler divergence at a temperature, a row; squared error where there is one number a row."""
-    dim = 1 if taught.dim() == 4 else -1
-    if taught.shape[dim] < 2:
-        return F.mse_loss(made, taught) / taught.var().clamp_min(1e-12)
-    one, two = (t.float().div(temperature).log_softmax(dim) for t in (made, taught))
-    rows = taught.numel() / taught.shape[dim]
+def kd(logits: Tensor, target: Tensor, temperature: float = 2.0) -> Tensor:
+    """The mean KL divergence at a temperature over rows; the relative squared error for a single output."""
+    dim = 1 if target.dim() == 4 else -1
+    if target.shape[dim] < 2:
+        return relative_error(logits, target)
+    one, two = (t.float().div(temperature).log_softmax(dim) for t in (logits, target))
+    rows = target.numel() / target.shape[dim]
     return F.kl_div(one, two, log_target=True, reduction="sum") * temperature**2 / rows

@@ -1,4 +1,4 @@
-"""The door `measure`: what a model costs to run, and how much it agrees with the untouched one."""
+"""Measure what a model costs to run, and how much its outputs agree with another model's."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..blocks.running import cut, unchanged
 from ..costs.recorder import flops_of as operation_flops
 from ..errors import ReplearnError
 from ..fitting.observe import unpadded
+from .activations import Arguments, unfused_attention
 from .batches import Batch, Data, device_of
-from .calls import Arguments, slow_attention
-from .streaming import Stream
+from .offload import Offloader, clock
 
 Metric = Callable[[nn.Module], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one forward pass on the example batch takes: seconds, FLOPs, and the parameters."""
+    """The cost of one forward pass on the example batch: seconds, FLOPs, and the parameters."""
 
     latency: float
     flops: float
@@ -46,10 +46,10 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How a model's outputs on held-out batches compare to the untouched model's.
+    """How a model's outputs on held-out batches agree with the original model's.
 
-    `error` is the relative squared error, of logits about their mean; `divergence` is Kullback and Leibler's for
-    logits, else the error; `same` is the share of equal decisions, NaN where there are none to take.
+    `error` is the relative squared error, of logits minus their mean; `divergence` is the KL divergence for
+    logits, else the error; `same` is the share of equal decisions, NaN for outputs that decide nothing.
     """
 
     divergence: float
@@ -58,11 +58,11 @@ class Agreement:
 
 
 def read_metric(metric: Callable[[nn.Module], Any], model: nn.Module) -> Metric:
-    """The metric with what it returns checked; a model that it gives NaN for is the worst there is."""
+    """The metric with its return value checked; NaN becomes minus infinity."""
 
-    def number(judged: nn.Module) -> float:
-        with unchanged(judged):  # a metric may set modes
-            found = metric(judged)
+    def measured(model: nn.Module) -> float:
+        with unchanged(model):  # a metric may change the mode
+            found = metric(model)
         try:
             return float(found)
         except (TypeError, ValueError) as error:
@@ -70,12 +70,12 @@ def read_metric(metric: Callable[[nn.Module], Any], model: nn.Module) -> Metric:
                 f"metric(model) returned {found!r}: return one number, higher for a better model."
             ) from error
 
-    top = number(model)
-    if not math.isfinite(top):
-        raise ReplearnError(f"metric(model) is {top} for the untouched model: return a finite number.")
+    initial = measured(model)
+    if not math.isfinite(initial):
+        raise ReplearnError(f"metric(model) is {initial} for the untouched model: return a finite number.")
 
     def checked(other: nn.Module) -> float:
-        value = top if other is model else number(other)
+        value = initial if other is model else measured(other)
         return -math.inf if math.isnan(value) else value
 
     return checked
@@ -88,10 +88,10 @@ def example_of(data: Data, most: int = 64) -> Batch:
 
 
 def costs(models: Sequence[nn.Module], data: Data, *, repeats: int = 7) -> list[Price]:
-    """The cost of each model; they are timed in turns, so that a busy machine treats them alike."""
+    """The cost of each model; they are timed in turns, so that noise affects all alike."""
     example = example_of(data)
     runs = [partial(data.run, model, example) for model in models]
-    times = timed(runs, models[0], repeats, data.stream)
+    times = timed(runs, models[0], repeats, data.offloader)
     return [Price(t, flops_of(run), count(m)) for t, run, m in zip(times, runs, models, strict=True)]
 
 
@@ -101,8 +101,8 @@ def block_cost(block: nn.Module, arguments: Arguments, repeats: int = 5) -> Pric
     return Price(seconds, flops_of(lambda: arguments.run(block)), count(block))
 
 
-def holders(model: nn.Module) -> Counter[int]:
-    """In how many places of the model each parameter stands, by its id."""
+def parameter_uses(model: nn.Module) -> Counter[int]:
+    """The number of modules that hold each parameter, by its id."""
     return Counter(id(p) for module in model.modules() for p in module._parameters.values())
 
 
@@ -112,46 +112,42 @@ def count(model: nn.Module) -> float:
 
 @torch.no_grad()
 def flops_of(call: Callable[[], Any]) -> float:
-    with slow_attention(), _Counting() as counting:
+    with unfused_attention(), _Counting() as counting:
         call()
     return float(counting.total)
 
 
 class _Counting(TorchDispatchMode):
-    """Counts FLOPs by torch's own formulas; FlopCounterMode hangs hooks on modules, which some can't bear."""
+    """Counts FLOPs by torch's formulas; FlopCounterMode registers hooks on modules, which fail on some."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.total += operation_flops(func, args, kwargs or {}, made)
-        return made
+        output = func(*args, **(kwargs or {}))
+        self.total += operation_flops(func, args, kwargs or {}, output)
+        return output
 
 
 @torch.no_grad()
 def timed(
-    calls: Sequence[Callable[[], Any]], model: nn.Module, repeats: int, stream: Stream | None = None
+    calls: Sequence[Callable[[], Any]], model: nn.Module, repeats: int, offloader: Offloader | None = None
 ) -> list[float]:
-    """The least time of each call over rounds in which every call runs once; a round goes forth, the next back.
+    """The least time of each call over rounds in which every call runs once, in alternating order.
 
-    Rounds are added for a second, up to three times as many, until the two least times of a call are within 2 %.
-    The moves of a `stream` are not counted.
+    Rounds are added for a second, up to three times as many, until the two least times of each call are within
+    2 %. Transfers of the `offloader` are not counted.
     """
-    stream = stream or Stream()
-    device = stream.device or device_of(model)
+    offloader = offloader or Offloader()
+    device = offloader.device or device_of(model)
 
     def once(call: Callable[[], Any]) -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter() - stream.moved.seconds
+        begin = clock(device) - offloader.transfers.seconds
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - stream.moved.seconds - begin
+        return clock(device) - offloader.transfers.seconds - begin
 
-    for _ in range(3 if device.type == "cuda" else 1):  # cuDNN and the allocator settle in the first calls
+    for _ in range(3 if device.type == "cuda" else 1):  # warm-up of cuDNN and of the allocator
         for call in calls:
             once(call)
     times: list[list[float]] = [[] for _ in calls]
@@ -160,80 +156,81 @@ def timed(
         order = range(len(calls)) if number % 2 == 0 else reversed(range(len(calls)))
         for i in order:
             times[i].append(once(calls[i]))
-        late = time.perf_counter() - begin > 1.0
-        if number + 1 >= repeats and (late or all(settled(found) for found in times)):
+        out_of_time = time.perf_counter() - begin > 1.0
+        if number + 1 >= repeats and (out_of_time or all(is_settled(found) for found in times)):
             break
     return [min(found) for found in times]
 
 
-def settled(times: Sequence[float], tolerance: float = 0.02) -> bool:
-    """True where the two least times differ by little."""
+def is_settled(times: Sequence[float], tolerance: float = 0.02) -> bool:
+    """True if the two least times agree within the tolerance."""
     least, *others = sorted(times)
     return not others or others[0] <= least * (1 + tolerance)
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, data: Data, batches: Sequence[Batch]) -> list[Tensor]:
-    """What the model makes of batches, put away; ReplearnError for NaN."""
-    return [data.stream.keep(made) for made in answers(model, data, batches)]
+def stored_outputs(model: nn.Module, data: Data, batches: Sequence[Batch]) -> list[Tensor]:
+    """The model's outputs on batches, offloaded; ReplearnError for NaN."""
+    return [data.offloader.store(output) for output in iter_outputs(model, data, batches)]
 
 
 @torch.no_grad()
-def answers(model: nn.Module, data: Data, batches: Sequence[Batch]) -> Iterator[Tensor]:
-    """The same, one after another as they are asked for; of tokens without the padding."""
+def iter_outputs(model: nn.Module, data: Data, batches: Sequence[Batch]) -> Iterator[Tensor]:
+    """The model's outputs on batches, one at a time and without padding; ReplearnError for NaN."""
     for batch in batches:
-        made = unpadded(answer(data.run(model, batch)).detach(), batch.tokens)
-        if not bool(made.isfinite().all()):
+        output = unpadded(main_output(data.run(model, batch)).detach(), batch.tokens)
+        if not bool(output.isfinite().all()):
             raise ReplearnError(
                 f"{type(model).__name__} gives NaN or infinity on the loader's batches: look at its weights."
             )
-        yield made
+        yield output
 
 
-def answer(made: Any) -> Tensor:
-    """The tensor of a model's output that is compared: its logits, else its first floating-point tensor."""
-    logits = made.get("logits") if isinstance(made, Mapping) else getattr(made, "logits", None)
-    found = logits if isinstance(logits, Tensor) else _first(made)
+def main_output(output: Any) -> Tensor:
+    """The tensor of a model's output to compare: its logits, else its first floating-point tensor."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    found = logits if isinstance(logits, Tensor) else _first_float(output)
     if found is None:
         raise ReplearnError(
-            f"The model returns {type(made).__name__} without a tensor; give forward= that returns one."
+            f"The model returns {type(output).__name__} without a tensor; give forward= that returns one."
         )
     return found
 
 
-def _first(made: Any) -> Tensor | None:
-    if isinstance(made, Tensor):
-        return made if made.is_floating_point() else None
-    values = made.values() if isinstance(made, Mapping) else made if isinstance(made, (tuple, list)) else ()
-    return next((found for value in values if (found := _first(value)) is not None), None)
+def _first_float(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    return next((found for part in parts if (found := _first_float(part)) is not None), None)
 
 
-PIECE = 1 << 24  # numbers that are compared at a time
+CHUNK = 1 << 24  # elements compared at a time
 
 
-def class_dim(outputs: Tensor) -> int:
-    """Where the classes are: behind the samples for images of them, else last."""
-    return 1 if outputs.dim() == 4 else -1
+def class_dim(logits: Tensor) -> int:
+    """The dimension of the classes: 1 for (batch, classes, height, width), else the last."""
+    return 1 if logits.dim() == 4 else -1
 
 
-def agreement(taught: Iterable[Tensor], made: Iterable[Tensor]) -> Agreement:
-    total = same = gaps = powers = 0.0
+def agreement(teacher_outputs: Iterable[Tensor], student_outputs: Iterable[Tensor]) -> Agreement:
+    """How the student's outputs agree with the teacher's."""
+    divergence = same = squared_error = power = 0.0
     rows, size = 0, 1
-    for teacher, student in zip(taught, made, strict=True):
+    for teacher, student in zip(teacher_outputs, student_outputs, strict=True):
         dim = class_dim(teacher)
         size = teacher.shape[dim]
         sides = (
-            side.movedim(dim, -1).reshape(-1, size).split(max(1, PIECE // size)) for side in (student, teacher)
+            side.movedim(dim, -1).reshape(-1, size).split(max(1, CHUNK // size)) for side in (student, teacher)
         )
         for one, two in zip(*sides, strict=True):
             one, two = one.float(), two.to(one.device).float()
             if size > 1:
-                gap = F.kl_div(one.log_softmax(-1), two.log_softmax(-1), log_target=True, reduction="sum")
-                total += float(gap)
+                kl = F.kl_div(one.log_softmax(-1), two.log_softmax(-1), log_target=True, reduction="sum")
+                divergence += float(kl)
                 same += float((one.argmax(-1) == two.argmax(-1)).sum())
                 one, two = (side - side.mean(-1, keepdim=True) for side in (one, two))
-            gaps += float((one - two).square().sum())
-            powers += float(two.square().sum())
+            squared_error += float((one - two).square().sum())
+            power += float(two.square().sum())
             rows += len(one)
-    error = gaps / max(powers, 1e-30)
-    return Agreement(total / rows, same / rows, error) if size > 1 else Agreement(error, math.nan, error)
+    error = squared_error / max(power, 1e-30)
+    return Agreement(divergence / rows, same / rows, error) if size > 1 else Agreement(error, math.nan, error)

@@ -1,4 +1,4 @@
-"""The door `recognise`: the blocks of a model by what they compute, in the order in which they run."""
+"""Recognise the blocks of a model by what they compute, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..planning.table import shown, text_table
 from ..planning.targets import has_hooks
 from ..planning.validate import own_copy
 from ..surgery.replace import set_submodule
+from .activations import Arguments
 from .batches import Data, Forward, read
-from .calls import Arguments
-from .corrections import pass_through, put_
-from .streaming import Stream
-from .structure import Structure, understand
-from .walking import Way, find_way, first_calls, smallest
+from .blockwise import BlockOrder, find_order, first_calls, smallest_batch
+from .forms import identity_for, replace_block_
+from .offload import Offloader
+from .structure import Structure, read_structure
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: what it is, and why it can't go, if it can't."""
+    """One block, with the reason why it can't be removed in `kept`, if there is one."""
 
     name: str
     type: str
@@ -40,7 +40,7 @@ class Recognition:
 
     model: str
     blocks: tuple[Block, ...]
-    way: Way
+    order: BlockOrder
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -57,34 +57,34 @@ class Recognition:
 
 
 def recognise(model: nn.Module, loader: Any, *, forward: Forward | None = None) -> Recognition:
-    """Find the blocks of a model and what each computes, from one run; the model is not touched.
+    """Find the blocks of a model and what each computes, from one run; the model is not changed.
 
-    Raises ReplearnError where there are no blocks.
+    Raises ReplearnError for a model without blocks.
     """
     data = loader if isinstance(loader, Data) else read(loader, forward=forward, samples=8, model=model)
     names = [name for stack in stacks_of(model) for name in stack.blocks]
-    data = data.through(names)
+    data = data.offload_blocks(names)
     with unchanged(model), torch.no_grad():
-        way = find_way(model, names, data)
-        calls = smallest_calls(model, way, data)
-        found = tuple(_block(model, name, calls[name], data.stream) for name in way.blocks)
-        needed = needed_blocks(model, found, data)
-        found = tuple(replace(b, kept=needed[b.name]) if b.name in needed else b for b in found)
-    return Recognition(type(model).__name__, found, way)
+        order = find_order(model, names, data)
+        calls = smallest_batch_calls(model, order, data)
+        blocks = tuple(_recognise_block(model, name, calls[name], data.offloader) for name in order.blocks)
+        required = required_blocks(model, blocks, data)
+        blocks = tuple(replace(b, kept=required[b.name]) if b.name in required else b for b in blocks)
+    return Recognition(type(model).__name__, blocks, order)
 
 
-def needed_blocks(model: nn.Module, blocks: Sequence[Block], data: Data) -> dict[str, str]:
-    """Blocks without which the model does not run, and why: its code reads a part of them, for example.
+def required_blocks(model: nn.Module, blocks: Sequence[Block], data: Data) -> dict[str, str]:
+    """The blocks without which the model does not run, with the reasons.
 
-    Blocks are taken out of a copy, all at once and, where that fails, one after another.
+    Blocks are removed from a copy, all at once and, if that fails, one after another.
     """
-    copied, batch = own_copy(model, share=True), smallest(data)
-    going = [block for block in blocks if not block.kept]
+    copied, batch = own_copy(model, share=True), smallest_batch(data)
+    removable = [block for block in blocks if not block.kept]
 
-    def take_out(block: Block) -> None:
-        put_(copied, block.name, pass_through(block.structure))
+    def remove(block: Block) -> None:
+        replace_block_(copied, block.name, identity_for(block.structure))
 
-    def fails() -> str:
+    def failure() -> str:
         try:
             data.run(copied, batch)
         except ReplearnError as error:
@@ -94,35 +94,35 @@ def needed_blocks(model: nn.Module, blocks: Sequence[Block], data: Data) -> dict
             return f"the model does not run without it: {cause or error}"
         return ""
 
-    originals = {block.name: copied.get_submodule(block.name) for block in going}
-    for block in going:
-        take_out(block)
-    if not fails():
+    originals = {block.name: copied.get_submodule(block.name) for block in removable}
+    for block in removable:
+        remove(block)
+    if not failure():
         return {}
-    for block in going:
+    for block in removable:
         set_submodule(copied, block.name, originals[block.name])
-    needed: dict[str, str] = {}
-    for block in going:
-        take_out(block)
-        if why := fails():
-            needed[block.name] = why
+    required: dict[str, str] = {}
+    for block in removable:
+        remove(block)
+        if why := failure():
+            required[block.name] = why
             set_submodule(copied, block.name, originals[block.name])
-    return needed
+    return required
 
 
-def smallest_calls(model: nn.Module, way: Way, data: Data) -> dict[str, Arguments]:
+def smallest_batch_calls(model: nn.Module, order: BlockOrder, data: Data) -> dict[str, Arguments]:
     """The arguments of every block on the smallest batch."""
-    with first_calls(model, way.blocks) as calls:
-        data.run(model, smallest(data))
-    return {name: call.moved(data.stream.keep) for name, call in calls.items()}
+    with first_calls(model, order.blocks) as calls:
+        data.run(model, smallest_batch(data))
+    return {name: call.apply(data.offloader.store) for name, call in calls.items()}
 
 
-def _block(model: nn.Module, name: str, arguments: Arguments, stream: Stream) -> Block:
+def _recognise_block(model: nn.Module, name: str, arguments: Arguments, offloader: Offloader) -> Block:
     module = model.get_submodule(name)
     try:
-        with stream.weights(module):
-            structure = understand(module, arguments.moved(stream.load))
-    except RuntimeError as error:  # for example what autocast in a forward= would have cast
+        with offloader.loaded(module):
+            structure = read_structure(module, arguments.apply(offloader.load))
+    except RuntimeError as error:  # dtypes that autocast in a forward= would have cast, for example
         raise ReplearnError(
             f"{name} can't be run by itself on what the model gave it ({first_line(error)}). Give batches and a "
             "model of one dtype, and no autocast."

@@ -1,4 +1,4 @@
-"""What a block is made of, read from a trace: its linear layers, its residual sums and what follows them."""
+"""The structure of a block, read from its trace: linear layers, residual sums and what follows the sums."""
 
 from __future__ import annotations
 
@@ -9,81 +9,81 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..operators._base.layers import foldable
-from .calls import Arguments, Key, argument_of
-from .trace import VIEWS, Node, Sum, Trace, ancestors, chain, mixes, residual_sums, trace
+from .activations import Arguments, OpKey, input_name
+from .trace import VIEWS, Node, Sum, Trace, ancestors, find_chain, mixes_tokens, residual_sums, trace_block
 
 Kind = Literal["basic", "bottleneck", "convolutions", "transformer", "any"]
-LINEAR_OPERATIONS = {"convolution": 0, "linear": 0, "addmm": 1, "mm": 0}  # and which argument is the input
+LINEAR_OPERATIONS = {"convolution": 0, "linear": 0, "addmm": 1, "mm": 0}  # and the index of the input argument
 ORDERS = {"permute", "transpose"}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer of a block, and what its output is for.
+    """A linear layer of a block; argument `arg` of operation `key` is its input.
 
-    Where it ends in a sum (through BatchNorm, a scale and views alone), `sum` is that operation and `other` the
-    place of the other summand; else it ends in itself.
+    If only BatchNorm, a scale and views are between the layer and a residual sum, `sum` is that operation and
+    `other_arg` the argument that holds the other summand.
     """
 
     path: str
-    key: Key
-    place: int
+    key: OpKey
+    arg: int
     norm: str = ""
-    norm_key: Key | None = None
+    norm_key: OpKey | None = None
     scale: str = ""
-    order: tuple[int, ...] = ()
-    sum: Key | None = None
-    other: int = 0
-    beside_input: bool = False  # the other summand is the block's input
+    order: tuple[int, ...] = ()  # of a permutation after the layer
+    sum: OpKey | None = None
+    other_arg: int = 0
+    adds_input: bool = False  # the other summand is the block's input
     feeds_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A block by what it computes."""
+    """What a block computes."""
 
     kind: Kind
     layers: tuple[Layer, ...]
     sums: tuple[Sum, ...]
-    after: tuple[str, ...] | None  # what follows the last sum: paths of modules, or "=relu"; None where unclear
+    after: tuple[str, ...] | None  # modules after the last sum, or "=relu"; None if unclear
     keeps_shape: bool
-    channel: int  # the dimension of features
-    image: bool  # features of pixels, which convolutions read
-    argument: str  # the name of its input, '' where it is the only argument
+    channel: int  # the dimension of the channels
+    image: bool  # (batch, channels, height, width)
+    argument: str  # the name of its input, '' for an only argument
     trace: Trace = field(repr=False, compare=False)
 
     @property
     def call(self) -> dict[str, Any]:
-        """How the block is called and what it returns, for what stands in its place."""
+        """How the block is called and what it returns, for its replacement."""
         return {"argument": self.argument, "length": self.trace.length}
 
 
-def understand(block: nn.Module, arguments: Arguments) -> Structure:
-    """Trace a block and read its structure; a block of which nothing is understood is of kind `any`."""
-    found = trace(block, arguments)
+def read_structure(block: nn.Module, arguments: Arguments) -> Structure:
+    """Trace a block and read its structure; the kind is `any` if no other fits."""
+    trace = trace_block(block, arguments)
     modules = dict(block.named_modules())
-    linear = {node.index: path for node in found.nodes if (path := linear_path(node, modules))}
+    linear = {node.index: path for node in trace.nodes if (path := linear_path(node, modules))}
     used = list(linear.values())
     linear = {index: path for index, path in linear.items() if used.count(path) == 1}
-    sums = residual_sums(found, found.output) or ()
-    after = chain(found, sums[-1].index, found.output) if sums else None
-    layers = tuple(layer_at(found, index, linear, modules) for index in sorted(linear))
+    sums = residual_sums(trace, trace.output) or ()
+    after = find_chain(trace, sums[-1].index, trace.output) if sums else None
+    layers = tuple(describe_layer(trace, index, linear, modules) for index in sorted(linear))
     channel = channel_of(arguments.x, layers, modules)
     return Structure(
         kind=kind_of(layers, sums, modules),
         layers=layers,
         sums=sums,
         after=after,
-        keeps_shape=found.shape == tuple(arguments.x.shape),
+        keeps_shape=trace.shape == tuple(arguments.x.shape),
         channel=channel,
         image=channel == 1 and arguments.x.dim() == 4,
-        argument=argument_of(block, arguments),
-        trace=found,
+        argument=input_name(block, arguments),
+        trace=trace,
     )
 
 
 def linear_path(node: Node, modules: dict[str, nn.Module]) -> str:
-    """The convolution or linear layer whose weight an operation multiplies with, or ''."""
+    """The path of the convolution or linear layer whose weight an operation reads, or ''."""
     if node.name not in LINEAR_OPERATIONS:
         return ""
     for name in node.tensors:
@@ -104,15 +104,15 @@ def is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def layer_at(found: Trace, index: int, linear: dict[int, str], modules: dict[str, nn.Module]) -> Layer:
-    node = found.nodes[index]
-    place = LINEAR_OPERATIONS[node.name]
+def describe_layer(trace: Trace, index: int, linear: dict[int, str], modules: dict[str, nn.Module]) -> Layer:
+    node = trace.nodes[index]
+    arg = LINEAR_OPERATIONS[node.name]
     norm, scale = "", ""
-    norm_key: Key | None = None
+    norm_key: OpKey | None = None
     order: tuple[int, ...] = ()
     at = index
-    while at != found.output:
-        users = found.users(at)
+    while at != trace.output:
+        users = trace.users(at)
         if len(users) != 1:
             break
         user = users[0]
@@ -124,22 +124,21 @@ def layer_at(found: Trace, index: int, linear: dict[int, str], modules: dict[str
         elif is_scale(user, modules, linear[index]) and not scale:
             scale = user.tensors[0]
         elif user.name == "add" and len(user.inputs) == 2:
-            mine = user.inputs.index(at)
-            other = user.inputs[1 - mine]
-            later = {i for i in ancestors(found, other) if i in linear and i > index}
-            if later:
+            own = user.inputs.index(at)
+            other = user.inputs[1 - own]
+            if any(i in linear and i > index for i in ancestors(trace, other)):
                 break
-            ends = (user.key, user.places[1 - mine], other == 0)
-            return Layer(linear[index], node.key, place, norm, norm_key, scale, order, *ends)
-        elif user.name not in VIEWS or not _keeps_rows(node, found.nodes[at], user, order):
+            summand = (user.key, user.args[1 - own], other == 0)
+            return Layer(linear[index], node.key, arg, norm, norm_key, scale, order, *summand)
+        elif user.name not in VIEWS or not _keeps_rows(node, trace.nodes[at], user, order):
             break
         at = user.index
-    feeds = _feeds_attention(found, index, linear)
-    return Layer(linear[index], node.key, place, norm, norm_key, feeds_attention=feeds)
+    feeds = _feeds_attention(trace, index, linear)
+    return Layer(linear[index], node.key, arg, norm, norm_key, feeds_attention=feeds)
 
 
 def is_scale(node: Node, modules: dict[str, nn.Module], path: str) -> bool:
-    """Is a layer's output multiplied with one number, or one for each feature?"""
+    """True for a product of a layer's output with one number, or one for each channel."""
     if node.name != "mul" or len(node.inputs) != 1 or len(node.tensors) != 1:
         return False
     owner, _, name = node.tensors[0].rpartition(".")
@@ -148,17 +147,17 @@ def is_scale(node: Node, modules: dict[str, nn.Module], path: str) -> bool:
 
 
 def _keeps_rows(layer: Node, before: Node, view: Node, order: tuple[int, ...]) -> bool:
-    """Does a view leave the layer's outputs where they are: rows in their order, features last (or second)?"""
+    """True if a view keeps the layer's output as rows in the same order, with channels last (or second)."""
     if layer.name == "convolution" or order:
         return view.shape == before.shape
     return view.shape[-1:] == layer.shape[-1:]
 
 
-def _feeds_attention(found: Trace, index: int, linear: Iterable[int]) -> bool:
+def _feeds_attention(trace: Trace, index: int, linear: Iterable[int]) -> bool:
     todo, seen = [index], {index}
     while todo:
-        for user in found.users(todo.pop()):
-            if mixes(user):
+        for user in trace.users(todo.pop()):
+            if mixes_tokens(user):
                 return True
             if user.index not in seen and user.index not in linear:
                 seen.add(user.index)
@@ -181,6 +180,6 @@ def kind_of(layers: tuple[Layer, ...], sums: tuple[Sum, ...], modules: dict[str,
 
 
 def channel_of(x: Tensor, layers: tuple[Layer, ...], modules: dict[str, nn.Module]) -> int:
-    """Which dimension holds the features: 1 for images that convolutions read, else the last."""
+    """The dimension of the channels: 1 where convolutions read them, else the last."""
     widths = {m.in_channels for layer in layers if isinstance(m := modules[layer.path], (nn.Conv1d, nn.Conv2d))}
     return 1 if x.dim() >= 3 and x.shape[1] in widths else x.dim() - 1

@@ -49,20 +49,19 @@ def calibrate_(
     """Replace the planned blocks of a trained model by operators fitted to imitate them; no gradient step.
 
     `correction` is added to operators that have none, because the neighbours' weights alone explain next to
-    nothing of a trained block: 'full' keeps most, 'low-rank' takes fewer parameters, and 'none' fits the plan's
-    operators as they are. The run time is the plain operator's. The model carries the plan with corrections.
+    nothing of a trained block: 'full' is the most accurate, 'low-rank' has fewer parameters, 'none' fits the
+    plan's operators as they are. The run time is the plain operator's. The model gets the plan with corrections.
 
-    `data` is a list or loader of batches that can be gone through again; each is a tensor, a tuple of arguments
-    or a dict of keywords, or whatever `forward(model, batch)` understands. Targets are fitted one after
-    another, so that later ones see earlier replacements. Every fifth batch is held out: it chooses the
-    ridge and gives the errors in the report, which are never above removal's. What an `attention_mask` leaves
-    out counts nowhere. Warns of optimizers as `replace_` does.
+    `data` is a list or loader of batches, iterated over once per target; each is a tensor, a tuple of arguments, a
+    dict of keywords, or what `forward(model, batch)` takes. Later fits see earlier replacements. Every fifth batch
+    is held out: it chooses the ridge and gives the errors in the report, which are never above removal's. Padding
+    in an `attention_mask` is ignored. Warns of optimizers as `replace_` does.
 
     Raises ReplearnError, with the model unchanged, for data that does not fit the model or gives NaN.
     """
     check_data(data)
     check_fit(model, plan)
-    plan = corrected(model, plan, correction)
+    plan = with_corrections(model, plan, correction)
     warn_of_optimizers(model, plan)
     fits, samples = [], 0
     blocks = {target.name: model.get_submodule(target.name) for target in plan.targets}
@@ -70,7 +69,7 @@ def calibrate_(
         for target in plan.targets:
             imitation = Imitation(model, target, data, forward)
             fits.append(imitation.fit())
-            refuse_infinite(imitation)
+            check_finite(imitation)
             samples = imitation.samples
             set_submodule(model, target.name, imitation.operator)
             record_replacement(model, blocks[target.name], imitation.operator)
@@ -80,7 +79,7 @@ def calibrate_(
     return Calibration(tuple(fits), samples)
 
 
-def corrected(model: nn.Module, plan: Plan, correction: Correction) -> Plan:
+def with_corrections(model: nn.Module, plan: Plan, correction: Correction) -> Plan:
     """The plan with corrections for operators that read neighbours and have none.
 
     A whole block with full corrections would be the block itself: it gets a scale and a shift for every channel.
@@ -91,17 +90,18 @@ def corrected(model: nn.Module, plan: Plan, correction: Correction) -> Plan:
         options = target.operator
         if correction != "none" and isinstance(options, ReadingOptions) and options.correction == "none":
             whole = isinstance(options, WholeBlock)
-            better: Options = NoWeights() if whole else replace(options, correction=correction)
-            if target.anatomy.kind in better.kinds:
-                made = build_target(model, stacks[target.stack], target.position, better)
-                target = replace(made, notes=(*target.notes, f"{correction} correction, for a trained model"))
+            corrected: Options = NoWeights() if whole else replace(options, correction=correction)
+            if target.anatomy.kind in corrected.kinds:
+                built = build_target(model, stacks[target.stack], target.position, corrected)
+                target = replace(built, notes=(*target.notes, f"{correction} correction, for a trained model"))
         targets.append(target)
-    more = sum(new.parameters_after - old.parameters_after for new, old in zip(targets, plan.targets, strict=True))
-    return replace(plan, targets=tuple(targets), parameters_after=plan.parameters_after + more)
+    pairs = zip(targets, plan.targets, strict=True)
+    added = sum(new.parameters_after - old.parameters_after for new, old in pairs)
+    return replace(plan, targets=tuple(targets), parameters_after=plan.parameters_after + added)
 
 
-def refuse_infinite(imitation: Imitation) -> None:
-    """Stop where a fit gave inf or NaN: activations that are finite can have squares that are not."""
+def check_finite(imitation: Imitation) -> None:
+    """Refuse a fit with inf or NaN, which finite activations give if their squares overflow."""
     for path, tensor in imitation.operator.state_dict().items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ReplearnError(

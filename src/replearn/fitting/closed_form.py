@@ -1,4 +1,4 @@
-"""Fit one operator to the block that it stands for: every way there is, judged on held-out rows."""
+"""Fit one operator to the block that it replaces, in closed form; held-out rows decide whether to keep the fit."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from ..operators._base.operator import Operator
 from ..operators._base.ridge import Moments
 from ..planning.data import Target
 from ..planning.targets import build_operator
-from .observe import Forward, Seen, observe, unpadded
+from .observe import Forward, observe, unpadded
 
 
 @torch.no_grad()
@@ -57,9 +57,9 @@ class Fit:
 
 
 class Imitation:
-    """The fit of one target's operator to its block, in the model as it stands; the model is not changed.
+    """The fit of one target's operator to its block; the model is not changed.
 
-    After `fit()` the `operator` is fitted, or as it starts where that does better on held-out rows.
+    After `fit()` the `operator` is fitted, or keeps its initial weights if these do better on held-out rows.
     """
 
     def __init__(self, model: nn.Module, target: Target, data: Iterable[Any], forward: Forward | None) -> None:
@@ -84,11 +84,11 @@ class Imitation:
             operator.load_state_dict(start)
             ridge = None
         if not error <= removal:  # NaN counts as worse
-            note = "; ".join(filter(None, (note, self.fall_back())))
+            note = "; ".join(filter(None, (note, self.zero_branch())))
             error = self.errors()[0]
         return Fit(self.target.name, min(error, removal), removal, ridge or 0.0, note)
 
-    def fall_back(self) -> str:
+    def zero_branch(self) -> str:
         if not self.operator.zero_branch():
             raise ReplearnError(
                 f"{self.target.name}: {self.target.operator.label()} does worse than removal on held-out data and "
@@ -97,52 +97,50 @@ class Imitation:
         return "no fit was better than removal, so its branch starts at zero"
 
     def moments(self, stage: Operator, before: tuple[Operator, ...]) -> tuple[Moments, Moments] | None:
-        """Moments for fitting and held-out ones; None where there is nothing to fit."""
-        fitted, held = (Moments(narrow=math.inf) for _ in range(2))
+        """Moments for fitting and held-out ones; None if there is nothing to fit."""
+        fitting, held_out = (Moments(narrow=math.inf) for _ in range(2))
         self.samples = 0
-        for seen in self.observe():
-            self.samples += len(seen.x)
-            x = seen.x
+        for call in observe(self.model, self.target, self.data, self.forward):
+            self.samples += len(call.x)
+            x = call.x
             for earlier in before:
                 x = earlier.compute(x)
-            whole = seen.preactivation if stage.ends_in_activation else None
-            for piece, aimed, tokens in chunks(x, (seen.y if whole is None else whole) - x, seen.tokens):
-                if (rows := stage.regressors(piece)) is None:
+            preactivation = call.preactivation if stage.ends_in_activation else None
+            branch = (call.y if preactivation is None else preactivation) - x
+            for chunk, target, tokens in chunks(x, branch, call.tokens):
+                if (rows := stage.regressors(chunk)) is None:
                     return None
-                pair = (unpadded(found, tokens).double()[None] for found in (rows, as_rows(aimed, self.target)))
-                (held if seen.held_out else fitted).add(*pair)
-        return fitted, held
+                pair = (unpadded(v, tokens).double()[None] for v in (rows, branch_rows(target, self.target)))
+                (held_out if call.held_out else fitting).add(*pair)
+        return fitting, held_out
 
     def errors(self) -> tuple[float, float]:
-        """Held-out errors of the operator and of removal, over the branch's power."""
+        """Held-out errors of the operator and of removal, relative to the branch's power."""
         error = removal = power = 0.0
-        for seen in self.observe(held_out=True):
-            branch = (seen.y if seen.preactivation is None else seen.preactivation) - seen.x
-            rests = branch, seen.through(self.operator) - seen.y, seen.x - seen.y
-            sums = [float(unpadded(rest, seen.tokens).double().square().sum()) for rest in rests]
+        for call in observe(self.model, self.target, self.data, self.forward, held_out=True):
+            branch = (call.y if call.preactivation is None else call.preactivation) - call.x
+            residuals = branch, call.run(self.operator) - call.y, call.x - call.y
+            sums = [float(unpadded(residual, call.tokens).double().square().sum()) for residual in residuals]
             power, error, removal = power + sums[0], error + sums[1], removal + sums[2]
         power = power or 1.0
         return error / power if error == error else math.inf, removal / power
 
-    def observe(self, held_out: bool | None = None) -> Iterator[Seen]:
-        return observe(self.model, self.target, self.data, self.forward, held_out=held_out)
 
-
-def as_rows(branch: Tensor, target: Target) -> Tensor:
+def branch_rows(branch: Tensor, target: Target) -> Tensor:
     last = branch.movedim(1, -1) if target.anatomy.kind in ("basic", "bottleneck") else branch
     return last.reshape(-1, last.shape[-1])
 
 
 def chunks(x: Tensor, branch: Tensor, tokens: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Pieces small enough that their patches fit in a quarter of a gigabyte of float64."""
+    """Chunks whose patches take at most 256 MiB in float64."""
     per_sample = math.prod(x.shape[1:]) * 9 * 8
     size = max(1, 2**28 // per_sample)
-    places = itertools.repeat(None) if tokens is None else tokens.split(size)
-    yield from zip(x.split(size), branch.split(size), places, strict=False)
+    masks = itertools.repeat(None) if tokens is None else tokens.split(size)
+    yield from zip(x.split(size), branch.split(size), masks, strict=False)
 
 
 def check_data(data: Any) -> None:
-    """Refuse what can't be gone through once for every target."""
+    """Refuse data that can't be iterated over once for every target."""
     if not isinstance(data, Iterable):
         raise ReplearnError(f"Fitting takes a list or a loader of batches, got {type(data).__name__}.")
     if iter(data) is data:

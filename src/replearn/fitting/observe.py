@@ -1,4 +1,4 @@
-"""Watch blocks of a model at work on calibration data: what goes in, what comes out, and how alike these are."""
+"""Record the inputs and outputs of blocks on calibration data, and measure their similarity."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,19 +21,19 @@ HELD_OUT = 5  # every fifth batch is kept for choosing and for the reported erro
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """One call of a block: its arguments, its output, and the values that an operator can aim at."""
+class Observation:
+    """One recorded call of a block: its arguments, its output, and the input of its last activation."""
 
     x: Tensor
     y: Tensor
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    preactivation: Tensor | None = None  # what the block's last activation was given
-    tokens: Tensor | None = None  # where the batch is no padding
+    preactivation: Tensor | None = None  # the input of the block's last activation
+    tokens: Tensor | None = None  # False at padding
     held_out: bool = False
 
-    def through(self, module: nn.Module) -> Tensor:
-        """What another module makes of the same call."""
+    def run(self, module: nn.Module) -> Tensor:
+        """Another module's output for the same arguments."""
         return first(module(*self.args, **self.kwargs))
 
 
@@ -45,32 +45,32 @@ def observe(
     *,
     held_out: bool | None = None,
     split: bool = True,
-) -> Iterator[Seen]:
-    """Every batch's call of a target, as the model stands now; with `held_out`, only those or only the others.
+) -> Iterator[Observation]:
+    """The call of a target on every batch; with `held_out`, on the held-out batches alone or on the others alone.
 
-    The second of every five batches is held out; where there is one batch, the last fifth of it, unless
-    `split=False`. The model is run up to the target and no further.
+    The second of every five batches is held out; of a single batch the last fifth, unless `split=False`. The model
+    runs up to the target and no further.
 
     Raises ReplearnError for data that does not fit, and for activations that are not finite.
     """
     batches = iter(data)
-    ahead = list(islice(batches, 2))
-    if not ahead:
+    first_batches = list(islice(batches, 2))
+    if not first_batches:
         raise ReplearnError("The calibration data is empty: give at least one batch.")
-    alone = len(ahead) == 1 and split
-    with _watching(model.get_submodule(target.name), target) as caught:
-        for number, batch in enumerate(chain(ahead, batches)):
-            if not alone and held_out is not None and held_out != (number % HELD_OUT == 1):
+    single = len(first_batches) == 1 and split
+    with _recording(model.get_submodule(target.name), target) as recorded:
+        for number, batch in enumerate(chain(first_batches, batches)):
+            if not single and held_out is not None and held_out != (number % HELD_OUT == 1):
                 continue
-            caught.clear()
+            recorded.clear()
             run_to(model, batch, forward or call, number)
-            caught["tokens"] = tokens_of(batch)
-            seen = _checked(caught, target, number, number % HELD_OUT == 1)
-            yield from (part for part in (_split(seen) if alone else [seen]) if held_out in (None, part.held_out))
+            recorded["tokens"] = tokens_of(batch)
+            seen = _checked(recorded, target, number, number % HELD_OUT == 1)
+            yield from (part for part in (_split(seen) if single else [seen]) if held_out in (None, part.held_out))
 
 
 def run_to(model: nn.Module, batch: Any, forward: Forward, number: int) -> Any:
-    """Run the model on a batch; stops quietly where a watched block was reached."""
+    """Run the model on a batch; returns None if a hook ended the run."""
     try:
         return forward(model, batch)
     except Reached:
@@ -86,32 +86,32 @@ def run_to(model: nn.Module, batch: Any, forward: Forward, number: int) -> Any:
 
 
 class Reached(Exception):
-    """What was looked for has run; the rest of the model need not."""
+    """Raised by hooks to end a model's run when the block of interest has run."""
 
 
-def _split(seen: Seen) -> list[Seen]:
+def _split(seen: Observation) -> list[Observation]:
     size = len(seen.x)
     edge = size - max(1, size // HELD_OUT)
     if edge < 1:
         raise ReplearnError("The calibration data is one batch with a single sample: give more.")
     return [
-        Seen(**{**cut(vars(seen), size, begin, end), "held_out": held_out})
+        Observation(**{**cut(vars(seen), size, begin, end), "held_out": held_out})
         for begin, end, held_out in ((0, edge, False), (edge, size, True))
     ]
 
 
-def _checked(caught: dict[str, Any], target: Target, number: int, held_out: bool) -> Seen:
-    if "y" not in caught:
+def _checked(recorded: dict[str, Any], target: Target, number: int, held_out: bool) -> Observation:
+    if "y" not in recorded:
         raise ReplearnError(f"Calibration batch {number} never reached {target.name}.")
-    if not len(caught["x"]):
+    if not len(recorded["x"]):
         raise ReplearnError(f"Calibration batch {number} has no samples: leave empty batches out.")
-    if not isinstance(caught["y"], Tensor) or caught["x"].shape != caught["y"].shape:
-        made = tuple(caught["y"].shape) if isinstance(caught["y"], Tensor) else type(caught["y"]).__name__
+    if not isinstance(recorded["y"], Tensor) or recorded["x"].shape != recorded["y"].shape:
+        output = tuple(recorded["y"].shape) if isinstance(recorded["y"], Tensor) else type(recorded["y"]).__name__
         raise ReplearnError(
-            f"{target.name} turns {tuple(caught['x'].shape)} into {made}; "
+            f"{target.name} turns {tuple(recorded['x'].shape)} into {output}; "
             "only blocks that keep the shape can be fitted."
         )
-    seen = Seen(**caught, held_out=held_out)
+    seen = Observation(**recorded, held_out=held_out)
     if not bool(torch.isfinite(seen.x).all()) or not bool(torch.isfinite(seen.y).all()):
         raise ReplearnError(
             f"{target.name}: its activations hold NaN or infinity on calibration batch {number}; check the "
@@ -121,39 +121,39 @@ def _checked(caught: dict[str, Any], target: Target, number: int, held_out: bool
 
 
 @contextmanager
-def _watching(block: nn.Module, target: Target) -> Iterator[dict[str, Any]]:
-    """Hooks that note one call of the block and end the model's run; gone afterwards."""
-    caught: dict[str, Any] = {}
+def _recording(block: nn.Module, target: Target) -> Iterator[dict[str, Any]]:
+    """Inside, hooks record one call of the block and end the model's run."""
+    recorded: dict[str, Any] = {}
     anatomy = target.anatomy
 
-    def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def before_block(module: nn.Module, args: Any, kwargs: Any) -> None:
         x = args[0] if args else kwargs[anatomy.input]
         kept = x.clone()  # the block may write its result into its input
-        caught["x"] = kept
-        caught["args"] = tuple(kept if value is x else repeatable(value) for value in args)
-        caught["kwargs"] = {name: kept if v is x else repeatable(v) for name, v in kwargs.items()}
+        recorded["x"] = kept
+        recorded["args"] = tuple(kept if value is x else repeatable(value) for value in args)
+        recorded["kwargs"] = {name: kept if v is x else repeatable(v) for name, v in kwargs.items()}
 
-    def left(module: nn.Module, args: Any, made: Any) -> None:
-        caught["y"] = first(made)
+    def after_block(module: nn.Module, args: Any, output: Any) -> None:
+        recorded["y"] = first(output)
         raise Reached
 
     def before_activation(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        caught["preactivation"] = args[0].clone()  # the last call counts; it may work in place
+        recorded["preactivation"] = args[0].clone()  # the last call counts; it may work in place
 
     with ExitStack() as hooks:
-        hooks.enter_context(block.register_forward_pre_hook(entered, with_kwargs=True))
-        hooks.enter_context(block.register_forward_hook(left))
+        hooks.enter_context(block.register_forward_pre_hook(before_block, with_kwargs=True))
+        hooks.enter_context(block.register_forward_hook(after_block))
         if anatomy.kind in ("basic", "bottleneck"):
             activation = resolve(block, anatomy.parts["activation"].path)
             if isinstance(activation, nn.Module):
                 hooks.enter_context(activation.register_forward_pre_hook(before_activation))
-        yield caught
+        yield recorded
 
 
 def tokens_of(inputs: Any) -> Tensor | None:
-    """Where a batch holds tokens, (batch, tokens), by its attention_mask; None where nothing is padding.
+    """A mask (batch, tokens) that is False at padding, from the attention_mask; None without padding.
 
-    A sample that is masked as a whole counts as a whole. Batches for a decoder too have positions of two kinds.
+    Samples that are masked entirely count as unpadded. None for batches with decoder inputs, which it misses.
     """
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if not isinstance(mask, Tensor) or mask.dim() != 2 or any(name.startswith("decoder_") for name in inputs):
@@ -164,18 +164,18 @@ def tokens_of(inputs: Any) -> Tensor | None:
 
 
 def unpadded(value: Tensor, tokens: Tensor | None) -> Tensor:
-    """The rows of features (batch, tokens, channels) that are no padding; values of other shapes as they are."""
+    """The rows of a value (batch, tokens, channels) without padding; values of other shapes unchanged."""
     if tokens is None or value.shape[:-1] not in (tokens.shape, tokens.flatten().shape):
         return value
     return value.flatten(0, -2)[tokens.flatten().to(value.device)]
 
 
-def first(made: Any) -> Any:
-    return made[0] if isinstance(made, (tuple, list)) else made
+def first(output: Any) -> Any:
+    return output[0] if isinstance(output, (tuple, list)) else output
 
 
 def repeatable(value: Any) -> Any:
-    """An argument as it can be given again: a cache of keys and values would grow with every call."""
+    """An argument for repeated calls: None for a cache of keys and values, which would grow with every call."""
     return None if hasattr(value, "get_seq_length") else value
 
 
@@ -183,8 +183,8 @@ def repeatable(value: Any) -> Any:
 def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) -> dict[str, float]:
     """Mean cosine similarity of each block's output to its input; high means redundant.
 
-    `blocks` gives each block's name and that of its input argument. Runs the model once in eval mode
-    without gradients and leaves no trace on it: modes, buffers, hooks and the random state are as before.
+    `blocks` maps names of blocks to the names of their inputs. Runs the model once in eval mode without gradients;
+    modes, buffers, hooks and the random state stay as they are.
     A block that runs several times is scored by the mean, one that changes the shape by the worst score.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -193,13 +193,13 @@ def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) ->
             "Plan by interval or fraction, or on the model itself."
         )
     found: dict[str, list[float]] = {name: [] for name in blocks}
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def before(argument: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        given.append((args[0] if args else kwargs[argument]).clone())  # a block may write into its input
+        inputs.append((args[0] if args else kwargs[argument]).clone())  # a block may write into its input
 
-    def after(name: str, module: nn.Module, args: Any, made: Any) -> None:
-        found[name].append(_cosine(given.pop(), first(made)))
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        found[name].append(_cosine(inputs.pop(), first(output)))
 
     with ExitStack() as hooks, unchanged(model, private=True):
         for name, argument in blocks.items():
@@ -213,9 +213,9 @@ def block_similarity(model: nn.Module, blocks: Mapping[str, str], batch: Any) ->
     return {name: sum(scores) / len(scores) for name, scores in found.items()}
 
 
-def _cosine(given: Tensor, made: Any) -> float:
-    """The mean over the batch; -1, the worst there is, if the shape changes."""
-    if not isinstance(made, Tensor) or made.shape != given.shape:
+def _cosine(x: Tensor, y: Any) -> float:
+    """The mean over the batch; -1, the lowest possible, if the shape changes."""
+    if not isinstance(y, Tensor) or y.shape != x.shape:
         return -1.0
-    rows = max(1, len(given)) if given.dim() > 1 else 1
-    return float(cosine_similarity(given.float().reshape(rows, -1), made.float().reshape(rows, -1), dim=1).mean())
+    rows = max(1, len(x)) if x.dim() > 1 else 1
+    return float(cosine_similarity(x.float().reshape(rows, -1), y.float().reshape(rows, -1), dim=1).mean())

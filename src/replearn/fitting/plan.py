@@ -92,9 +92,9 @@ def plan_within(
     damage = None if score == "count" else damages(model, legal, score, data)
     num_blocks = len(survey.places)
     batch = None if all(budget.quantity in ("parameters", "blocks") for budget in budgets) else example
-    whole = replace(cost_of(model, batch, terms).total, blocks=num_blocks)
-    if all(budget.met(whole, whole) for budget in budgets):
-        now = "; ".join(f"{budget}: it takes {budget.spell(budget.measure(whole))}" for budget in budgets)
+    before = replace(cost_of(model, batch, terms).total, blocks=num_blocks)
+    if all(budget.met(before, before) for budget in budgets):
+        now = "; ".join(f"{budget}: it takes {budget.spell(budget.measure(before))}" for budget in budgets)
         raise ReplearnError(f"{type(model).__name__} meets its budget already, so nothing has to go ({now}).")
 
     by = score if isinstance(score, str) else "given scores"
@@ -104,7 +104,7 @@ def plan_within(
         if damage is None:
             chosen = survey.spread(count)
         else:
-            taken = best_nonadjacent(list(survey.places), {name: -harm for name, harm in damage.items()}, count)
+            taken = best_nonadjacent(list(survey.places), {name: -value for name, value in damage.items()}, count)
             chosen = [target for target in legal if target.name in taken]
         return planner.plan_of_targets(model, chosen, placement, num_blocks, notes=survey.notes(chosen))
 
@@ -114,15 +114,15 @@ def plan_within(
         return replace(found, blocks=num_blocks - count)
 
     counts = range(1, survey.most() + 1)
-    place = bisect_left(counts, True, key=lambda n: all(budget.met(cost(n), whole) for budget in budgets))
-    if place == len(counts):
+    index = bisect_left(counts, True, key=lambda n: all(budget.met(cost(n), before) for budget in budgets))
+    if index == len(counts):
         notes = "".join(f" Note: {note}." for note in survey.notes(legal))
-        raise ReplearnError(unreachable(model, budgets, whole, cost(place), place) + notes)
-    return planned(counts[place])
+        raise ReplearnError(unreachable(model, budgets, before, cost(index), index) + notes)
+    return planned(counts[index])
 
 
 def check_terms(budgets: Sequence[Budget], example: Any, terms: Terms) -> None:
-    """Refuse budgets that can't be predicted without a machine or a batch."""
+    """Refuse budgets whose prediction needs a machine or a batch that is missing."""
     for budget in budgets:
         if terms.machine is None and budget.quantity in ("time", "latency"):
             raise ReplearnError(
@@ -166,12 +166,12 @@ def first_batch(data: Any) -> Any:
     raise ReplearnError("The calibration data is empty: give at least one batch.")
 
 
-def unreachable(model: nn.Module, budgets: Sequence[Budget], whole: Cost, least: Cost, most: int) -> str:
-    """That no number of targets is enough, and what can be reached."""
+def unreachable(model: nn.Module, budgets: Sequence[Budget], before: Cost, cheapest: Cost, most: int) -> str:
+    """The message that no number of targets meets the budgets, with what can be reached."""
     parts = []
     for budget in budgets:
-        now, after = budget.measure(whole), budget.measure(least)
-        asked = f"{budget} asks for {budget.spell(budget.limit(whole))} of {budget.spell(now)}"
+        now, after = budget.measure(before), budget.measure(cheapest)
+        asked = f"{budget} asks for {budget.spell(budget.limit(before))} of {budget.spell(now)}"
         reached = f"{most} targets, the most that can go, bring it to {budget.spell(after)} ({after / now:.1%})"
         can_go = f"{budget}, and at most {most} of {now:.0f} can go"
         parts.append(can_go if budget.quantity == "blocks" else f"{asked}, and {reached}")

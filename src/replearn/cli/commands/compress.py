@@ -68,7 +68,7 @@ def compress(
 
     from ...compression import compress as compress_model
     from ...compression.choose import read_budget
-    from ...compression.corrections import FORMS
+    from ...compression.forms import FORMS
     from ...compression.heal import read_heal
     from ...experiments.training.fit import device_named
     from ..compress_data import check_place, samples_of

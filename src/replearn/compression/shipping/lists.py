@@ -1,4 +1,4 @@
-"""The block lists of a compressed model, and every module's name once the empty places are closed up."""
+"""The block lists of a compressed model, and the names of modules once removed blocks are left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTEAD = "Compress with form='removal' for a standard model, or export this one
 
 @dataclass(frozen=True, slots=True)
 class BlockList:
-    """An nn.ModuleList or nn.Sequential of blocks: its name, its length, and the places that are kept."""
+    """An nn.ModuleList or nn.Sequential of blocks: its name, its blocks, and the indices of kept ones."""
 
     name: str
     blocks: tuple[str, ...]  # names
@@ -30,11 +30,11 @@ class BlockList:
 
 @dataclass(frozen=True, eq=False)
 class Shortened:
-    """A model without its empty places: the lists that got shorter, and their siblings of equal pattern."""
+    """A model without its removed blocks: the lists that get shorter, and their siblings of equal pattern."""
 
     model: nn.Module
     lists: tuple[BlockList, ...]
-    renamed: dict[str, str]  # a kept block's name, and its name once the list is closed up
+    renamed: dict[str, str]  # new names of kept blocks
     removed: tuple[str, ...]
 
     @property
@@ -45,7 +45,7 @@ class Shortened:
         return tuple(found for found in self.lists if pattern(found.name) == pattern(of.name))
 
     def new_name(self, name: str) -> str | None:
-        """The name of a module or a tensor in the shorter model; None for what is gone."""
+        """The name of a module or a tensor in the shorter model; None for removed ones."""
         for prefix in accumulate(name.split("."), "{}.{}".format):
             if prefix in self.removed:
                 return None
@@ -55,17 +55,17 @@ class Shortened:
 
 
 def shortened(small: Compressed) -> Shortened:
-    """Close up the lists that blocks were taken out of.
+    """Shorten the lists of removed blocks.
 
-    Raises ReplearnError that names the first thing which no standard architecture has.
+    Raises ReplearnError that names the first part which no standard architecture has.
     """
     for fit in small.fitted.blocks:
         if fit.form != "removal":
             what = f"the {fit.form} half of a block" if fit.form in ("mlp", "attention") else f"a {fit.form} map"
-            raise ReplearnError(f"{fit.name} is {what}, which {named(small.model)} does not have. {INSTEAD}")
+            raise ReplearnError(f"{fit.name} is {what}, which {full_name(small.model)} does not have. {INSTEAD}")
     lists = block_lists(small.model, small.removed)
     renamed = {
-        found.blocks[place]: found.blocks[number] for found in lists for number, place in enumerate(found.kept)
+        found.blocks[index]: found.blocks[number] for found in lists for number, index in enumerate(found.kept)
     }
     return Shortened(small.model, lists, renamed, small.removed)
 
@@ -75,13 +75,15 @@ def block_lists(model: nn.Module, removed: Sequence[str]) -> tuple[BlockList, ..
     parents = {name.rpartition(".")[0] for name in removed}
     for parent in parents:
         if not isinstance(model.get_submodule(parent), (nn.ModuleList, nn.Sequential)):
-            raise ReplearnError(f"{parent or named(model)} is no list of blocks, so it can't be built with fewer.")
+            raise ReplearnError(
+                f"{parent or full_name(model)} is no list of blocks, so it can't be built with fewer."
+            )
     patterns = set(map(pattern, parents))
     found = []
     for name, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and pattern(name) in patterns:
             names = tuple(f"{name}.{key}" if name else key for key in module._modules)
-            kept = tuple(place for place, path in enumerate(names) if path not in removed)
+            kept = tuple(index for index, path in enumerate(names) if path not in removed)
             found.append(BlockList(name, names, kept))
             if not kept:
                 raise ReplearnError(
@@ -95,6 +97,6 @@ def pattern(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def named(model: nn.Module) -> str:
+def full_name(model: nn.Module) -> str:
     """A model's class with the library that it comes from."""
     return f"{type(model).__module__.partition('.')[0]}'s {type(model).__name__}"

@@ -1,4 +1,4 @@
-"""The door `ship`: the compressed model as the standard architecture with fewer blocks, in files."""
+"""Write the compressed model as the standard architecture with fewer blocks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import nn
 from ...blocks.running import call, unchanged
 from ...errors import ReplearnError, class_and_line
 from ...fast.verify import compare, exact, run_on_example, tensors_in
-from ..batches import device_of, moved
+from ..batches import device_of, to_device
 from ..compress import Compressed
 from . import hugging_face, timm, torchvision
-from .build import Build, first_fit
-from .lists import named, shortened
+from .build import Build, first_match
+from .lists import full_name, shortened
 
 WEIGHTS, ARGUMENTS, LOADER = "model.safetensors", "model.json", "load.py"
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """The files of a standard model that were read back; `print` shows how to load them without this package."""
+    """The files of a standard model, verified by loading; `print` shows how to load them without this package."""
 
     folder: Path
     files: tuple[str, ...]
@@ -40,10 +40,10 @@ class Shipped:
 def standard(small: Compressed, example: Any = None, *, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     """The compressed model as an ordinary one of its own class with fewer blocks, in eval mode.
 
-    For Hugging Face models, timm's, and torchvision's ResNets and vision transformers, where blocks were removed
-    and nothing stands for them. Both are compared on `example`, an input, or else on some of compress's samples.
-    `arguments` are constructor arguments that can't be read off the model. Raises ReplearnError that names the
-    first thing which the standard architecture does not have.
+    For Hugging Face models, timm's, and torchvision's ResNets and vision transformers whose removed blocks have no
+    replacement. Both are compared on `example`, an input, or else on some of compress's samples. `arguments` are
+    constructor arguments that can't be read off the model. Raises ReplearnError that names the first part which
+    the standard architecture does not have.
     """
     return _standard(small, example, arguments)[0]
 
@@ -71,7 +71,7 @@ def ship(
             snippet, again = write(model, build, Path(part), folder)
         except (ValueError, TypeError, RuntimeError, KeyError) as error:
             raise ReplearnError(
-                f"{named(model)} could not be written and read back ({class_and_line(error)}). "
+                f"{full_name(model)} could not be written and read back ({class_and_line(error)}). "
                 "Nothing is written; export small.model as pt2 or ONNX."
             ) from error
         compare_on(model, again, given, "the model that was read back")
@@ -86,14 +86,14 @@ def _standard(
 ) -> tuple[nn.Module, Build, Any]:
     model, given = small.model, dict(arguments or {})
     for library in (hugging_face, timm, torchvision):
-        if library.knows(model):
+        if library.supports(model):
             short = shortened(small)
-            made, build = first_fit(short, library.builds(short, given))
-            example = moved(small.example if example is None else example, device_of(model))
+            made, build = first_match(short, library.builds(short, given))
+            example = to_device(small.example if example is None else example, device_of(model))
             compare_on(model, made, example, f"the standard {type(model).__name__}")
             return made, build, example
     raise ReplearnError(
-        f"{named(model)} is of no library whose constructors are known here (Hugging Face transformers, timm, "
+        f"{full_name(model)} is of no library whose constructors are known here (Hugging Face transformers, timm, "
         "torchvision). Export it as pt2 or ONNX."
     )
 

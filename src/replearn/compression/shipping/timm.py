@@ -15,7 +15,7 @@ from .lists import Shortened
 HEAD, SIZE = ("num_classes", "in_chans"), ("img_size", "global_pool")
 
 
-def knows(model: nn.Module) -> bool:
+def supports(model: nn.Module) -> bool:
     return type(model).__module__.startswith("timm.")
 
 

@@ -12,7 +12,7 @@ from .lists import Shortened
 from .timm import of_class
 
 
-def knows(model: nn.Module) -> bool:
+def supports(model: nn.Module) -> bool:
     return type(model).__module__.startswith("torchvision.")
 
 

@@ -178,7 +178,6 @@ def _unjudged(done: set[tuple[str, str]]) -> Iterator[Cells]:
         more = " --pretrained FILE" if "--pretrained" in recipes.claim(recipe.name)["Command"] else ""
         for data in recipe.data:
             rows = [row for row in recipe.paper if row.data == data]
-            told = (f"{row.label.removesuffix(' first=2')} {spread(row.score, row.std)}" for row in rows)
             if len(rows) > 1 and (recipe.name, data) not in done:
                 why = "no data here" if data in NOT_HERE else "not trained yet"
                 words = f"`replearn compare {recipe.name} --data {data} --seeds 0-4{more}`"
