@@ -98,17 +98,9 @@ def test_a_hugging_face_folder_becomes_one_with_fewer_layers(place: Path) -> Non
 
 
 def test_images_in_a_folder_for_each_class_give_an_accuracy_on_those_not_fitted(place: Path) -> None:
-    given = (
-        f"hf:{place / 'vit'}",
-        "--data",
-        str(place / "images"),
-        "--budget",
-        "blocks=1",
-        "-o",
-        str(place / "told"),
-    )
+    given = f"hf:{place / 'vit'}", "--data", str(place / "images"), "--budget", "blocks=1"
     for samples, picture in ((8, "none"), (8, str(place / "p.svg")), (12, "none")):
-        shown = call(*given, "--samples", str(samples), "--picture", picture)
+        shown = call(*given, "--samples", str(samples), "--picture", picture, "-o", str(place / "told"))
         accuracy = json.loads((place / "told/compress.json").read_text()).get("accuracy")
         assert (accuracy is None) == (samples == 12)  # of 12 images none is left
         if accuracy is not None:
