@@ -313,12 +313,13 @@ def judged(*files):
 
 
 def test_claims_hold_the_papers_numbers_ours_and_the_verdict_of_the_family(three):
-    first, *others = judged(three)
-    assert first.title == "What the paper prints"
-    assert first.about.startswith("Against E2E 0 better, 0 worse, 1 undecided. Against removal 1 better, 0 worse,")
+    short, first, *others = judged(three)
+    assert (short.title, first.title) == ("In short", "What the paper prints")
+    assert [row[1:] for row in short.rows] == [("1 undecided", "1 better"), ("1 better", "")]
     ((row, e2e, removal, seeds, epochs, ours, paper, table),) = first.rows
     assert (table, row, seeds, epochs) == ("", "resnet32, cifar10: RepL", "3", "2")
-    assert (paper, ours) == ("93.17 ± 0.14, 93.43 ± 0.19", "92.20 ± 0.20, 92.20 ± 0.17")
+    assert paper.replace("\xa0", " ") == "93.17 ± 0.14 → 93.43 ± 0.19"
+    assert ours.replace("\xa0", " ") == "92.20 ± 0.20 → 92.20 ± 0.17"
     assert (e2e.verdict, round(e2e.corrected, 3)) == ("undecided", 1.0)
     assert difference(removal) == "+0.60 [+0.35, +0.85] better"
     commands = [command for _, _, command, why, _ in others[-1].rows if why == "no data here"]

@@ -91,7 +91,7 @@ def tables(sections: Sequence[Section], measured: Measured) -> list[Table]:
 def _answers(paper: Sequence[Claim], measured: Measured) -> Iterator[Cells]:
     """What came out for RepL: verdicts against each baseline, the paper's by its means, and the span of ratios."""
     repl = [claim for claim in paper if "repl" in claim[2].method]
-    for base in ("E2E", "removal"):
+    for base in ("E2E", "removal") if repl else ():
         yield f"score against {base}", _verdicts(repl, base), _tally(_in_print(claim, base) for claim in repl)
     for kind, lines in measured.items():
         for what, (ours, theirs) in kind.paper.items():
