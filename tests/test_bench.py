@@ -140,7 +140,7 @@ def test_a_title_names_no_first_target_that_differs_from_stack_to_stack() -> Non
 
 def test_steps_from_the_command_line(tmp_path: Path) -> None:
     words = "steps cifar_resnet:20:4 --interval 2 --size 8 --batch-size 2 --rounds 1 --inner 1 --backend bf16"
-    done = run(*words.split(), "--builds", "2", "--operator", "no_weights", "-o", str(tmp_path / "b.json"))
+    done = run(*words.split(), "--builds", "2", "--operators", "no_weights", "-o", str(tmp_path / "b.json"))
     assert done.exit_code == 0, done.output
     assert "RepL, no_weights" in done.output
     assert "cifar_resnet:20:4, first=2, batch 2 of 8x8; bf16" in done.output
@@ -209,7 +209,7 @@ def test_methods_of_the_trainer_and_the_papers_bottleneck_are_rows_by_name() -> 
     assert list(rows)[-3:] == ["checkpointing", "skip_attention", "stochastic_depth"]
     assert rows["checkpointing"]["parameters"] == rows["E2E"]["parameters"] != rows["skip_attention"]["parameters"]
     narrow.register()
-    words = "--interval 2 --size 32 --batch-size 2 --rounds 1 --inner 1 --backend tf32 --operator bottleneck"
+    words = "--interval 2 --size 32 --batch-size 2 --rounds 1 --inner 1 --backend tf32 --operators bottleneck"
     done = run("steps", "torchvision:resnet_narrow_bottleneck", *words.split(), "--method", "skip_attention")
     assert done.exit_code == 0, done.output
     assert "RepL, bottleneck" in done.output

@@ -205,6 +205,7 @@ def test_compare_from_a_folder_only_reads(here):
         ("plan resnet32 --interval 1", "--interval 1: an interval is a whole number of at least 2"),
         ("plan resnet32 --gpu Z9", "--gpu Z9: There is no GPU 'Z9' in the table"),
         ("plan resnet32 --budget blocks=99", "blocks=99, and at most 6 of 15 can go"),
+        ("bench steps resnet20 --operators magic", "--operators magic: There is no operator 'magic'; there are"),
         ("plan resnet32 --operator magic", "--operator magic: There is no operator 'magic'; there are"),
         ("plan resnet32 --operator basic:wings=2", "--operator basic:wings=2: The operator 'basic' does not have"),
         (

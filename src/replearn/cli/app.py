@@ -120,6 +120,8 @@ def naming_flags(call: Callable[..., Any], params: Sequence[Any]) -> Callable[..
                 value = values.get(param.name)
                 if value is not None:
                     text = text.replace(f"{param.name}={value!r}", f"{flag} {value}")
+                for item in value if isinstance(value, (list, tuple)) else ():  # --operators has operator='base'
+                    text = text.replace(f"{param.name.removesuffix('s')}={item!r}", f"{flag} {item}")
                 if option:  # what it should be: first=2 becomes --first 2
                     advised = rf"(?<![\w.(,-])(?<!, )(?<!--set ){param.name}=(['\"]?)([\w%:<>=-]+)\1"
                     text = re.sub(advised, rf"{flag} \2", text)

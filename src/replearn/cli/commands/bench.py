@@ -37,7 +37,7 @@ def steps(
     ] = None,
     interval: flags.Interval = 4,
     first: flags.First = None,
-    operator: Annotated[
+    operators: Annotated[
         list[str] | None, flags.several(help="Operators to measure beside the default, as reduced_bottleneck.")
     ] = None,
     methods: Annotated[
@@ -66,8 +66,8 @@ def steps(
     * `replearn bench steps`
     * `replearn bench steps resnet32 --backend bf16,captured -o bench.json`
     * `replearn bench steps resnet32 --backend captured --builds 3`
-    * `replearn bench steps resnet152 --operator bottleneck --methods checkpointing,stochastic_depth`
-    * `replearn bench steps torchvision:resnet50 --first 2 --operator reduced_bottleneck --batch-size 64`
+    * `replearn bench steps resnet152 --operators bottleneck --methods checkpointing,stochastic_depth`
+    * `replearn bench steps torchvision:resnet50 --first 2 --operators reduced_bottleneck --batch-size 64`
     """
     from ...experiments.bench.cases import SMALL_SUITE, SUITE, candidates
     from ...experiments.bench.record import LEGEND, new_record, record_json, training_table
@@ -80,7 +80,7 @@ def steps(
     cases = [case_of(name, interval, first, batch_size, size, where) for name in models or []]
     cases = cases or list(SUITE if where.type == "cuda" else SMALL_SUITE)
     backends = backend or ["tf32", "bf16", *(["captured"] if where.type == "cuda" else [])]
-    extra = tuple(map(options_named, operator or []))
+    extra = tuple(map(options_named, operators or []))
     slow = where.type != "cuda" and any(case.size > 64 for case in cases)
     usual = (5, 1) if slow else (10, 3)
     often = {"rounds": rounds or usual[0], "inner": inner or usual[1], "builds": builds}
